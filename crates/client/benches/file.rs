@@ -1,7 +1,7 @@
-//! What a lock of `file:` costs beside its physical floor: a bare flock, a counter written and synced, an unlock.
+//! Cost of a `file:` lock compared with its physical minimum: a bare flock, a counter written and synced, an unlock.
 //!
-//! `cargo bench -p lockkeeper --bench file`. Both in one process, in turns, so that the disk's mood hits both alike;
-//! the ratio of the medians is the figure.
+//! `cargo bench -p lockkeeper --bench file`. Both run in one process in turns, so that the disk's varying latency
+//! affects both alike. The result is the ratio of the medians.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -28,7 +28,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 #[expect(clippy::print_stdout, reason = "a bench prints its figures")]
 fn main() {
-    // On the disk that the build is on: a directory in memory would make fdatasync free.
+    // On the disk of the build: in a tmpfs, fdatasync would cost nothing.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made");
     let open = |name: &str| {
         let mut options = OpenOptions::new();

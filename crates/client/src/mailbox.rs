@@ -1,5 +1,5 @@
-//! Letters to one caller. A channel of tokio's takes kilobytes for the first letter; a session may have a million
-//! callers, and an acquire is a handful of letters.
+//! An unbounded channel for the messages to one caller. A tokio channel allocates kilobytes for the first message,
+//! while a session may have a million callers, and an acquire sends only a handful of messages.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -9,21 +9,21 @@ use std::task::{Poll, Waker};
 struct Mailbox<T>(Mutex<State<T>>);
 
 struct State<T> {
-    /// The next one, where it takes no memory of its own: hardly ever is there another behind it.
+    /// The next message, stored without an allocation: a second one is rarely queued behind it.
     first: Option<T>,
     letters: VecDeque<T>,
     reader: Option<Waker>,
-    /// One side is gone.
+    /// One side was dropped.
     is_over: bool,
 }
 
-/// The side that writes; one only.
+/// The sending half; there is only one.
 pub(crate) struct Writer<T>(Arc<Mailbox<T>>);
 
-/// The side that reads; one only.
+/// The receiving half; there is only one.
 pub(crate) struct Reader<T>(Arc<Mailbox<T>>);
 
-/// An empty mailbox.
+/// Creates an empty channel.
 pub(crate) fn mailbox<T>() -> (Writer<T>, Reader<T>) {
     let state = State { first: None, letters: VecDeque::new(), reader: None, is_over: false };
     let shared = Arc::new(Mailbox(Mutex::new(state)));
@@ -37,10 +37,10 @@ impl<T> Mailbox<T> {
 }
 
 impl<T> Writer<T> {
-    /// Puts a letter in, and wakes the reader. Never blocks.
+    /// Sends a message, and wakes the reader. Never blocks.
     ///
     /// # Errors
-    /// The letter itself, if the reader is gone.
+    /// The message itself, if the reader was dropped.
     pub(crate) fn send(&self, letter: T) -> Result<(), T> {
         let mut state = self.0.state();
         if state.is_over {
@@ -61,7 +61,7 @@ impl<T> Writer<T> {
 }
 
 impl<T> Reader<T> {
-    /// The next letter; `None` once all are read and the writer is gone. Cancel-safe.
+    /// The next message; `None` once all are read and the writer was dropped. Cancel-safe.
     pub(crate) async fn recv(&mut self) -> Option<T> {
         poll_fn(|context| {
             let mut state = self.0.state();
@@ -79,7 +79,7 @@ impl<T> Reader<T> {
         .await
     }
 
-    /// A letter wakes nobody before the next [`Self::recv`]: for a reader that is running, and looks by itself.
+    /// Removes the waker until the next [`Self::recv`]: for a reader that is running, and polls by itself.
     pub(crate) fn look_up(&self) {
         self.0.state().reader = None;
     }
@@ -102,7 +102,7 @@ impl<T> Drop for Reader<T> {
         let mut state = self.0.state();
         state.is_over = true;
         let unread = (state.first.take(), std::mem::take(&mut state.letters));
-        // Not under the lock: a letter may hold anything.
+        // Outside of the lock: dropping a message may run arbitrary code.
         drop(state);
         drop(unread);
     }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn letters_arrive_in_order_and_the_end_after_them() {
+    async fn messages_arrive_in_order_and_then_the_end() {
         let (writer, mut reader) = mailbox();
         let reading = tokio::spawn(async move {
             let mut read = Vec::new();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_to_one_who_is_gone_gets_the_letter_back() {
+    fn send_returns_the_message_if_the_reader_was_dropped() {
         let (writer, reader) = mailbox();
         drop(reader);
         assert_eq!(writer.send("unread"), Err("unread"));

@@ -1,5 +1,5 @@
-//! The thread that keeps sessions alive, with a runtime of its own: a starved or blocked user runtime must not lose
-//! locks (Redisson #2665, madelson #190).
+//! The thread that keeps sessions alive, with its own runtime: a starved or blocked user runtime must not lose locks
+//! (Redisson #2665, madelson #190).
 
 use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
@@ -14,14 +14,14 @@ use tokio::time::{Sleep, sleep_until};
 
 use crate::backend::BoxFuture;
 
-/// Hands futures to the thread. It ends once every handle is gone and every future has ended.
+/// Spawns futures on the thread, which ends once all handles are dropped and all futures have completed.
 #[derive(Clone)]
 pub(crate) struct Worker {
     jobs: UnboundedSender<BoxFuture<()>>,
     runtime: Handle,
 }
 
-/// One thread for all who share it, for as long as any of them lives.
+/// One thread for all its users, for as long as any of them has a handle.
 pub(crate) struct Shared(Mutex<Option<(WeakUnboundedSender<BoxFuture<()>>, Handle)>>);
 
 impl Shared {
@@ -29,7 +29,7 @@ impl Shared {
         Self(Mutex::new(None))
     }
 
-    /// The thread that runs already, or a new one.
+    /// Returns the running thread, or starts one.
     pub(crate) fn get(&self, name: &str) -> std::io::Result<Worker> {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((jobs, runtime)) = &*shared
@@ -67,13 +67,13 @@ impl Worker {
         Ok(Self { jobs, runtime: handle })
     }
 
-    /// For as long as the guard lives, timers and connections that this thread begins are the worker's: for the first
-    /// step of a job that it will be handed.
+    /// While the guard lives, timers and connections that the current thread creates belong to the worker's runtime:
+    /// for the first poll of a job that is handed over later.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }
 
-    /// Runs on the runtime of the test that calls it, so that its time can be the test's.
+    /// Runs jobs on the runtime of the calling test, so that the test controls their time.
     #[cfg(all(test, feature = "redlock"))]
     pub(crate) fn of_this_test() -> Self {
         let (jobs, mut queue) = unbounded_channel::<BoxFuture<()>>();
@@ -85,27 +85,27 @@ impl Worker {
         Self { jobs, runtime: Handle::current() }
     }
 
-    /// Whether this is the thread, or one that has entered it.
+    /// Whether the current thread is the worker's, or has entered its runtime.
     #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "others leave their limits to tokio"))]
     pub(crate) fn is_here(&self) -> bool {
         Handle::try_current().is_ok_and(|here| here.id() == self.runtime.id())
     }
 
-    /// Is over at that moment, if it is polled on the thread then. Elsewhere it never is: it is for work that is handed to
-    /// the thread if it takes long, so that no limit depends on the timers of another runtime.
+    /// Completes at that time if polled on the thread. Elsewhere it never completes: it is for work that moves to the
+    /// thread if it takes long, so that no limit depends on the timers of another runtime.
     #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "others leave their limits to tokio"))]
     pub(crate) fn timer(&self, at: Instant) -> Timer<'_> {
         Timer { worker: self, at, sleep: None }
     }
 
-    /// Never blocks, needs no runtime of the caller's.
+    /// Spawns a future on the thread. Never blocks, and needs no runtime of the caller.
     pub(crate) fn run(&self, job: BoxFuture<()>) {
-        // The thread outlives every handle, so that this can't fail.
+        // The thread outlives all handles, so this can't fail.
         let _ = self.jobs.send(job);
     }
 }
 
-/// A moment, on the thread.
+/// A point in time, on the thread.
 #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "others leave their limits to tokio"))]
 pub(crate) struct Timer<'a> {
     worker: &'a Worker,

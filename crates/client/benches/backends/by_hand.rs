@@ -1,4 +1,4 @@
-//! What one would write without us: a loop over the crate's own calls.
+//! The baseline without the library: a loop over the driver crate's own calls.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,17 +13,17 @@ use crate::measure::{Pair, p50};
 
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
-/// How somebody who is careful draws a token: only for a grant, and in the same step.
+/// A careful program draws a token only for a grant, and in the same atomic step.
 const ACQUIRE_FENCED: &str = "if redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then \
                               return redis.call('incr', KEYS[2]) end return 0";
 const TTL_MS: u64 = 30_000;
-/// On how many connections to Redis the clients are, at most (DESIGN section 10).
+/// The number of connections to Redis that the clients share.
 const SHARED: usize = 4;
-/// As many as there are clients in the larger comparison.
+/// One for each client of the larger comparison.
 const CONNECTIONS: usize = 64;
-/// On which of them tokens are drawn for transactions.
+/// The number of separate connections on which tokens for transactions are drawn.
 const DRAWING: usize = 8;
-/// What the lease rows of both share.
+/// The number of connections for lease rows, here and in the library.
 pub(crate) const ROW_CONNECTIONS: usize = 8;
 
 async fn connect(url: &str) -> Outcome<MultiplexedConnection> {
@@ -78,7 +78,7 @@ async fn connect_all(servers: &[Redis]) -> Outcome<Vec<MultiplexedConnection>> {
     Ok(nodes)
 }
 
-/// The same on every node at once, and all answers waited for.
+/// The same on all nodes at once, waiting for all answers.
 pub(crate) async fn redlock(servers: &[Redis]) -> Outcome<Pair> {
     let (nodes, release) = (connect_all(servers).await?, Arc::new(Script::new(RELEASE)));
     Ok(Arc::new(move |client| {
@@ -98,7 +98,7 @@ pub(crate) async fn redlock(servers: &[Redis]) -> Outcome<Pair> {
     }))
 }
 
-/// What a single node of them takes for a `SET`, the slowest one.
+/// The median time of a `SET` on the slowest single node.
 pub(crate) async fn slowest_node_p50(servers: &[Redis]) -> Outcome<Duration> {
     let mut slowest = Duration::ZERO;
     let release = Script::new(RELEASE);
@@ -116,7 +116,7 @@ pub(crate) async fn slowest_node_p50(servers: &[Redis]) -> Outcome<Duration> {
     Ok(slowest)
 }
 
-/// How long an advisory lock lasts.
+/// Scope of an advisory lock.
 #[derive(Clone, Copy)]
 pub(crate) enum Scope {
     Session,
@@ -129,18 +129,18 @@ async fn connect_postgres(url: &str) -> Outcome<Client> {
     Ok(client)
 }
 
-/// How somebody who is careful draws a token: synced, since a sequence logs only every 32nd value.
+/// A careful program's way to draw a token: synced, since a sequence logs only every 32nd value.
 const DRAW: &str =
     "SELECT nextval('lockkeeper.token'), pg_logical_emit_message(true, 'bench'::text, ''::text)";
 
-/// An advisory lock on a connection of each client's own, with prepared statements; and a token, if that is wanted, which
-/// a transaction has to draw elsewhere: what it drew itself would be durable at its end only.
+/// An advisory lock on each client's own connection, with prepared statements, and optionally a token. A
+/// transaction's token is drawn on another connection: drawn in the transaction, it would be durable only at its end.
 pub(crate) async fn advisory(url: &str, scope: Scope, tokens: bool) -> Outcome<Pair> {
     let mut clients: Vec<(Arc<Client>, Statement, Statement)> = Vec::new();
     let mut draws: Vec<(Arc<Client>, Statement)> = Vec::new();
     let (lock, unlock) = match scope {
         Scope::Session => ("SELECT pg_advisory_lock($1)", "SELECT pg_advisory_unlock($1)"),
-        // The pair of the transaction's own is sent beside these.
+        // `BEGIN` and `COMMIT` are sent as well.
         Scope::Transaction => ("SELECT pg_advisory_xact_lock($1)", "SELECT $1::bigint"),
     };
     for _ in 0..CONNECTIONS {
@@ -184,7 +184,7 @@ pub(crate) async fn advisory(url: &str, scope: Scope, tokens: bool) -> Outcome<P
     }))
 }
 
-/// A lease row: taken if it is free or expired, by the database's clock, and given back.
+/// A lease row: taken if it is free or expired by the database's clock, and then given back.
 pub(crate) async fn rows(server: &Postgres) -> Outcome<Pair> {
     let table = "CREATE TABLE IF NOT EXISTS by_hand (name text PRIMARY KEY, holder text, token bigint NOT NULL \
                  DEFAULT 0, until timestamptz NOT NULL)";

@@ -1,4 +1,5 @@
-//! One lock on Redis with many of our waiters: how long a hand-over takes, and how many commands it costs the server.
+//! One Redis lock with many waiters of this library: latency of a hand-over, and its number of commands at the
+//! server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -52,7 +53,7 @@ pub(crate) async fn measure(server: &Redis, waiters: usize) -> Outcome {
     Ok(())
 }
 
-/// How many commands clients have sent: scripts count once, what they call is the server's own affair.
+/// Number of script calls by clients; the commands inside a script are not counted.
 fn commands(server: &Redis) -> u64 {
     let calls = |line: &str| -> Option<u64> {
         let (_, rest) = line.split_once("calls=")?;

@@ -1,7 +1,9 @@
-//! Our client against a plain loop with the same crate, on the same server, in the same run, in turns.
+//! The library's client against a plain loop with the same driver crate, on the same server, in the same run, in
+//! turns.
 //!
-//! `cargo bench -p lockkeeper --bench backends --features redis,redlock,postgres [-- redis redlock session …]`. Starts
-//! the servers it needs on loopback and stops them. Ratios count; DESIGN section 10 says how to read them.
+//! `cargo bench -p lockkeeper --bench backends --features redis,redlock,postgres [-- redis redlock session …]`.
+//! Starts the servers that it needs on loopback, and stops them. The results are the ratios; rates depend on the
+//! machine.
 
 #![expect(clippy::print_stdout, reason = "a measurement is read by people")]
 
@@ -16,18 +18,18 @@ use lockkeeper_rig::{Postgres, Redis};
 
 use measure::{compare, median, ours};
 
-/// How long one turn lasts, and how many there are.
+/// Length of a turn, and number of turns.
 const TURN: Duration = Duration::from_secs(2);
 const TURNS: usize = 3;
 
-/// A database in which ours finds no sequence of tokens.
+/// A database without the library's sequence of tokens.
 const WITHOUT_TOKENS: &str = "without_tokens";
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 #[tokio::main]
 async fn main() -> Outcome {
-    // Cargo says `--bench`.
+    // Cargo passes `--bench`.
     let chosen: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let wanted = |name: &str| chosen.is_empty() || chosen.iter().any(|chosen| chosen == name);
     println!("{} cores; median of {TURNS} turns of {TURN:?} each", std::thread::available_parallelism()?);
@@ -88,7 +90,7 @@ async fn redlock() -> Outcome {
     Ok(())
 }
 
-/// Both with tokens, and both without.
+/// Compares with tokens on both sides, and without.
 async fn advisory(server: &Postgres, kind: &str, scope: by_hand::Scope) -> Outcome {
     let bare = format!("{}{WITHOUT_TOKENS}", server.url().trim_end_matches("postgres"));
     for (url, tokens) in [(bare, false), (server.url(), true)] {

@@ -13,12 +13,12 @@ use crate::{Outcome, TURN, TURNS};
 /// One acquire and release of a client's own lock.
 pub(crate) type Pair = Arc<dyn Fn(usize) -> Pin<Box<dyn Future<Output = Outcome> + Send>> + Send + Sync>;
 
-/// How many clients, and what of the plain loop's rate ours must reach.
+/// Number of clients, and the fraction of the plain loop's rate that the library must reach.
 const BARS: [(usize, f64); 2] = [(1, 0.75), (64, 0.9)];
-/// As long as it gets: nothing is renewed meanwhile.
+/// Long enough that no renewal is due during the measurement.
 const TTL: Duration = Duration::from_secs(30);
 
-/// Pairs through the library, on so many clients of it.
+/// Pairs through the library, spread over this number of its clients.
 pub(crate) async fn ours(url: &str, clients: usize) -> Outcome<Pair> {
     let mut all = Vec::new();
     for _ in 0..clients {
@@ -33,7 +33,7 @@ pub(crate) async fn ours(url: &str, clients: usize) -> Outcome<Pair> {
     }))
 }
 
-/// Both in turns, and the ratio of the medians.
+/// Measures both in turns, and prints the ratio of the medians.
 pub(crate) async fn compare(what: &str, by_hand: &Pair, ours: &Pair) -> Outcome {
     for (clients, bar) in BARS {
         let (mut hand_turns, mut our_turns) = (Vec::new(), Vec::new());
@@ -59,11 +59,11 @@ pub(crate) async fn compare(what: &str, by_hand: &Pair, ours: &Pair) -> Outcome 
     Ok(())
 }
 
-/// What was seen in one turn.
+/// Measurements of one turn.
 struct Turn {
     /// Pairs a second.
     rate: f64,
-    /// Seconds of this process' CPU for a pair.
+    /// CPU seconds of this process for a pair.
     cpu: f64,
 }
 
@@ -74,7 +74,7 @@ impl Turn {
     }
 }
 
-/// CPU that this process has used until now.
+/// CPU time that this process has used so far.
 fn cpu() -> Outcome<Duration> {
     Ok(ClockId::CLOCK_PROCESS_CPUTIME_ID.now()?.into())
 }
@@ -102,7 +102,7 @@ async fn turn_of(pair: &Pair, clients: usize) -> Outcome<Turn> {
     Ok(Turn { rate: pairs / began.elapsed().as_secs_f64(), cpu: (cpu()? - cpu_before).as_secs_f64() / pairs })
 }
 
-/// How long a free lock takes.
+/// Median time to acquire a free lock.
 pub(crate) async fn acquire_p50(locks: &Locks) -> Outcome<Duration> {
     let mut took = Vec::new();
     for _ in 0..2000 {

@@ -1,4 +1,4 @@
-//! Requests that nobody wants any more, at whatever moment: nothing is held or queued for them.
+//! Requests that are abandoned at any moment: nothing is held or queued for them.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use lockkeeper::{AcquireError, Wait};
 
 use crate::world::{KINDS, World, until_waiting};
 
-/// Moments after the beginning of an acquire, from before its first statement to after its grant.
+/// Moments after the start of an acquire, from before its first statement to after its grant.
 fn moments() -> impl Iterator<Item = Duration> {
     (0..40).map(|step| Duration::from_micros(100 * step))
 }
@@ -17,7 +17,7 @@ async fn an_acquire_that_is_dropped_at_any_moment_leaves_nothing() {
         let world = World::start();
         let locks = world.client(kind, "drops").await;
         for moment in moments() {
-            // Whether it came to a guard or not, it is dropped.
+            // Drops the guard or the pending acquire.
             drop(tokio::time::timeout(moment, locks.mutex("a").acquire()).await);
         }
         world.until_nothing_is_left().await;
@@ -40,9 +40,9 @@ async fn a_waiter_that_is_dropped_at_any_moment_leaves_nothing() {
     }
 }
 
-/// The server may grant what it was just told to cancel (madelson #147).
+/// The server may grant a wait that is being cancelled (madelson #147).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_that_is_granted_while_it_is_cancelled_is_given_back() {
+async fn grant_during_a_cancel_is_released() {
     for kind in KINDS {
         let world = World::start();
         let (holds, waits) = (world.client(kind, "holds").await, world.client(kind, "waits").await);
@@ -63,7 +63,7 @@ async fn a_wait_that_is_granted_while_it_is_cancelled_is_given_back() {
 }
 
 #[tokio::test]
-async fn a_wait_whose_time_is_over_leaves_the_queue() {
+async fn timed_out_wait_leaves_the_queue() {
     for kind in KINDS {
         let world = World::start();
         let (holds, waits) = (world.client(kind, "holds").await, world.client(kind, "waits").await);
@@ -78,7 +78,7 @@ async fn a_wait_whose_time_is_over_leaves_the_queue() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_shut_down_gives_everything_back() {
+async fn client_shutdown_releases_everything() {
     for kind in KINDS {
         let world = World::start();
         let (locks, other) = (world.client(kind, "leaves").await, world.client(kind, "stays").await);

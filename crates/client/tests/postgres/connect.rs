@@ -1,4 +1,4 @@
-//! Addresses that lead nowhere: each error says what was wrong and what to do.
+//! Connection failures: each error names the cause and the remedy.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +25,7 @@ fn says(error: &str, parts: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there() {
+async fn absent_server_is_reported_with_host_and_port() {
     let server = Postgres::start();
     let url = with_kind(&server.url(), "session");
     server.kill();
@@ -37,7 +37,7 @@ async fn a_server_that_is_not_there() {
 }
 
 #[tokio::test]
-async fn a_server_that_stands_still_is_not_waited_for_for_ever() {
+async fn connecting_to_a_stalled_server_times_out() {
     let server = Postgres::start();
     server.stop();
     let found = error(&format!("{}?lock=session&timeout=200ms", server.url())).await;
@@ -46,14 +46,14 @@ async fn a_server_that_stands_still_is_not_waited_for_for_ever() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_not_there() {
+async fn missing_database_is_reported() {
     let server = Postgres::start();
     let url = format!("postgres://postgres@127.0.0.1:{}/nowhere?lock=transaction", server.port());
     says(&error(&url).await, &["has no database `nowhere`", "create it"]);
 }
 
 #[tokio::test]
-async fn passwords_and_users_that_are_refused() {
+async fn refused_passwords_and_users_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let access = folder.path().join("access");
@@ -85,14 +85,14 @@ async fn passwords_and_users_that_are_refused() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_for_tls() {
+async fn server_that_requires_tls_is_reported() {
     let server = Postgres::with_tls();
     let found = error(&format!("{}?lock=session&sslmode=disable", server.url())).await;
     says(&found, &["asks for TLS: add `sslmode=require`"]);
 }
 
 #[tokio::test]
-async fn tls_that_the_server_does_not_offer_is_not_done_without() {
+async fn required_tls_is_never_skipped() {
     let server = Postgres::start();
     let found = error(&format!("{}?lock=session&sslmode=require", server.url())).await;
     let part = if cfg!(feature = "postgres-tls") { "offers none" } else { "`postgres-tls`" };
@@ -101,7 +101,7 @@ async fn tls_that_the_server_does_not_offer_is_not_done_without() {
 
 #[cfg(feature = "postgres-tls")]
 #[tokio::test]
-async fn tls_with_and_without_a_look_at_the_certificate() {
+async fn tls_works_with_and_without_certificate_verification() {
     let server = Postgres::with_tls();
     let url = |more: &str| format!("{}?lock=session&{more}", server.url());
     for more in [
@@ -111,7 +111,7 @@ async fn tls_with_and_without_a_look_at_the_certificate() {
     ] {
         let locks = Locks::connect(&url(&more)).await.unwrap();
         locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
-        // A cancel goes the same way.
+        // A cancel request uses TLS too.
         let held = locks.mutex("a").acquire().await.unwrap();
         let waiting = locks.mutex("a").wait(lockkeeper::Wait::For(std::time::Duration::from_millis(100)));
         assert!(matches!(waiting.acquire().await, Err(AcquireError::TimedOut { .. })));
@@ -128,7 +128,7 @@ async fn a_standby_or_read_only_server_is_refused() {
     says(&error(&with_kind(&server.url(), "session")).await, &["is read-only", "name the primary"]);
 }
 
-/// As behind a balancer that knows of no primary.
+/// Like a load balancer that does not distinguish the primary.
 #[tokio::test]
 async fn an_address_that_leads_to_two_servers_is_refused() {
     let servers = [Postgres::start(), Postgres::start()];
@@ -152,7 +152,7 @@ async fn an_address_that_leads_to_two_servers_is_refused() {
 }
 
 #[tokio::test]
-async fn a_list_of_hosts_is_tried_one_by_one() {
+async fn hosts_are_tried_in_order() {
     let (gone, server) = (Postgres::start(), World::start());
     gone.kill();
     let hosts = format!("127.0.0.1:{},127.0.0.1:{}", gone.port(), server.server.port());
@@ -161,7 +161,7 @@ async fn a_list_of_hosts_is_tried_one_by_one() {
 }
 
 #[tokio::test]
-async fn a_server_without_a_free_connection_says_so() {
+async fn exhausted_server_connections_are_reported() {
     for kind in KINDS {
         let small = ["-c", "max_connections=4", "-c", "superuser_reserved_connections=0"];
         let world = World::with(&small);
@@ -178,14 +178,14 @@ async fn a_server_without_a_free_connection_says_so() {
         let AcquireError::Backend(error) = refused else { panic!("{kind}: {refused}") };
         assert_eq!(error.kind, BackendErrorKind::Operator, "{kind}: {error}");
         says(&error.to_string(), &["no connection left", "max_connections", "`connections=`"]);
-        // And one that is free again is used.
+        // A connection that becomes free is used again.
         held.pop().unwrap().release().await.unwrap();
         locks.mutex("again").acquire().await.unwrap().release().await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_client_does_not_open_more_than_it_was_allowed() {
+async fn connection_limit_of_a_client_is_enforced() {
     let world = World::start();
     let locks = Locks::connect(&format!("{}&connections=1", world.url("session"))).await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
@@ -196,7 +196,7 @@ async fn a_client_does_not_open_more_than_it_was_allowed() {
 }
 
 #[tokio::test]
-async fn addresses_that_are_none() {
+async fn invalid_addresses_are_refused() {
     let server = Postgres::start();
     for (more, part) in [
         ("", "lock=row"),
@@ -211,9 +211,9 @@ async fn addresses_that_are_none() {
     }
 }
 
-/// A connection's name has the label, which a database with fewer letters can't write.
+/// A connection's `application_name` contains the label, which a smaller encoding can't represent.
 #[tokio::test]
-async fn a_label_that_the_database_has_no_letters_for() {
+async fn label_outside_the_database_encoding_is_accepted() {
     let server = Postgres::start();
     server.psql("create database latin encoding 'LATIN1' locale 'C' template template0");
     for kind in KINDS {
@@ -227,7 +227,7 @@ async fn a_label_that_the_database_has_no_letters_for() {
 }
 
 #[tokio::test]
-async fn as_many_connections_are_kept_as_were_in_use_at_once() {
+async fn pool_keeps_as_many_connections_as_were_in_use_at_once() {
     for kind in KINDS {
         let world = World::start();
         let locks = world.client(kind, "many").await;

@@ -1,4 +1,4 @@
-//! Processes that are killed or stopped at any moment, for real.
+//! Real processes, killed or stopped at any moment.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use crate::world::{KINDS, World, until_waiting};
 
-/// Tells this test binary, started anew, what to do until it is killed: `url task`.
+/// Environment variable for this test binary as a child process: the victim's task until it is killed, `url task`.
 const ORDER: &str = "LOCKKEEPER_POSTGRES_ORDER";
 
 struct Victim {
@@ -32,7 +32,7 @@ impl Victim {
         Self { process, lines }
     }
 
-    /// Until it says this.
+    /// Waits for this line.
     fn until(&mut self, word: &str) {
         let said = self.lines.by_ref().map_while(Result::ok).any(|line| line.ends_with(word));
         assert!(said, "it ended without saying `{word}`");
@@ -67,7 +67,7 @@ async fn a_process_killed_while_it_acquires_holds_or_releases_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_process_killed_while_it_waits_holds_up_nobody() {
+async fn killed_waiter_does_not_block_the_queue() {
     for kind in KINDS {
         let world = World::start();
         let (holds, next) = (world.client(kind, "holds").await, world.client(kind, "next").await);
@@ -83,7 +83,7 @@ async fn a_process_killed_while_it_waits_holds_up_nobody() {
     }
 }
 
-/// Nothing expires: that is what the page says, and what a fence is for.
+/// Nothing expires: this is documented, and the reason for fencing.
 #[tokio::test]
 async fn a_stopped_process_keeps_its_lock() {
     for kind in KINDS {
@@ -102,7 +102,7 @@ async fn a_stopped_process_keeps_its_lock() {
     }
 }
 
-/// A server that leaves its log in memory until a commit waits for it, and has nothing there yet.
+/// A server that flushes its WAL only for commits that wait for it, with an empty WAL buffer.
 fn forgetful(more: &[&str]) -> World {
     let world = World::with(&[&["-c", "wal_writer_delay=10s", "-c", "autovacuum=off"], more].concat());
     world.server.psql("checkpoint");
@@ -120,7 +120,7 @@ async fn connection(world: &World) -> tokio_postgres::Client {
     client
 }
 
-/// The token of a lock in a transaction that does nothing else, and is committed.
+/// The token of a lock in a committed transaction without other statements.
 async fn token_of_transaction(world: &World) -> Option<Token> {
     let mut client = connection(world).await;
     let transaction = client.transaction().await.unwrap();
@@ -130,7 +130,7 @@ async fn token_of_transaction(world: &World) -> Option<Token> {
 }
 
 #[tokio::test]
-async fn tokens_rise_over_a_crash_of_a_server_whose_commits_do_not_wait() {
+async fn tokens_rise_over_a_crash_with_asynchronous_commit() {
     for kind in KINDS {
         let world = forgetful(&["-c", "synchronous_commit=off"]);
         let token = async |label| {
@@ -147,7 +147,7 @@ async fn tokens_rise_over_a_crash_of_a_server_whose_commits_do_not_wait() {
 }
 
 #[tokio::test]
-async fn tokens_of_committed_transactions_rise_over_a_crash_of_a_server_whose_commits_do_not_wait() {
+async fn tokens_of_committed_transactions_rise_over_a_crash_with_asynchronous_commit() {
     let world = forgetful(&["-c", "synchronous_commit=off"]);
     let before = token_of_transaction(&world).await;
     crash(&world);
@@ -155,9 +155,10 @@ async fn tokens_of_committed_transactions_rise_over_a_crash_of_a_server_whose_co
     assert!(before < after, "{before:?}, and {after:?} after the crash");
 }
 
-/// A sequence logs every 32nd value: what covers a token may be in the log of another transaction, which never ends.
+/// A sequence logs every 32nd value, so the record that covers a token may belong to another transaction that never
+/// ends.
 #[tokio::test]
-async fn tokens_of_committed_transactions_rise_over_a_crash_that_ends_the_transaction_they_were_logged_by() {
+async fn tokens_of_committed_transactions_rise_if_an_unfinished_one_logged_them() {
     let world = forgetful(&[]);
     let mut other = connection(&world).await;
     let unfinished = other.transaction().await.unwrap();
@@ -168,7 +169,7 @@ async fn tokens_of_committed_transactions_rise_over_a_crash_that_ends_the_transa
     assert!(before < after, "{before:?}, and {after:?} after the crash");
 }
 
-/// Not a question to the backend, but its victim: without its order it only shows that it has none.
+/// The child process of other tests: without its order it does nothing.
 #[test]
 fn the_process_that_is_killed() {
     let Ok(order) = std::env::var(ORDER) else { return };

@@ -1,4 +1,4 @@
-//! Locks in a transaction of the caller's own.
+//! Locks in the caller's own transaction.
 
 use lockkeeper::backends::postgres::tokio_postgres::{Client, NoTls, connect};
 use lockkeeper::backends::postgres::{
@@ -16,7 +16,7 @@ async fn client(port: u16) -> Client {
 }
 
 #[tokio::test]
-async fn it_excludes_and_is_excluded_until_the_transaction_ends() {
+async fn transaction_lock_excludes_and_is_excluded_until_the_end() {
     for kind in KINDS {
         let world = World::start();
         let locks = world.client(kind, "ours").await;
@@ -42,7 +42,7 @@ async fn it_excludes_and_is_excluded_until_the_transaction_ends() {
 }
 
 #[tokio::test]
-async fn readers_share() {
+async fn shared_transaction_locks_coexist() {
     let world = World::start();
     let locks = world.client("session", "ours").await;
     let _reader = locks.rw("a").read().acquire().await.unwrap();
@@ -55,7 +55,7 @@ async fn readers_share() {
 }
 
 #[tokio::test]
-async fn outside_of_a_transaction_it_is_an_error_and_nothing_is_held() {
+async fn lock_outside_of_a_transaction_is_an_error_and_holds_nothing() {
     let world = World::start();
     let client = client(world.server.port()).await;
     let error = lock_in_transaction(&client, "a", PgKey::default(), false).await.unwrap_err();
@@ -64,7 +64,7 @@ async fn outside_of_a_transaction_it_is_an_error_and_nothing_is_held() {
 }
 
 #[tokio::test]
-async fn it_works_without_the_schema_and_through_a_pooler() {
+async fn transaction_lock_works_without_the_schema_and_through_a_pooler() {
     let server = Postgres::start();
     let pooler = PgBouncer::start(&server);
     let mut client = client(pooler.port()).await;

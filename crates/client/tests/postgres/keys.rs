@@ -1,4 +1,4 @@
-//! Names and keys, held against the server's own view.
+//! Names and keys, compared with the server's own view.
 
 use lockkeeper::Locks;
 use lockkeeper::backends::postgres::tokio_postgres::{NoTls, connect};
@@ -13,7 +13,7 @@ impl World {
         Locks::connect(&format!("{}&key={key}", self.url(kind))).await.unwrap()
     }
 
-    /// What is locked, as the server shows it.
+    /// The advisory locks in the server's view.
     fn locked(&self) -> String {
         let shown = "select classid, objid, objsubid from pg_locks where locktype = 'advisory'";
         self.server.psql(shown).trim().to_owned()
@@ -21,7 +21,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn the_server_locks_what_the_rule_says() {
+async fn server_locks_the_key_of_each_rule() {
     for kind in KINDS {
         let world = World::start();
         for (key, name) in [
@@ -36,7 +36,7 @@ async fn the_server_locks_what_the_rule_says() {
             ("raw", "-1,7"),
         ] {
             let locks = world.with_key(kind, key).await;
-            // What it tried as it was made ends with a connection, which the server may notice later.
+            // The lock tried at startup ends with its connection, which the server may notice later.
             world.until_nothing_is_left().await;
             let held = locks.mutex(name).acquire().await.unwrap();
             let expected = match key.parse::<PgKey>().unwrap().key(name).unwrap() {
@@ -52,9 +52,9 @@ async fn the_server_locks_what_the_rule_says() {
     }
 }
 
-/// The vectors of the server's own functions, and that we lock what they say on this server.
+/// Test vectors of the server's own functions, and that the client locks their results on this server.
 #[tokio::test]
-async fn the_servers_own_hashes() {
+async fn server_side_rules_match_the_server() {
     for kind in KINDS {
         let world = World::start();
         for (key, call, vector) in [
@@ -74,7 +74,7 @@ async fn the_servers_own_hashes() {
 }
 
 #[tokio::test]
-async fn a_number_and_a_pair_of_the_same_bits_are_two_locks() {
+async fn number_and_pair_with_equal_bits_are_two_locks() {
     let world = World::start();
     let locks = world.with_key("session", "raw").await;
     let _pair = locks.mutex("1,2").acquire().await.unwrap();
@@ -88,7 +88,7 @@ async fn a_number_and_a_pair_of_the_same_bits_are_two_locks() {
 }
 
 #[tokio::test]
-async fn locks_of_strangers_are_shown_to_who_asks_for_their_name() {
+async fn foreign_locks_are_inspected_but_not_listed() {
     let world = World::start();
     let locks = world.with_key("session", "crc32").await;
     let at = format!("host=127.0.0.1 port={} user=postgres application_name=reporting", world.server.port());
@@ -112,7 +112,7 @@ async fn locks_of_strangers_are_shown_to_who_asks_for_their_name() {
 }
 
 #[tokio::test]
-async fn names_of_any_letters_and_length_are_locked_and_found_again() {
+async fn names_of_any_characters_and_length_are_locked_and_listed() {
     for kind in KINDS {
         let world = World::start();
         let locks = world.client(kind, "owner's \"label\" \\ */").await;

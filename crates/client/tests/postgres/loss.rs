@@ -1,4 +1,4 @@
-//! A hold ends with its connection: who notices, and what is left.
+//! A hold ends with its connection: detection, and what is left at the server.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use lockkeeper::{BreakOrder, Broken, Locks, LossCause, ReleaseError, Wait};
 use crate::world::{KINDS, World, until, until_lost, until_waiting, with_kind};
 
 #[tokio::test]
-async fn a_terminated_server_process_is_noticed_and_costs_one_hold_only() {
+async fn terminated_server_process_costs_one_hold_only() {
     for kind in KINDS {
         let world = World::start();
         let (locks, other) = (world.client(kind, "holder").await, world.client(kind, "other").await);
@@ -27,7 +27,7 @@ async fn a_terminated_server_process_is_noticed_and_costs_one_hold_only() {
 }
 
 #[tokio::test]
-async fn one_of_two_holds_is_lost_and_the_other_is_not() {
+async fn loss_of_one_hold_does_not_affect_another() {
     for kind in KINDS {
         let world = World::start();
         let locks = world.client(kind, "holder").await;
@@ -43,7 +43,7 @@ async fn one_of_two_holds_is_lost_and_the_other_is_not() {
 }
 
 #[tokio::test]
-async fn a_restart_and_a_crash_of_the_server_end_every_hold_and_no_token_comes_again() {
+async fn restart_and_crash_end_every_hold_and_no_token_is_reused() {
     for kind in KINDS {
         let world = World::start();
         let locks = world.client(kind, "holder").await;
@@ -65,7 +65,7 @@ async fn a_restart_and_a_crash_of_the_server_end_every_hold_and_no_token_comes_a
 }
 
 #[tokio::test]
-async fn waiters_queue_up_again_after_a_restart() {
+async fn waiters_requeue_after_a_restart() {
     for kind in KINDS {
         let world = World::start();
         let (holds, waits) = (world.client(kind, "holds").await, world.client(kind, "waits").await);
@@ -79,9 +79,9 @@ async fn waiters_queue_up_again_after_a_restart() {
     }
 }
 
-/// Nothing tells the holder but the missing answer to its probe; and what it leaves at the server is ended there.
+/// The missing answer to its probe is the holder's only sign; what it leaves at the server is terminated there.
 #[tokio::test]
-async fn a_server_that_does_not_answer_counts_as_lost() {
+async fn unresponsive_server_counts_as_lost() {
     for kind in KINDS {
         let world = World::start();
         let locks = world.client(kind, "holder").await;
@@ -96,7 +96,7 @@ async fn a_server_that_does_not_answer_counts_as_lost() {
 }
 
 #[tokio::test]
-async fn a_break_is_heard_by_its_holder_and_shown_to_others() {
+async fn break_reaches_its_holder_and_is_shown_to_others() {
     let world = World::start();
     let (locks, operator) =
         (world.client("session", "holder").await, world.client("session", "operator").await);
@@ -114,8 +114,8 @@ async fn a_break_is_heard_by_its_holder_and_shown_to_others() {
     assert_eq!(answer, Broken::NotCurrent { live: vec![token] });
     assert_eq!(held.loss(), None);
 
-    // Anybody can write on the channel; who does not know the holder's comment is not heard. The answer to a question
-    // that is asked later comes later.
+    // Any client can write to the channel; a letter without the key of the holder's note is ignored. The answer to the
+    // later probe arrives after the notification.
     world.server.psql("create role stranger login");
     let pid = world.server.psql("select pid from pg_locks where locktype = 'advisory' and granted");
     let forged = format!(r#"{{"token":{token},"reason":"r","by":"b","key":"000000000000"}}"#);
@@ -151,7 +151,7 @@ async fn a_break_is_heard_by_its_holder_and_shown_to_others() {
 }
 
 #[tokio::test]
-async fn limits_of_the_role_do_not_end_a_hold_or_a_wait() {
+async fn timeouts_of_the_role_do_not_end_a_hold_or_a_wait() {
     for kind in KINDS {
         let world = World::start();
         world.server.psql(

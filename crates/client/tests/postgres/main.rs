@@ -1,4 +1,4 @@
-//! Advisory locks on real PostgreSQL servers: each pitfall that people have fallen into is a scenario.
+//! Advisory locks on real PostgreSQL servers: each known pitfall is a scenario.
 
 #![cfg(feature = "postgres")]
 

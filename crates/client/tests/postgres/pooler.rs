@@ -7,7 +7,7 @@ use lockkeeper_rig::{PgBouncer, Postgres};
 use crate::world::{KINDS, World, until_lost, until_waiting, with_kind};
 
 #[tokio::test]
-async fn a_sessions_locks_are_refused_through_a_transaction_pooler() {
+async fn session_locks_are_refused_through_a_transaction_pooler() {
     let world = World::start();
     for settings in [&[][..], &["default_pool_size=1"], &["server_round_robin=1"]] {
         let pooler = PgBouncer::with(&world.server, settings);
@@ -21,7 +21,7 @@ async fn a_sessions_locks_are_refused_through_a_transaction_pooler() {
 }
 
 #[tokio::test]
-async fn a_pooler_of_sessions_is_as_good_as_none() {
+async fn session_locks_work_through_a_session_pooler() {
     let world = World::start();
     let pooler = PgBouncer::with(&world.server, &["pool_mode=session"]);
     let locks = Locks::connect(&with_kind(&pooler.url(), "session")).await.unwrap();
@@ -31,9 +31,9 @@ async fn a_pooler_of_sessions_is_as_good_as_none() {
     world.until_nothing_is_left().await;
 }
 
-/// What can't be found when the client is made is found when two of its connections turn out to be one.
+/// A pooler that can't be detected at startup is detected when two connections have one server process.
 #[tokio::test]
-async fn a_client_that_ends_up_at_a_transaction_pooler_later_is_refused_there() {
+async fn transaction_pooler_is_detected_after_a_fail_over() {
     let world = World::start();
     let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
     let by_transaction = PgBouncer::start(&world.server);
@@ -42,15 +42,15 @@ async fn a_client_that_ends_up_at_a_transaction_pooler_later_is_refused_there() 
     let locks = Locks::connect(&url).await.unwrap();
     by_session.kill();
     let _first = locks.mutex("a").acquire().await.unwrap();
-    // To the server both would be one session, which may take its own lock a second time.
+    // To the server both are one session, which may take its own lock again.
     let second = locks.mutex("a").try_acquire().await;
     let Err(AcquireError::Backend(error)) = second else { panic!("it must be refused: {second:?}") };
     assert!(error.to_string().contains("transaction pooler"), "{error}");
 }
 
-/// Two clients know nothing of each other's server processes; the lock itself shows that they have one.
+/// Two clients can't compare their server processes; the lock itself shows that they share one.
 #[tokio::test]
-async fn a_lock_that_the_server_process_has_already_is_not_granted_again() {
+async fn lock_of_a_shared_server_process_is_not_granted_twice() {
     let world = World::start();
     let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
     let by_transaction = PgBouncer::with(&world.server, &["default_pool_size=1"]);
@@ -62,13 +62,13 @@ async fn a_lock_that_the_server_process_has_already_is_not_granted_again() {
     let second = two.mutex("a").try_acquire().await;
     let Err(AcquireError::Backend(error)) = second else { panic!("it must be refused: {second:?}") };
     assert!(error.to_string().contains("transaction pooler"), "{error}");
-    // Nobody excludes anybody there: the first one hears of it too, and the process does not keep its lock.
+    // There is no exclusion there: the first holder is notified too, and the process does not keep its lock.
     until_lost(&first).await;
     world.until_nothing_is_left().await;
 }
 
 #[tokio::test]
-async fn a_lock_that_went_to_another_server_process_does_not_stay_there() {
+async fn lock_granted_to_a_foreign_server_process_is_removed() {
     let world = World::start();
     let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
     let by_transaction = PgBouncer::with(&world.server, &["server_round_robin=1"]);
@@ -76,7 +76,7 @@ async fn a_lock_that_went_to_another_server_process_does_not_stay_there() {
     let url = with_kind(&format!("postgres://postgres@{hosts}/postgres"), "session");
     let locks = Locks::connect(&url).await.unwrap();
     by_session.kill();
-    // Five processes take turns.
+    // Five processes serve in turn.
     let mut clients = Vec::new();
     for _ in 0..5 {
         let at = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", by_transaction.port());
@@ -95,7 +95,7 @@ async fn a_lock_that_went_to_another_server_process_does_not_stay_there() {
 }
 
 #[tokio::test]
-async fn a_pooler_that_takes_transactions_apart_is_refused() {
+async fn statement_pooler_is_refused() {
     let world = World::start();
     let pooler = PgBouncer::with(&world.server, &["pool_mode=statement"]);
     let error = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.err().expect("it is refused");
@@ -103,7 +103,7 @@ async fn a_pooler_that_takes_transactions_apart_is_refused() {
 }
 
 #[tokio::test]
-async fn a_transactions_locks_work_through_a_transaction_pooler() {
+async fn transaction_locks_work_through_a_transaction_pooler() {
     let world = World::start();
     let pooler = PgBouncer::start(&world.server);
     let locks = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.unwrap();
@@ -122,7 +122,7 @@ async fn a_transactions_locks_work_through_a_transaction_pooler() {
     let next = waiting.await.unwrap().unwrap();
     assert!(locks.mutex("a").try_acquire().await.unwrap().is_none());
 
-    // A wait that is given up is cancelled through the pooler too.
+    // An abandoned wait is cancelled through the pooler too.
     let gives_up = locks.mutex("a").wait(lockkeeper::Wait::For(std::time::Duration::from_millis(200)));
     assert!(matches!(gives_up.acquire().await, Err(AcquireError::TimedOut { .. })));
     until_waiting(&direct, "a", 0).await;
@@ -131,7 +131,7 @@ async fn a_transactions_locks_work_through_a_transaction_pooler() {
 }
 
 #[tokio::test]
-async fn a_pooler_that_ends_takes_the_holds_with_it() {
+async fn holds_end_with_their_pooler() {
     let world = World::start();
     let pooler = PgBouncer::start(&world.server);
     let locks = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.unwrap();
@@ -143,10 +143,10 @@ async fn a_pooler_that_ends_takes_the_holds_with_it() {
     locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// Whether its connection is taken for one whose server process nobody else uses: what is asked for every lock is prepared
-/// there, and a transaction with a token is named without a look whether it is still the same.
+/// Whether the client treats its connection as direct: then the try is prepared, and a transaction with a token gets
+/// its badge without a check whether it is still the same transaction.
 async fn is_direct(server: &Postgres, url: &str, kind: &str) -> bool {
-    // No probe comes between, which says something else.
+    // Without a probe, whose statement would replace the one shown.
     let locks = Locks::connect(&format!("{url}?lock={kind}&probe=10min")).await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
     let said = server.psql(
@@ -157,10 +157,10 @@ async fn is_direct(server: &Postgres, url: &str, kind: &str) -> bool {
     said == "1"
 }
 
-/// A pooler would hand what is prepared there to somebody else; and only where none lies between can a server process
-/// not have another's lock.
+/// A pooler would pass prepared statements to other clients; and only without a pooler can a server process not have
+/// another client's lock.
 #[tokio::test]
-async fn only_a_connection_to_the_server_itself_is_taken_for_one() {
+async fn only_unpooled_connections_count_as_direct() {
     let world = World::start();
     let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
     for kind in KINDS {
@@ -171,7 +171,7 @@ async fn only_a_connection_to_the_server_itself_is_taken_for_one() {
 
 #[cfg(feature = "postgres-tls")]
 #[tokio::test]
-async fn so_is_an_encrypted_one() {
+async fn encrypted_connections_count_as_direct() {
     let server = Postgres::with_tls();
     server.psql(&lockkeeper::backends::postgres::schema_sql(None));
     for kind in KINDS {

@@ -1,4 +1,4 @@
-//! Callers' runtimes that stand still or end: a lock asks nothing of them while it is held.
+//! Runtimes of callers that stall or end: a held lock does not depend on them.
 
 use std::pin::pin;
 use std::task::{Context, Waker};
@@ -15,7 +15,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// As `until`, where nothing is driven meanwhile.
+/// Like `until`, but blocks the thread, so that no task is driven meanwhile.
 fn until_without_runtime(what: &str, mut is_so: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is_so() {
@@ -24,7 +24,7 @@ fn until_without_runtime(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Until whoever holds was asked twice for a sign of life, and gave it.
+/// Waits until the holder's connection was probed twice, and answered.
 fn until_probed_twice(world: &World) {
     for _ in 0..2 {
         let asked = world.server.psql("select clock_timestamp()");
@@ -39,7 +39,7 @@ fn until_probed_twice(world: &World) {
 }
 
 #[test]
-fn a_hold_is_looked_after_while_its_runtime_stands_still() {
+fn hold_is_probed_while_its_runtime_is_stalled() {
     for kind in KINDS {
         let world = World::start();
         let still = runtime();
@@ -54,7 +54,7 @@ fn a_hold_is_looked_after_while_its_runtime_stands_still() {
 }
 
 #[test]
-fn a_hold_outlives_its_runtime_and_is_given_back() {
+fn hold_outlives_its_runtime_and_is_released() {
     for kind in KINDS {
         let world = World::start();
         let ends = runtime();
@@ -74,7 +74,7 @@ fn a_hold_outlives_its_runtime_and_is_given_back() {
 }
 
 #[test]
-fn connections_go_from_a_runtime_that_has_ended_to_the_next() {
+fn connections_are_reused_by_the_next_runtime() {
     for kind in KINDS {
         let world = World::start();
         let locks = runtime().block_on(world.client(kind, "moves"));
@@ -89,9 +89,9 @@ fn connections_go_from_a_runtime_that_has_ended_to_the_next() {
     }
 }
 
-/// Nobody polls the acquire again: what it has begun comes to its end all the same.
+/// The acquire is never polled again: its started work completes nevertheless.
 #[test]
-fn an_acquire_whose_runtime_stands_still_in_the_middle_leaves_nothing() {
+fn acquire_on_a_stalled_runtime_leaves_nothing() {
     for kind in KINDS {
         let world = World::start();
         let still = runtime();
@@ -110,7 +110,7 @@ fn an_acquire_whose_runtime_stands_still_in_the_middle_leaves_nothing() {
 }
 
 #[test]
-fn acquires_that_end_with_their_runtime_leave_nothing() {
+fn acquires_aborted_with_their_runtime_leave_nothing() {
     for kind in KINDS {
         let world = World::start();
         let rest = runtime();

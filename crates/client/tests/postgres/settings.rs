@@ -1,4 +1,4 @@
-//! What `doctor` is told of a server's settings.
+//! Findings of `doctor` about a server's settings.
 
 use crate::world::{World, with_kind};
 
@@ -9,7 +9,7 @@ async fn findings(world: &World, kind: &str, more: &str) -> Vec<(bool, String)> 
 }
 
 #[tokio::test]
-async fn settings_that_spoil_something_are_named() {
+async fn harmful_settings_are_reported() {
     let world = World::with(&[
         "-c",
         "synchronous_commit=off",
@@ -37,7 +37,7 @@ async fn settings_that_spoil_something_are_named() {
 }
 
 #[tokio::test]
-async fn what_a_client_can_not_promise_is_always_said() {
+async fn unkept_promises_are_always_reported() {
     let world = World::start();
     for kind in crate::world::KINDS {
         let found = findings(&world, kind, "").await;

@@ -1,4 +1,4 @@
-//! The sequence of tokens: what it takes, what spoils it, and that it only rises.
+//! The token sequence: its requirements, harmful settings, and that it only rises.
 
 use std::collections::BTreeSet;
 
@@ -28,16 +28,16 @@ async fn without_the_schema_there_are_locks_without_tokens() {
         let why = why_not(locks);
         assert!(why.contains("no sequence `lockkeeper.token`") && why.contains("postgres init"), "{why}");
 
-        // And once it is there, a new client has tokens.
+        // A client opened after `init` has tokens.
         init(&server.url(), None).await.unwrap();
         let fenced = Locks::connect(&url).await.unwrap().fenced().unwrap();
         fenced.mutex("a").acquire().await.unwrap().release().await.unwrap();
     }
 }
 
-/// A connection that tries one lock again and again has the try prepared: it shows and excludes what any other does.
+/// A connection that tries one lock repeatedly prepares the try: it must show and exclude like any other.
 #[tokio::test]
-async fn what_is_locked_again_and_again_shows_each_time_whose_it_is() {
+async fn repeated_locks_show_their_current_owner() {
     for tokens in [false, true] {
         let server = Postgres::start();
         if tokens {
@@ -70,7 +70,7 @@ async fn repeats(alice: Locks, bob: Locks, tokens: bool) {
 }
 
 #[tokio::test]
-async fn a_role_with_the_documented_rights_is_enough_and_one_without_is_told() {
+async fn documented_grants_suffice_and_missing_ones_are_reported() {
     for kind in KINDS {
         let server = Postgres::start();
         server.psql("create role app login; create role stranger login");
@@ -92,7 +92,7 @@ async fn a_role_with_the_documented_rights_is_enough_and_one_without_is_told() {
         let why = why_not(stranger);
         assert!(why.contains("may not use the sequence") && why.contains("--role"), "{why}");
 
-        // Taken away later, it is an error and not a lock without a token.
+        // Revoked later, the missing privilege is an error, and no lock is granted without a token.
         server.psql("revoke all on sequence lockkeeper.token from app");
         let refused = app.mutex("a").acquire().await.unwrap_err();
         assert!(
@@ -105,7 +105,7 @@ async fn a_role_with_the_documented_rights_is_enough_and_one_without_is_told() {
 }
 
 #[tokio::test]
-async fn a_sequence_that_would_not_rise_is_refused() {
+async fn sequence_that_is_not_monotonic_is_refused() {
     for (change, says) in [
         ("cache 10", "a cache above 1"),
         ("increment by -1", "does not rise by 1"),
@@ -119,7 +119,7 @@ async fn a_sequence_that_would_not_rise_is_refused() {
 }
 
 #[tokio::test]
-async fn init_begins_at_the_clock_and_never_sets_tokens_back() {
+async fn init_starts_at_the_clock_and_never_lowers_tokens() {
     let server = Postgres::start();
     let last = || -> u64 { server.psql("select last_value from lockkeeper.token").trim().parse().unwrap() };
     init(&server.url(), None).await.unwrap();
@@ -129,15 +129,15 @@ async fn init_begins_at_the_clock_and_never_sets_tokens_back() {
     server.psql("select setval('lockkeeper.token', 9007199254740000)");
     init(&server.url(), None).await.unwrap();
     assert_eq!(last(), 9_007_199_254_740_000);
-    // As after a restored backup.
+    // Like after a restored backup.
     server.psql("select setval('lockkeeper.token', 7)");
     init(&server.url(), None).await.unwrap();
     assert!(last() >= first, "{} after {first}", last());
 }
 
-/// `if not exists` would keep it, with whatever it does to who uses it.
+/// `if not exists` would keep the object, and run its owner's code with the privileges of its users.
 #[tokio::test]
-async fn init_does_not_build_on_what_another_role_has_made() {
+async fn init_refuses_objects_of_another_role() {
     for trap in [
         "create schema lockkeeper authorization other",
         "create schema lockkeeper; create table lockkeeper.row_lease (); alter table lockkeeper.row_lease owner to other",
@@ -150,7 +150,7 @@ async fn init_does_not_build_on_what_another_role_has_made() {
         server.psql(trap);
         let error = init(&server.url(), None).await.expect_err(trap).to_string();
         assert!(error.contains("belongs to the role other and not to postgres"), "{error}");
-        // Who owns it all may run it, as often as he likes.
+        // The owner of all objects may run it repeatedly.
         server.psql("drop schema lockkeeper cascade");
         for _ in 0..2 {
             init(&server.url_as("other"), None).await.unwrap();
@@ -159,7 +159,7 @@ async fn init_does_not_build_on_what_another_role_has_made() {
 }
 
 #[tokio::test]
-async fn tokens_are_checked_and_never_below_those_before() {
+async fn tokens_rise_and_their_status_is_reported() {
     for kind in KINDS {
         let world = World::start();
         let (one, two) = (world.client(kind, "one").await, world.client(kind, "two").await);
@@ -185,7 +185,7 @@ async fn tokens_are_checked_and_never_below_those_before() {
     }
 }
 
-/// What was logged until now, and what of it is synced.
+/// WAL positions: inserted and flushed.
 fn log(server: &Postgres) -> (u64, u64) {
     let position = |which: &str| -> u64 {
         server.psql(&format!("select pg_wal_lsn_diff(pg_current_wal_{which}_lsn(), '0/0')")).parse().unwrap()
@@ -194,9 +194,9 @@ fn log(server: &Postgres) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn a_token_is_synced_before_it_is_told_unless_all_is_synced_already() {
+async fn token_is_synced_before_the_grant_unless_the_wal_is_synced() {
     for kind in KINDS {
-        // Nobody else syncs the log.
+        // No other process syncs the WAL.
         let world = World::with(&["-c", "wal_writer_delay=10s", "-c", "autovacuum=off"]);
         world.server.psql("create table noise (a int)");
         let locks = world.client(kind, "draws").await;
@@ -213,7 +213,7 @@ async fn a_token_is_synced_before_it_is_told_unless_all_is_synced_already() {
         held.release().await.unwrap();
         transaction.rollback().await.unwrap();
 
-        // Every 32nd is logged whatever we do, and the server logs something now and then.
+        // A sequence always logs every 32nd value, and the server logs other records now and then.
         until("a token costs nothing", async || {
             let before = log(&world.server).0;
             locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
@@ -224,7 +224,7 @@ async fn a_token_is_synced_before_it_is_told_unless_all_is_synced_already() {
 }
 
 #[tokio::test]
-async fn a_token_waits_for_standbys_that_commits_wait_for() {
+async fn token_waits_for_synchronous_standbys() {
     for kind in KINDS {
         let world = World::start();
         let locks = Locks::connect(&format!("{}?lock={kind}&timeout=30s", world.server.url())).await.unwrap();
@@ -247,7 +247,7 @@ async fn a_token_waits_for_standbys_that_commits_wait_for() {
 }
 
 #[tokio::test]
-async fn tokens_that_are_drawn_at_once_are_all_different_and_below_later_ones() {
+async fn concurrent_tokens_are_distinct_and_below_later_ones() {
     for kind in KINDS {
         let world = World::start();
         let locks = world.client(kind, "many").await;

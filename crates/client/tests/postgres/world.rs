@@ -1,4 +1,4 @@
-//! One server of one's own, its clients, and what the server itself says of its locks.
+//! A private server, its clients, and the server's own view of its locks.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use lockkeeper_rig::Postgres;
 /// Both kinds of advisory locks.
 pub(crate) const KINDS: [&str; 2] = ["session", "transaction"];
 
-/// Only there so that a failure ends.
+/// Ends a failing test.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 pub(crate) struct World {
@@ -28,7 +28,7 @@ impl World {
         Self { server }
     }
 
-    /// An address whose clients notice soon what happens.
+    /// An address with a short probe interval and timeout.
     pub(crate) fn url(&self, kind: &str) -> String {
         with_kind(&self.server.url(), kind)
     }
@@ -37,17 +37,17 @@ impl World {
         Locks::connect_as(&self.url(kind), label).await.unwrap()
     }
 
-    /// How many advisory locks the server knows, held or waited for.
+    /// Number of advisory locks at the server, held or waited for.
     pub(crate) fn locks(&self) -> usize {
         self.server.psql("select count(*) from pg_locks where locktype = 'advisory'").trim().parse().unwrap()
     }
 
-    /// Until the server knows no advisory lock.
+    /// Waits until the server has no advisory lock.
     pub(crate) async fn until_nothing_is_left(&self) {
         until("nothing is left in pg_locks", async || (self.locks() == 0).then_some(())).await;
     }
 
-    /// Ends the server processes that hold.
+    /// Terminates the server processes that hold.
     pub(crate) fn terminate_holders(&self) {
         self.server
             .psql("select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted");
@@ -70,13 +70,13 @@ pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<
     }
 }
 
-/// Until so many wait for a lock.
+/// Waits until this many wait for a lock.
 pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
     let name = name.parse().unwrap();
     until("they wait", async || (locks.inspect(&name).await.ok()?.waiter_count == count).then_some(())).await;
 }
 
-/// Until the holder hears that its lock is lost.
+/// Waits until the holder is notified of the loss of its lock.
 pub(crate) async fn until_lost(guard: &Guard<Unfenced>) {
     let lost = guard.lost();
     tokio::time::timeout(DEADLINE, lost.cancelled()).await.expect("the holder hears of the loss");

@@ -1,4 +1,4 @@
-//! What can be wrong with a server or its address: each is said at once, clearly, and nothing hangs.
+//! Faults of a server or its address: each is reported soon and clearly, and no call hangs.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use lockkeeper_rig::Redis;
 
 use crate::support::{SECOND, loss, name};
 
-/// The error of connecting, which must come soon.
+/// The error of connecting, which must return soon.
 async fn why(url: &str) -> String {
     let began = Instant::now();
     let connecting = tokio::time::timeout(15 * SECOND, Locks::connect(url)).await;
@@ -18,7 +18,7 @@ async fn why(url: &str) -> String {
     error
 }
 
-/// Somebody who answers whatever is asked with the same words, and then closes.
+/// A server that answers any request with the same bytes, and then closes.
 fn stranger(words: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -32,7 +32,7 @@ fn stranger(words: &'static [u8]) -> String {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there() {
+async fn a_server_that_does_not_run_is_reported_with_its_address() {
     let redis = Redis::start();
     let url = redis.url();
     redis.kill();
@@ -43,7 +43,7 @@ async fn a_server_that_is_not_there() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_not_redis() {
+async fn a_port_of_another_protocol_is_reported() {
     for words in
         [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"", b"\x15\x03\x01\x00\x02\x02\x46", b"220 ESMTP\r\n"]
     {
@@ -52,16 +52,16 @@ async fn a_port_that_is_not_redis() {
     }
 }
 
-/// Accepts, and says nothing.
+/// Accepts, and sends nothing.
 #[tokio::test]
-async fn a_port_that_never_answers() {
+async fn connecting_to_a_port_that_never_answers_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = why(&format!("redis://{}", listener.local_addr().unwrap())).await;
     assert!(error.contains("did not answer within 5s"), "{error}");
 }
 
 #[tokio::test]
-async fn a_password_that_is_wrong_or_missing() {
+async fn a_wrong_or_missing_password_is_reported_without_showing_it() {
     let redis = Redis::with(&["--requirepass", "right"]);
     Locks::connect(&redis.url_as("", "right")).await.unwrap();
     let wrong = why(&redis.url_as("", "secret")).await;
@@ -72,7 +72,7 @@ async fn a_password_that_is_wrong_or_missing() {
 }
 
 #[tokio::test]
-async fn a_database_that_does_not_exist() {
+async fn a_database_that_does_not_exist_is_reported() {
     let redis = Redis::start();
     let error = why(&format!("{}/99", redis.url())).await;
     assert!(error.contains("out of range"), "{error}");
@@ -123,7 +123,7 @@ async fn the_permissions_that_the_page_lists_are_enough_and_needed() {
         loss(&held).await;
         locks.break_hold(order(true)).await.unwrap();
     }
-    // What is missing is named.
+    // The error of a missing permission refers to the page.
     grant(&redis, "deaf", "&other:*", "");
     let deaf = why(&format!("{}?prefix=app:", redis.url_as("deaf", "pass"))).await;
     assert!(deaf.contains("docs/backends/redis.md"), "{deaf}");
@@ -133,7 +133,7 @@ async fn the_permissions_that_the_page_lists_are_enough_and_needed() {
     assert!(error.message.contains("docs/backends/redis.md"), "{error}");
 }
 
-/// A server that has no room refuses, and says what to do; it does not hang.
+/// A server without free memory refuses with a remedy; the call does not hang.
 #[tokio::test]
 async fn a_server_without_memory_refuses() {
     let redis = Redis::with(&["--maxmemory", "1", "--maxmemory-policy", "noeviction"]);
@@ -143,9 +143,9 @@ async fn a_server_without_memory_refuses() {
     assert!(error.message.contains("maxmemory"), "{error}");
 }
 
-/// What is held already is renewed and given back all the same, and who waits goes on waiting.
+/// Existing holds are still renewed and released, and waiters keep waiting.
 #[tokio::test]
-async fn a_server_that_runs_out_of_memory_keeps_what_is_held() {
+async fn a_server_that_runs_out_of_memory_still_renews_and_releases() {
     let redis = Redis::with(&["--maxmemory-policy", "noeviction"]);
     let locks = Locks::connect(&redis.url()).await.unwrap();
     let alone = locks.mutex("jobs").ttl(3 * SECOND).keep_closed(SECOND).acquire().await.unwrap();
@@ -175,7 +175,7 @@ async fn a_server_that_runs_out_of_memory_keeps_what_is_held() {
 
 #[cfg(feature = "redis-tls")]
 #[tokio::test]
-async fn tls_on_one_side_only_or_by_a_stranger() {
+async fn tls_mismatches_and_untrusted_certificates_are_reported() {
     let redis = Redis::with_tls();
     let url = redis.url();
     let trusting = format!("{url}?tls-ca={}", redis.ca().display());

@@ -1,13 +1,13 @@
-//! One lock's key from its making to its end: only by its value, never made anew.
+//! A lock's key from its creation to its end: renewed and deleted only by its value, and never recreated.
 
 use lockkeeper::{AcquireError, LossCause, ReleaseError};
 use lockkeeper_rig::Redis;
 
 use crate::support::{SECOND, calls, client, keys, loss, name, until};
 
-/// Peers' flaw 6, and RedLock.net #48: a renewal that sets the key takes a lost lock again.
+/// A renewal that sets the key takes a lost lock again (RedLock.net #48).
 #[tokio::test]
-async fn a_renewal_never_makes_a_key_anew() {
+async fn a_renewal_never_recreates_a_key() {
     let redis = Redis::start();
     let locks = client(&redis, "holder").await;
     let held = locks.mutex("jobs").ttl(2 * SECOND).acquire().await.unwrap();
@@ -17,7 +17,7 @@ async fn a_renewal_never_makes_a_key_anew() {
     assert_eq!(keys(&redis), [""; 0]);
 }
 
-/// Released and renewed only by its value: whoever took it meanwhile keeps it, and keeps its own time.
+/// Released and renewed only by its value: a later holder's key keeps its value and its expiry.
 #[tokio::test]
 async fn another_holders_key_is_neither_renewed_nor_released() {
     let redis = Redis::start();
@@ -31,7 +31,7 @@ async fn another_holders_key_is_neither_renewed_nor_released() {
     assert!(left > 300_000, "{left}");
 }
 
-/// A key without an expiry would outlive its holder for ever (peers' flaw 10).
+/// A key without an expiry would outlive its holder for ever.
 #[tokio::test]
 async fn a_key_always_has_an_expiry() {
     let redis = Redis::start();
@@ -53,7 +53,7 @@ async fn a_key_always_has_an_expiry() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_lock_that_was_given_back() {
+async fn a_release_leaves_no_keys() {
     let redis = Redis::start();
     let locks = client(&redis, "holder").await;
     for _ in 0..3 {
@@ -63,9 +63,9 @@ async fn nothing_is_left_of_a_lock_that_was_given_back() {
     assert_eq!(keys(&redis), [""; 0]);
 }
 
-/// What a server doesn't know after a restart, or a `SCRIPT FLUSH`, it is sent again.
+/// Scripts that a server lost by a restart or a `SCRIPT FLUSH` are sent again.
 #[tokio::test]
-async fn a_server_that_forgot_the_scripts_is_told_them_again() {
+async fn a_server_that_lost_the_scripts_is_sent_them_again() {
     let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let locks = client(&redis, "holder").await;
     let held: Vec<_> = {
@@ -93,7 +93,7 @@ async fn a_server_that_forgot_the_scripts_is_told_them_again() {
     assert!(calls(&redis, "eval") > 0);
 }
 
-/// One step: a holder that dies right after its SET leaves a key with an expiry, a token and its owner's name.
+/// One atomic step: a holder that crashes right after its SET leaves a key with an expiry and its owner's name.
 #[tokio::test]
 async fn a_hold_is_one_command() {
     let redis = Redis::start();
@@ -111,7 +111,7 @@ async fn a_hold_is_one_command() {
     assert_eq!((calls(&redis, "set"), calls(&redis, "evalsha"), calls(&redis, "eval")), (1, 1, 0));
 }
 
-/// Keys, channels and tokens of two programs that share a server stay apart.
+/// Keys, channels and tokens of two programs on one server are separate.
 #[tokio::test]
 async fn a_prefix_and_a_database_keep_locks_apart() {
     let redis = Redis::start();
@@ -129,7 +129,7 @@ async fn a_prefix_and_a_database_keep_locks_apart() {
     held.release().await.unwrap();
 }
 
-/// A lock can't be what stands beside another.
+/// A lock's own key must not be one of the keys beside another lock.
 #[tokio::test]
 async fn a_name_that_looks_like_a_key_beside_a_lock_is_refused() {
     let redis = Redis::start();
@@ -143,7 +143,7 @@ async fn a_name_that_looks_like_a_key_beside_a_lock_is_refused() {
 }
 
 #[tokio::test]
-async fn a_listing_names_what_is_held_and_what_is_waited_for() {
+async fn a_listing_contains_held_and_waited_for_locks() {
     let redis = Redis::start();
     let locks = client(&redis, "holder").await;
     redis.cli(&["SET", "jobs/foreign", "theirs"]);
@@ -165,9 +165,9 @@ async fn a_listing_names_what_is_held_and_what_is_waited_for() {
     drop((held, slot));
 }
 
-/// Each runtime has a connection of its own; what one that ended had is free for the next.
+/// Each runtime has a connection of its own, which is closed when the runtime ends.
 #[test]
-fn runtimes_that_ended_are_in_nobodys_way() {
+fn ended_runtimes_free_their_connections() {
     let redis = Redis::start();
     let runtime =
         || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -176,7 +176,8 @@ fn runtimes_that_ended_are_in_nobodys_way() {
         let runtime = runtime();
         runtime.block_on(until("a connection of its own", async || {
             locks.mutex("jobs").acquire().await.unwrap().release().await.unwrap();
-            // Messages come on the one that is kept up on our thread, which makes it no normal one; one more asks this.
+            // Pushes arrive on the main connection, whose subscription makes its type `pubsub`. Of the two normal
+            // ones, one is that of `redis-cli` itself.
             (redis.cli(&["CLIENT", "LIST", "TYPE", "normal"]).lines().count() == 2).then_some(())
         }));
     }

@@ -1,4 +1,4 @@
-//! A server that stands still, dies, or is cut off at the wrong moment; callers that go away.
+//! A server that is paused, crashes, or is cut off at a critical moment; callers that are dropped.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -14,7 +14,7 @@ use crate::proxy::Faults;
 use crate::support::{SECOND, address, calls, client, durable, keys, loss, name, until, until_waiting};
 use crate::switch::Switch;
 
-/// Neither a hold nor a waiter: only what is remembered of ends, and of tokens.
+/// Waits until there is neither a hold nor a waiter: only records of ends and counters of tokens may be left.
 async fn until_nothing_is_left(redis: &Redis, what: &str) {
     until(&format!("nothing is left after {what}"), async || {
         keys(redis).iter().all(|key| key.contains(":gone:") || key.ends_with(":token")).then_some(())
@@ -22,9 +22,10 @@ async fn until_nothing_is_left(redis: &Redis, what: &str) {
     .await;
 }
 
-/// Its holds end while it stands still; each holder knows by then (P5), and whoever is next holds.
+/// Its holds expire during the pause. Each holder detects the loss by then (P5), and the next waiter is granted the
+/// lock.
 #[tokio::test]
-async fn a_server_that_stands_still_for_longer_than_the_ttl() {
+async fn a_pause_longer_than_the_ttl_expires_holds_and_grants_the_next_waiter() {
     let redis = Redis::start();
     let (alice, bob) = (client(&redis, "alice").await, client(&redis, "bob").await);
     let held = alice.mutex("jobs").ttl(2 * SECOND).acquire().await.unwrap();
@@ -40,9 +41,9 @@ async fn a_server_that_stands_still_for_longer_than_the_ttl() {
     next.verify().await.expect("the late end of the former holder ends nothing of the next one");
 }
 
-/// Shorter stalls cost nothing: what had no answer is asked again (peers' flaw 4).
+/// Shorter pauses are harmless: a call without an answer is repeated.
 #[tokio::test]
-async fn a_server_that_stands_still_for_a_moment_loses_no_hold() {
+async fn a_short_pause_of_the_server_loses_no_hold() {
     let redis = Redis::start();
     let locks = client(&redis, "holder").await;
     let held = locks.mutex("jobs").ttl(6 * SECOND).acquire().await.unwrap();
@@ -57,7 +58,7 @@ async fn a_server_that_stands_still_for_a_moment_loses_no_hold() {
 }
 
 #[tokio::test]
-async fn a_server_that_dies_while_it_is_held() {
+async fn a_release_during_a_crash_is_ambiguous_and_completed_after_the_restart() {
     let redis = durable();
     let locks = client(&redis, "holder").await;
     let held = locks.mutex("jobs").ttl(10 * SECOND).acquire().await.unwrap();
@@ -69,9 +70,9 @@ async fn a_server_that_dies_while_it_is_held() {
     locks.mutex("jobs").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// The caller goes on asking while its server is away, and gets the lock when it is back.
+/// The client retries during the outage, and is granted the lock after it.
 #[tokio::test]
-async fn a_server_that_is_away_during_an_acquire() {
+async fn an_acquire_during_an_outage_is_granted_after_the_restart() {
     let redis = durable();
     let locks = client(&redis, "holder").await;
     locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
@@ -90,9 +91,9 @@ async fn a_server_that_is_away_during_an_acquire() {
     until_nothing_is_left(&redis, "waits that were given up").await;
 }
 
-/// Killed again and again under load: never two holders at once, and nothing is left.
+/// Repeated crashes under load: never two holders at once, and no entries are left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_dies_again_and_again() {
+async fn repeated_crashes_never_allow_two_holders() {
     let redis = durable();
     let inside = Arc::new(AtomicI64::new(0));
     let rounds = Arc::new(AtomicI64::new(0));
@@ -103,12 +104,12 @@ async fn a_server_that_dies_again_and_again() {
         tasks.push(tokio::spawn(async move {
             loop {
                 let Ok(held) = locks.mutex("jobs").ttl(20 * SECOND).acquire().await else { continue };
-                // Longer than its time nobody is killed here: whoever holds may rely on it.
+                // The server is never down for longer than the ttl: a holder may rely on its hold.
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "alone");
                 tokio::task::yield_now().await;
                 inside.fetch_sub(1, Ordering::SeqCst);
                 rounds.fetch_add(1, Ordering::SeqCst);
-                // It may be in doubt: it is given back all the same.
+                // The result may be ambiguous: the release is completed all the same.
                 let _ = held.release().await;
             }
         }));
@@ -125,7 +126,7 @@ async fn a_server_that_dies_again_and_again() {
     until_nothing_is_left(&redis, "all of them").await;
 }
 
-/// Peers' flaw 1, and P7: an answer that is lost grants nothing twice and leaves nothing behind.
+/// A lost answer grants nothing twice and leaves no entries (P7).
 async fn answers_are_lost(query: &str) {
     let redis = durable();
     let faults = Faults::default();
@@ -143,7 +144,7 @@ async fn answers_are_lost(query: &str) {
             last = token;
             held.verify().await.unwrap();
             faults.lose_answers(1);
-            // In doubt, or not: it arrives.
+            // Ambiguous or not, the release is completed.
             let _ = held.release().await;
             until_nothing_is_left(&redis, "a release without an answer").await;
             faults.lose_answers(0);
@@ -152,16 +153,16 @@ async fn answers_are_lost(query: &str) {
 }
 
 #[tokio::test]
-async fn answers_that_are_lost_grant_nothing_twice() {
+async fn lost_answers_grant_nothing_twice() {
     answers_are_lost("").await;
 }
 
 #[tokio::test]
-async fn answers_that_are_lost_with_their_tokens_grant_nothing_twice() {
+async fn lost_answers_grant_nothing_twice_with_tokens() {
     answers_are_lost("?fencing=counter").await;
 }
 
-/// An acquire that arrives after its own end must not hold: nobody would ever give it back.
+/// An acquire that arrives after its own end must not hold, since it would never be released.
 #[tokio::test]
 async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
     let redis = durable();
@@ -171,7 +172,7 @@ async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
     for (lock, asks_by) in [(locks.mutex("jobs"), "set"), (locks.semaphore("jobs", 2), "evalsha")] {
         let lock = lock.ttl(40 * SECOND);
         lock.acquire().await.unwrap().release().await.unwrap();
-        // Some other call would be kept back if the session were renewed just now; then it is tried again.
+        // If a renewal is due just now, that is kept back instead of the acquire, and is tried again.
         switch.keep_next_back();
         let abandoned = tokio::spawn(async move { lock.acquire().await.map(drop) });
         until("it is kept back", async || switch.has_kept().then_some(())).await;
@@ -191,7 +192,7 @@ async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
     }
 }
 
-/// Polls at most `polls` times, each time when woken or after a moment; `None` if it is not ready by then.
+/// Polls at most `polls` times, with a pause after each; `None` if it is not ready by then.
 async fn poll_times<T>(polls: usize, mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
     for _ in 0..polls {
         let mut context = Context::from_waker(Waker::noop());
@@ -239,7 +240,7 @@ async fn a_permit_whose_acquire_is_dropped_at_any_await_is_free() {
 }
 
 #[tokio::test]
-async fn a_release_that_is_dropped_at_any_await_goes_on() {
+async fn a_release_that_is_dropped_at_any_await_is_completed() {
     let redis = Redis::start();
     let locks = client(&redis, "holder").await;
     for polls in 0..10 {
@@ -252,7 +253,7 @@ async fn a_release_that_is_dropped_at_any_await_goes_on() {
     }
 }
 
-/// Peers' flaw 5: nothing is renewed once its release was sent, whatever the timing.
+/// After its release was sent, a hold is never renewed: a late renewal could keep or restore the key.
 #[tokio::test]
 async fn no_renewal_follows_a_release() {
     let redis = Redis::start();
@@ -268,9 +269,9 @@ async fn no_renewal_follows_a_release() {
     other.verify().await.unwrap();
 }
 
-/// Peers' flaws 2 and 3: the deadline counts from before a renewal was sent, and fires while one is on its way.
+/// The deadline counts from before a renewal was sent, and also passes while one is pending.
 #[tokio::test]
-async fn a_holder_that_is_cut_off_knows_before_its_key_ends() {
+async fn a_holder_that_is_cut_off_detects_its_loss_before_its_key_expires() {
     let redis = Redis::start();
     let faults = Faults::default();
     let url = format!("redis://{}", faults.proxy("cut off", address(&redis)));
@@ -278,7 +279,7 @@ async fn a_holder_that_is_cut_off_knows_before_its_key_ends() {
     let held = locks.mutex("jobs").ttl(3 * SECOND).acquire().await.unwrap();
     faults.cut_off("cut off");
     loop {
-        // First the key, then the belief: it is believed in only while there is one.
+        // Reads the key first and the hold second: the hold must not be valid without a key.
         let left: i64 = redis.cli(&["PTTL", "jobs"]).parse().unwrap();
         let believed = held.check(Duration::ZERO).is_ok();
         assert!(left > 0 || !believed, "the key has ended, and the holder does not know");
@@ -290,10 +291,10 @@ async fn a_holder_that_is_cut_off_knows_before_its_key_ends() {
     assert!(client(&redis, "next").await.mutex("jobs").try_acquire().await.unwrap().is_some());
 }
 
-/// Peers' flaw 13: clients whose wall clocks differ agree all the same. Only the server's time and local durations count,
-/// so that nothing of ours asks a wall clock: the hold that others see has the server's time.
+/// Clients with different wall clocks agree: only the server's time and local durations count. The hold's age that
+/// others see is measured by the server's clock.
 #[tokio::test]
-async fn the_time_of_a_hold_is_the_servers() {
+async fn a_holds_age_is_measured_by_the_servers_clock() {
     let redis = Redis::with_clock();
     let locks = client(&redis, "holder").await;
     redis.clock().step(3600);

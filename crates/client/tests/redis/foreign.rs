@@ -1,4 +1,4 @@
-//! Programs with other clients, by the commands that those clients send.
+//! Interoperation with other Redis clients, by the commands that those send.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use lockkeeper_rig::Redis;
 
 use crate::support::{SECOND, client, until_waiting};
 
-/// What redis-py, redsync, rslock and others send to take a lock.
+/// The command by which redis-py, redsync, rslock and others take a lock.
 fn take(redis: &Redis, key: &str, value: &str) -> bool {
     redis.cli(&["SET", key, value, "NX", "PX", "600000"]) == "OK"
 }
@@ -27,7 +27,7 @@ async fn a_foreign_holder_excludes_us_and_is_waited_for() {
         async move { lock.acquire().await }
     });
     until_waiting(&locks, "jobs", 1).await;
-    // It tells nobody of its release.
+    // It publishes no message on its release.
     redis.cli(&["DEL", "jobs"]);
     waiting.await.unwrap().unwrap().release().await.unwrap();
 }
@@ -40,7 +40,7 @@ async fn our_holds_exclude_foreign_clients() {
     assert!(!take(&redis, "jobs", "theirs"));
     held.release().await.unwrap();
     assert!(take(&redis, "jobs", "theirs"));
-    // Permits as well: while one is held, nobody has the lock alone.
+    // Permits as well: while one is held, no client has the lock exclusively.
     let first = locks.semaphore("slots", 2).acquire().await.unwrap();
     let second = locks.semaphore("slots", 2).acquire().await.unwrap();
     assert!(!take(&redis, "slots", "theirs"));
@@ -48,14 +48,14 @@ async fn our_holds_exclude_foreign_clients() {
     assert!(!take(&redis, "slots", "theirs"));
     second.release().await.unwrap();
     assert!(take(&redis, "slots", "theirs"));
-    // And while it is only kept shut.
+    // And while a closed hold keeps the lock shut.
     locks.mutex("shut").keep_closed(60 * SECOND).acquire().await.unwrap().release().await.unwrap();
     assert!(!take(&redis, "shut", "theirs"));
 }
 
-/// A crash on either side frees the other: keys end by themselves.
+/// A crash of either side frees the lock, since keys expire.
 #[tokio::test]
-async fn a_foreign_holder_that_dies_is_followed_by_us() {
+async fn a_foreign_key_that_expires_is_followed_by_a_grant() {
     let redis = Redis::start();
     let locks = client(&redis, "ours").await;
     redis.cli(&["SET", "jobs", "theirs", "NX", "PX", "700"]);
@@ -63,7 +63,7 @@ async fn a_foreign_holder_that_dies_is_followed_by_us() {
     held.release().await.unwrap();
 }
 
-/// Redisson keeps a hash under the same name: excluded, and said so.
+/// Redisson keeps a hash under the same name: the error names the type.
 #[tokio::test]
 async fn a_key_of_another_type_is_refused_by_its_type() {
     let redis = Redis::start();
@@ -82,7 +82,7 @@ async fn a_key_of_another_type_is_refused_by_its_type() {
     assert_eq!(redis.cli(&["HGET", "jobs", "uuid:1"]), "1");
 }
 
-/// Something else under a key beside the lock is an error, not a lock without a queue.
+/// A wrong type of a key beside the lock is an error, not a lock without a queue.
 #[tokio::test]
 async fn a_queue_of_another_type_is_refused() {
     let redis = Redis::start();
@@ -94,7 +94,7 @@ async fn a_queue_of_another_type_is_refused() {
     assert!(error.message.contains("WRONGTYPE") && error.message.contains("?prefix="), "{error}");
 }
 
-/// A hold that turns into another type of key is lost, and its waiters go on when that key is gone.
+/// A hold whose key becomes another type is lost, and that key is left alone.
 #[tokio::test]
 async fn a_hold_whose_key_becomes_another_type_is_lost() {
     let redis = Redis::start();
@@ -107,7 +107,7 @@ async fn a_hold_whose_key_becomes_another_type_is_lost() {
     assert_eq!(redis.cli(&["TYPE", "jobs"]), "hash");
 }
 
-/// Two who wait for a foreign holder: the first looks often, the other hardly ever.
+/// Of the waiters for a foreign holder only the first polls often.
 #[tokio::test]
 async fn a_foreign_holder_is_polled_by_the_first_in_the_queue_only() {
     let redis = Redis::start();
@@ -124,7 +124,7 @@ async fn a_foreign_holder_is_polled_by_the_first_in_the_queue_only() {
     redis.cli(&["CONFIG", "RESETSTAT"]);
     tokio::time::sleep(Duration::from_secs(2)).await;
     let asked = crate::support::calls(&redis, "evalsha");
-    // One look every 50 ms at most; eight of them would be 106 at least, at 150 ms each.
+    // One check every 50 ms at most. If all eight polled, every 150 ms each, there would be 106 or more.
     assert!((5..=45).contains(&asked), "{asked} commands in 2 s");
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }

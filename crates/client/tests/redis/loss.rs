@@ -1,4 +1,4 @@
-//! Writes that a server loses, and clocks that are set: the holder hears of it, and tokens rise all the same.
+//! Writes that a server loses, and clock steps: the holder detects the loss, and tokens still rise.
 
 use lockkeeper::{Locks, LossCause};
 
@@ -27,9 +27,9 @@ async fn a_fail_over_that_loses_the_hold_is_seen_as_loss() {
     let url = format!("{}?fencing=counter", switch.url());
     let alice = Locks::connect_as(&url, "alice").await.unwrap();
     let copied = alice.mutex("copied").ttl(60 * SECOND).acquire().await.unwrap();
-    // WAIT would wait for the writes of its own connection only.
+    // `WAIT` would wait for the writes of its own connection only.
     until("it is copied", async || (replica.cli(&["EXISTS", "copied"]) == "1").then_some(())).await;
-    // It is cut off and stands still while the primary acknowledges a hold that it never hears of.
+    // The replica is cut off and paused while the primary acknowledges a hold that is never replicated.
     replica.stop();
     primary.cli(&["CLIENT", "KILL", "TYPE", "replica"]);
     let lost = alice.mutex("jobs").ttl(6 * SECOND).acquire().await.unwrap();
@@ -44,7 +44,7 @@ async fn a_fail_over_that_loses_the_hold_is_seen_as_loss() {
     copied.verify().await.expect("what was copied is held");
 }
 
-/// A wall clock that is set forward ends keys early: seen with the next renewal.
+/// A wall clock that is set forward expires keys early; the next renewal detects it.
 #[tokio::test]
 async fn a_clock_that_is_set_forward_and_back_is_seen_as_loss_and_tokens_rise() {
     let redis = lockkeeper_rig::Redis::with_clock_and(&["--appendonly", "yes", "--appendfsync", "always"]);

@@ -1,5 +1,5 @@
-//! What is peculiar to Redis, on a real server: one scenario a test. What every backend promises is in the contract
-//! suite; here are the pitfalls that locks on Redis are known for, among them the flaws that we found in others.
+//! Properties specific to Redis, on a real server: one scenario a test. The promises of every backend are in the
+//! contract suite; these are the known pitfalls of locks on Redis, among them flaws found in other implementations.
 
 #![cfg(feature = "redis")]
 

@@ -1,4 +1,4 @@
-//! Semaphores: slots, one number for all, and exclusion of whoever wants the lock alone.
+//! Semaphores: slots, one limit for all users, and exclusion of exclusive holds.
 
 use lockkeeper::{AcquireError, HolderState, Wait};
 use lockkeeper_rig::Redis;
@@ -32,9 +32,9 @@ async fn the_lowest_free_slot_is_taken() {
     assert!(eleventh.is_none());
 }
 
-/// Rule L3: whoever names another number than the one in use is told both.
+/// Rule L3: a request with another limit than the one in use is refused, and the error names both.
 #[tokio::test]
-async fn another_number_than_the_one_in_use_is_refused_with_both() {
+async fn a_limit_other_than_the_one_in_use_is_refused_with_both() {
     let redis = Redis::start();
     let locks = client(&redis, "holder").await;
     let held = locks.semaphore("slots", 3).acquire().await.unwrap();
@@ -47,7 +47,7 @@ async fn another_number_than_the_one_in_use_is_refused_with_both() {
     assert_eq!(same.slot(), Some(1));
     same.release().await.unwrap();
     held.release().await.unwrap();
-    // Nobody uses it: the number is free again, and there is none to take over.
+    // No permit is held: any limit may be set, and there is none in force.
     let Err(AcquireError::Backend(error)) = locks.semaphore_in_force("slots").acquire().await else {
         panic!("not refused")
     };
@@ -56,7 +56,7 @@ async fn another_number_than_the_one_in_use_is_refused_with_both() {
 }
 
 #[tokio::test]
-async fn permits_and_a_hold_alone_exclude_each_other() {
+async fn permits_and_an_exclusive_hold_exclude_each_other() {
     let redis = Redis::start();
     let locks = client(&redis, "holder").await;
     let alone = locks.mutex("slots").acquire().await.unwrap();
@@ -75,7 +75,7 @@ async fn permits_and_a_hold_alone_exclude_each_other() {
         async move { lock.acquire().await.unwrap() }
     });
     until_waiting(&locks, "slots", 1).await;
-    // Whoever comes later waits behind it, though a permit is free.
+    // Later requests wait behind it, although a permit is free.
     permit.release().await.unwrap();
     assert!(locks.semaphore("slots", 2).try_acquire().await.unwrap().is_none());
     second.release().await.unwrap();
@@ -83,7 +83,7 @@ async fn permits_and_a_hold_alone_exclude_each_other() {
     assert_eq!(keys(&redis), [""; 0]);
 }
 
-/// Each permit has an expiry of its own (peers' flaw 9): a crash frees its own slot, and no other.
+/// Each permit has an expiry of its own: a crash frees its own slot, and no other.
 #[tokio::test]
 async fn a_crash_frees_its_own_permit_and_no_other() {
     let redis = Redis::start();
@@ -99,7 +99,7 @@ async fn a_crash_frees_its_own_permit_and_no_other() {
     assert!(crashed.loss().is_some(), "it knew before its slot was free (P5)");
     kept.verify().await.unwrap();
     drop(crashed);
-    // With the last one, the marker goes too: whoever wants it alone need not wait for anybody's ttl.
+    // The marker is deleted with the last permit: an exclusive request need not wait for any ttl.
     kept.release().await.unwrap();
     next.release().await.unwrap();
     assert!(stays.mutex("slots").try_acquire().await.unwrap().is_some());
@@ -120,9 +120,9 @@ async fn a_permit_that_stays_closed_keeps_its_slot() {
     assert_eq!(third.slot(), Some(0));
 }
 
-/// Whoever wants it alone waits for what is still shut, and no longer.
+/// An exclusive request waits until the closed permit's time is over, and no longer.
 #[tokio::test]
-async fn the_last_permit_that_stays_closed_keeps_others_out_no_longer_than_that() {
+async fn the_last_closed_permit_blocks_exclusive_holds_only_for_its_own_time() {
     let redis = Redis::start();
     let locks = client(&redis, "holder").await;
     let permit = locks.semaphore("slots", 2).ttl(600 * SECOND).keep_closed(SECOND).acquire().await.unwrap();
@@ -133,7 +133,7 @@ async fn the_last_permit_that_stays_closed_keeps_others_out_no_longer_than_that(
     locks.mutex("slots").wait(Wait::For(20 * SECOND)).acquire().await.unwrap().release().await.unwrap();
 }
 
-/// Many release and take at once: never more than there are, never two in one slot.
+/// Concurrent acquires and releases: never more holders than permits, never two in one slot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn never_more_holders_than_permits() {
     use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Who waits: woken one at a time, in their order, and forgotten when dead.
+//! Waiters: woken one at a time, in order, and removed when dead.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use lockkeeper_rig::Redis;
 use crate::proxy::Faults;
 use crate::support::{SECOND, address, calls, client, keys, name, until, until_waiting};
 
-/// How many commands it takes to hand a lock through a queue of so many clients, for each time.
+/// Commands for each hand-over of a lock through a queue of `waiters` clients.
 async fn commands_for_each_hand_over(waiters: usize) -> f64 {
     let redis = Redis::start();
     let locks = client(&redis, "first").await;
@@ -19,7 +19,7 @@ async fn commands_for_each_hand_over(waiters: usize) -> f64 {
     for waiter in order.clone() {
         let (locks, order_in) = (client(&redis, "waits").await, order_in.clone());
         waiting.push(tokio::spawn(async move {
-            // So long that nobody looks by itself.
+            // A ttl so long that no waiter polls.
             let held = locks.mutex("jobs").ttl(600 * SECOND).acquire().await.unwrap();
             order_in.lock().unwrap().push(waiter);
             held.release().await.unwrap();
@@ -37,17 +37,17 @@ async fn commands_for_each_hand_over(waiters: usize) -> f64 {
     asked as f64 / waiters as f64
 }
 
-/// No herd: a release wakes one, however many wait.
+/// No thundering herd: a release wakes one waiter, for any length of the queue.
 #[tokio::test]
 async fn the_commands_for_a_hand_over_do_not_grow_with_the_queue() {
     let (few, many) = (commands_for_each_hand_over(2).await, commands_for_each_hand_over(48).await);
-    // The end of the hold, the try that is granted, and what two successors ask who were told that it is their turn
-    // soon. Were everybody woken, 48 would ask 24 times each.
+    // The release, the attempt that is granted, and the attempts of two successors whose turn is announced. If every
+    // waiter were woken, each of 48 would try 24 times on average.
     assert!(few <= 5.0 && many <= 5.0, "2 waiters: {few} commands each, 48: {many}");
 }
 
 #[tokio::test]
-async fn a_waiter_that_died_is_forgotten_when_its_time_is_over() {
+async fn a_dead_waiter_is_skipped_after_its_ttl() {
     let redis = Redis::start();
     let faults = Faults::default();
     let held = client(&redis, "holds").await.mutex("jobs").acquire().await.unwrap();
@@ -68,9 +68,9 @@ async fn a_waiter_that_died_is_forgotten_when_its_time_is_over() {
     dead.abort();
 }
 
-/// Whoever asks at the moment of a release does not pass those who wait: a release keeps the lock for them.
+/// A request that arrives just after a release does not overtake the waiters: the release reserves the lock for them.
 #[tokio::test]
-async fn nobody_passes_the_queue_at_a_release() {
+async fn no_request_overtakes_the_queue_at_a_release() {
     let redis = Redis::start();
     let (locks, late) = (client(&redis, "holds").await, client(&redis, "late").await);
     let faults = Faults::default();
@@ -83,7 +83,7 @@ async fn nobody_passes_the_queue_at_a_release() {
         let lock = make(&waits).ttl(600 * SECOND);
         let waiting = tokio::spawn(async move { lock.acquire().await });
         until_waiting(&locks, "jobs", 1).await;
-        // It hears of the release, but can't come yet.
+        // The waiter receives the wake-up, but its attempts are lost.
         faults.lose_calls(u32::MAX);
         held.release().await.unwrap();
         assert_eq!(redis.cli(&["GET", "jobs"]), "lockkeeper:reserved:1");
@@ -96,9 +96,9 @@ async fn nobody_passes_the_queue_at_a_release() {
     }
 }
 
-/// What is kept for one who does not come is free again soon, for whoever asks then.
+/// A reservation for a waiter that does not come expires soon; then any request may be granted.
 #[tokio::test]
-async fn what_is_kept_for_one_who_died_is_free_soon() {
+async fn a_reservation_for_a_dead_waiter_expires_soon() {
     let redis = Redis::start();
     let locks = client(&redis, "holds").await;
     let faults = Faults::default();
@@ -111,7 +111,7 @@ async fn what_is_kept_for_one_who_died_is_free_soon() {
     held.release().await.unwrap();
     let left: i64 = redis.cli(&["PTTL", "jobs"]).parse().unwrap();
     assert!((1..=2000).contains(&left), "{left}");
-    // Although the dead one would be the first for ten minutes.
+    // By its ttl, the dead waiter would be the first for ten minutes.
     until("it is free", async || locks.mutex("jobs").try_acquire().await.unwrap())
         .await
         .release()
@@ -120,24 +120,24 @@ async fn what_is_kept_for_one_who_died_is_free_soon() {
     dead.abort();
 }
 
-/// A message that is lost costs time, not the lock: the first in the queue looks by itself.
+/// A lost message costs time, not the lock: the first waiter polls.
 #[tokio::test]
-async fn a_lost_wake_up_is_made_up_for() {
+async fn a_lost_wake_up_only_delays_the_grant() {
     let redis = Redis::start();
     let locks = client(&redis, "holds").await;
     let held = locks.mutex("jobs").acquire().await.unwrap();
     let waits = client(&redis, "waits").await;
     let waiting = tokio::spawn(async move { waits.mutex("jobs").acquire().await.unwrap().release().await });
     until_waiting(&locks, "jobs", 1).await;
-    // Its end without a word, as when a message is lost with its connection.
+    // The hold ends without a message, as if that was lost with its connection.
     redis.cli(&["DEL", "jobs"]);
     tokio::time::timeout(20 * SECOND, waiting).await.expect("it looks by itself").unwrap().unwrap();
     assert!(held.release().await.is_err());
 }
 
-/// Connections that are lost and made again: everyone looks again, and places are kept.
+/// After a reconnect all waiters try again and keep their places.
 #[tokio::test]
-async fn a_place_is_kept_while_the_connection_is_made_anew() {
+async fn places_in_the_queue_survive_reconnects() {
     let redis = Redis::start();
     let locks = client(&redis, "holds").await;
     let held = locks.mutex("jobs").acquire().await.unwrap();
@@ -161,9 +161,9 @@ async fn a_place_is_kept_while_the_connection_is_made_anew() {
     assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3]);
 }
 
-/// A waiter that gives up makes room at once, and its successor is told.
+/// A waiter that gives up leaves the queue at once, and its successor is woken.
 #[tokio::test]
-async fn the_first_that_gives_up_is_followed_by_the_next() {
+async fn a_waiter_that_gives_up_is_succeeded_by_the_next() {
     let redis = Redis::start();
     let locks = client(&redis, "holds").await;
     let held = locks.mutex("jobs").acquire().await.unwrap();
@@ -183,9 +183,9 @@ async fn the_first_that_gives_up_is_followed_by_the_next() {
     tokio::time::timeout(Duration::from_secs(20), last).await.expect("told").unwrap().unwrap();
 }
 
-/// Many tasks of few clients, all for one lock: every end is answered, and all have their turn.
+/// Many tasks of few clients compete for one lock: every release is confirmed, and all tasks finish.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tasks_hand_a_lock_on_and_no_end_is_in_doubt() {
+async fn many_tasks_share_a_lock_and_every_release_is_confirmed() {
     let redis = Redis::start();
     let mut clients = Vec::new();
     for label in ["one", "two", "three", "four"] {

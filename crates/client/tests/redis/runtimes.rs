@@ -1,4 +1,4 @@
-//! Guards that end where no runtime is driven: outside of any, or in one that stands still.
+//! Guards dropped where no runtime runs: outside any, or beside one that is not driven.
 
 use lockkeeper_rig::Redis;
 
@@ -26,7 +26,7 @@ fn a_guard_that_is_dropped_outside_of_a_runtime_is_given_back() {
 }
 
 #[test]
-fn a_guard_that_is_dropped_beside_a_runtime_that_stands_still_is_given_back() {
+fn a_guard_that_is_dropped_beside_an_undriven_runtime_is_given_back() {
     let redis = Redis::start();
     let still = runtime();
     let held =

@@ -1,4 +1,4 @@
-//! What the scenarios have in common.
+//! Shared helpers.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use lockkeeper_rig::Redis;
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-/// A server that loses nothing, as tokens need it.
+/// A server that loses no acknowledged writes, as tokens require.
 pub(crate) fn durable() -> Redis {
     Redis::with(&["--appendonly", "yes", "--appendfsync", "always"])
 }
@@ -29,7 +29,7 @@ pub(crate) fn name(name: &str) -> LockName {
     name.parse().unwrap()
 }
 
-/// Waits for a condition, with a deadline that is only there so that a failure ends.
+/// Waits for a condition; the deadline only ends a failed test.
 pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -49,18 +49,18 @@ pub(crate) async fn until_waiting(locks: &Locks, lock: &str, count: usize) {
     .await;
 }
 
-/// Waits until a holder knows of its loss, and says of what kind it is.
+/// Waits until a holder detects its loss, and returns the cause.
 pub(crate) async fn loss(held: &Guard<Unfenced>) -> LossCause {
     until("the holder knows", async || held.loss()).await
 }
 
-/// The keys that are left of all locks.
+/// All keys of the database.
 pub(crate) fn keys(redis: &Redis) -> Vec<String> {
     let keys = redis.cli(&["KEYS", "*"]);
     keys.lines().filter(|key| !key.is_empty()).map(str::to_owned).collect()
 }
 
-/// How often a command was executed since the statistics were reset.
+/// Number of executions of a command since the statistics were reset.
 pub(crate) fn calls(redis: &Redis, command: &str) -> u64 {
     let stats = redis.cli(&["INFO", "commandstats"]);
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));

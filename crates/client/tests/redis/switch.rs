@@ -1,4 +1,4 @@
-//! A way to a server that can be led to another, and that can keep back what a client sent until later.
+//! A TCP proxy that can be redirected to another server, and can delay a client's bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ pub(crate) struct Switch {
 struct State {
     leads_to: SocketAddr,
     open: Vec<TcpStream>,
-    /// The next piece that a client sends is kept back, and its client is cut off.
+    /// Keep the next bytes of a client back, and cut that client off.
     keep_back: bool,
     kept: Option<(TcpStream, Vec<u8>)>,
 }
@@ -39,14 +39,14 @@ impl Switch {
         self.state.lock().unwrap()
     }
 
-    /// From now on it leads there; who is connected is cut off.
+    /// Redirects new connections, and cuts present ones off.
     pub(crate) fn turn_to(&self, server: SocketAddr) {
         let mut state = self.state();
         state.leads_to = server;
         state.open.drain(..).for_each(|stream| close(&stream));
     }
 
-    /// Keeps the next piece of a client back, and cuts that client off.
+    /// Keeps the next bytes of a client back, and cuts that client off.
     pub(crate) fn keep_next_back(&self) {
         self.state().keep_back = true;
     }
@@ -55,11 +55,11 @@ impl Switch {
         self.state().kept.is_some()
     }
 
-    /// What was kept back arrives after all.
+    /// Sends the bytes that were kept back.
     pub(crate) fn deliver_late(&self) {
         let (mut server, piece) = self.state().kept.take().unwrap();
         server.write_all(&piece).unwrap();
-        // The server reads it, and then sees the end.
+        // The server reads them, and then the end of the stream.
         server.shutdown(Shutdown::Write).unwrap();
     }
 
@@ -80,7 +80,7 @@ impl Switch {
         while let Ok(read @ 1..) = from.read(&mut piece) {
             let mut state = self.state();
             if std::mem::take(&mut state.keep_back) {
-                // The way down ends without closing the way up.
+                // The direction to the client ends, and the one to the server stays open.
                 close(&from);
                 state.kept = Some((to, piece[..read].to_vec()));
                 return;
@@ -95,7 +95,7 @@ impl Switch {
     }
 }
 
-/// Leaves the server's end open if the client's is closed: something for the server may have been kept back.
+/// Leaves the server's side open if the client's is closed: bytes for the server may have been kept back.
 fn pass_down(mut from: TcpStream, mut to: TcpStream) {
     let mut piece = [0; 64 << 10];
     while let Ok(read @ 1..) = from.read(&mut piece) {

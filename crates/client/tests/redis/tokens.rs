@@ -1,4 +1,5 @@
-//! `?fencing=counter`: drawn with the SET, rising whatever the server forgets, and refused where it can't last.
+//! `?fencing=counter`: drawn together with the SET, rising after any data loss, and refused on settings that can lose
+//! it.
 
 use lockkeeper::{BreakOrder, Broken, Locks, Token, TokenStatus};
 use lockkeeper_rig::Redis;
@@ -22,11 +23,11 @@ async fn a_token_is_drawn_with_the_set_and_only_then() {
     let token = held.token_hint().unwrap();
     assert_eq!(redis.cli(&["GET", COUNTER]), token.to_string());
     assert_eq!(redis.cli(&["GET", "jobs"]).split(':').nth(4), Some(token.to_string().as_str()));
-    // Who is refused draws none.
+    // A refused attempt draws no token.
     assert!(locks.mutex("jobs").try_acquire().await.unwrap().is_none());
     assert!(locks.semaphore("jobs", 2).try_acquire().await.unwrap().is_none());
     assert_eq!(redis.cli(&["GET", COUNTER]), token.to_string());
-    // The guard's own stays what it was (peers' flaw 8).
+    // The guard's own token never changes.
     held.verify().await.unwrap();
     assert_eq!(held.token_hint(), Some(token));
     held.release().await.unwrap();
@@ -34,9 +35,9 @@ async fn a_token_is_drawn_with_the_set_and_only_then() {
     assert!((29..=30).contains(&days), "it is forgotten some time: {days} days");
 }
 
-/// Peers' flaw 7: a counter that begins again.
+/// A counter that is lost must not restart from a lower token.
 #[tokio::test]
-async fn tokens_rise_whatever_the_server_forgets() {
+async fn tokens_rise_after_any_data_loss() {
     let redis = durable();
     let locks = with_tokens(&redis, "holder").await;
     let mut last = next(&locks).await;
@@ -56,7 +57,7 @@ async fn tokens_rise_whatever_the_server_forgets() {
     assert!(last.get() < 1 << 53);
 }
 
-/// A counter that is ahead of the clock counts on by one.
+/// A counter that is ahead of the clock is incremented by one.
 #[tokio::test]
 async fn a_counter_that_is_ahead_of_the_clock_counts_on() {
     let redis = durable();
@@ -88,7 +89,7 @@ async fn tokens_are_refused_where_they_can_not_last() {
 }
 
 #[tokio::test]
-async fn without_a_counter_there_are_none_and_the_error_names_both_ways_out() {
+async fn without_a_counter_token_operations_fail_and_name_both_alternatives() {
     let redis = Redis::start();
     let locks = client(&redis, "holder").await;
     let held = locks.mutex("jobs").acquire().await.unwrap();
@@ -112,7 +113,7 @@ async fn without_a_counter_there_are_none_and_the_error_names_both_ways_out() {
 }
 
 #[tokio::test]
-async fn a_token_is_current_until_it_is_not() {
+async fn the_status_of_a_token_follows_its_hold() {
     let redis = durable();
     let locks = with_tokens(&redis, "holder").await;
     let jobs = name("jobs");
@@ -128,7 +129,7 @@ async fn a_token_is_current_until_it_is_not() {
     assert_eq!(status(token.get()).await, TokenStatus::NotCurrent { live: vec![] });
 }
 
-/// B1 to B3, for a hold alone and for one permit of several.
+/// B1 to B3, for an exclusive hold and for one permit of several.
 #[tokio::test]
 async fn a_break_ends_the_hold_with_that_token_and_no_other() {
     let redis = durable();
@@ -170,9 +171,9 @@ async fn a_break_ends_the_hold_with_that_token_and_no_other() {
     }
 }
 
-/// B2: what only stays shut is opened by `now` alone.
+/// B2: only `now` opens a closed hold.
 #[tokio::test]
-async fn a_closed_hold_is_opened_by_now_alone() {
+async fn a_closed_hold_is_opened_only_by_a_break_with_now() {
     let redis = durable();
     let locks = with_tokens(&redis, "holder").await;
     let held = locks.mutex("jobs").keep_closed(600 * SECOND).acquire().await.unwrap();

@@ -5,7 +5,8 @@ use lockkeeper_rig::{RedisCluster, Sentinel};
 
 use crate::support::{SECOND, loss, name, until, until_waiting};
 
-/// The former primary dies: the link finds the new one. What was not copied is lost, and its holder knows.
+/// The former primary dies: the link finds the new one. A hold that was not replicated is lost, and its holder
+/// detects it.
 #[tokio::test]
 async fn after_a_fail_over_the_new_primary_is_found() {
     let servers = Sentinel::with(&["--appendonly", "yes"]);
@@ -14,7 +15,7 @@ async fn after_a_fail_over_the_new_primary_is_found() {
         (Locks::connect_as(&url, "alice").await.unwrap(), Locks::connect_as(&url, "bob").await.unwrap());
     let copied = alice.mutex("copied").ttl(30 * SECOND).acquire().await.unwrap();
     let former = servers.primary();
-    // WAIT would wait for the writes of its own connection only.
+    // `WAIT` would wait for the writes of its own connection only.
     let replica = servers.replica();
     until("it is copied", async || (replica.cli(&["EXISTS", "copied"]) == "1").then_some(())).await;
     former.kill();
@@ -30,7 +31,7 @@ async fn after_a_fail_over_the_new_primary_is_found() {
 }
 
 #[tokio::test]
-async fn sentinels_that_know_no_such_primary_say_so() {
+async fn an_unknown_primary_is_reported() {
     let servers = Sentinel::start();
     let error = Locks::connect(&format!("redis://{}?sentinel=other", servers.addresses())).await;
     let error = error.map(drop).unwrap_err().to_string();
@@ -69,7 +70,7 @@ async fn the_locks_of_a_cluster_are_spread_over_its_nodes() {
     tokio::time::timeout(20 * SECOND, waiting).await.expect("woken by a message").unwrap();
 }
 
-/// A slot that moves takes its locks along; whoever asks the old node is told, and asks the other.
+/// A migrating slot takes its locks along; calls to the old node are redirected.
 #[tokio::test]
 async fn a_lock_whose_slot_moves_is_kept() {
     let cluster = RedisCluster::start(3);
@@ -88,7 +89,7 @@ async fn a_lock_whose_slot_moves_is_kept() {
 }
 
 #[tokio::test]
-async fn a_cluster_is_told_from_a_server_and_its_names_from_others() {
+async fn wrong_topologies_and_names_across_slots_are_refused() {
     let cluster = RedisCluster::start(3);
     let one = format!("redis://127.0.0.1:{}", cluster.nodes()[0].port());
     let locks = Locks::connect(&one).await.unwrap();

@@ -1,11 +1,11 @@
-//! URLs, logins, TLS, and servers that are no servers of their own: what is refused says why, and what to do.
+//! URLs, logins, TLS, and servers that are not independent: each refusal names the cause and a remedy.
 
 use lockkeeper::{ConnectError, Locks};
 use lockkeeper_rig::Redis;
 
 use crate::support::{SECOND, Servers, address, try_to_hold};
 
-/// Why no client could be made.
+/// The error of connecting.
 async fn refused(url: &str) -> String {
     let made = tokio::time::timeout(20 * SECOND, Locks::connect(url)).await.expect("it does not hang");
     match made {
@@ -22,7 +22,7 @@ fn says(error: &str, parts: &[&str]) {
 }
 
 #[tokio::test]
-async fn urls_that_are_none_of_ours() {
+async fn invalid_urls_are_refused_with_the_reason() {
     says(&refused("redlock://a,b").await, &["`a:6379,b:6379`", "3 or more independent servers", "redis://"]);
     says(&refused("redlock:").await, &["3 or more independent servers"]);
     says(&refused("redlock://a,b:6379,b").await, &["`b:6379`", "vote twice"]);
@@ -45,7 +45,7 @@ async fn no_majority_is_an_error_that_names_every_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_that_hang_do_not_hang_the_client_that_is_made() {
+async fn hung_servers_do_not_block_connecting() {
     let servers = Servers::start(3);
     servers.0[1].stop();
     let locks = tokio::time::timeout(20 * SECOND, servers.client("a")).await.expect("two of three answer");
@@ -55,7 +55,7 @@ async fn servers_that_hang_do_not_hang_the_client_that_is_made() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wrong_password_at_one_server_is_told_and_at_a_majority_refused() {
+async fn a_wrong_password_is_a_finding_at_one_server_and_an_error_at_a_majority() {
     let secret = |secret: &str| Redis::with(&["--requirepass", secret]);
     let servers = Servers::of([secret("right"), secret("right"), secret("another")]);
     let url = format!("redlock://:right@{}", servers.hosts());
@@ -76,7 +76,7 @@ async fn a_wrong_password_at_one_server_is_told_and_at_a_majority_refused() {
 async fn tls_at_every_server() {
     let servers = Servers::of((0..3).map(|_| Redis::with_tls()));
     let folder = tempfile::tempdir().unwrap();
-    // Each server here has an authority of its own; all of them are believed.
+    // Each server here has an authority of its own; all of them are trusted.
     let all: Vec<String> =
         servers.0.iter().map(|server| std::fs::read_to_string(server.ca()).unwrap()).collect();
     let ca = folder.path().join("ca.pem");
@@ -94,7 +94,7 @@ async fn tls_at_every_server() {
 
 #[cfg(not(feature = "redis-tls"))]
 #[tokio::test]
-async fn tls_that_is_not_compiled_in_is_said() {
+async fn tls_that_is_not_compiled_in_is_reported() {
     says(&refused("redlocks://a,b,c").await, &["redis-tls"]);
 }
 
@@ -109,9 +109,9 @@ async fn servers_that_are_not_independent_are_refused() {
     says(&refused(&twice).await, &[&address(&servers.0[1]), "the same server", "vote twice"]);
 }
 
-/// Neither is silently something weaker (P11).
+/// Unsupported operations are never replaced by weaker ones (P11).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_majority_can_not_do_is_said_once() {
+async fn unsupported_operations_are_refused_with_the_reason() {
     let servers = Servers::start(3);
     let locks = servers.client("a").await;
     let error = locks.semaphore("seats", 3).acquire().await.unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Servers that die, hang, forget or have their clocks set, while a majority is well, and when none is.
+//! Servers that crash, hang, lose data or have their clocks set, with a healthy majority and without one.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ async fn with_two_of_five_dead_everything_works() {
     let held = hold(&holder, 2 * SECOND).await.unwrap();
     servers.0[0].kill();
     servers.0[4].kill();
-    // The hold lives on, longer than a ttl, on the three that are left of it.
+    // The hold lasts longer than a ttl on the three servers that are left.
     let first = held.valid_until().unwrap().unwrap();
     until("it is kept alive beyond its first ttl", async || {
         let valid = held.valid_until().expect("it is not lost").expect("it has a ttl");
@@ -36,7 +36,7 @@ async fn with_two_of_five_dead_everything_works() {
 async fn a_server_that_is_back_takes_part_again() {
     let servers = Servers::start(3);
     servers.0[0].kill();
-    // One client has never met it, the other has lost it.
+    // One client has never connected to it, the other has lost its connection.
     let without = servers.client("without").await;
     servers.0[0].start_again();
     let with = servers.client("with").await;
@@ -56,7 +56,7 @@ async fn a_server_that_is_back_takes_part_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_three_of_five_dead_acquires_fail_and_say_which_server_said_what() {
+async fn with_three_of_five_dead_acquires_fail_and_report_every_servers_answer() {
     let servers = Servers::start(5);
     let locks = servers.client("a").await;
     drop(hold(&locks, SECOND).await.unwrap());
@@ -77,13 +77,13 @@ async fn with_three_of_five_dead_acquires_fail_and_say_which_server_said_what() 
         assert!(says.contains(&format!("{}: granted, and taken back", address(server))), "{says}");
     }
     servers.until_nothing_is_left(NAME).await;
-    // Nothing was in the way of whoever comes when they are back.
+    // No entries are in the way when they are back.
     servers.0[1..4].iter().for_each(Redis::start_again);
     hold(&locks, 10 * SECOND).await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_without_a_majority_is_lost_by_its_deadline() {
+async fn a_hold_without_a_majority_is_lost_at_its_deadline() {
     let servers = Servers::start(5);
     let locks = servers.client("a").await;
     let held = hold(&locks, 2 * SECOND).await.unwrap();
@@ -109,9 +109,9 @@ async fn a_hold_without_a_majority_is_lost_by_its_deadline() {
     servers.until_nothing_is_left(NAME).await;
 }
 
-/// Servers that say for certain that they have lost it need no deadline.
+/// If a majority answers that it has lost the hold, the loss is certain before the deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_that_a_majority_forgot_is_lost_with_the_next_keep_alive() {
+async fn a_hold_that_a_majority_lost_is_lost_with_the_next_keep_alive() {
     let servers = Servers::start(3);
     let locks = servers.client("a").await;
     let held = hold(&locks, 6 * SECOND).await.unwrap();
@@ -142,9 +142,9 @@ async fn one_clock_that_is_set_forward_breaks_nothing() {
     assert!(try_to_hold(&two).await.is_some());
 }
 
-/// A server's time limit is a second here. Fifty pairs take fifty if each waits for it once.
+/// A server's time limit is a second here. Fifty pairs would take 50 s if each waited for it once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_server_that_hangs_slows_nobody_down_to_its_time_limit() {
+async fn one_hung_server_does_not_slow_acquires_to_its_time_limit() {
     let servers = Servers::start(5);
     let locks = servers.client("a").await;
     hold(&locks, 30 * SECOND).await.unwrap().release().await.unwrap();
@@ -155,14 +155,15 @@ async fn one_server_that_hangs_slows_nobody_down_to_its_time_limit() {
         }
     };
     tokio::time::timeout(25 * SECOND, pairs).await.expect("nobody waits for it");
-    // What it was sent meanwhile comes to nothing.
+    // Calls that it received meanwhile leave no entries.
     servers.0[3].cont();
     servers.until_nothing_is_left(NAME).await;
 }
 
-/// Three that hang are no majority; what they were sent is in doubt, and is taken back when they go on.
+/// Without the three hung servers there is no majority. Their calls are in doubt, and are taken back when they
+/// resume.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_servers_that_hang_are_told_as_doubt_and_leave_nothing() {
+async fn with_three_of_five_hung_acquires_are_in_doubt_and_leave_no_entries() {
     let servers = Servers::start(5);
     let locks = servers.client("a").await;
     hold(&locks, SECOND).await.unwrap().release().await.unwrap();
@@ -179,7 +180,7 @@ async fn three_servers_that_hang_are_told_as_doubt_and_leave_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_killed_while_an_acquire_waits_and_while_one_releases() {
+async fn waits_and_releases_need_only_a_majority_of_the_servers() {
     let servers = Servers::start(5);
     let (one, two) = (servers.client("one").await, servers.client("two").await);
     let held = servers.held_by_all(&one, 2 * SECOND).await;

@@ -1,4 +1,4 @@
-//! Whatever an acquire is stopped by, no server holds anything for it afterwards (peers' flaw 1).
+//! An acquire that is stopped in any way leaves no entry on any server.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -18,7 +18,7 @@ async fn an_acquire_that_is_dropped_at_any_await_leaves_nothing() {
         for polls in 0..25 {
             let held = if busy { Some(try_to_hold(&other).await.expect("it is free")) } else { None };
             let lock = locks.mutex(NAME).ttl(10 * SECOND);
-            // One is dropped for certain before its answer, however fast the servers and slow this thread.
+            // One is certainly dropped before its answer, for any speed of the servers and of this thread.
             let still = !busy && polls == 0;
             if still {
                 servers.0.iter().for_each(Redis::stop);
@@ -32,7 +32,7 @@ async fn an_acquire_that_is_dropped_at_any_await_leaves_nothing() {
                         done = Some(guard.unwrap());
                         break;
                     }
-                    // So that the steps are spread over the round trips, not over one moment before the first.
+                    // Spreads the polls over the round trips.
                     tokio::time::sleep(Duration::from_micros(100)).await;
                 }
                 done
@@ -74,7 +74,7 @@ async fn an_acquire_that_is_dropped_while_servers_hang_leaves_nothing_when_they_
     held.release().await.unwrap();
 }
 
-/// Two who each get a part of the servers leave nothing but one hold.
+/// Two clients that each get a part of the servers leave nothing but one hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rivals_leave_nothing_of_the_rounds_that_they_lost() {
     let servers = Servers::start(5);
@@ -93,7 +93,7 @@ async fn rivals_leave_nothing_of_the_rounds_that_they_lost() {
     servers.until_nothing_is_left(NAME).await;
 }
 
-/// A runtime that ends takes its tasks with it, and a guard may be dropped where there is none.
+/// A runtime that ends drops its tasks, and a guard may be dropped outside any runtime.
 #[test]
 fn a_runtime_that_ends_and_a_guard_that_is_dropped_outside_of_any_leave_nothing() {
     let servers = Servers::start(3);
@@ -104,7 +104,7 @@ fn a_runtime_that_ends_and_a_guard_that_is_dropped_outside_of_any_leave_nothing(
         let locks = lasting.block_on(lockkeeper::Locks::connect(&url)).unwrap();
         let short = runtime();
         let held = short.block_on(try_to_hold(&locks)).expect("it is free");
-        // An acquire is under way when its runtime ends; one server has not answered to the first either.
+        // An acquire is pending when its runtime ends; one server has not answered to the other acquire either.
         let waiting = locks.mutex(NAME).ttl(10 * SECOND);
         short.spawn(async move { waiting.acquire().await.map(drop) });
         servers.0[2].stop();

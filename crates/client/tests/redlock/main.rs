@@ -1,6 +1,6 @@
-//! What is peculiar to a majority of Redis servers, on real ones: which of them may fail, what is left where, and what
-//! Redlock does not survive. What every backend promises is in the contract suite; the quorum's own rules are tried
-//! over every fault in `src/backends/redlock/tests`.
+//! Properties specific to a majority of Redis servers, on real ones: tolerated failures, remaining entries, and the
+//! faults that Redlock does not survive. The promises of every backend are in the contract suite; the quorum's own
+//! rules are tested over every fault in `src/backends/redlock/tests`.
 
 #![cfg(feature = "redlock")]
 

@@ -1,11 +1,11 @@
-//! What people see: a majority's view.
+//! Inspection: the state on which a majority agrees.
 
 use lockkeeper_rig::Redis;
 
 use crate::support::{NAME, SECOND, Servers, hold, try_to_hold, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_is_whom_a_majority_shows() {
+async fn a_holder_is_shown_only_if_a_majority_has_it() {
     let servers = Servers::start(5);
     let locks = servers.client("ours").await;
     let name = NAME.parse().unwrap();
@@ -26,7 +26,7 @@ async fn a_holder_is_whom_a_majority_shows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_view_needs_a_majority_and_no_more() {
+async fn inspection_needs_only_a_majority() {
     let servers = Servers::start(5);
     let (one, two) = (servers.client("one").await, servers.client("two").await);
     let held = hold(&one, 30 * SECOND).await.unwrap();
@@ -49,7 +49,7 @@ async fn the_view_needs_a_majority_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn findings_name_the_server_and_what_its_settings_spoil() {
+async fn findings_name_the_server_and_its_unsafe_settings() {
     let sound = || Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let servers = Servers::of([sound(), sound(), sound(), Redis::start()]);
     let findings = servers.client("doctor").await.findings().await.unwrap();

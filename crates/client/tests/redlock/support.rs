@@ -1,4 +1,4 @@
-//! Several servers, and what is in them.
+//! Several servers, and queries of their contents.
 
 use std::time::Duration;
 
@@ -33,14 +33,14 @@ impl Servers {
         Locks::connect_as(&self.url(), label).await.unwrap()
     }
 
-    /// At which servers, of those that answer, the lock's key is.
+    /// The number of live servers that have the lock's key.
     pub(crate) fn keys(&self, name: &str) -> usize {
         let has = |server: &&Redis| server.try_cli(&["EXISTS", name]).is_ok_and(|answer| answer == "1");
         self.0.iter().filter(|server| server.pid().is_some()).filter(has).count()
     }
 
-    /// A hold that every server has. A majority is enough for one, so on a busy machine a server may never hear of it: then it is
-    /// given back and taken anew.
+    /// A hold that every server has. A majority is enough for a hold, so on a busy machine one server's attempt may
+    /// be dropped: then the hold is released and acquired again.
     pub(crate) async fn held_by_all(&self, locks: &Locks, ttl: Duration) -> Guard<Unfenced> {
         until("all servers have it", async || {
             let held = hold(locks, ttl).await.unwrap();
@@ -57,7 +57,7 @@ impl Servers {
         .await
     }
 
-    /// Waits until no server that answers has anything of a lock but what is remembered of its ends.
+    /// Waits until no live server has the lock's key or its queue; records of ends may be left.
     pub(crate) async fn until_nothing_is_left(&self, name: &str) {
         until(&format!("nothing is left of {name}"), async || {
             let left = self.0.iter().filter(|server| server.pid().is_some()).any(|server| {
@@ -74,7 +74,7 @@ pub(crate) fn address(server: &Redis) -> String {
     format!("127.0.0.1:{}", server.port())
 }
 
-/// Holds it at once, or not.
+/// Attempts to hold without waiting.
 pub(crate) async fn try_to_hold(locks: &Locks) -> Option<Guard<Unfenced>> {
     locks.mutex(NAME).ttl(3 * SECOND).try_acquire().await.unwrap()
 }
@@ -83,7 +83,7 @@ pub(crate) async fn hold(locks: &Locks, ttl: Duration) -> Result<Guard<Unfenced>
     locks.mutex(NAME).ttl(ttl).wait(Wait::For(20 * SECOND)).acquire().await
 }
 
-/// Waits for a condition, with a deadline that is only there so that a failure ends.
+/// Waits for a condition; the deadline only ends a failed test.
 pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = std::time::Instant::now() + 30 * SECOND;
     loop {

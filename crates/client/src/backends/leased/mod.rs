@@ -1,8 +1,8 @@
-//! Sessions on top of lock services that know none: each hold is an entry that ends by itself unless it is renewed.
+//! Sessions for lock services that have none: each hold is an entry that expires unless it is renewed.
 //!
-//! Redis, Redlock and lease rows differ in how an entry is made, renewed and ended ([`Store`]); what must be done with
-//! them so that the promises hold is the same for all and stands in [`session`]. A lock service tells those who wait
-//! that it may be their turn by [`Wakes`].
+//! Redis, Redlock and lease rows differ in how an entry is created, renewed and ended ([`Store`]). The rules that
+//! make the promises hold are the same for all and are in [`session`]. A lock service wakes waiters through
+//! [`Wakes`].
 
 mod session;
 mod store;

@@ -1,11 +1,12 @@
-//! One session over a [`Store`]: which entries it has, and what a keep-alive means for them.
+//! One session over a [`Store`]: its entries, and the meaning of a keep-alive for them.
 //!
-//! Why a keep-alive may be believed (P5): it renews every entry that holds, waits, or may hold by an attempt whose answer
-//! is not here yet, and only those. So whatever the deadline of the session is, each hold's own end at the service is
-//! later: it was set by that keep-alive, or by a later renewal. An entry that a keep-alive did not find may have got its
-//! times before and become visible after it (a transaction whose commit takes long), and one under a break is not
-//! renewed: such an entry is renewed once more before its grant is handed out, or, if that has been, before the
-//! keep-alive is acknowledged. A session without entries has nothing that could end, and is kept alive without a word.
+//! Why an acknowledged keep-alive may extend the session's deadline (P5): it renews all entries that hold, wait, or
+//! may hold by an attempt without an answer yet, and no others. So the expiry of each hold at the service is later
+//! than the session's deadline: this keep-alive or a later renewal set it. There are two exceptions. An entry that a
+//! keep-alive did not find may have got its expiry before and become visible after (a transaction with a slow
+//! commit), and an entry under a break is not renewed. Such an entry is renewed once more before its grant is
+//! returned or, if the grant was returned already, before the keep-alive is acknowledged. A session without entries
+//! has nothing that can expire: its keep-alives are acknowledged without a call.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +23,7 @@ use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Granted, Push, Spec};
 use crate::time::BootInstant;
 
-/// Carries a session of leased entries.
+/// A session of leased entries.
 pub(crate) struct LeasedConn(Arc<Inner>);
 
 struct Inner {
@@ -37,10 +38,10 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// 128 random bits in hex, so that nobody else's entries are ever taken for ours.
+    /// 128 random bits in hex: no entry of another session has the same id.
     session: String,
     requests: BTreeMap<Seq, Request>,
-    /// The highest number of a request so far, if there was any: a lower one that is not among them is over.
+    /// The highest seq of a request so far, if any. A request with a lower seq that is not in `requests` is over.
     last: Option<Seq>,
 }
 
@@ -48,62 +49,62 @@ struct Request {
     entry: Arc<Entry>,
     woken: Arc<Woken>,
     stage: Stage,
-    /// An attempt left, or may have: there may be something to end.
+    /// An attempt was sent, or may have been: the entry may exist and must be ended.
     left: bool,
     /// An attempt was sent and not answered: it may arrive late, even after a later one was granted.
     doubt: bool,
-    /// How many times it was not renewed while its grant may have been on its way: a keep-alive did not find it, or it is
-    /// under a break. Its hold may end before the session's deadline.
+    /// How many times the entry was not renewed while its grant may have been on its way: a keep-alive did not find
+    /// it, or it is under a break. Its hold may then expire before the session's deadline.
     missed: u64,
-    /// Since when it ends.
+    /// When its end was first requested.
     ends_since: Option<BootInstant>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 enum Stage {
-    /// It may hold or wait: an attempt is on its way, or its answer was lost.
+    /// May hold or wait: an attempt is on its way, or its answer was lost.
     Asked,
-    /// It waits, as far as was heard last.
+    /// Waits, by its last answer.
     Waits,
     Holds(Granted),
-    /// An operator broke it, and its session was told. It is not renewed any more.
+    /// An operator broke it, and the session was notified. It is not renewed any more.
     Revoked,
-    /// A Finish is on its way: it must not be renewed after that (peers' flaw 5).
+    /// A finish is on its way. No renewal is sent after it, since a late one could keep a released lock held.
     Ends {
         revoked: bool,
     },
 }
 
-/// What a keep-alive renews.
+/// An entry that a keep-alive renews.
 struct Renewable {
     seq: Seq,
     entry: Arc<Entry>,
-    /// Its grant was handed out.
+    /// Its grant was returned when the renewal was sent.
     holds: bool,
 }
 
-/// What a renewal means for its keep-alive.
+/// The meaning of an entry's renewal for its keep-alive.
 enum EntryRenewal {
     Fine,
     /// A hold is lost.
     Lost,
-    /// It was granted since the renewal left, which says nothing of that hold.
+    /// It was granted after the renewal was sent, so that the renewal's answer does not apply to the hold.
     Again(Renewable),
 }
 
-/// What a call to acquire comes to.
+/// The next step of an acquire call.
 enum Step {
     Try(Attempt, Arc<Woken>),
-    /// It holds already: the caller wants to know whether it still does.
+    /// It holds already: the caller asks whether it still does.
     Check(Arc<Entry>, Granted),
     Over(Answer),
 }
 
-/// What a waiting entry waits for besides time.
+/// Wakes a waiting entry before its next attempt is due.
 #[derive(Default)]
 struct Woken {
     notify: Notify,
-    /// How long to wait before the next try, if somebody said so.
+    /// The pause before the next attempt that the latest wake-ups asked for, if any: the shortest counts.
     pause: Mutex<Option<Duration>>,
 }
 
@@ -119,7 +120,7 @@ impl Woken {
         self.pause.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Waits until it is time for the next try: for `again` at most, or for as long as whoever woke it said.
+    /// Waits until the next attempt is due: after `again`, or earlier if a wake-up asks for it.
     async fn until_due(&self, again: Duration) {
         let mut left = again;
         loop {
@@ -136,7 +137,7 @@ impl Woken {
 }
 
 impl LeasedConn {
-    /// Carries a session over `store`.
+    /// Creates a session over `store`.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         wakes: Wakes,
@@ -226,7 +227,7 @@ impl Inner {
         Answer::Opened
     }
 
-    /// The lock service says something of one entry, or of all.
+    /// Applies a wake-up of one entry, or of all.
     fn woken(&self, id: Option<&EntryId>, wake: Wake) {
         match (wake, id) {
             (Wake::Revoked, Some(id)) => {
@@ -243,12 +244,12 @@ impl Inner {
             (Wake::Try(after), None) => {
                 self.state().requests.values().for_each(|request| request.woken.wake(after));
             }
-            // Nobody breaks everything at once.
+            // A revocation always names an entry.
             (Wake::Revoked, None) => {}
         }
     }
 
-    /// Everything that a keep-alive must renew.
+    /// The entries that a keep-alive must renew.
     fn renewable(&self) -> Vec<Renewable> {
         let state = self.state();
         let renews = |stage: &Stage| matches!(stage, Stage::Asked | Stage::Waits | Stage::Holds(_));
@@ -276,11 +277,12 @@ impl Inner {
             }
             renewing = again;
         }
-        // A deadline must not move before the loss is told, which goes another way. The others are renewed again soon.
+        // The deadline must not be extended before the session processes the loss, which arrives as a push. The next
+        // keep-alive renews the other entries soon.
         if lost { Err(CallError { sent: true }) } else { Ok(Answer::KeptAlive) }
     }
 
-    /// What the renewal of an entry by a keep-alive means.
+    /// Applies the answer of an entry's renewal by a keep-alive.
     fn renewed(&self, one: Renewable, renewed: Renewed) -> EntryRenewal {
         let seq = one.seq;
         if renewed == Renewed::Revoked {
@@ -304,7 +306,7 @@ impl Inner {
             }
             (Renewed::Gone, Stage::Waits) => {
                 request.missed += 1;
-                // Its place in the queue is gone: it asks for a new one.
+                // It lost its place in the queue: its next attempt takes a new one.
                 request.woken.wake(Duration::ZERO);
                 EntryRenewal::Fine
             }
@@ -312,7 +314,7 @@ impl Inner {
         }
     }
 
-    /// An operator broke the hold of an entry. Whether one that was handed out is lost by it.
+    /// Applies the break of an entry by an operator. Returns whether a hold whose grant was returned is lost by it.
     fn revoked(&self, seq: Seq) -> bool {
         let mut state = self.state();
         let Some(request) = state.requests.get_mut(&seq) else { return false };
@@ -323,7 +325,7 @@ impl Inner {
                 self.push(Push::Revoked { seq });
                 true
             }
-            // Its grant is on its way.
+            // Its grant may be on its way.
             Stage::Asked | Stage::Waits => {
                 request.missed += 1;
                 false
@@ -332,19 +334,19 @@ impl Inner {
         }
     }
 
-    /// What a call to acquire means for the request as it stands.
+    /// The step that an acquire call takes in the request's present stage.
     fn step(&self, seq: Seq, want: &Wanted) -> Step {
         let mut state = self.state();
         let State { session, requests, last } = &mut *state;
         if Some(seq) <= *last && !requests.contains_key(&seq) {
-            // The caller may not have seen its loss yet; a new request under this number would take the lock again.
+            // The caller may not have processed its loss yet; a new request under this seq would take the lock again.
             return Step::Over(OVER);
         }
         *last = Some(seq).max(*last);
         let request = requests.entry(seq).or_insert_with(|| {
             let entry = Entry {
                 id: EntryId::of(session, seq),
-                // Several names at once are refused before (`Capabilities::multi`).
+                // A call with several names is refused earlier (`Capabilities::multi`).
                 name: want.names[0].clone(),
                 mode: want.mode,
                 ttl: self.ttl,
@@ -372,7 +374,7 @@ impl Inner {
         Step::Try(attempt, request.woken.clone())
     }
 
-    /// Whether a hold is still one. Never by another attempt, which would take a lost lock anew (peers' flaw 6).
+    /// Checks whether a hold still exists. Uses a renewal, never another attempt, which would take a lost lock again.
     async fn check(&self, seq: Seq, entry: Arc<Entry>, granted: Granted) -> Result<Answer, CallError> {
         let renewed = self.store.renew(vec![entry]).await?;
         Ok(match renewed.first() {
@@ -391,7 +393,7 @@ impl Inner {
     async fn acquire(&self, seq: Seq, mut attempt: Attempt, woken: &Woken) -> Result<Answer, CallError> {
         let mut told = None;
         loop {
-            // What was said before this try is answered by it.
+            // This attempt covers the wake-ups before it.
             woken.take();
             let left_before = self.leaves(seq);
             attempt.first = !left_before;
@@ -421,7 +423,7 @@ impl Inner {
         }
     }
 
-    /// Hands a grant out, once a renewal has left after every one that missed its entry.
+    /// Returns a grant, after a renewal that was sent after every renewal that missed its entry.
     async fn hand_out(&self, seq: Seq, granted: Granted) -> Result<Answer, CallError> {
         let mut made_up_for = 0;
         loop {
@@ -445,13 +447,15 @@ impl Inner {
                     self.advance(seq, Stage::Revoked);
                     return Ok(Answer::Revoked);
                 }
-                // The hold has ended. The machine finishes this number, in doubt, before it asks under another.
+                // The hold has ended. The machine finishes this seq, in doubt, before it sends a request under
+                // another.
                 Some(Renewed::Gone) | None => return Ok(OVER),
             }
         }
     }
 
-    /// An attempt leaves. Whether one may have left before; one of a request that is over certainly has.
+    /// Records that an attempt is sent. Returns whether one may have been sent before; true for a request that is
+    /// over.
     fn leaves(&self, seq: Seq) -> bool {
         let mut state = self.state();
         state.requests.get_mut(&seq).is_none_or(|request| std::mem::replace(&mut request.left, true))
@@ -464,8 +468,8 @@ impl Inner {
         }
     }
 
-    /// A try that is refused ends the request. What earlier ones may have left behind is ended first: a place in the
-    /// queue, or a grant whose answer was lost (P7).
+    /// A refused attempt ends the request. Remains of earlier attempts are ended first: a place in the queue, or a
+    /// grant whose answer was lost (P7).
     async fn refused(&self, seq: Seq) -> Result<(), CallError> {
         let clean = |request: &Request| !request.doubt && request.stage == Stage::Asked;
         if !self.state().requests.get(&seq).is_none_or(clean)
@@ -477,7 +481,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Moves a request on, unless it ends meanwhile.
+    /// Sets the stage of a request, unless its end has begun.
     fn advance(&self, seq: Seq, stage: Stage) -> bool {
         let mut state = self.state();
         match state.requests.get_mut(&seq) {
@@ -489,8 +493,8 @@ impl Inner {
         }
     }
 
-    /// From here on the entry is not renewed. In doubt is whatever was asked and never answered. `None` if there is
-    /// nothing to end, since nothing ever left.
+    /// Begins the end of an entry: it is not renewed from here on. Returns the entry, and whether an attempt of it
+    /// may still arrive; `None` if no attempt was ever sent.
     fn ending(&self, target: Seq) -> Option<(Arc<Entry>, bool)> {
         let mut state = self.state();
         let request = state.requests.get_mut(&target)?;
@@ -499,7 +503,7 @@ impl Inner {
             self.forget(target);
             return None;
         }
-        // One that waits may have its next attempt on its way.
+        // A waiting entry may have its next attempt on its way.
         request.doubt |= matches!(request.stage, Stage::Asked | Stage::Waits);
         let revoked = matches!(request.stage, Stage::Revoked | Stage::Ends { revoked: true });
         request.stage = Stage::Ends { revoked };
@@ -510,8 +514,8 @@ impl Inner {
     async fn finish(&self, target: Seq, entry: Arc<Entry>, doubt: bool) -> Result<Answer, CallError> {
         let end = match self.store.finish(entry, doubt).await {
             Ok(end) => end,
-            // A service that is away for long must not be told of thousands of ends when it is back: by then they have
-            // come about by themselves.
+            // After a long outage, the service must not receive thousands of ends: those entries have expired by
+            // then.
             Err(_) if self.is_long_over(target) => End::Gone,
             Err(error) => return Err(error),
         };
@@ -519,7 +523,8 @@ impl Inner {
         Ok(Answer::Finished(if revoked { End::Broken } else { end }))
     }
 
-    /// Whether it ended so long ago that nothing of it can be left: two ttls, and as long as it stays shut.
+    /// Whether its end was requested so long ago that it has expired: two ttls and the time for which the lock stays
+    /// closed.
     fn is_long_over(&self, target: Seq) -> bool {
         let state = self.state();
         let Some(request) = state.requests.get(&target) else { return true };
@@ -527,7 +532,7 @@ impl Inner {
         request.ends_since.is_some_and(|since| BootInstant::now() - since > until)
     }
 
-    /// Ends whatever is left. What can't be ended now ends by itself.
+    /// Ends all remaining entries. Those that can't be ended now expire.
     async fn close(&self) -> Result<Answer, CallError> {
         let left: Vec<Seq> = self.state().requests.keys().copied().collect();
         for target in left {
@@ -543,10 +548,10 @@ impl Inner {
     }
 
     fn push(&self, push: Push) {
-        // Whoever listened is gone, and its holds with it.
+        // The receiver is gone, and its holds with it.
         let _ = self.pushes.send(push);
     }
 }
 
-/// An acquire whose request was ended while it was under way: whoever ended it has its answer.
+/// The answer to an acquire whose request was ended meanwhile: the answer of that end counts.
 const OVER: Answer = Answer::Finished(End::Gone);

@@ -1,4 +1,4 @@
-//! What a session does with a store, told by a store that writes down what it was asked.
+//! Tests of a session against a store that records the calls it receives.
 
 mod overtaken;
 
@@ -18,13 +18,13 @@ use crate::machine::{Answer, Granted, Push, Spec};
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// Answers as it was told to, and remembers what it was asked.
+/// Returns scripted answers and records the calls it receives.
 #[derive(Default)]
 struct Script {
     asked: Mutex<Vec<String>>,
     tries: Mutex<VecDeque<BoxFuture<Result<Tried, CallError>>>>,
     renewals: Mutex<VecDeque<Renewed>>,
-    /// So many renewals get no answer.
+    /// Number of renewals left that get no answer.
     unanswered_renewals: AtomicUsize,
 }
 
@@ -42,7 +42,7 @@ impl Script {
         self.tries.lock().unwrap().push_back(Box::pin(async { tried }));
     }
 
-    /// The next attempt without an answer of its own is answered by what is sent here.
+    /// The answer to the next attempt without one is sent through the returned channel.
     fn will_later(&self) -> oneshot::Sender<Tried> {
         let (sender, receiver) = oneshot::channel();
         let tried = Box::pin(async { receiver.await.map_err(|_| CallError { sent: true }) });
@@ -127,13 +127,13 @@ impl Session {
         self.call(call).await.unwrap()
     }
 
-    /// The id that the store sees.
+    /// The entry's id in the store.
     fn id(&self, seq: u64) -> EntryId {
         EntryId(format!("{}-{seq}", self.conn.session_id()))
     }
 }
 
-/// Polls once: what it starts is started, and it goes on waiting.
+/// Polls once, so that the call is sent and stays pending.
 async fn start<T>(future: &mut BoxFuture<T>) {
     tokio::select! {
         biased;
@@ -147,13 +147,13 @@ fn waits(again: Duration) -> Result<Tried, CallError> {
 }
 
 #[tokio::test]
-async fn a_keep_alive_covers_all_that_may_hold_and_nothing_that_ends() {
+async fn a_keep_alive_renews_what_may_hold_or_wait_and_nothing_that_ends() {
     let session = Session::open().await;
     session.held(1).await;
     session.store.will(waits(TTL));
     let mut waiting = session.acquire(2);
     start(&mut waiting).await;
-    // Its answer isn't here: it may hold already, and belief counts for it too (P5).
+    // Without an answer yet: it may hold already, and the session's deadline covers it too (P5).
     let mut unanswered = session.acquire(3);
     start(&mut unanswered).await;
     session.held(4).await;
@@ -167,19 +167,19 @@ async fn a_keep_alive_covers_all_that_may_hold_and_nothing_that_ends() {
 }
 
 #[tokio::test]
-async fn a_session_without_entries_is_kept_alive_without_a_word() {
+async fn a_keep_alive_without_entries_makes_no_call() {
     let session = Session::open().await;
     assert!(matches!(session.call(Call::KeepAlive).await, Ok(Answer::KeptAlive)));
     assert!(session.store.asked().is_empty());
 }
 
 #[tokio::test]
-async fn a_hold_that_a_keep_alive_does_not_find_is_told_and_not_asked_for_again() {
+async fn a_hold_that_a_keep_alive_does_not_find_is_reported_lost_and_not_renewed_again() {
     let mut session = Session::open().await;
     session.held(1).await;
     session.held(2).await;
     session.store.renewals.lock().unwrap().extend([Renewed::Gone, Renewed::Kept]);
-    // The deadline must not move before the loss is told.
+    // The deadline must not be extended before the session processes the loss.
     assert!(matches!(session.call(Call::KeepAlive).await, Err(CallError { sent: true })));
     assert!(matches!(session.pushes.recv().await, Some(Push::Ended { seq: Seq(1), end: End::Gone })));
     session.store.asked();
@@ -189,7 +189,7 @@ async fn a_hold_that_a_keep_alive_does_not_find_is_told_and_not_asked_for_again(
 }
 
 #[tokio::test]
-async fn a_hold_that_is_asked_for_again_is_looked_at_and_never_taken_anew() {
+async fn a_repeated_acquire_checks_its_hold_and_never_takes_the_lock_again() {
     let session = Session::open().await;
     session.held(1).await;
     session.store.asked();
@@ -201,7 +201,7 @@ async fn a_hold_that_is_asked_for_again_is_looked_at_and_never_taken_anew() {
 }
 
 #[tokio::test]
-async fn a_broken_hold_is_told_once_and_renewed_no_more() {
+async fn a_broken_hold_is_reported_once_and_not_renewed() {
     let mut session = Session::open().await;
     session.held(1).await;
     session.wakes.deliver(&session.id(1), Wake::Revoked);
@@ -216,7 +216,7 @@ async fn a_broken_hold_is_told_once_and_renewed_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_tries_again_when_it_is_woken_and_when_its_time_has_come() {
+async fn a_waiter_tries_again_when_it_is_woken_and_when_its_pause_ends() {
     let mut session = Session::open().await;
     for _ in 0..3 {
         session.store.will(waits(Duration::from_secs(10)));
@@ -270,7 +270,7 @@ async fn a_refusal_after_an_unanswered_try_or_in_the_queue_leaves_nothing_behind
 }
 
 #[tokio::test]
-async fn what_never_left_is_ended_without_a_word() {
+async fn ending_a_request_that_was_never_sent_makes_no_call() {
     let session = Session::open().await;
     session.store.will(Err(CallError { sent: false }));
     assert!(session.acquire(1).await.is_err());
@@ -280,7 +280,7 @@ async fn what_never_left_is_ended_without_a_word() {
 }
 
 #[tokio::test]
-async fn whoever_is_refused_leaves_nothing_to_renew() {
+async fn a_refused_request_leaves_nothing_to_renew() {
     let session = Session::open().await;
     session.store.will(Ok(Tried::Busy(Busy::default())));
     assert!(matches!(session.acquire(1).await, Ok(Answer::Busy(_))));
@@ -290,7 +290,7 @@ async fn whoever_is_refused_leaves_nothing_to_renew() {
 }
 
 #[tokio::test]
-async fn closing_ends_what_is_left() {
+async fn closing_ends_all_remaining_entries() {
     let session = Session::open().await;
     session.held(1).await;
     session.held(2).await;

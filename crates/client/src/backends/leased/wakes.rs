@@ -1,4 +1,4 @@
-//! Who is to be woken when a lock service says something of an entry.
+//! Delivery of a lock service's messages about entries to the sessions that own them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,42 +6,43 @@ use std::time::Duration;
 
 use super::store::EntryId;
 
-/// What a lock service says of an entry without being asked. May be lost, and may come twice.
+/// An unsolicited message about an entry. May be lost, and may arrive twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wake {
-    /// It may be its turn: try again after so long.
+    /// The lock may be free for it: try again after this time.
     Try(Duration),
     /// An operator broke its hold.
     Revoked,
 }
 
-/// Hears what is said of one entry; without an id, of each.
+/// Receives the messages about entries; an id of `None` stands for every entry.
 type Listener = Arc<dyn Fn(Option<&EntryId>, Wake) + Send + Sync>;
 
-/// The sessions of one client, each of which hears of its own entries. Cheap to clone; clones are the same list.
+/// The listeners of one client's sessions. Cheap to clone; clones share one list.
 #[derive(Clone, Default)]
 pub(crate) struct Wakes(Arc<Mutex<Listeners>>);
 
 #[derive(Default)]
 struct Listeners {
     sessions: HashMap<String, Listener>,
-    /// Hears of entries that are of none of these sessions.
+    /// Receives messages about entries of no session here.
     others: Option<Listener>,
 }
 
 impl Wakes {
-    /// Tells whoever listens for `id`; nobody, if its session is over.
+    /// Delivers a message to the session of `id`. If that has no listener, it goes to the listener for all others, if
+    /// any.
     pub(crate) fn deliver(&self, id: &EntryId, wake: Wake) {
         let listeners = self.listeners();
         let listener = listeners.sessions.get(id.session()).or(listeners.others.as_ref()).cloned();
-        // Not under the lock: a listener may stop listening.
+        // The mutex is released first: a listener may call `stop`.
         drop(listeners);
         if let Some(listener) = listener {
             listener(Some(id), wake);
         }
     }
 
-    /// Everyone may have missed something: a connection was lost and made anew.
+    /// Delivers a message to all listeners: after a lost connection was replaced, any of them may have missed one.
     pub(crate) fn deliver_to_all(&self, wake: Wake) {
         let listeners = self.listeners();
         let all: Vec<Listener> = listeners.sessions.values().chain(&listeners.others).cloned().collect();
@@ -49,7 +50,7 @@ impl Wakes {
         all.iter().for_each(|listener| listener(None, wake));
     }
 
-    /// From now on `listener` hears what is said of the entries of `session`.
+    /// Registers the listener of a session.
     pub(crate) fn listen(
         &self,
         session: &str,
@@ -58,13 +59,13 @@ impl Wakes {
         self.listeners().sessions.insert(session.to_owned(), Arc::new(listener));
     }
 
-    /// From now on `listener` hears what is said of all entries that no session listens for.
+    /// Registers the listener for entries of no registered session.
     #[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "others have sessions"))]
     pub(crate) fn listen_to_others(&self, listener: impl Fn(Option<&EntryId>, Wake) + Send + Sync + 'static) {
         self.listeners().others = Some(Arc::new(listener));
     }
 
-    /// Nobody hears of the entries of `session` any more.
+    /// Removes the listener of a session.
     pub(crate) fn stop(&self, session: &str) {
         self.listeners().sessions.remove(session);
     }

@@ -1,4 +1,4 @@
-//! What the server's refusals mean for a user: every error names the host and what to do.
+//! Translates the server's errors for users: every error names the host and the remedy.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use super::dial::NotMade;
 use super::settings::{Server, Settings, TlsMode};
 use crate::error::{BackendError, BackendErrorKind};
 
-/// Why a statement has no answer to show.
+/// Why a statement has no result.
 #[derive(Debug)]
 pub(super) enum NoAnswer {
-    /// The server refused it; the connection goes on.
+    /// The server refused it; the connection stays usable.
     Refused(Error),
     /// The connection ended. The statement may have been executed.
     Ended(String),
-    /// Nothing came for so long. The statement may have been executed, or still be.
+    /// No answer within this time. The statement may have been executed, or may still be running.
     Silent(Duration),
 }
 
 impl NoAnswer {
-    /// The error for people; `doing` says what was tried, as in "look at a lock".
+    /// The error as shown to users; `doing` completes "while trying to …", as in "look at a lock".
     pub(super) fn explained(self, doing: &str) -> BackendError {
         match self {
             Self::Refused(error) => refused(&error, doing),
@@ -37,7 +37,7 @@ impl NoAnswer {
         }
     }
 
-    /// What the server called the refusal.
+    /// The SQLSTATE of the refusal.
     pub(super) fn code(&self) -> Option<&SqlState> {
         match self {
             Self::Refused(error) => error.code(),
@@ -46,7 +46,7 @@ impl NoAnswer {
     }
 }
 
-/// The rows of all statements of a message.
+/// The rows of all statements in a simple-query message.
 pub(super) fn rows(answer: Vec<SimpleQueryMessage>) -> Vec<SimpleQueryRow> {
     let row = |message| match message {
         SimpleQueryMessage::Row(row) => Some(row),
@@ -55,14 +55,14 @@ pub(super) fn rows(answer: Vec<SimpleQueryMessage>) -> Vec<SimpleQueryRow> {
     answer.into_iter().filter_map(row).collect()
 }
 
-/// What came of a statement; the outer error is why its connection ended before there was an answer.
+/// Classifies the result of a statement. The outer error is why its connection ended before an answer arrived.
 ///
 /// # Errors
 /// [`NoAnswer`].
 pub(super) fn answered_by<T>(answer: Result<Result<T, Error>, String>) -> Result<T, NoAnswer> {
     match answer {
         Ok(Ok(answer)) => Ok(answer),
-        // What the server says as it ends a connection reaches the statement that was under way.
+        // The server's FATAL error at the end of a connection is delivered to the statement that was in flight.
         Ok(Err(error)) if error.as_db_error().is_some() && !ends_the_connection(&error) => {
             Err(NoAnswer::Refused(error))
         }
@@ -76,7 +76,7 @@ fn ends_the_connection(error: &Error) -> bool {
     error.as_db_error().is_some_and(|error| matches!(error.severity(), "FATAL" | "PANIC"))
 }
 
-/// A statement that the server refused, for people.
+/// Formats the refusal of a statement for users.
 fn refused(error: &Error, doing: &str) -> BackendError {
     let privilege = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
     let kind = if privilege { BackendErrorKind::Operator } else { BackendErrorKind::Refused };
@@ -85,7 +85,7 @@ fn refused(error: &Error, doing: &str) -> BackendError {
     BackendError::new(kind, format!("the server refuses to {doing}: {}{instead}", chain(error)))
 }
 
-/// The words of an error and of all below it.
+/// The messages of an error and of all its sources.
 pub(super) fn chain(error: &Error) -> String {
     if let Some(error) = error.as_db_error() {
         return format!("{} (SQLSTATE {})", error.message(), error.code().code());
@@ -99,7 +99,7 @@ pub(super) fn chain(error: &Error) -> String {
     words
 }
 
-/// What a connection that could not be made means, and what to do.
+/// Formats a failed connection attempt for users, with the remedy.
 pub(super) fn explain(error: NotMade, server: &Server, settings: &Settings) -> BackendError {
     use BackendErrorKind::{Refused, Unreachable};
     let at = &server.shown;
@@ -129,7 +129,7 @@ fn no_tls(at: &str, said: &str, settings: &Settings) -> String {
     format!("no TLS with the server at {at}: {said}{hint}")
 }
 
-/// What the server said instead of letting us in.
+/// Kind and message of the server's error during startup or authentication.
 fn refusal(error: &Error, at: &str, settings: &Settings) -> (BackendErrorKind, String) {
     use BackendErrorKind::{Operator, Refused, Unreachable};
     let said = chain(error);

@@ -1,7 +1,8 @@
-//! Asks the server to give up a statement, over a connection of its own that lasts until it was heard.
+//! Cancels a running statement, over a separate connection that stays open until the request was processed.
 //!
-//! `CancelToken::cancel_query` closes its connection as soon as the request is written. PgBouncer forgets a request whose
-//! sender is gone, and of PostgreSQL itself nobody would know when it has acted. Both close the connection once they have.
+//! `CancelToken::cancel_query` closes its connection as soon as the request is written. PgBouncer drops a request whose
+//! sender is gone, and with PostgreSQL the sender could not detect when the request has taken effect. Both close the
+//! connection after they have processed the request.
 
 use std::io;
 use std::pin::Pin;
@@ -19,7 +20,7 @@ use super::direct::process_of;
 use super::settings::Server;
 use super::tls::Tls;
 
-/// Asks for one connection's statements.
+/// Cancels statements of one connection.
 #[derive(Clone)]
 pub(super) struct Cancel {
     token: CancelToken,
@@ -33,25 +34,25 @@ impl Cancel {
         Self { token, server, tls, timeout }
     }
 
-    /// The address' `timeout=`.
+    /// The `timeout=` of the address.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// `host:port`, for people.
+    /// `host:port`, as shown to users.
     pub(super) fn server(&self) -> &str {
         &self.server.shown
     }
 
-    /// The server process that the other side named when the connection was made; a pooler invents one.
+    /// The server process that the peer reported when the connection was opened; a pooler invents one.
     pub(super) async fn process(&self) -> Option<i32> {
         process_of(&self.token).await
     }
 
-    /// Sends the request, and returns once the other side has closed the connection. Must run where I/O is driven.
+    /// Sends the cancel request, and returns when the peer has closed the connection. Must run in a runtime with I/O.
     ///
     /// # Errors
-    /// What went wrong, for people.
+    /// The error, as shown to users.
     pub(super) async fn send(&self) -> Result<(), String> {
         match tokio::time::timeout(self.timeout, self.sent()).await {
             Ok(cancelled) => cancelled,
@@ -86,7 +87,7 @@ where
     token.cancel_query_raw(Patient(stream), tls).await.map_err(|error| chain(&error))
 }
 
-/// A stream that is shut down by the other side.
+/// A stream whose shutdown waits until the peer closes it.
 struct Patient<S>(S);
 
 impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
@@ -116,7 +117,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         loop {
             let mut bytes = [0; 64];
             let mut buffer = ReadBuf::new(&mut bytes);
-            // However it ends, it has ended.
+            // End of stream and read errors both mean that the peer has closed it.
             let read = ready!(Pin::new(&mut self.0).poll_read(context, &mut buffer));
             if read.is_err() || buffer.filled().is_empty() {
                 return Poll::Ready(Ok(()));

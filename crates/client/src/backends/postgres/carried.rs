@@ -1,4 +1,4 @@
-//! The half of a connection that reads and writes, as `tokio_postgres` makes it, driven by whoever has it.
+//! The I/O half of a connection, as created by `tokio_postgres`, driven by its owner.
 
 use std::future::{pending, poll_fn};
 use std::pin::{Pin, pin};
@@ -13,20 +13,19 @@ use super::answer::chain;
 use super::roaming::Roaming;
 use super::tls::Tls;
 
-/// The half that reads and writes. Dropped after its client, it says good-bye to the server, as far as that goes without
-/// waiting.
+/// The I/O half. If it is dropped after its client, it sends a Terminate message, unless that would block.
 pub(super) struct Carried {
     connection: Connection<Roaming, <Tls as MakeTlsConnect<Roaming>>::Stream>,
     socket: Roaming,
     stirred: Arc<Stirred>,
     waker: Waker,
-    /// What was notified, and nobody has heard yet.
+    /// Notifications that were not returned yet.
     notices: Vec<Notification>,
-    /// Why it ended, once it has.
+    /// The reason of the end, once the connection has ended.
     ended: Option<String>,
 }
 
-/// Whether one half had something for the other. Both are driven by one task, so that none need be woken for it.
+/// Set when one half has data for the other. One task drives both, so that no wake-up is needed.
 struct Stirred(AtomicBool);
 
 impl Wake for Stirred {
@@ -49,7 +48,7 @@ impl Carried {
         Self { connection, socket, stirred, waker, notices: Vec::new(), ended: None }
     }
 
-    /// Drives it until there is an answer. Cancel-safe: what was said is said, and what is answered is skipped.
+    /// Drives the connection until `answer` is ready. Cancel-safe: the request stays sent, and its answer is skipped.
     ///
     /// # Errors
     /// Why the connection ended before.
@@ -70,7 +69,7 @@ impl Carried {
         let mut inner = Context::from_waker(&waker);
         loop {
             self.stirred.0.store(false, Ordering::Relaxed);
-            // What is to be said is said by this.
+            // This poll also sends the request.
             if let Poll::Ready(answer) = answer.as_mut().poll(&mut inner) {
                 return Poll::Ready(Ok(answer));
             }
@@ -83,7 +82,7 @@ impl Carried {
         }
     }
 
-    /// Reads and writes what can be. Ready if something came, or if it ended.
+    /// Reads and writes without blocking. Ready if a message arrived, or if the connection ended.
     fn step(&mut self, context: &mut Context<'_>) -> Poll<()> {
         match self.connection.poll_message(context) {
             Poll::Ready(Some(Ok(AsyncMessage::Notification(notice)))) => self.notices.push(notice),
@@ -95,7 +94,7 @@ impl Carried {
         Poll::Ready(())
     }
 
-    /// Drives it until something is notified. Cancel-safe.
+    /// Drives the connection until a notification arrives. Cancel-safe.
     ///
     /// # Errors
     /// Why the connection ended.
@@ -111,12 +110,12 @@ impl Carried {
         .await
     }
 
-    /// As if nothing had been notified.
+    /// Discards pending notifications.
     pub(super) fn forget_notices(&mut self) {
         self.notices.clear();
     }
 
-    /// Whether it is still there, as far as that shows without waiting. Needs no runtime.
+    /// Whether the connection is still open, judged by data that has already arrived. Needs no runtime.
     pub(super) fn look(&mut self) -> bool {
         let waker = self.waker.clone();
         let mut context = Context::from_waker(&waker);
@@ -126,11 +125,12 @@ impl Carried {
         self.ended.is_none()
     }
 
-    /// Drives it to its end, for clients on any thread; `heard` is told of what is notified. Why it ended.
+    /// Drives the connection to its end, for clients on any thread; `heard` receives notifications. Returns the reason
+    /// of the end.
     pub(super) async fn carry(mut self, mut heard: impl FnMut(Notification)) -> String {
         poll_fn(|context| {
             self.socket.enter(context);
-            // Each client wakes this task.
+            // Each client wakes this task directly.
             while self.step(context).is_ready() {
                 self.notices.drain(..).for_each(&mut heard);
                 if let Some(why) = &self.ended {

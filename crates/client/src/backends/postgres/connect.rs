@@ -1,5 +1,5 @@
-//! Connections to the server. They are made on the backend's own thread; there, or where they were asked for, those are
-//! driven that calls share. What holds a lock has a [`Line`] instead, which whoever needs it drives.
+//! Connections to the server. Shared connections have a driver task, on the backend's own thread or on the runtime that
+//! opened them. A connection that holds a lock is a [`Line`] instead, which its user drives.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -20,10 +20,10 @@ use super::tls::{Tls, tls};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::worker::{self, Worker};
 
-/// One thread for all Postgres clients of the process.
+/// One thread for all PostgreSQL clients of the process.
 static IO: worker::Shared = worker::Shared::new();
 
-/// Makes connections. Cheap to clone.
+/// Opens connections. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Connector {
     settings: Arc<Settings>,
@@ -31,7 +31,7 @@ pub(super) struct Connector {
     worker: Worker,
 }
 
-/// A connection that has a driver, so that calls can share it. Dropping it ends it.
+/// A connection with a driver task, so that calls can share it. Closed on drop.
 pub(super) struct Connection {
     client: Client,
     timeout: Duration,
@@ -39,7 +39,7 @@ pub(super) struct Connection {
     end: Arc<End>,
 }
 
-/// How a connection ended, once it has.
+/// The end of a connection, with its reason.
 #[derive(Default)]
 struct End {
     ended: CancellationToken,
@@ -48,7 +48,7 @@ struct End {
 
 impl Connector {
     /// # Errors
-    /// TLS that can't be set up; a thread that can't be started.
+    /// TLS can't be set up, or the thread can't be started.
     pub(super) fn new(settings: Settings) -> Result<Self, BackendError> {
         let tls = tls(&settings)?;
         let worker = IO.get("lockkeeper-postgres").map_err(|error| {
@@ -58,16 +58,16 @@ impl Connector {
         Ok(Self { settings: Arc::new(settings), tls, worker })
     }
 
-    /// The thread of the connections.
+    /// The thread that drives the connections.
     pub(super) fn worker(&self) -> &Worker {
         &self.worker
     }
 
-    /// A connection to the first host that has one to give, driven by the backend's thread. `label` is what the server
-    /// shows as `application_name`; `notices` hears what is notified on it. May be polled anywhere.
+    /// Connects to the first host that accepts; the backend's thread drives the connection. `label` becomes the
+    /// `application_name`; `notices` receives notifications. May be awaited on any runtime.
     ///
     /// # Errors
-    /// What each host said; [`BackendErrorKind::Unreachable`] if one may answer later.
+    /// The errors of all hosts; [`BackendErrorKind::Unreachable`] if one may answer later.
     pub(super) async fn connect(
         &self,
         label: &str,
@@ -80,18 +80,18 @@ impl Connector {
                 Ok(made) => made.driven(notices),
                 Err(error) => return drop(done.send(Err(error))),
             };
-            // If nobody waits for it any more, its client is dropped here, which ends it.
+            // If the caller is gone, the client is dropped here, which closes the connection.
             drop(done.send(Ok(connection)));
             carry.await;
         }));
         made.await.unwrap_or_else(|_| Err(thread_has_ended()))
     }
 
-    /// As [`Self::connect`], but driven by the runtime on which it is awaited: what is asked on it crosses to no other
-    /// thread. It ends with that runtime.
+    /// Like [`Self::connect`], but the current runtime drives the connection, so that statements cross to no other
+    /// thread. The connection ends with that runtime.
     ///
     /// # Errors
-    /// As [`Self::connect`].
+    /// Like [`Self::connect`].
     pub(super) async fn connect_here(
         &self,
         label: &str,
@@ -102,17 +102,17 @@ impl Connector {
         Ok(connection)
     }
 
-    /// As [`Self::connect`], but without a driver: whoever uses it drives it.
+    /// Like [`Self::connect`], but without a driver task: its user drives it.
     ///
     /// # Errors
-    /// As [`Self::connect`].
+    /// Like [`Self::connect`].
     pub(super) async fn line(&self, label: &str) -> Result<Line, BackendError> {
         let (done, made) = oneshot::channel();
         let (this, label) = (self.clone(), label.to_owned());
         self.worker.run(Box::pin(async move {
             let made = this.first_of_all(&label).await;
             let line = made.map(|made| Line::new(made.client, made.carried, made.cancel, this.worker));
-            // If nobody waits for it any more, it ends here.
+            // If the caller is gone, the line is closed here.
             drop(done.send(line));
         }));
         made.await.unwrap_or_else(|_| Err(thread_has_ended()))
@@ -140,7 +140,7 @@ impl Connector {
         let mut config = server.config.clone();
         config.application_name(label);
         let limit = self.settings.timeout;
-        // A server that stands still takes the connection, and never says a word.
+        // A stalled server accepts TCP connections and never answers.
         match tokio::time::timeout(limit, dial(&config, self.tls.clone())).await {
             Ok(Ok((client, carried))) => {
                 let (token, tls) = (client.cancel_token(), self.tls.clone());
@@ -163,7 +163,7 @@ fn thread_has_ended() -> BackendError {
     BackendError::new(BackendErrorKind::Operator, "the thread of the connections has ended")
 }
 
-/// A connection as it was made.
+/// A newly opened connection.
 struct Made {
     client: Client,
     carried: Carried,
@@ -171,7 +171,7 @@ struct Made {
 }
 
 impl Made {
-    /// Its two halves, of which the second drives it until the first is dropped, or until it ends.
+    /// Splits it into the connection, and a future that drives it until the connection is dropped or ends.
     fn driven(
         self,
         notices: Option<UnboundedSender<Notification>>,
@@ -182,11 +182,11 @@ impl Made {
         let carry = async move {
             let heard = |notice| {
                 if let Some(notices) = &notices {
-                    // Who listened is gone, and the connection soon.
+                    // The receiver is gone, and soon the connection will be.
                     let _ = notices.send(notice);
                 }
             };
-            // Whoever hears of the end finds the reason.
+            // Set before `ended` fires, so that observers of the end find the reason.
             let _ = end.why.set(carried.carry(heard).await);
             end.ended.cancel();
         };
@@ -195,12 +195,12 @@ impl Made {
 }
 
 impl Connection {
-    /// The client, for statements of one's own.
+    /// The client, for statements that need more than [`Self::ask`].
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Fires when the connection has ended, however.
+    /// Cancelled when the connection has ended, for any reason.
     pub(super) fn ended(&self) -> &CancellationToken {
         &self.end.ended
     }
@@ -209,8 +209,8 @@ impl Connection {
         self.end.ended.is_cancelled() || self.client.is_closed()
     }
 
-    /// Runs statements in the simple protocol, which every pooler understands, and returns the rows of all, within the
-    /// address' `timeout=`, whatever becomes of them then.
+    /// Runs statements in the simple protocol, which every pooler supports, and returns the rows of all. Returns within
+    /// the address' `timeout=`; after a timeout the statements may still be running.
     ///
     /// # Errors
     /// [`NoAnswer`].
@@ -221,8 +221,8 @@ impl Connection {
         }
     }
 
-    /// Asks the server to give up the statement that is under way. Whether it did shows in the statement's answer; a
-    /// request that is late may hit the next statement. Must run on the connections' thread.
+    /// Requests cancellation of the running statement. The statement's answer shows whether that took effect; a late
+    /// request may hit the next statement. Must run on the connections' thread.
     pub(super) async fn cancel(&self) -> Result<(), String> {
         self.cancel.send().await
     }

@@ -1,6 +1,6 @@
-//! The way to one server: a socket that goes along with whoever uses it, TLS, and the check that it is the primary.
+//! Opens a connection to one server: a socket that can move between runtimes, TLS, and the check for a primary.
 //!
-//! What `Config::connect` does with sockets of tokio's own.
+//! Replaces `Config::connect`, which supports tokio's sockets only.
 
 use std::io;
 
@@ -14,22 +14,22 @@ use super::carried::Carried;
 use super::roaming::{Roaming, Socket};
 use super::tls::Tls;
 
-/// Why there is no connection.
+/// Why no connection was opened.
 pub(super) enum NotMade {
-    /// Nobody answers there.
+    /// No server answers, or the connection ended early.
     NoSocket(io::Error),
-    /// The name of the host is none that a certificate could have.
+    /// The host name is not valid in a certificate.
     NoTls(String),
-    /// The server refuses, or is none.
+    /// The server refuses, or it is not PostgreSQL.
     Refused(Error),
-    /// A standby, or a server that is set to be one.
+    /// A standby, or a server that is configured to be read-only.
     ReadOnly,
 }
 
-/// A connection to the one host of `config`, with the first of its addresses that has one to give.
+/// Connects to the one host of `config`, at the first of its addresses that accepts.
 ///
 /// # Errors
-/// [`NotMade`], of the last address.
+/// [`NotMade`], for the last address.
 pub(super) async fn dial(config: &Config, tls: Tls) -> Result<(Client, Carried), NotMade> {
     let port = config.get_ports().first().copied().unwrap_or_default();
     match config.get_hosts().first() {
@@ -50,7 +50,7 @@ pub(super) async fn dial(config: &Config, tls: Tls) -> Result<(Client, Carried),
         Some(Host::Unix(directory)) => {
             let stream = UnixStream::connect(directory.join(format!(".s.PGSQL.{port}"))).await;
             let socket = stream.and_then(UnixStream::into_std).map(Socket::Unix);
-            // There is no TLS over a socket of Unix, whatever it is called.
+            // There is no TLS over Unix sockets; the host name is unused.
             greet(socket.map_err(NotMade::NoSocket)?, "", config, tls).await
         }
         None => Err(NotMade::NoSocket(io::Error::other("no host"))),
@@ -90,7 +90,7 @@ async fn greet(
     let mut carried = Carried::new(connection, socket);
     if config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
         let asked = carried.until(client.simple_query("show transaction_read_only")).await;
-        // A connection that ends meanwhile is told by the answer, if there is one.
+        // If the server ends the connection now, the answer has the reason, if one arrives.
         let said =
             asked.map_err(|why| NotMade::NoSocket(io::Error::other(why)))?.map_err(NotMade::Refused)?;
         let is_on = |said: &SimpleQueryMessage| match said {

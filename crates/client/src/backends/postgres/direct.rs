@@ -1,9 +1,10 @@
-//! Whether a connection leads to the server process itself, with no pooler between.
+//! Detects whether a connection leads to the server process itself, without a pooler.
 //!
-//! A server tells each connection, for requests to cancel, which process serves it. A pooler can't pass that on: its
-//! client has one number for as long as it stays, while server processes change. So `PgBouncer` and its like invent one.
-//! (Pgpool-II passes the server's on, and resets a process before it is used again: the page says what must stay set.)
-//! `tokio_postgres` has the number in its request to cancel only, which is therefore written here to nobody.
+//! PostgreSQL sends each connection the id of its server process, for cancel requests. A pooler can't forward it: its
+//! client keeps one id for the whole connection, while server processes change. So `PgBouncer` and similar poolers
+//! invent one. (Pgpool-II forwards the server's id, and resets a process before reuse: the user documentation names the
+//! required settings.) `tokio_postgres` has the id in its cancel request only, so the request is written to memory here
+//! and never sent.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -15,16 +16,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::CancelToken;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
-/// The server process that cancels for a connection, as its other side said when it was made.
+/// The id of the server process that a cancel request would name, as the peer reported it at startup.
 pub(super) async fn process_of(token: &CancelToken) -> Option<i32> {
     let mut request = Vec::new();
     token.cancel_query_raw(Paper(&mut request), Plain).await.ok()?;
-    // Its length, what it is, the process, the key.
+    // Four bytes each: length, request code, process id; then the secret key.
     let process = request.get(8..12)?;
     Some(i32::from_be_bytes(process.try_into().ok()?))
 }
 
-/// Keeps what is written, and consents to be encrypted.
+/// Stores written bytes, and accepts the request for TLS.
 struct Paper<'a>(&'a mut Vec<u8>);
 
 impl AsyncRead for Paper<'_> {
@@ -59,7 +60,7 @@ impl TlsStream for Paper<'_> {
     }
 }
 
-/// Encrypts nothing: what is written goes nowhere.
+/// A TLS connector without encryption: the bytes stay in memory.
 struct Plain;
 
 impl<'a> TlsConnect<Paper<'a>> for Plain {
@@ -68,7 +69,7 @@ impl<'a> TlsConnect<Paper<'a>> for Plain {
     type Future = Ready<Result<Paper<'a>, Infallible>>;
 
     fn connect(self, stream: Paper<'a>) -> Self::Future {
-        // The question whether to encrypt.
+        // Discards the SSLRequest message.
         stream.0.clear();
         ready(Ok(stream))
     }

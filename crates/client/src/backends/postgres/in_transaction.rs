@@ -1,4 +1,4 @@
-//! Locks in a transaction of the caller's own: held until it ends, however it ends.
+//! Advisory locks in the caller's own transaction, held until it ends in any way.
 
 use lockkeeper_core::{LockName, NameError, Token};
 use tokio_postgres::{GenericClient, SimpleQueryMessage, SimpleQueryRow};
@@ -6,43 +6,44 @@ use tokio_postgres::{GenericClient, SimpleQueryMessage, SimpleQueryRow};
 use super::advisory;
 use super::keys::{AdvisoryKey, KeyError, PgKey};
 
-/// A lock that the caller's transaction holds until its end.
+/// A lock that the caller's transaction holds until it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TransactionLock {
-    /// Its fencing token; `None` without the schema of `lockkeeper postgres init`, or without the right to use it. What
-    /// the same transaction writes needs no token. For resources elsewhere it is a token like any other, but durable only
-    /// once the transaction is committed: if the server crashes before, it may be given again. So that commit waits for the
-    /// disk, also where `synchronous_commit` is off, which is set to `local` for this transaction.
+    /// Its fencing token; `None` without the schema of `lockkeeper postgres init`, or without the privilege to use it.
+    /// Writes in the same transaction need no token. For other resources it is a normal token, but durable only once
+    /// the transaction is committed: if the server crashes before, it may be issued again. So that commit waits for the
+    /// disk, even with `synchronous_commit = off`, which is set to `local` for this transaction.
     pub token: Option<Token>,
 }
 
-/// Why a transaction has no lock.
+/// Why a transaction did not get a lock.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionLockError {
-    /// The name is not one.
+    /// The name is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The name has no key by that rule.
+    /// The rule has no key for the name.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The connection is in no transaction, so that the lock was over as soon as it was held.
+    /// The connection is not in a transaction, so the lock was released right after its statement.
     #[error("`{name}` can only be locked inside a transaction: begin one first; nothing is held")]
     NotInTransaction {
         /// The lock's name.
         name: String,
     },
-    /// The server's answer makes no sense.
+    /// The server's answer is unreadable.
     #[error("the server's answer can't be read")]
     Unreadable,
-    /// The server refused, or is gone. By the rules of Postgres the transaction is to be rolled back.
+    /// The server refused, or the connection is lost. PostgreSQL then requires a rollback of the transaction.
     #[error("the server did not give the lock")]
     Postgres(#[from] tokio_postgres::Error),
 }
 
-/// Locks `name` for the caller's own transaction, and waits for it as long as that's `lock_timeout` allows. It excludes,
-/// and is excluded by, `?lock=session` and `?lock=transaction` with the same rule for keys, in the same database.
+/// Locks `name` in the caller's own transaction, and waits for the lock as long as the transaction's `lock_timeout`
+/// allows. Excludes, and is excluded by, `?lock=session` and `?lock=transaction` with the same key rule in the same
+/// database.
 ///
 /// ```no_run
 /// use lockkeeper::backends::postgres::{PgKey, lock_in_transaction, tokio_postgres};
@@ -55,7 +56,7 @@ pub enum TransactionLockError {
 /// ```
 ///
 /// # Errors
-/// [`TransactionLockError`]. Nothing is held, except where the server refused: then until the transaction is rolled back.
+/// [`TransactionLockError`]. Nothing is held, except if the server refused: then until the transaction is rolled back.
 pub async fn lock_in_transaction(
     client: &impl GenericClient,
     name: impl AsRef<str>,
@@ -66,7 +67,7 @@ pub async fn lock_in_transaction(
     locked.ok_or(TransactionLockError::Unreadable)
 }
 
-/// As [`lock_in_transaction`], without waiting: `None` if it isn't free.
+/// Like [`lock_in_transaction`], without waiting: `None` if the lock is not free.
 ///
 /// # Errors
 /// As [`lock_in_transaction`].
@@ -114,7 +115,7 @@ async fn lock(
     Ok(Some(TransactionLock { token: Some(token.ok_or(TransactionLockError::Unreadable)?) }))
 }
 
-/// The last row of a statement, in the simple protocol: any pooler carries it.
+/// The last row of a statement, in the simple protocol, which every pooler supports.
 async fn row(client: &impl GenericClient, sql: &str) -> Result<SimpleQueryRow, TransactionLockError> {
     let answers = client.simple_query(sql).await?;
     let row = |answer| match answer {

@@ -1,7 +1,7 @@
-//! From a lock's name to the number that Postgres locks: our own rule, and those of libraries that people use already.
+//! Maps a lock name to the advisory lock key in PostgreSQL: our own rule, and the rules of other widely used libraries.
 //!
-//! Whoever uses the same rule on the same name in the same database excludes us and is excluded. Every rule is pinned by
-//! a vector in the tests: a rule that changed would split a lock in two without a word.
+//! Two clients exclude each other if they apply the same rule to the same name in the same database. Test vectors pin
+//! every rule: a changed rule would silently split one lock into two.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,16 +11,16 @@ use md5::Md5;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// What goes before a name in our own rule. A later rule gets another number, and a name of its own.
+/// Hash prefix of our own rule. A later rule gets another number, and another name in the address.
 const OURS: &[u8] = b"lockkeeper/1\0";
-/// sqlx' own domain (`PgAdvisoryLock`).
+/// HKDF domain string of sqlx (`PgAdvisoryLock`).
 const SQLX: &[u8] = b"SQLx (Rust) Postgres advisory lock";
 
 /// How a name becomes an advisory key (`?key=`).
 ///
-/// 64 bits are fewer than there are names: two names may share a key. Then they exclude each other for no reason,
-/// which is safe and slow. With the default that happens to one in a billion programs with 100,000 names; rules with
-/// fewer bits say so.
+/// A key has 64 bits, so two names may share one. Such names exclude each other needlessly, which is safe but slow.
+/// With the default rule, one in a billion programs with 100,000 names has a collision. Rules with fewer bits document
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum PgKey {
@@ -30,15 +30,15 @@ pub enum PgKey {
     /// `sqlx`: `PgAdvisoryLock::new` of sqlx (Rust): HKDF-SHA256, little-endian.
     Sqlx,
     /// `madelson`: `PostgresAdvisoryLockKey(name, allowHashing: true)` of DistributedLock (.NET): up to nine ASCII
-    /// letters packed into a pair, 16 hex digits as they are, `8hex,8hex` as a pair, else SHA-1, little-endian.
+    /// letters packed into a pair, 16 hex digits as a number, `8hex,8hex` as a pair, else SHA-1, little-endian.
     Madelson,
-    /// `ruby`, `ruby:PREFIX`: the gem `with_advisory_lock`: a pair of CRC-32 without its highest bit and
-    /// the integer that its users set as prefix (0 if they set none). 31 bits.
+    /// `ruby`, `ruby:PREFIX`: the gem `with_advisory_lock`: a pair of CRC-32 without its highest bit and the integer
+    /// prefix configured by its users (0 by default). 31 bits.
     RubyCrc32 {
         /// The second half.
         prefix: i32,
     },
-    /// `tooz`: OpenStack's tooz (Python): a pair of the first two bytes of MD5. 16 bits: names collide all the time.
+    /// `tooz`: OpenStack's tooz (Python): a pair of the first two bytes of MD5. 16 bits: collisions are frequent.
     ToozMd5,
     /// `crc32`: CRC-32 as a number. 32 bits.
     Crc32,
@@ -52,16 +52,16 @@ pub enum PgKey {
     Hashtextextended,
     /// `raw`: the name is the key: `42`, or `1,2` for a pair.
     Raw,
-    /// `sqlx-migrations`: what sqlx locks to migrate the database that the name names.
+    /// `sqlx-migrations`: the key that sqlx locks to migrate the database; the lock name is the database name.
     SqlxMigrations,
-    /// `rails-migrations`: what Rails locks to migrate the database that the name names.
+    /// `rails-migrations`: the key that Rails locks to migrate the database; the lock name is the database name.
     RailsMigrations,
-    /// `golang-migrate`: what golang-migrate locks to migrate the database that the name names (with further names,
-    /// as in `mydb`, a zero byte and the schema, as that library joins them).
+    /// `golang-migrate`: the key that golang-migrate locks to migrate the database; the lock name is the database name,
+    /// or, as that library joins several names, `mydb`, a zero byte and the schema.
     GolangMigrate,
 }
 
-/// What Postgres locks. A number and a pair never conflict with each other, also where their bits are the same.
+/// An advisory lock key. A number and a pair never conflict, even if their bits are equal.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum AdvisoryKey {
@@ -71,11 +71,11 @@ pub enum AdvisoryKey {
     Pair(i32, i32),
 }
 
-/// A name for which a rule has no key.
+/// The rule has no key for this name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// [`PgKey::Raw`] with a name that is none of its two forms.
+    /// [`PgKey::Raw`] with a name in neither of its two forms.
     #[error(
         "with `key=raw` a lock's name is its key, a 64-bit number or two 32-bit ones as in `1,2`; `{name}` is neither"
     )]
@@ -83,7 +83,7 @@ pub enum KeyError {
         /// The name.
         name: String,
     },
-    /// A rule that only the server can follow.
+    /// Only the server can compute the key by this rule.
     #[error("only the server knows the key of `{name}` by the rule `{rule}`: ask it `select {rule}(…)`")]
     OnlyTheServer {
         /// The name.
@@ -94,7 +94,7 @@ pub enum KeyError {
 }
 
 impl PgKey {
-    /// The key of a name.
+    /// Computes the key of a name.
     ///
     /// ```
     /// use lockkeeper::backends::postgres::{AdvisoryKey, PgKey};
@@ -103,7 +103,7 @@ impl PgKey {
     /// ```
     ///
     /// # Errors
-    /// [`KeyError`]: a raw key that is no number, or a rule that only the server can follow.
+    /// [`KeyError`]: a raw key that is not a number, or a rule that only the server can compute.
     pub fn key(self, name: &str) -> Result<AdvisoryKey, KeyError> {
         let bytes = name.as_bytes();
         let crc = || crc32fast::hash(bytes);
@@ -113,7 +113,7 @@ impl PgKey {
             ))),
             Self::Sqlx => {
                 let mut key = [0; 8];
-                // Fails for keys longer than 255 hashes only; this one is eight bytes.
+                // `expand` fails only for outputs longer than 255 hashes; this one is eight bytes.
                 let _ = Hkdf::<Sha256>::new(None, bytes).expand(SQLX, &mut key);
                 AdvisoryKey::Number(i64::from_le_bytes(key))
             }
@@ -136,12 +136,12 @@ impl PgKey {
         })
     }
 
-    /// Whether only the server can make the key.
+    /// Whether only the server can compute the key.
     pub(super) fn is_server_side(self) -> bool {
         matches!(self, Self::Hashtext | Self::Hashtextextended)
     }
 
-    /// The expression with which the server makes the key, where only it can.
+    /// The SQL expression that computes the key on the server; `None` if the client can compute it.
     pub(super) fn server_side(self, name: &str) -> Option<String> {
         let name = || postgres_protocol::escape::escape_literal(name);
         match self {
@@ -152,7 +152,7 @@ impl PgKey {
     }
 }
 
-/// Every rule by its name in an address.
+/// All rules with their names in an address.
 const RULES: &[(&str, PgKey)] = &[
     ("lockkeeper", PgKey::Lockkeeper),
     ("sqlx", PgKey::Sqlx),
@@ -170,12 +170,12 @@ const RULES: &[(&str, PgKey)] = &[
     ("golang-migrate", PgKey::GolangMigrate),
 ];
 
-/// What an address is told whose `key=` is none.
+/// Ends the error message for an address with an invalid `key=`.
 pub(super) const WANTED: &str = "a rule for keys: `lockkeeper`, `sqlx`, `madelson`, `ruby`, `ruby:PREFIX`, \
     `tooz`, `crc32`, `sha256be`, `message-db`, `hashtext`, `hashtextextended`, `raw`, `sqlx-migrations`, \
     `rails-migrations` or `golang-migrate`";
 
-/// A text that names no rule.
+/// The text names no rule.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("`{0}` is not {WANTED}")]
 pub struct NoSuchKey(String);
@@ -204,13 +204,13 @@ impl AdvisoryKey {
     /// The key as the arguments of `pg_advisory_lock(…)`.
     pub(super) fn arguments(self) -> String {
         match self {
-            // As a text it is a constant at once; a minus would be an operator to look up.
+            // A quoted literal is a constant at once; a leading minus would be an operator to resolve.
             Self::Number(number) => format!("'{number}'::bigint"),
             Self::Pair(a, b) => format!("{a}::int, {b}::int"),
         }
     }
 
-    /// The key as three arguments, of which the first is null or the others are.
+    /// The key as three SQL arguments: the number first, or null and the pair.
     pub(super) fn either(self) -> String {
         match self {
             Self::Number(number) => format!("'{number}', null, null"),
@@ -218,7 +218,7 @@ impl AdvisoryKey {
         }
     }
 
-    /// The key as `pg_locks` shows it: `classid`, `objid`, `objsubid`.
+    /// The key in the columns of `pg_locks`: `classid`, `objid`, `objsubid`.
     pub(super) fn in_pg_locks(self) -> (u32, u32, u8) {
         match self {
             Self::Number(number) => {
@@ -248,7 +248,7 @@ impl fmt::Display for AdvisoryKey {
     }
 }
 
-/// The first eight bytes of a hash, which has more.
+/// The first eight bytes of a longer hash.
 fn first(hash: &[u8]) -> [u8; 8] {
     let mut first = [0; 8];
     first.iter_mut().zip(hash).for_each(|(to, from)| *to = *from);
@@ -262,8 +262,8 @@ fn raw(name: &str) -> Option<AdvisoryKey> {
     }
 }
 
-/// Letters that fit are packed, seven bits each, then a zero bit and ones up to 64 bits; that number is locked as a
-/// pair, its upper half first.
+/// A short ASCII name is packed: seven bits per letter, a zero bit, then ones up to 64 bits. The resulting number is
+/// locked as a pair, upper half first.
 fn madelson(name: &str) -> AdvisoryKey {
     let pair = |number: u64| {
         let (upper, lower) = ((number >> 32) as u32, (number & 0xffff_ffff) as u32);
@@ -300,7 +300,7 @@ mod tests {
     const NAME: &str = "orders:42:checkout";
 
     #[test]
-    fn every_rule_gives_what_its_own_library_gives() {
+    fn every_rule_matches_its_library() {
         use AdvisoryKey::{Number, Pair};
         for (rule, name, key) in [
             ("lockkeeper", NAME, Number(3_986_848_714_671_540_524)),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_look_in_pg_locks_as_postgres_shows_them() {
+    fn keys_round_trip_through_pg_locks_columns() {
         for (key, shown) in [
             (AdvisoryKey::Number(-1), (u32::MAX, u32::MAX, 1)),
             (AdvisoryKey::Number(0x1_0000_0002), (1, 2, 1)),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_key_is_an_error() {
+    fn names_without_a_key_are_errors() {
         assert!(matches!(PgKey::Raw.key("orders"), Err(KeyError::NotANumber { .. })));
         assert!(matches!(PgKey::Raw.key("1,2,3"), Err(KeyError::NotANumber { .. })));
         assert!(matches!(PgKey::Hashtext.key("orders"), Err(KeyError::OnlyTheServer { .. })));
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_is_shown_by_the_name_that_it_is_read_by() {
+    fn rule_names_round_trip() {
         for (name, rule) in RULES {
             assert_eq!((rule.to_string().as_str(), name.parse()), (*name, Ok(*rule)));
             assert!(WANTED.contains(&format!("`{name}`")), "{name}");

@@ -1,8 +1,8 @@
-//! A connection that whoever needs it drives: no task reads and writes for it, so that a statement crosses to no other task
-//! or thread and back.
+//! A connection driven by its user: no other task performs its I/O, so that a statement crosses to no other task or
+//! thread.
 //!
-//! Its limits of time are kept on the backend's thread only (`Worker::timer`). Who uses one elsewhere hands it to that
-//! thread if it takes long.
+//! Its time limits work on the backend's thread only (`Worker::timer`). A user on another runtime hands the connection
+//! to that thread if it takes long.
 
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ use super::cancel::Cancel;
 use super::carried::Carried;
 use crate::worker::Worker;
 
-/// A connection for one user at a time. Dropping it ends it.
+/// A connection for one user at a time. Closed on drop.
 pub(super) struct Line {
-    // Dropped first, which lets the other half say good-bye.
+    // Dropped before `carried`, which can then send a Terminate message.
     client: Client,
     carried: Carried,
     cancel: Cancel,
@@ -28,28 +28,28 @@ impl Line {
         Self { client, carried, cancel, worker }
     }
 
-    /// `host:port`, for people.
+    /// `host:port`, as shown to users.
     pub(super) fn server(&self) -> &str {
         self.cancel.server()
     }
 
-    /// What asks the server to give up the statement that is under way. Whether it did shows in the statement's answer; a
-    /// request that is late may hit the next statement.
+    /// A handle that cancels the running statement. The statement's answer shows whether that took effect; a late
+    /// request may hit the next statement.
     pub(super) fn cancel(&self) -> Cancel {
         self.cancel.clone()
     }
 
-    /// Whether it has not ended, as far as that shows without waiting. Needs no runtime.
+    /// Whether the connection is still open, judged by data that has already arrived. Needs no runtime.
     pub(super) fn look(&mut self) -> bool {
         self.carried.look()
     }
 
-    /// As if nothing had been notified until now.
+    /// Discards pending notifications.
     pub(super) fn forget_notices(&mut self) {
         self.carried.forget_notices();
     }
 
-    /// Waits for what is notified.
+    /// Waits for notifications.
     ///
     /// # Errors
     /// Why the connection ended.
@@ -57,8 +57,8 @@ impl Line {
         self.carried.notices().await
     }
 
-    /// Runs statements in the simple protocol, which every pooler understands, and returns the rows of all. They wait
-    /// for as long as they like. Cancel-safe: they go on, and the next ones wait behind them.
+    /// Runs statements in the simple protocol, which every pooler supports, and returns the rows of all, without a time
+    /// limit. Cancel-safe: the statements continue, and later ones queue behind them.
     ///
     /// # Errors
     /// [`NoAnswer`].
@@ -66,7 +66,7 @@ impl Line {
         answered(&self.client, &mut self.carried, sql).await
     }
 
-    /// As [`Self::wait_for`], for at most `limit`, whatever becomes of the statement then.
+    /// Like [`Self::wait_for`], for at most `limit`; after that the statement may still be running.
     ///
     /// # Errors
     /// [`NoAnswer`].
@@ -82,7 +82,7 @@ impl Line {
         }
     }
 
-    /// Prepares a statement, where no pooler lies between, within the address' `timeout=`.
+    /// Prepares a statement within the address' `timeout=`. For direct connections only.
     ///
     /// # Errors
     /// [`NoAnswer`].
@@ -96,7 +96,7 @@ impl Line {
         }
     }
 
-    /// Runs what was prepared, within the address' `timeout=`, whatever becomes of it then.
+    /// Runs a prepared statement within the address' `timeout=`; after that it may still be running.
     ///
     /// # Errors
     /// [`NoAnswer`].
@@ -114,7 +114,7 @@ impl Line {
         }
     }
 
-    /// As [`Self::ask_within`], within the address' `timeout=`.
+    /// Like [`Self::ask_within`], with the address' `timeout=`.
     ///
     /// # Errors
     /// [`NoAnswer`].

@@ -1,9 +1,9 @@
-//! `postgres://`: locks in a database that is there already.
+//! PostgreSQL backend (`postgres://`): locks in an existing database.
 //!
-//! Three kinds, of which the address names one (`?lock=`): advisory locks of a session or of a transaction
-//! (`advisory`), and rows with an expiry (`row`). `settings` reads the address, `connect` makes the connections of all
-//! three, over sockets that belong to no runtime (`dial`, `roaming`, `carried`, `line`), `keys` makes numbers of names for
-//! advisory locks, `schema` is what a database must have for tokens and rows.
+//! `?lock=` in the address selects one of three kinds: session or transaction advisory locks (`advisory`), or lease
+//! rows with an expiry (`row`). `settings` parses the address. `connect` opens connections for all three kinds, on
+//! sockets that are bound to no Tokio runtime (`dial`, `roaming`, `carried`, `line`). `keys` maps lock names to
+//! advisory lock keys. `schema` contains the DDL for fencing tokens and lease rows.
 
 mod advisory;
 mod answer;
@@ -28,7 +28,7 @@ pub use in_transaction::{
 };
 pub use keys::{AdvisoryKey, KeyError, NoSuchKey, PgKey};
 pub use schema::{init, schema_sql};
-/// The client library whose transactions [`lock_in_transaction`] takes.
+/// The client library whose transactions [`lock_in_transaction`] accepts.
 pub use tokio_postgres;
 
 use crate::backend::Backend;
@@ -36,7 +36,7 @@ use crate::error::ConnectError;
 use crate::url::Url;
 use settings::LockKind;
 
-/// Makes a client, if the server answers.
+/// Opens a client; fails if the server does not answer.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     match LockKind::of(url)? {
         kind @ (LockKind::Session | LockKind::Transaction) => advisory::connect(url, kind).await,

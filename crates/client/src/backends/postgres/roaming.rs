@@ -1,8 +1,8 @@
-//! A socket that goes along with whoever uses it.
+//! A socket that can move between runtimes.
 //!
-//! tokio's own sockets stay with the runtime in which they were made: whoever waits for one from elsewhere is woken by
-//! another thread, and hears nothing once that runtime stands still or has ended. This one waits where it was
-//! [entered](Roaming::enter) last.
+//! A tokio socket is bound to the runtime that created it: a task elsewhere is woken from another thread, and never
+//! woken once that runtime has stalled or ended. This socket waits in the runtime that [entered](Roaming::enter) it
+//! last.
 
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
@@ -19,13 +19,13 @@ use tokio::runtime::{Handle, Id};
 
 use crate::fd::{Steady, watch};
 
-/// What is read at once. Most answers are shorter.
+/// Maximum bytes per read. Most answers are shorter.
 const READ_BYTES: usize = 2048;
 
 const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
 
-/// Clones are the same socket. Who polls one has entered it, with the waker that is to be woken: those of the single calls
-/// are not heeded, since a library between may pass its own.
+/// Clones share the socket. A task enters the socket before it polls, which registers the task's waker. Wakers passed
+/// to single read and write calls are ignored, since a library in between may pass its own.
 #[derive(Clone)]
 pub(super) struct Roaming(Arc<Inner>);
 
@@ -34,22 +34,22 @@ struct Inner {
     place: Mutex<Place>,
 }
 
-/// Where it is.
+/// The runtime and the task in which the socket waits.
 struct Place {
     waker: Waker,
     runtime: Option<(Id, AsyncFd<Arc<Socket>>)>,
-    /// Reads at once, and waits for nothing.
+    /// Whether reads return at once instead of waiting.
     looks: bool,
 }
 
-/// A socket that does not block.
+/// A nonblocking socket.
 pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
 impl Roaming {
-    /// The socket must not block.
+    /// The socket must be nonblocking.
     pub(super) fn new(socket: Socket) -> Self {
         let place = Place { waker: Waker::noop().clone(), runtime: None, looks: false };
         Self(Arc::new(Inner { socket: Arc::new(socket), place: Mutex::new(place) }))
@@ -59,13 +59,13 @@ impl Roaming {
         self.0.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on it waits in this runtime, on behalf of this task. Without a runtime reads fail.
+    /// Makes the socket wait in the current runtime, and wake this task. Without a runtime, reads fail.
     pub(super) fn enter(&self, context: &Context<'_>) {
         let here = Handle::try_current().ok().map(|runtime| runtime.id());
         let mut place = self.place();
         let there = place.runtime.as_ref().map(|(runtime, _)| *runtime);
         if there != here {
-            // First out of the other: where both are one poller, it takes no socket twice.
+            // Deregister first: if both runtimes have one poller, it does not accept a socket twice.
             place.runtime = None;
             place.runtime = here.and_then(|here| Some((here, watch(self.0.socket.clone(), BOTH).ok()?)));
         }
@@ -74,7 +74,7 @@ impl Roaming {
         }
     }
 
-    /// Polls what reads and writes here, wherever it is polled itself.
+    /// Runs `work`, which reads and writes this socket, and enters the current runtime at each poll.
     pub(super) async fn carry<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -84,7 +84,7 @@ impl Roaming {
         .await
     }
 
-    /// Whether reads are made at once, and nothing is waited for, so that no runtime is needed.
+    /// Sets whether reads return at once instead of waiting, which needs no runtime.
     pub(super) fn look(&self, looks: bool) {
         self.place().looks = looks;
     }
@@ -129,7 +129,7 @@ impl AsRawFd for Socket {
     }
 }
 
-// SAFETY: a stream owns its descriptor until its own end, and nobody here takes the stream out of the `Arc`.
+// SAFETY: a stream owns its descriptor until it is dropped, and no code here moves the stream out of the `Arc`.
 unsafe impl Steady for Arc<Socket> {}
 
 impl AsyncRead for Roaming {
@@ -152,7 +152,7 @@ impl AsyncRead for Roaming {
             let Ok(read) = readiness.try_io(|_| socket.read(bytes)) else { continue };
             let read = read?;
             if 0 < read && read < bytes.len() {
-                // That was all: the next wait needs no look first.
+                // A short read has emptied the receive buffer: the next wait needs no read attempt first.
                 readiness.clear_ready();
             }
             buffer.advance(read);
@@ -164,7 +164,7 @@ impl AsyncRead for Roaming {
 impl AsyncWrite for Roaming {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let socket = &self.0.socket;
-        // Hardly ever is there no room.
+        // The send buffer is rarely full, so try without registration first.
         match socket.write(bytes) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             written => return Poll::Ready(written),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_in_one_runtime_after_another_also_when_one_has_ended() {
+    fn socket_is_readable_in_several_runtimes_in_turn() {
         let (socket, mut other) = pair();
         let (first, second) = (runtime(), runtime());
         other.write_all(b"first").unwrap();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_needs_no_runtime_and_reading_says_so() {
+    fn immediate_reads_need_no_runtime_and_waiting_reads_fail_without() {
         let (mut socket, mut other) = pair();
         let mut context = Context::from_waker(Waker::noop());
         let mut bytes = [0; 8];

@@ -1,4 +1,4 @@
-//! What a database must have for tokens and for lease rows: made on request only.
+//! The DDL for fencing tokens and lease rows. It runs on explicit request only.
 
 use postgres_protocol::escape::escape_identifier;
 
@@ -9,12 +9,12 @@ use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Url;
 
 const TOKENS: &str = include_str!("init.sql");
-/// The rules of views keep what names meant when they were made.
+/// The rewrite rules of views resolve names once, at creation; so the search path is fixed first.
 const OWN_NAMES: &str = "-- Names mean what is PostgreSQL's own, whatever the path of whoever runs this.\n\
     SET LOCAL search_path = pg_catalog, pg_temp;\n";
 
-/// The SQL that [`init`] runs: one transaction, which may be run again at any time. With a role, also the least that
-/// this role must be granted to use the locks; only who owns the schema may use them otherwise.
+/// The SQL that [`init`] runs: one idempotent transaction. With a role, also grants it the minimum privileges that it
+/// needs to use the locks; without grants only the schema's owner may use them.
 #[must_use]
 pub fn schema_sql(role: Option<&str>) -> String {
     let grants = role.map(grants).unwrap_or_default();
@@ -28,11 +28,11 @@ fn grants(role: &str) -> String {
     format!("-- What a client needs, and no more.\n{}{sequence}\n", row::grants(role))
 }
 
-/// Makes the schema `lockkeeper` in the database of the address, which needs no `lock=` for this, and grants `role` the
-/// use of it. May be done again at any time; tokens are never set back.
+/// Creates the schema `lockkeeper` in the database of the address, which needs no `lock=` for this, and grants `role`
+/// the use of it. Idempotent; tokens are never set back.
 ///
 /// # Errors
-/// [`ConnectError`]: a bad address, a server out of reach, or a user who may not do this.
+/// [`ConnectError`]: a bad address, an unreachable server, or a user without the privilege.
 pub async fn init(url: &str, role: Option<&str>) -> Result<(), ConnectError> {
     let url = Url::parse(url, &["postgres", "postgresql"])?;
     if !matches!(url.scheme.as_str(), "postgres" | "postgresql") {
@@ -59,14 +59,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grants_are_for_one_role_whatever_its_name() {
+    fn role_names_are_quoted_in_grants() {
         let sql = schema_sql(Some("a \"role\"; drop table x"));
         assert!(sql.contains("TO \"a \"\"role\"\"; drop table x\";"), "{sql}");
         assert!(!schema_sql(None).contains("GRANT"));
     }
 
     #[test]
-    fn it_is_one_transaction() {
+    fn schema_sql_is_one_transaction() {
         let sql = schema_sql(Some("app"));
         assert!(sql.starts_with("BEGIN;\n") && sql.ends_with("COMMIT;\n"));
         assert_eq!(sql.lines().filter(|line| matches!(line.trim(), "BEGIN;" | "COMMIT;")).count(), 2);

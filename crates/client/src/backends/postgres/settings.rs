@@ -1,6 +1,6 @@
-//! What a `postgres://` address says: which kind of lock, which servers, who, and how the way there is protected.
+//! Parses a `postgres://` address: kind of lock, servers, user, and transport security.
 //!
-//! Responsible for reading only. The kinds of lock read their own parameters.
+//! Parses only. Each kind of lock parses its own parameters.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use crate::error::{ConnectError, Unsupported};
 use crate::url::Url;
 
-/// What holds a lock (`?lock=`).
+/// The mechanism that holds a lock (`?lock=`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LockKind {
     Session,
@@ -19,47 +19,47 @@ pub(super) enum LockKind {
     Row,
 }
 
-/// What an address without `lock=` is told. There is no default: the three differ in what ends a hold, and nobody
-/// should find out which one it was afterwards.
+/// Ends the error message for an address without a valid `lock=`. There is no default: the three kinds differ in what
+/// ends a hold, so users must choose one explicitly.
 const KINDS: &str = "`lock=session`, `lock=transaction` or `lock=row`:\n  \
     lock=session      an advisory lock on a connection of its own; nothing to set up; no transaction pooler between\n  \
     lock=transaction  an advisory lock in a transaction that stays open; works through a transaction pooler\n  \
     lock=row          a row with an expiry; fair, permits and the rest; needs the schema of `lockkeeper postgres init`\n";
 
-/// Parameters that every kind of lock has.
+/// Parameters common to all kinds of lock.
 const COMMON: &[&str] = &["lock", "socket", "sslmode", "timeout", "tls-ca"];
 
 const PORT: u16 = 5432;
-/// How long a connection, or a statement that does not wait, may take.
+/// Limit for opening a connection, or for a statement that does not wait for a lock.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const TIMEOUTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
-/// Until a silent connection is asked whether it still is one.
+/// Idle time before the first TCP keep-alive probe.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// How the way to the server is protected (`?sslmode=`), in libpq's words.
+/// Transport security (`?sslmode=`), with libpq's names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TlsMode {
     Disable,
-    /// If the server offers it; nobody is kept from listening who can also speak.
+    /// Encrypts if the server offers TLS. Protects against passive eavesdroppers only, not against active attackers.
     Prefer,
-    /// Encrypted, with whoever answers.
+    /// Encrypts without authenticating the server.
     Require,
-    /// Encrypted, with the server that the certificate names.
+    /// Encrypts and verifies the server's certificate and host name.
     VerifyFull,
 }
 
-/// How to reach the database.
+/// Connection settings of the database.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    /// One for each host, in the address' order.
+    /// One per host, in the order of the address.
     pub(super) servers: Vec<Server>,
     pub(super) tls: TlsMode,
-    /// A file of certificates to trust instead of the system's.
+    /// PEM file with trusted certificates, instead of the system's store.
     #[cfg_attr(not(feature = "postgres-tls"), allow(dead_code, reason = "read, and of no use without TLS"))]
     pub(super) tls_ca: Option<PathBuf>,
-    /// How long a connection, or a statement that does not wait, may take.
+    /// Limit for opening a connection, or for a statement that does not wait for a lock.
     pub(super) timeout: Duration,
 }
 
@@ -67,13 +67,13 @@ pub(super) struct Settings {
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     pub(super) config: Config,
-    /// `host:port`, for people.
+    /// `host:port`, as shown to users.
     pub(super) shown: String,
 }
 
 impl LockKind {
     /// # Errors
-    /// `lock=` is missing or names no kind: says which there are.
+    /// `lock=` is missing or names no kind; the error lists the kinds.
     pub(super) fn of(url: &Url) -> Result<Self, ConnectError> {
         let given: Option<String> = url.parameter("lock", KINDS)?;
         match given.as_deref() {
@@ -87,10 +87,10 @@ impl LockKind {
 }
 
 impl Settings {
-    /// `own`: the parameters of this kind of lock, beside those that all have.
+    /// `own`: parameters of this kind of lock, in addition to the common ones.
     ///
     /// # Errors
-    /// A parameter that is unknown or can't be read, no host, TLS where it isn't compiled in.
+    /// An unknown or unreadable parameter, no host, or TLS where it isn't compiled in.
     pub(super) fn of(url: &Url, own: &[&str]) -> Result<Self, ConnectError> {
         let mut known = [COMMON, own].concat();
         known.sort_unstable();
@@ -98,7 +98,7 @@ impl Settings {
         Self::of_any(url)
     }
 
-    /// As [`Self::of`], whatever other parameters there are.
+    /// Like [`Self::of`], but accepts any other parameters.
     ///
     /// # Errors
     /// As [`Self::of`].
@@ -113,7 +113,7 @@ impl Settings {
             .keepalives_idle(KEEPALIVE_IDLE)
             .keepalives_interval(KEEPALIVE_INTERVAL)
             .keepalives_retries(KEEPALIVE_RETRIES)
-            // A standby has locks of its own, which exclude nobody at the primary.
+            // A standby has its own lock table, so its locks exclude no client of the primary.
             .target_session_attrs(TargetSessionAttrs::ReadWrite)
             .ssl_mode(match tls {
                 TlsMode::Disable => SslMode::Disable,
@@ -154,21 +154,21 @@ impl Settings {
         Ok(Self { servers, tls, tls_ca, timeout })
     }
 
-    /// The database, for people.
+    /// The database, as shown to users.
     pub(super) fn database(&self) -> String {
         let config = self.servers.first().map(|server| &server.config);
         let name = config.and_then(|config| config.get_dbname().or(config.get_user()));
         name.map_or_else(|| "the user's default".to_owned(), |name| format!("`{name}`"))
     }
 
-    /// The user, for people.
+    /// The user, as shown to users.
     pub(super) fn user(&self) -> String {
         let user = self.servers.first().and_then(|server| server.config.get_user());
         user.map_or_else(|| "named like this process' user".to_owned(), |user| format!("`{user}`"))
     }
 }
 
-/// A parameter that is a time within bounds.
+/// Parses a duration parameter within bounds.
 pub(super) fn duration(
     url: &Url,
     key: &str,
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_without_a_kind_of_lock_is_told_all_three() {
+    fn missing_kind_of_lock_is_an_error_that_lists_all_three() {
         for text in ["postgres://h/db", "postgres://h/db?lock=rows"] {
             let error = LockKind::of(&text.parse().unwrap()).unwrap_err().to_string();
             for kind in ["lock=session ", "lock=transaction ", "lock=row "] {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_tried_one_by_one_and_only_a_primary_will_do() {
+    fn each_host_has_a_config_that_requires_a_primary() {
         let found = settings("postgres://me:secret@a,[::1]:7/shop?lock=row").unwrap();
         let shown: Vec<&str> = found.servers.iter().map(|server| server.shown.as_str()).collect();
         assert_eq!(shown, ["a:5432", "[::1]:7"]);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_refused_and_quoted() {
+    fn invalid_parameters_are_refused_and_quoted() {
         for (text, quoted) in [
             ("postgres:///db", "a host"),
             ("postgres://h/db?timeout=1h", "timeout=1h"),
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_that_is_not_compiled_in_is_an_error_and_not_left_out() {
+    fn tls_that_is_not_compiled_in_is_an_error() {
         let found = settings("postgres://h/db?tls-ca=/x");
         if cfg!(feature = "postgres-tls") {
             assert_eq!(found.unwrap().tls, TlsMode::VerifyFull);

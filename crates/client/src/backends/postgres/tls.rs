@@ -1,4 +1,4 @@
-//! TLS to the server, with the provider named here: nothing of the process is changed for it.
+//! TLS to the server. The crypto provider is chosen here; the process-wide default provider is left unchanged.
 
 #[cfg(feature = "postgres-tls")]
 mod with {
@@ -14,11 +14,11 @@ mod with {
     use super::super::settings::{Settings, TlsMode};
     use crate::error::{BackendError, BackendErrorKind};
 
-    /// Makes the encrypted half of a connection.
+    /// The TLS connector for `tokio_postgres`.
     pub(crate) type Tls = MakeRustlsConnect;
 
     /// # Errors
-    /// The file of `tls-ca` can't be read or holds no certificate; the system trusts nobody.
+    /// The file of `tls-ca` can't be read or contains no certificate; the system's store has no trusted certificate.
     pub(crate) fn tls(settings: &Settings) -> Result<Tls, BackendError> {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
@@ -58,8 +58,8 @@ mod with {
         BackendError::new(BackendErrorKind::Operator, what)
     }
 
-    /// `prefer` and `require` take any certificate, as libpq does: they keep out who only listens. The handshake is
-    /// checked all the same.
+    /// `prefer` and `require` accept any certificate, as libpq does: they protect against passive eavesdroppers only.
+    /// The handshake signature is still verified.
     #[derive(Debug)]
     struct Anybody(Arc<CryptoProvider>);
 
@@ -102,7 +102,7 @@ mod with {
 #[cfg(feature = "postgres-tls")]
 pub(super) use with::{Tls, tls};
 
-/// Without the feature nothing is encrypted; what asks for it is refused by the settings.
+/// Without the feature nothing is encrypted; `settings` refuses addresses that require TLS.
 #[cfg(not(feature = "postgres-tls"))]
 pub(super) type Tls = tokio_postgres::NoTls;
 

@@ -1,8 +1,8 @@
-//! Takes the lists apart that scripts answer.
+//! Decodes the lists that scripts return.
 
 use redis::Value;
 
-/// What is left of a list, from its front.
+/// The remaining items of a list.
 pub(super) struct Items(std::vec::IntoIter<Value>);
 
 impl From<Vec<Value>> for Items {
@@ -12,7 +12,7 @@ impl From<Vec<Value>> for Items {
 }
 
 impl From<Value> for Items {
-    /// What is no list has nothing in it.
+    /// A value that is not a list becomes an empty one.
     fn from(value: Value) -> Self {
         match value {
             Value::Array(items) => items.into(),
@@ -22,7 +22,7 @@ impl From<Value> for Items {
 }
 
 impl Items {
-    /// The next one as bytes; none if it is not text.
+    /// Takes the next item as bytes; empty if it is not a string.
     pub(super) fn bytes(&mut self) -> Vec<u8> {
         match self.0.next() {
             Some(Value::BulkString(bytes)) => bytes,
@@ -31,12 +31,12 @@ impl Items {
         }
     }
 
-    /// The next one as a word.
+    /// Takes the next item as text.
     pub(super) fn word(&mut self) -> String {
         String::from_utf8_lossy(&self.bytes()).into_owned()
     }
 
-    /// The next one as a number that is not negative.
+    /// Takes the next item as a number that is not negative.
     pub(super) fn number(&mut self) -> Option<u64> {
         match self.0.next()? {
             Value::Int(number) => u64::try_from(number).ok(),
@@ -45,12 +45,12 @@ impl Items {
         }
     }
 
-    /// The next one as a small number.
+    /// Takes the next item as a `u32`.
     pub(super) fn small(&mut self) -> Option<u32> {
         self.number().and_then(|number| u32::try_from(number).ok())
     }
 
-    /// The next one as a list.
+    /// Takes the next item as a list.
     pub(super) fn list(&mut self) -> Self {
         self.0.next().map_or_else(|| Vec::new().into(), Self::from)
     }

@@ -1,7 +1,7 @@
-//! A cluster: each name lives on one node, which is a server like any other.
+//! A Redis cluster: each name is stored on one node, which is used like a single server.
 //!
-//! Responsible for knowing which node that is. The map of slots is asked for again whenever a call has no answer of use:
-//! a node may be gone, or a slot have moved. Until the new map is here, such calls are repeated by whoever made them.
+//! This module finds the node. It reads the map of slots again whenever a call has no usable reply: a node may be
+//! gone, or a slot may have migrated. Callers repeat such calls until the new map is there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,10 +20,10 @@ use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Host;
 use crate::worker::Worker;
 
-/// The map is not asked for more often than this.
+/// Shortest interval between two reads of the map.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The nodes of a cluster. Cheap to clone; clones are the same one.
+/// The nodes of a cluster. Cheap to clone; clones share them.
 #[derive(Clone)]
 pub(super) struct Cluster(Arc<Inner>);
 
@@ -34,23 +34,23 @@ struct Inner {
     client: String,
     seeds: Vec<Host>,
     map: Mutex<Map>,
-    /// When the map was asked for last. Held while it is.
+    /// When the map was last read. Locked during a read.
     asked: tokio::sync::Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
 struct Map {
-    /// By the address.
+    /// By address.
     nodes: BTreeMap<String, (Host, Arc<RedisStore>)>,
-    /// The last slot of each range → its first one, and the address of its node.
+    /// The last slot of each range → its first slot, and the address of its node.
     slots: BTreeMap<u16, (u16, String)>,
 }
 
-/// Nobody who could be asked.
+/// No reachable node has the slot.
 const NOBODY: CallError = CallError { sent: false };
 
 impl Cluster {
-    /// Finds the nodes by those that the URL names.
+    /// Discovers the nodes through the hosts of the URL.
     pub(super) async fn open(
         settings: &Settings,
         seeds: &[Host],
@@ -97,7 +97,7 @@ impl Inner {
         (*first <= slot).then(|| map.nodes.get(address).map(|(_, node)| node.clone()))?
     }
 
-    /// Asks for the map, in the background: who is told that nothing was done comes again.
+    /// Reads the map again in the background. Callers whose call was not executed repeat it.
     fn look_again(self: &Arc<Self>) {
         let inner = self.clone();
         self.worker.run(Box::pin(async move {
@@ -107,7 +107,7 @@ impl Inner {
             }
             *asked = Some(Instant::now());
             match inner.learn().await {
-                // Whoever waits at a node that is another now has heard nothing from it.
+                // Waiters at a node that lost the slot receive no more wake-ups from it.
                 Ok(changed) if changed => inner.wakes.deliver_to_all(Wake::Try(Duration::ZERO)),
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "the cluster's nodes are not known anew"),
@@ -115,7 +115,7 @@ impl Inner {
         }));
     }
 
-    /// Asks one node after the other for the map, and connects to those that are new. Whether it changed.
+    /// Reads the map from the first node that answers, and connects to new nodes. Returns whether the map changed.
     async fn learn(&self) -> Result<bool, ConnectError> {
         let mut troubles = Vec::new();
         let known: Vec<(Host, Arc<RedisStore>)> = self.map().nodes.values().cloned().collect();
@@ -172,7 +172,7 @@ impl Inner {
                     Some(node) => drop(map.nodes.insert(address.clone(), node)),
                     None => match self.connect(&range.primary).await {
                         Ok(node) => drop(map.nodes.insert(address.clone(), (range.primary, node))),
-                        // Others can be used all the same; this one is tried again when it is needed.
+                        // The other nodes are usable all the same; this one is tried again when it is needed.
                         Err(error) => {
                             tracing::debug!(%error, "a node of the cluster is out of reach");
                             continue;
@@ -210,7 +210,7 @@ impl Store for Cluster {
         })
     }
 
-    /// Those of each node together, all nodes at once.
+    /// Renews the entries of each node together, on all nodes at once.
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
@@ -233,7 +233,7 @@ impl Store for Cluster {
             }
             let mut renewed = vec![Renewed::Gone; entries.len()];
             let mut failed = nobody.then_some(NOBODY);
-            // All are heard, also if one fails: theirs are renewed at their nodes all the same.
+            // Waits for all nodes, also if one fails: the others have renewed theirs all the same.
             while let Some(answered) = asking.join_next().await {
                 match answered {
                     Ok((places, Ok(part))) => {

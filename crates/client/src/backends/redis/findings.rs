@@ -1,4 +1,4 @@
-//! What the server's settings mean for its locks: for `doctor`, and for whoever asks for tokens.
+//! Consequences of the server's settings for locks: for `doctor`, and for the check before tokens are used.
 
 use redis::Value;
 
@@ -7,7 +7,7 @@ use super::store::RedisStore;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::Finding;
 
-/// The settings that matter.
+/// The settings that affect locks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Settings {
     appendonly: String,
@@ -17,7 +17,8 @@ struct Settings {
     policy: String,
 }
 
-/// Tokens must outlive a restart, and no key may be evicted: otherwise they are refused, unless they are forced.
+/// Tokens must survive a restart, and their counter must not be evicted: otherwise `fencing=counter` is refused,
+/// unless `force` is set.
 pub(super) async fn check_that_tokens_last(store: &RedisStore) -> Result<(), BackendError> {
     let refused = |why: String| {
         let what = format!(
@@ -35,7 +36,7 @@ pub(super) async fn check_that_tokens_last(store: &RedisStore) -> Result<(), Bac
     }
 }
 
-/// What each setting means.
+/// One finding for each aspect of the settings.
 pub(crate) async fn of(store: &RedisStore) -> Result<Vec<Finding>, BackendError> {
     let settings = match settings(store).await {
         Ok(settings) => settings,
@@ -78,7 +79,7 @@ impl Settings {
         self.policy != "noeviction"
     }
 
-    /// Why tokens could be drawn twice.
+    /// Settings that could make tokens repeat.
     fn spoil_tokens(&self) -> Vec<String> {
         let mut why = Vec::new();
         if self.appendonly != "yes" {
@@ -159,13 +160,13 @@ mod tests {
     }
 
     #[test]
-    fn what_spoils_is_said_with_what_to_set() {
+    fn unsafe_settings_are_reported_and_refused_for_tokens() {
         let good = settings("yes", "always", "100", "noeviction");
         assert!(good.spoil_tokens().is_empty() && good.findings().iter().all(|finding| !finding.spoils));
         let bad = settings("no", "everysec", "100", "allkeys-lru");
         let spoiled: Vec<bool> = bad.findings().iter().map(|finding| finding.spoils).collect();
         assert_eq!((bad.spoil_tokens().len(), spoiled), (2, vec![true, true]));
-        // An eviction that may begin at any time counts for tokens, which must last.
+        // Without a `maxmemory`, eviction may begin later, and tokens must outlast that.
         let unlimited = settings("yes", "everysec", "0", "allkeys-lru");
         assert_eq!(unlimited.spoil_tokens().len(), 1);
         assert!(!unlimited.findings()[1].spoils && unlimited.findings()[0].spoils);

@@ -1,4 +1,4 @@
-//! What tells one server from another: for those who need several that have nothing to do with each other.
+//! Identity of a server, to check that the servers of a majority are independent of each other.
 
 use redis::Value;
 
@@ -6,17 +6,17 @@ use super::answers::Items;
 use super::store::RedisStore;
 use crate::error::BackendError;
 
-/// Which server answers, and in whose name.
+/// Identity and role of the server that answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
-    /// Random at each of its starts.
+    /// Random at each start of the server.
     pub(crate) run_id: String,
-    /// The server whose writes it repeats, if it is a replica.
+    /// The address of its primary, if it is a replica.
     pub(crate) replica_of: Option<String>,
 }
 
 impl RedisStore {
-    /// Asks for it. Needs the permission for `INFO`.
+    /// Reads the server's identity. Needs the permission for `INFO`.
     pub(crate) async fn identity(&self) -> Result<Identity, BackendError> {
         let mut text = self.info("server").await?;
         text.push_str(&self.info("replication").await?);

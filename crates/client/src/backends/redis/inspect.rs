@@ -1,4 +1,4 @@
-//! What people see: who holds, who waits, which names are in use; and what an operator may do about it.
+//! Inspection: holders, waiters, names in use; and an operator's break.
 
 use std::time::Duration;
 
@@ -15,39 +15,39 @@ use crate::backends::leased::EntryId;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo};
 
-/// Who looks at a whole name.
+/// For calls that concern a whole name.
 const NO_ENTRY: EntryId = EntryId(String::new());
-/// How many waiters an inspection names.
+/// How many waiters an inspection lists.
 const WAITERS_SHOWN: usize = 20;
-/// How long a question may take.
+/// Time limit of one command.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
-/// How many keys a database may have for its locks to be listed: Redis has to look at each.
+/// Largest number of keys in a database whose locks are listed: a `SCAN` visits every key.
 const KEYS_MAX: u64 = 1_000_000;
-/// How many keys one step of a listing looks at.
+/// Keys that one `SCAN` step visits.
 const STEP: usize = 1000;
 
-/// What a server shows of a name.
+/// The state of a name on one server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Look {
-    /// Who holds it, or keeps it shut.
+    /// Live and closed holds.
     pub(crate) holders: Vec<Seen>,
-    /// The first who wait.
+    /// The first [`WAITERS_SHOWN`] waiters.
     pub(crate) waiters: Vec<WaiterInfo>,
-    /// How many wait.
+    /// How many waiters there are.
     pub(crate) waiter_count: usize,
-    /// How many permits there are, while any is held.
+    /// The limit of permits, while any is held.
     pub(crate) limit: Option<u32>,
     /// The greatest token that may have been drawn for it.
     last_token: u64,
 }
 
-/// A holder, as its key shows it.
+/// A holder, decoded from its key.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     /// Its entry; `None` if another client holds it.
     #[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "several servers are compared by it"))]
     pub(crate) id: Option<EntryId>,
-    /// The rest.
+    /// The holder, for display.
     pub(crate) info: HolderInfo,
 }
 
@@ -77,7 +77,7 @@ impl Look {
 }
 
 impl RedisStore {
-    /// What this server shows of a name.
+    /// The state of a name on this server.
     pub(crate) async fn look(&self, name: &LockName) -> Result<Look, BackendError> {
         let inner = self.inner();
         inner.check_name(name)?;
@@ -85,7 +85,7 @@ impl RedisStore {
         inner.looked(name, answer.map_err(|failure| inner.unanswered(failure))?)
     }
 
-    /// The names in use at and below `below` by clients of ours, in their order.
+    /// The names at and below `below` that clients of this library use, in order.
     pub(crate) async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, Look)>, BackendError> {
         let inner = self.inner();
         let names = inner.names(below).await?;
@@ -102,14 +102,14 @@ impl RedisStore {
         Ok(list)
     }
 
-    /// Which node of its cluster has which slots, as this one says.
+    /// The cluster's map of slots, as this node reports it.
     pub(super) async fn slots(&self) -> Result<Value, BackendError> {
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
         self.inner().ask(ask).await
     }
 
-    /// What a token is worth now (B4).
+    /// Classifies a token (B4).
     pub(super) async fn check_token(&self, name: &LockName, token: u64) -> Result<TokenStatus, BackendError> {
         let look = self.look(name).await?;
         let held = look.holders.iter().filter(|seen| seen.info.state == HolderState::Held);
@@ -124,7 +124,7 @@ impl RedisStore {
         })
     }
 
-    /// Ends another's hold by its token (B1 to B3).
+    /// Breaks a hold by its token (B1 to B3).
     pub(super) async fn break_hold(&self, order: &BreakOrder) -> Result<Broken, BackendError> {
         let inner = self.inner();
         inner.check_name(&order.name)?;
@@ -180,13 +180,14 @@ impl Inner {
         while !waiting.is_empty() {
             look.waiters.extend(layout::waiter(&waiting.bytes()));
         }
-        // The counter is forgotten after a while; from then on the clock alone is above every token.
+        // The counter expires after 30 days without a grant; from then on the server's clock alone is above every
+        // token.
         let counter = items.number().unwrap_or(0);
         look.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
         Ok(look)
     }
 
-    /// Every name in use, by a scan of the database.
+    /// Every name in use, found by a scan of the database.
     async fn names(&self, below: Option<&LockName>) -> Result<Vec<LockName>, BackendError> {
         let [locks, plain, tagged] = layout::patterns(self.prefix(), below);
         let count = self.ask(redis::cmd("DBSIZE")).await?;
@@ -234,7 +235,7 @@ impl Inner {
         Ok(names)
     }
 
-    /// Those of the keys whose value is one of ours.
+    /// The keys whose value this library wrote.
     async fn only_ours(&self, keys: Vec<String>) -> Result<Vec<String>, BackendError> {
         let begins = |key: &String| {
             let mut get = redis::cmd("GETRANGE");
@@ -248,7 +249,7 @@ impl Inner {
         Ok(keys.into_iter().zip(answers).filter(|(_, answer)| ours(answer)).map(|(key, _)| key).collect())
     }
 
-    /// A plain question.
+    /// Sends one plain command.
     pub(super) async fn ask(&self, command: Cmd) -> Result<Value, BackendError> {
         self.link.command(&command, LIMIT).await.map_err(|failure| self.unanswered(failure))
     }
@@ -264,5 +265,5 @@ impl Inner {
     }
 }
 
-/// 2026-01-01 in µs since 1970: where tokens begin (value.lua).
+/// 2026-01-01 in µs since 1970, the origin of tokens (value.lua).
 const EPOCH_US: u64 = 1_767_225_600_000_000;

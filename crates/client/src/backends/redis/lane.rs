@@ -1,8 +1,9 @@
-//! Lanes: connections for each runtime whose tasks acquire and release, beside the one on the backend's own thread.
+//! Connections for each runtime whose tasks acquire and release, beside the main one on the backend's own thread.
 //!
-//! A call that crosses to another thread and back costs more than Redis does; so it travels on a connection that its own
-//! runtime drives. What must not depend on a caller's runtime, renewals and messages, stays on the thread's connection,
-//! which also serves everybody until a lane is there. A lane ends with its runtime, its connection, or the thread's.
+//! A call that crosses to another thread and back costs more than Redis does, so it uses a connection whose driver
+//! runs on the caller's own runtime. Traffic that must not depend on a caller's runtime, such as renewals and pushes,
+//! stays on the main connection, which also serves all callers until their own is established. Such a connection (a
+//! lane) ends with its runtime, with its socket, or with the main connection.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,47 +16,47 @@ use tokio::sync::oneshot;
 
 use super::paced::{Made, UnderWay};
 
-/// How many lanes there are at most; callers on further runtimes share the thread's connection.
+/// Lanes of one link, at most; callers on further runtimes use the main connection.
 const LANES: usize = 8;
-/// How many callers a lane has before another is made. Fewer on each would only make for more packets.
+/// Pending calls on a lane before another one is opened. Fewer on each would only add packets.
 const FULL: usize = 16;
-/// The pause between tries to make a lane: the thread's connection serves as well.
+/// Pause between attempts to open a lane: meanwhile the main connection serves.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What became of a command on a lane.
+/// Outcome of a command on a lane.
 pub(super) enum Passed {
     Answered(Value),
-    /// It may have arrived.
+    /// The server may have executed it.
     InDoubt,
-    /// It did not leave.
+    /// It was not sent.
     NotSent,
 }
 
 /// The lanes of one link.
 pub(super) struct Lanes {
     lanes: Mutex<Vec<Lane>>,
-    /// How many of them a runtime has at most.
+    /// Lanes for each runtime, at most.
     each: usize,
 }
 
-/// One runtime's way to the server.
+/// One runtime's connection to the server.
 #[derive(Clone)]
 pub(super) struct Lane {
     runtime: Id,
-    /// The connection of the link beside which it was made.
+    /// The number of the main connection beside which it was opened.
     beside: u64,
     way: Arc<Way>,
 }
 
 struct Way {
-    /// Set once it is made.
+    /// Set once it is established.
     wire: Arc<OnceLock<MultiplexedConnection>>,
     /// Set once it has ended.
     ended: Ended,
-    /// How many answers came on it.
+    /// How many replies it has received.
     heard: AtomicU64,
     callers: UnderWay,
-    /// A call was given up before its answer: it may still arrive.
+    /// A call was dropped before its reply, and may still arrive.
     unsettled: AtomicBool,
     /// Closed when its runtime has ended.
     runs: oneshot::Sender<()>,
@@ -69,9 +70,9 @@ impl Lanes {
         Self { lanes: Mutex::default(), each }
     }
 
-    /// A lane of the runtime that we are on; it is made in the background, by what `connector` gives, which says when its
-    /// connection ends. `None` where there is none to have: on `thread`, whose connection is the link's, outside of a
-    /// runtime, and where there are too many.
+    /// Returns a lane of the current runtime. A new one is opened in the background with the connector, which sets
+    /// the given [`Ended`] when its connection ends. Returns `None` on `thread`, whose connection is the link's main
+    /// one, outside a runtime, and if there are too many lanes.
     pub(super) fn here<C, F>(&self, thread: Id, beside: u64, connector: impl FnOnce() -> C) -> Option<Lane>
     where
         C: Fn(Ended, UnderWay) -> F + Send + Sync + 'static,
@@ -117,7 +118,7 @@ impl Lanes {
             let making = async {
                 loop {
                     if let Some((made, driver)) = connect(ended.clone(), callers.clone()).await {
-                        // Nobody else makes it.
+                        // No other task sets it.
                         let _ = wire.set(made);
                         driver.await;
                         std::future::pending::<()>().await;
@@ -133,12 +134,12 @@ impl Lanes {
         Some(idlest.unwrap_or(lane))
     }
 
-    /// Nothing was heard on it for as long as a call may take: the next call gets another.
+    /// Drops a lane after a call that timed out without any reply on it: the next call gets another.
     pub(super) fn give_up(&self, lane: &Lane) {
         self.lanes().retain(|other| !Arc::ptr_eq(&other.way, &lane.way));
     }
 
-    /// Waits until nothing is on its way any more of what was sent before: answers come in the order of the calls.
+    /// Waits until no earlier call is pending on any lane: replies arrive in the order of the calls.
     pub(super) async fn settle(&self) {
         let unsettled = |lane: &&Lane| {
             lane.way.callers.load(Ordering::SeqCst) > 0 || lane.way.unsettled.load(Ordering::SeqCst)
@@ -156,7 +157,7 @@ impl Lanes {
 }
 
 impl Lane {
-    /// How many callers wait for answers on it. It serves none before it is made.
+    /// Number of callers that wait for replies on it; the maximum before it is established, since it serves none.
     fn load(&self) -> usize {
         if self.is_being_made() { usize::MAX } else { self.way.callers.load(Ordering::Relaxed) }
     }
@@ -169,7 +170,7 @@ impl Lane {
         self.way.ended.load(Ordering::Relaxed)
     }
 
-    /// Sends a command and waits for its answer.
+    /// Sends a command and waits for its reply.
     pub(super) async fn pass(&self, command: &Cmd) -> Passed {
         let Some(wire) = self.way.wire.get().filter(|_| !self.has_ended()) else { return Passed::NotSent };
         let caller = Caller::of(&self.way);
@@ -192,7 +193,7 @@ impl Lane {
     }
 }
 
-/// A call that is under way.
+/// A pending call.
 struct Caller<'a> {
     way: &'a Way,
     answered: bool,

@@ -1,7 +1,7 @@
-//! What stands in Redis: the names of the keys, and what their values say.
+//! Layout of the keys and values in Redis.
 //!
-//! The lock itself is a plain string key, as every Redis lock has it, so that other clients exclude ours and are
-//! excluded. All else of a name is beside it, in the same hash slot. A value of ours is text that people can read:
+//! The lock itself is a plain string key, as other Redis lock clients set it, so that they and this library exclude
+//! each other. All other keys of a name are beside it, in the same hash slot. Values are readable text:
 //!
 //! ```text
 //! lockkeeper:<id>:1:<state>:<token>:<since>:<extra>:<client>
@@ -11,11 +11,11 @@
 //! <meta: key=value lines>
 //! ```
 //!
-//! `1` is the version of the layout. `state`: `held`, `revoked` or `closed`; `token`: 0 for none; `since`: µs of the
-//! server's clock, or, from a plain `SET` to the first renewal, `+` and the ms for which the key was set; `extra`: for how
-//! many ms the key outlives the hold, to keep the lock shut; `client`: whose channel wakes its owner. A waiter is `<ms
-//! until it is forgotten>:<mode>` and the rest from `:<extra>` on. `lockkeeper:reserved:1` keeps a free lock for those who
-//! wait.
+//! `1` is the version of the layout. `state`: `held`, `revoked` or `closed`. `token`: 0 for none. `since`: µs of the
+//! server's clock, or, from a plain `SET` to the first renewal, `+` and the ms for which the key was set. `extra`: ms
+//! by which the key outlives the hold, to keep the lock closed. `client`: its channel wakes the entry's owner. A
+//! waiter's record is `<expiry of the waiter, Unix ms>:<mode>` and the rest from `:<extra>` on.
+//! `lockkeeper:reserved:1` reserves a free lock for its waiters.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -27,30 +27,31 @@ use redis::{Cmd, RedisWrite};
 use crate::backends::leased::{Attempt, EntryId};
 use crate::info::{HolderInfo, HolderState, WaiterInfo, decode_meta};
 
-/// How a value of ours begins.
+/// Prefix of the values that this library writes.
 pub(super) const OURS: &str = "lockkeeper:";
-/// How the marker of a name whose permits are held begins.
+/// Prefix of the marker that the lock's key has while permits of the name are held.
 const MARKER: &str = "lockkeeper:permits:1:";
-/// How much of a foreign value is shown, in characters.
+/// Length to which another client's value is cut for display, in characters.
 const FOREIGN_SHOWN: usize = 64;
 
-/// What stands beside a lock, in the order in which the scripts take it (common.lua), after the lock itself.
+/// Suffixes of the keys beside a lock, in the order in which the scripts take them (common.lua), after the lock's own
+/// key.
 const KEYS: [&str; 7] = ["queue", "gone:", "token", "waiters", "permits", "slots", "until"];
-/// After which an entry's id follows.
+/// The suffix that is followed by an entry's id.
 const OF_ENTRY: &str = "gone:";
 
-/// How many keys of a name a script is told: each one that is not needed costs the server as much as a command.
+/// How many keys of a name are passed to a script: each further key costs the server as much as a command.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Told {
     /// The lock, and its queue.
     Queue = 2,
-    /// And what is remembered of an end.
+    /// And the record of an entry's end.
     Gone = 3,
     /// And the counter of tokens.
     Counter = 4,
-    /// And what is known of waiters.
+    /// And the records of the waiters.
     Waiters = 5,
-    /// And who holds permits.
+    /// And the holders of permits.
     All = 8,
 }
 
@@ -64,29 +65,29 @@ pub(super) struct Keys<'a> {
 impl<'a> Keys<'a> {
     pub(super) fn of(prefix: &'a str, name: &'a LockName) -> Self {
         let name = name.as_str();
-        // A key with a hash tag of its own keeps it; any other becomes the tag. The two can't meet: `tagged` tells
-        // `{x}` from `x`.
+        // A key that has a hash tag keeps it; any other becomes the tag as a whole. The suffix `tagged` keeps the
+        // keys of `{x}` and `x` apart.
         Self { prefix, name, tagged: has_tag([prefix, name]) }
     }
 
-    /// Whether all keys of the name fall into one slot of a cluster.
+    /// Whether all keys of the name are in one slot of a cluster.
     pub(super) fn share_a_slot(&self) -> bool {
         self.tagged || !(self.prefix.contains('}') || self.name.contains('}'))
     }
 
-    /// Whether this lock's key looks like one that stands beside another.
+    /// Whether this lock's key could be taken for one of the keys beside another lock.
     pub(super) fn looks_like_one_beside(&self) -> bool {
-        // Hardly any has as many colons: nothing is put together for the others.
+        // Few names have two colons: the others need no allocation here.
         let colons = self.prefix.bytes().chain(self.name.bytes()).filter(|&byte| byte == b':');
         colons.take(2).count() == 2 && [self.prefix, self.name].concat().contains(BESIDE)
     }
 
-    /// How long one key is, about.
+    /// The approximate length of one key, in bytes.
     pub(super) fn size(&self) -> usize {
         self.prefix.len() + self.name.len() + 40
     }
 
-    /// Adds one of them to a call: the lock's is the first.
+    /// Adds the key at `place` to a call; 0 is the lock's own.
     pub(super) fn write(&self, place: usize, id: &EntryId, call: &mut Cmd) {
         let Some(what) = place.checked_sub(1).and_then(|place| KEYS.get(place)) else {
             return write_arg(call, &[self.prefix, self.name]);
@@ -97,28 +98,28 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Adds an argument to a call, in its parts.
+/// Adds an argument to a call, given in parts.
 pub(super) fn write_arg<T: AsRef<[u8]>>(call: &mut Cmd, parts: &[T]) {
     let mut arg = call.writer_for_next_arg();
     for part in parts {
-        // It goes into memory, which does not fail.
+        // Writing to memory does not fail.
         let _ = arg.write_all(part.as_ref());
     }
 }
 
-/// Between the lock and what stands beside it. No lock has it in its key.
+/// Separates the lock's name from the suffix of a key beside it. No lock's own key contains it.
 pub(super) const BESIDE: &str = ":lockkeeper:";
 const TAGGED: &str = ":lockkeeper:tagged:";
-/// The same after a hash tag that ends.
+/// [`BESIDE`] after the end of the hash tag.
 const CLOSED: &str = "}:lockkeeper:";
 
-/// Whether Redis takes a part of the key, given in two parts, for its hash tag.
+/// Whether the key, given in two parts, has a hash tag.
 fn has_tag(key: [&str; 2]) -> bool {
     let mut bytes = key.into_iter().flat_map(str::bytes);
     bytes.any(|byte| byte == b'{') && bytes.position(|byte| byte == b'}').is_some_and(|at| at > 0)
 }
 
-/// The patterns of `SCAN` that find every name in use: by its lock, and by its queue.
+/// The `SCAN` patterns that find every name in use: by its lock, and by its queue.
 pub(super) fn patterns(prefix: &str, below: Option<&LockName>) -> [String; 3] {
     let start = escape_pattern(&[prefix, below.map_or("", LockName::as_str)].concat());
     [format!("{start}*"), format!("{{{start}*}}{BESIDE}queue"), format!("{start}*{TAGGED}queue")]
@@ -129,7 +130,7 @@ fn escape_pattern(text: &str) -> String {
     text.chars().flat_map(|c| special(&c).then_some('\\').into_iter().chain([c])).collect()
 }
 
-/// The lock's key, if this is the key of its queue.
+/// The lock's key, if `key` is that of a queue.
 pub(super) fn lock_of_queue(key: &str) -> Option<&str> {
     let stem = key.strip_suffix("queue")?;
     let plain = || {
@@ -138,12 +139,12 @@ pub(super) fn lock_of_queue(key: &str) -> Option<&str> {
     stem.strip_suffix(TAGGED).filter(|lock| has_tag([lock, ""])).or_else(plain)
 }
 
-/// Where a client hears of its entries.
+/// The pub/sub channel of a client's wake-ups.
 pub(super) fn channel(client: &str) -> String {
     format!("lockkeeper:wake:{client}")
 }
 
-/// Adds how the value of an entry's hold begins, up to its token.
+/// Adds the beginning of the value of an entry's hold, up to its token.
 pub(super) fn write_held(call: &mut Cmd, id: &EntryId) {
     write_arg(call, &[OURS, &id.0, HELD]);
 }
@@ -151,26 +152,27 @@ pub(super) fn write_held(call: &mut Cmd, id: &EntryId) {
 /// Between an entry's id and its token.
 const HELD: &str = ":1:held:";
 
-/// Adds what follows `since` in the value of an entry: `extra`, the client, and what people want to see.
+/// Adds the part of an entry's value after `since`: `extra`, the client, and the texts for display.
 pub(super) fn write_tail(call: &mut Cmd, attempt: &Attempt, client: &str) {
     put_tail(&mut call.writer_for_next_arg(), attempt, client);
 }
 
-/// Adds the value of a hold that is made without a script: no token, and no time but that of its key.
+/// Adds the value of a hold that is made without a script: without a token, and with the key's expiry as its only
+/// time.
 pub(super) fn write_plain_value(call: &mut Cmd, attempt: &Attempt, client: &str, lives_ms: u64) {
     let mut value = call.writer_for_next_arg();
     let _ = write!(value, "{OURS}{}{HELD}0:+{lives_ms}", attempt.entry.id.0);
     put_tail(&mut value, attempt, client);
 }
 
-/// It goes into memory, which does not fail.
+/// Writes the part of an entry's value after `since`. Writing to memory does not fail.
 fn put_tail(to: &mut impl Write, attempt: &Attempt, client: &str) {
     let extra = attempt.entry.closed_after_expiry().as_millis();
     let _ = write!(to, ":{extra}:{client}\n{}\n\n\n", one_line(&attempt.label));
     let _ = to.write_all(&attempt.meta);
 }
 
-/// A text without line breaks.
+/// Escapes line breaks.
 pub(super) fn one_line(text: &str) -> Cow<'_, str> {
     if !text.contains(['\\', '\n']) {
         return Cow::Borrowed(text);
@@ -193,18 +195,18 @@ fn many_lines(text: &str) -> String {
     out
 }
 
-/// What the key of a lock says.
+/// A decoded value of a lock's key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Value {
-    /// A hold of ours.
+    /// A hold of this library.
     Ours(Hold),
-    /// Permits are held: how many there are, and who took one last.
+    /// Permits are held: their limit, and the owner who took one last.
     Permits { limit: u32, owner: String },
-    /// Somebody else's lock, as far as it can be shown.
+    /// Another client's lock, shortened for display.
     Foreign(String),
 }
 
-/// A hold, as its value says.
+/// A decoded hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Hold {
     pub(super) id: EntryId,
@@ -218,12 +220,12 @@ pub(super) struct Hold {
     meta: Vec<u8>,
 }
 
-/// Since when it holds.
+/// Start of a hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Since {
     /// µs of the server's clock.
     At(u64),
-    /// Since its key was set for so long, which was not renewed yet.
+    /// A plain `SET` set the key for this time, and it was not renewed yet.
     SetFor(Duration),
 }
 
@@ -235,7 +237,7 @@ impl Since {
         })
     }
 
-    /// How long ago that is; `left`: what its key has left, `now`: µs of the server's clock.
+    /// Time since then. `left`: the key's remaining time; `now`: µs of the server's clock.
     fn ago(self, left: Duration, now: u64) -> Duration {
         match self {
             Self::At(since) => Duration::from_micros(now.saturating_sub(since)),
@@ -267,7 +269,7 @@ impl Value {
         Some(Self::Permits { limit: limit.parse().ok()?, owner: many_lines(owner) })
     }
 
-    /// Whoever is in the way, as people know it; `None` behind what is only shut.
+    /// The owner that holds the lock, for display; `None` if a closed hold keeps it shut.
     pub(super) fn owner(self) -> Option<String> {
         match self {
             Self::Ours(Hold { state: State::Closed, .. }) => None,
@@ -278,7 +280,7 @@ impl Value {
     }
 }
 
-/// Takes the first line off.
+/// Removes and returns the first line.
 fn line<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
     let end = rest.iter().position(|&byte| byte == b'\n')?;
     let (line, more) = rest.split_at(end);
@@ -311,12 +313,12 @@ impl Hold {
         })
     }
 
-    /// Whether it is over, and only keeps the lock shut; `left`: what its key has left.
+    /// Whether the hold has ended and only keeps the lock closed. `left`: the key's remaining time.
     pub(super) fn is_over(&self, left: Duration) -> bool {
         self.state == State::Closed || left <= self.extra
     }
 
-    /// For people. `now`: µs of the server's clock.
+    /// The hold for display. `now`: µs of the server's clock.
     pub(super) fn shown(&self, slot: Option<Slot>, left: Duration, now: u64) -> HolderInfo {
         let over = self.is_over(left);
         HolderInfo {
@@ -336,7 +338,7 @@ impl Hold {
     }
 }
 
-/// A lock of another client, for people.
+/// Another client's lock, for display.
 pub(super) fn foreign_holder(shown: String) -> HolderInfo {
     HolderInfo {
         token: None,
@@ -350,7 +352,7 @@ pub(super) fn foreign_holder(shown: String) -> HolderInfo {
     }
 }
 
-/// A waiter, for people.
+/// A waiter, for display.
 pub(super) fn waiter(record: &[u8]) -> Option<WaiterInfo> {
     let mut rest = record;
     let mode = line(&mut rest)?.split(':').nth(1)?;
@@ -433,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_says_what_was_put_into_it() {
+    fn a_value_is_decoded_as_it_was_encoded() {
         for label in ["host:1234", "two\nlines \\n", "", "ü:%"] {
             let (mut call, attempt) = (Cmd::new(), attempt(label, b"job=reindex\nwhy=a:b"));
             write_held(&mut call, &attempt.entry.id);
@@ -453,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_a_plain_set_tells_its_time_by_its_key() {
+    fn the_age_of_a_plain_set_follows_from_its_keys_remaining_time() {
         let mut call = Cmd::new();
         write_plain_value(&mut call, &attempt("alice", b""), "c0ffee", 32_000);
         let value = args(&call).concat();
@@ -464,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_says_who_it_is() {
+    fn a_waiter_record_shows_owner_mode_and_meta() {
         let mut call = Cmd::new();
         call.arg("1800000000000:permit-4");
         write_tail(&mut call, &attempt("alice", b"k=v"), "c0ffee");
@@ -474,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_is_shown_and_cut() {
+    fn values_of_other_clients_are_escaped_and_cut() {
         let foreign = |bytes: &[u8]| Value::decode(bytes).owner().unwrap();
         assert_eq!(foreign(b"3c2c6c06"), "another client (`3c2c6c06`)");
         assert_eq!(foreign(b"\x1b[2J"), "another client (`\\u{1b}[2J`)");

@@ -1,4 +1,4 @@
-//! How long a call may take, and who watches over it.
+//! Time limits of calls.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 /// A time limit.
 pub(crate) trait Limit: Sync {
-    /// What is left of it.
+    /// The remaining time.
     fn left(&self) -> Duration;
 
-    /// Waits for an answer for as long; `None` if none came.
+    /// Awaits `answer` within the limit; `None` after it.
     fn within<F: Future + Send>(&self, answer: F) -> impl Future<Output = Option<F::Output>> + Send;
 }
 
-/// From whenever somebody waits.
+/// Counted from the start of each wait.
 impl Limit for Duration {
     fn left(&self) -> Duration {
         *self
@@ -25,7 +25,7 @@ impl Limit for Duration {
     }
 }
 
-/// Until then.
+/// A fixed deadline.
 impl Limit for Instant {
     fn left(&self) -> Duration {
         self.saturating_duration_since(Self::now())

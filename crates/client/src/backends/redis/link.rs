@@ -1,8 +1,9 @@
-//! The connection: one for everything, kept up on the backend's own thread, and honest about what may have arrived (P12).
+//! The main connection to a server: shared by all calls, kept up on the backend's own thread. Errors report whether
+//! the call may have arrived (P12).
 //!
-//! Calls of all tasks go through it side by side. It is replaced when it ends, and when a call had no answer within its
-//! time and nothing else was heard meanwhile. What Redis says of waiters comes as pushes on the same connection
-//! (RESP3); whatever was said while there was none is made up for by waking everyone.
+//! Calls of all tasks are pipelined on it. It is replaced when it ends, and when a call times out without any other
+//! answer on it meanwhile. Redis sends messages about waiters as pushes on the same connection (RESP3). Messages may
+//! be lost while there is no connection, so each new connection wakes all waiters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,60 +28,63 @@ use crate::backends::leased::{EntryId, Wake, Wakes};
 use crate::error::ConnectError;
 use crate::worker::Worker;
 
-/// How long making a connection may take, with everything that belongs to it.
+/// Time limit for a new connection, with its handshake and subscription.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Pauses between tries to connect: the first, and the longest.
+/// Pauses between attempts to connect: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// The number of the first connection of a link, and what stands for none.
+/// The number of a link's first connection.
 const FIRST: u64 = 0;
+/// Stands for no connection.
 const NONE: u64 = u64::MAX;
-/// How many commands may wait to be written.
+/// Capacity of a connection's queue of commands to write.
 const BUFFER: usize = 4096;
-/// How many renewals go out together: a server is never kept from others for long.
+/// Largest batch of script calls (renewals, inspections) in one pipeline: other clients of the server must not wait
+/// long.
 const TOGETHER: usize = 500;
 
-/// Why a call has no answer of use.
+/// Why a call has no usable reply.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
-    /// None came, or one that says that nothing was done and that it may be tried again.
+    /// No reply, or an error after which the call may be repeated since nothing was done.
     Silent(CallError),
     /// Redis refused it.
     Refused(Refusal),
 }
 
-/// Nothing was sent, or nothing was done with it.
+/// Nothing was sent, or the server did nothing.
 const NOT_DONE: Failure = Failure::Silent(CallError { sent: false });
-/// It may have been done.
+/// The server may have executed it.
 const IN_DOUBT: Failure = Failure::Silent(CallError { sent: true });
 
-/// A way to one server that is kept up for as long as this lives.
+/// A connection to one server that is kept up until the link is dropped.
 pub(super) struct Link {
     up: watch::Receiver<Option<Connection>>,
-    /// The number of the connection that is up: what every call looks at.
+    /// The number of the present connection, or `NONE`: every call reads it.
     number: Arc<AtomicU64>,
     lost: UnboundedSender<u64>,
     server: Arc<str>,
     trouble: Trouble,
     target: Arc<Target>,
     lanes: Lanes,
-    /// Where the connection that is kept up lives.
+    /// The runtime of the main connection.
     thread: Id,
 }
 
-/// Why there was no connection when it was last tried to make one.
+/// The error of the last failed attempt to connect, while there is no connection.
 type Trouble = Arc<Mutex<Option<String>>>;
 
-/// A connection that was made; clones are the same one.
+/// An established connection; clones share it.
 #[derive(Clone)]
 struct Connection {
     wire: MultiplexedConnection,
     number: u64,
-    /// How many answers came on it.
+    /// How many replies it has received.
     heard: Arc<AtomicU64>,
 }
 
 impl Link {
-    /// Connects, on the worker, which goes on keeping the connection up. A runtime of callers has up to `each` lanes.
+    /// Connects on the worker, which then keeps the connection up. Each runtime of callers gets up to `each`
+    /// connections.
     pub(super) async fn open(
         target: Target,
         worker: &Worker,
@@ -110,7 +114,7 @@ impl Link {
                         keeper.keep(up_in, losses).await;
                     }
                 }
-                // Whoever asked may have stopped waiting.
+                // The caller may have stopped waiting.
                 Err(error) => drop(opened_in.send(Err(error))),
             }
         }));
@@ -118,7 +122,7 @@ impl Link {
         Ok(Self { up, number, lost, server, trouble, target, lanes: Lanes::new(each), thread })
     }
 
-    /// The server, as people know it.
+    /// The server, for display.
     pub(super) fn server(&self) -> &str {
         &self.server
     }
@@ -129,12 +133,12 @@ impl Link {
         self.number.load(Ordering::SeqCst) != NONE
     }
 
-    /// Why there is no connection, as far as it is known.
+    /// Why there is no connection, if known.
     pub(super) fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Runs a script. A server that does not know it yet is sent it whole.
+    /// Runs a script. If the server does not have it, sends its text.
     pub(super) async fn run(&self, script: &Script, call: &Cmd, limit: impl Limit) -> Result<Value, Failure> {
         match self.ask(call, &limit).await? {
             Value::ServerError(error) if is_unknown(&error) => {
@@ -145,8 +149,8 @@ impl Link {
         }
     }
 
-    /// Runs a script after everything that was sent before and may still be on its way, as far as the lanes answer
-    /// within a part of the time.
+    /// Runs a script after all calls sent before it on the runtimes' connections, if those answer within a quarter of
+    /// the limit.
     pub(super) async fn run_last(
         &self,
         script: &Script,
@@ -154,7 +158,7 @@ impl Link {
         limit: Duration,
     ) -> Result<Value, Failure> {
         let deadline = Instant::now() + limit;
-        // What is lost with its connection can't be waited for.
+        // A call that was lost with its connection can't be waited for.
         let _ = timeout_at(Instant::now() + limit / 4, self.lanes.settle()).await;
         let ask = async |command: &Cmd| {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -169,7 +173,7 @@ impl Link {
         }
     }
 
-    /// Runs a script many times. Each that fails fails all.
+    /// Runs a script for each of `calls`. One failure fails them all.
     pub(super) async fn run_all(
         &self,
         script: &Script,
@@ -201,7 +205,7 @@ impl Link {
         self.sound(value)
     }
 
-    /// Sends plain commands together. What each says is the caller's to judge.
+    /// Sends plain commands in one pipeline. Error replies are returned as values.
     pub(super) async fn ask_all(&self, commands: &[Cmd], limit: Duration) -> Result<Vec<Value>, Failure> {
         if commands.is_empty() {
             return Ok(Vec::new());
@@ -213,7 +217,7 @@ impl Link {
         self.exchange(limit, async |wire| wire.send_packed_commands(&pipeline, 0, commands.len()).await).await
     }
 
-    /// On the caller's own lane, if there is one already.
+    /// Sends a command on a connection of the caller's runtime if one is ready, else on the main connection.
     async fn ask(&self, command: &Cmd, limit: &impl Limit) -> Result<Value, Failure> {
         if let Some(lane) = self.lane() {
             let heard = lane.heard();
@@ -230,7 +234,7 @@ impl Link {
                 }
             }
         }
-        // In a box, since every call is copied about with room for all that may become of it.
+        // Boxed, so that the future of every call is not as large as this rare path.
         Box::pin(self.exchange(limit.left(), async |wire| wire.send_packed_command(command).await)).await
     }
 
@@ -246,7 +250,7 @@ impl Link {
         self.lanes.here(self.thread, beside, connect)
     }
 
-    /// One exchange on whatever connection is up within the time.
+    /// One exchange on the connection that is up, or on the next one within the limit.
     async fn exchange<T>(
         &self,
         limit: Duration,
@@ -278,17 +282,17 @@ impl Link {
         }
     }
 
-    /// The next connection that is made.
+    /// The next connection that is established.
     async fn next(&self) -> Option<Connection> {
         self.up.clone().wait_for(Option::is_some).await.ok()?.clone()
     }
 
     fn suspect(&self, number: u64) {
-        // The thread outlives this.
+        // The thread outlives this link.
         let _ = self.lost.send(number);
     }
 
-    /// What Redis says, if it is no error.
+    /// Returns a reply that is not an error.
     fn sound(&self, value: Value) -> Result<Value, Failure> {
         let Value::ServerError(error) = value else { return Ok(value) };
         let number = self.up.borrow().as_ref().map(|connection| connection.number);
@@ -303,7 +307,7 @@ impl Link {
     }
 }
 
-/// Time limits are those of calls.
+/// Without time limits of its own: each call has one.
 fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
         .set_connection_timeout(None)
@@ -365,7 +369,7 @@ impl Keeper {
         timeout(CONNECT_LIMIT, connected).await.map_err(late)?
     }
 
-    /// Until nobody uses it any more.
+    /// Runs until the link is dropped.
     async fn keep(self, up: watch::Sender<Option<Connection>>, mut losses: UnboundedReceiver<u64>) {
         let mut number = FIRST;
         loop {
@@ -410,7 +414,7 @@ impl Keeper {
     }
 }
 
-/// A message says of an entry that it was revoked, or after how many ms it should try again.
+/// Delivers a message on an entry: revoked, or the ms after which to try again.
 fn deliver(wakes: &Wakes, push: &PushInfo) {
     let (PushKind::Message, [_, Value::BulkString(message)]) = (&push.kind, &push.data[..]) else { return };
     let Some((id, what)) = std::str::from_utf8(message).ok().and_then(|message| message.split_once(' '))

@@ -1,9 +1,10 @@
 //! `redis://`: one Redis server, its replicas by sentinels, or a cluster.
 //!
-//! A lock is the key that every Redis lock is (SET NX PX), so that programs with other clients exclude ours and are
-//! excluded; what ours need besides stands next to it ([`layout`]). Each step that must be one is a script ([`scripts`]);
-//! sessions over such entries are [`leased`](crate::backends::leased). One connection on a thread of the library's own
-//! carries everything ([`link`]).
+//! A lock is a plain string key set with `SET NX PX`, as other Redis lock clients do it, so that they and this
+//! library exclude each other. Queue, tokens and permits are stored in keys beside it ([`layout`]). Every step that
+//! must be atomic is a script ([`scripts`]); sessions over such entries are in [`leased`](crate::backends::leased).
+//! The main connection is kept up on the backend's own thread ([`link`]); runtimes of callers have connections of
+//! their own.
 
 mod answers;
 mod cluster;
@@ -59,7 +60,7 @@ pub(crate) use {
     findings::of as findings_of, identity::Identity, limit::Limit, settings::shown, store::Written,
 };
 
-/// Makes a client, if the server answers and can do what the URL asks for.
+/// Creates a client, after checking that the server answers and supports the URL's parameters.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let (settings, topology) = Settings::parse(url)?;
     let worker = worker()?;
@@ -74,7 +75,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     Ok(Arc::new(Redis { servers, wakes, worker, capabilities }))
 }
 
-/// The thread of all Redis connections of this process.
+/// The worker thread that all Redis connections of this process share.
 pub(crate) fn worker() -> Result<Worker, BackendError> {
     static WORKER: Shared = Shared::new();
     WORKER.get("lockkeeper-redis").map_err(|error| {
@@ -95,7 +96,7 @@ const NO_TOKENS: (&str, &str) = (
     "use `redis://…?fencing=counter`, whose tokens last as long as that Redis keeps its data, or `lockkeeper://`",
 );
 
-/// What it can do depends on whether tokens were asked for: without one, nobody can say which hold to break.
+/// Capabilities depend on fencing: a hold to break is named by its token, so breaking needs tokens.
 fn capabilities(fencing: bool) -> Capabilities {
     const LAST: &str = "the server's clock is not set back while its data are lost, also not by a fail-over to a host \
                         whose clock is behind";
@@ -144,7 +145,7 @@ fn capabilities(fencing: bool) -> Capabilities {
 }
 
 impl Redis {
-    /// What needs tokens.
+    /// Returns `Unsupported` for an operation that needs tokens if the URL does not ask for them.
     fn needs_tokens(&self, what: &'static str) -> Result<(), BackendError> {
         match self.capabilities.fencing {
             Fencing::Tokens { .. } => Ok(()),

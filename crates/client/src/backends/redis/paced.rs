@@ -1,8 +1,9 @@
-//! Commands of many callers in one write.
+//! Batched writes: the commands of many callers in one system call.
 //!
-//! A connection's driver is woken by the first caller that sends something, and writes at once: with many callers, a
-//! system call, a packet and a wake-up of the server for each command. This one lets the other callers that are ready
-//! have their turn first, if there are any, and then writes what all of them sent.
+//! A connection's driver task is woken by the first caller that sends a command, and writes at once: with many
+//! callers, this is a system call, a packet and a wake-up of the server for each command. This one first yields to
+//! the other tasks that are ready, if further callers have pending calls, and then writes all queued commands
+//! together.
 
 use std::io;
 use std::pin::Pin;
@@ -19,14 +20,14 @@ use tokio::net::TcpStream;
 use super::settings;
 use crate::backend::BoxFuture;
 
-/// How many calls are under way.
+/// Number of pending calls.
 pub(super) type UnderWay = Arc<AtomicUsize>;
 
-/// A connection, and what must be polled for it to work.
+/// A connection and its driver, which must be polled.
 pub(super) type Made = (MultiplexedConnection, BoxFuture<()>);
 
-/// A connection whose driver writes for all `callers` together. By TLS, which has a stream of its own, it is an ordinary
-/// one.
+/// Opens a connection whose driver batches the writes of all `callers`. With TLS, whose stream the Redis client
+/// library creates, it is an ordinary connection.
 pub(super) async fn connect(
     client: &redis::Client,
     config: AsyncConnectionConfig,
@@ -48,7 +49,7 @@ pub(super) async fn connect(
 struct Paced {
     stream: TcpStream,
     callers: UnderWay,
-    /// The others had their turn.
+    /// The driver has yielded once since its last write.
     rested: bool,
 }
 
@@ -57,9 +58,9 @@ impl Paced {
         Pin::new(&mut self.stream)
     }
 
-    /// Whether to write now. If not, the task is polled again after those that are ready.
+    /// Whether to write now. If not, the driver is polled again after the tasks that are ready.
     fn may_write(&mut self, context: &Context<'_>) -> bool {
-        // Who asks alone has nobody to wait for.
+        // A single caller has no other to wait for.
         if !self.rested && self.callers.load(Ordering::Relaxed) > 1 {
             self.rested = true;
             context.waker().wake_by_ref();

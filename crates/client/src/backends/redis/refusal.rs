@@ -1,4 +1,4 @@
-//! What an error of Redis means, and how it is told: what was wrong, and what to do.
+//! Meaning of Redis errors, and their texts for users: the error, and a remedy.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use redis::{ErrorKind, RedisError, ServerError};
 use super::target::Target;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 
-/// What follows from an error that Redis answered.
+/// Consequence of an error reply.
 pub(super) enum Meaning {
-    /// Nothing was done, and the same may work a moment later.
+    /// Nothing was done; a repeat may succeed soon.
     TryAgain,
-    /// Nothing was done, and this server is not the one to ask any more.
+    /// Nothing was done, and this server is no longer the primary.
     ElsewhereNow,
     Refused(Refusal),
 }
 
-/// An error that Redis answered, told.
+/// A Redis error reply, formatted for users.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
     text: String,
@@ -30,12 +30,13 @@ impl Refusal {
     }
 }
 
-/// Errors that pass by themselves.
+/// Transient errors.
 const PASSING: &[&str] = &["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN"];
 
 pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
-    // Before Redis 7 an error inside of a script was one of the script: `ERR Error running script (…): … -READONLY …`.
+    // Before Redis 7 an error inside a script is wrapped in one of the script itself:
+    // `ERR Error running script (…): … -READONLY …`.
     let wrapped =
         |wanted: &str| details.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == wanted);
     let is = |wanted: &str| code == wanted || code == "ERR" && wrapped(wanted);
@@ -45,7 +46,7 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     if PASSING.iter().any(|passing| is(passing)) {
         return Meaning::TryAgain;
     }
-    // A slot that is on its way is asked for again by all who want it.
+    // `ASK`: a slot that is migrating. Callers repeat the call.
     let moved = code == "MOVED" || code == "ASK";
     let hint = if moved {
         "it is a node of a cluster: write `?cluster=true`"
@@ -66,7 +67,7 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     Meaning::Refused(Refusal { text, moved })
 }
 
-/// Why no connection could be made.
+/// The error for a failed attempt to connect.
 pub(super) fn of_connecting(error: &RedisError, target: &Target) -> ConnectError {
     let (code, details) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
     let (kind, hint) = match error.kind() {
@@ -91,13 +92,13 @@ pub(super) fn of_connecting(error: &RedisError, target: &Target) -> ConnectError
 const LOGIN: &str = "check user and password: `redis://user:password@host`";
 const PERMISSION: &str = "its user lacks a permission: docs/backends/redis.md lists what is needed";
 
-/// Each version of Redis says it in its own words, and inside of a script in others.
+/// The error text differs between versions of Redis, and between scripts and plain commands.
 fn lacks_permission(code: &str, details: &str) -> bool {
     let words = ["ACL failure", "can't run this command", "can't access", "no permissions to access"];
     code == "NOPERM" || words.iter().any(|words| details.contains(words))
 }
 
-/// What may be wrong with a server that doesn't say.
+/// A remedy for a server that gave no Redis error.
 fn not_redis(target: &Target) -> &'static str {
     if target.has_tls() {
         "does it speak TLS on this port, and is its certificate trusted (`?tls-ca=`)?"
@@ -106,18 +107,18 @@ fn not_redis(target: &Target) -> &'static str {
     }
 }
 
-/// Nothing came, neither an answer nor an error.
+/// Neither a reply nor an error arrived.
 pub(super) fn connecting_took_too_long(target: &Target, limit: Duration) -> ConnectError {
     let text = format!("{target} did not answer within {limit:?}; {}", not_redis(target));
     BackendError::new(BackendErrorKind::Unreachable, text).into()
 }
 
-/// Whether the server wants to know who asks.
+/// Whether the server requires a login.
 pub(super) fn wants_login(error: &RedisError) -> bool {
     error.code() == Some("NOAUTH")
 }
 
-/// The thread that connects is gone.
+/// The thread that connects has ended.
 pub(super) fn no_thread() -> ConnectError {
     BackendError::new(BackendErrorKind::Operator, "the thread that keeps the connection to Redis has ended")
         .into()
@@ -129,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// The error in an answer of Redis, byte for byte.
+    /// The error in a raw reply of Redis.
     fn error(answer: &str) -> ServerError {
         match redis::parse_redis_value(answer.as_bytes()).unwrap() {
             Value::ServerError(error) => error,
@@ -137,9 +138,9 @@ mod tests {
         }
     }
 
-    /// What Redis 5 to 6.2 and Redis 7 say in a script of ours, and to a plain command.
+    /// Replies of Redis 5 to 6.2 and of Redis 7, to a script of this library and to a plain command.
     #[test]
-    fn a_server_that_became_a_replica_is_left_whatever_its_version() {
+    fn a_server_that_became_a_replica_is_left_by_any_version_of_its_error() {
         for answer in [
             "-ERR Error running script (call to f_9d3f7c1b0e4a86d25c1fbb7a40e3d8c6f1a2b3c4): @user_script:24: \
              @user_script: 24: -READONLY You can't write against a read only replica.  \r\n",
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_by_itself_is_tried_again_whatever_the_version() {
+    fn transient_errors_are_repeated_by_any_version_of_their_text() {
         for answer in [
             "-ERR Error running script (call to f_9d3f7c1b0e4a86d25c1fbb7a40e3d8c6f1a2b3c4): @user_script:24: \
              @user_script: 24: -NOREPLICAS Not enough good replicas to write.  \r\n",
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn other_errors_inside_of_a_script_are_refusals_with_a_hint() {
+    fn other_errors_inside_a_script_are_refusals_with_a_remedy() {
         for (answer, hint) in [
             (
                 "-ERR Error running script (call to f_9d3f7c1b0e4a86d25c1fbb7a40e3d8c6f1a2b3c4): @user_script:24: \

@@ -1,5 +1,5 @@
-//! The scripts: whatever must happen in one step. Each runs by its digest; a server that doesn't know it, after a restart
-//! for example, is sent its text, which makes it known again.
+//! Scripts: all steps that must be atomic. Each runs by its digest (`EVALSHA`). A server that does not have it, for
+//! example after a restart, is sent the text, which also caches it there.
 
 use std::sync::LazyLock;
 
@@ -14,7 +14,7 @@ pub(super) struct Script {
     digest: redis::Script,
 }
 
-/// All of them.
+/// All scripts.
 pub(super) struct Scripts {
     pub(super) acquire: Script,
     pub(super) permit: Script,
@@ -56,8 +56,8 @@ impl Script {
         Self { text, digest }
     }
 
-    /// The command that runs it by its digest, for the first `told` keys of a name and an entry; still without its
-    /// arguments, which have about so many bytes.
+    /// The command that runs the script by its digest, with the first `told` keys of a name and an entry. Its
+    /// arguments, of about `size` bytes, are added by the caller.
     pub(super) fn call(&self, keys: &Keys<'_>, id: &EntryId, told: Told, size: usize) -> Cmd {
         let told = told as usize;
         let mut command = Cmd::with_capacity(told + 10, told * keys.size() + size + 128);
@@ -68,7 +68,7 @@ impl Script {
         command
     }
 
-    /// The same call, with the whole text.
+    /// The same call by its text instead of its digest.
     pub(super) fn in_full(&self, call: &Cmd) -> Cmd {
         let mut command = Cmd::new();
         command.arg("EVAL").arg(self.text.as_bytes());

@@ -1,4 +1,4 @@
-//! The servers behind a URL: one that acts for all its names, or the nodes of a cluster.
+//! The servers of a URL: a single one for all names, or the nodes of a cluster.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::backends::leased::{Store, Wakes};
 use crate::error::{BackendError, ConnectError};
 use crate::worker::Worker;
 
-/// Cheap to clone; clones are the same ones.
+/// Cheap to clone; clones share the servers.
 #[derive(Clone)]
 pub(super) enum Servers {
     One(Arc<RedisStore>),
@@ -32,7 +32,7 @@ impl Servers {
         })
     }
 
-    /// For sessions.
+    /// The store for sessions.
     pub(super) fn store(&self) -> Arc<dyn Store> {
         match self {
             Self::One(store) => store.clone(),
@@ -40,7 +40,7 @@ impl Servers {
         }
     }
 
-    /// The one that has a name.
+    /// The server of a name.
     pub(super) fn of(&self, name: &LockName) -> Result<Arc<RedisStore>, BackendError> {
         match self {
             Self::One(store) => Ok(store.clone()),
@@ -55,7 +55,7 @@ impl Servers {
         }
     }
 
-    /// The names in use everywhere, in their order.
+    /// The names in use on all servers, in order.
     pub(super) async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, Look)>, BackendError> {
         let mut list = Vec::new();
         for store in self.all() {

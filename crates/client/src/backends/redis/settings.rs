@@ -1,4 +1,4 @@
-//! What a URL says: where the servers are, how to log in, and how locks are kept there.
+//! Settings from a URL: servers, login, and how locks are stored.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,31 +11,31 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::{Host, Url, UrlError};
 
-/// The port where none is given.
+/// The default port.
 pub(crate) const PORT: u16 = 6379;
 
-/// After how long without a word a connection is probed, and the pause between probes.
+/// TCP keep-alive: idle time before the first probe, and the interval between probes.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 
-/// A peer that vanished without a word is found out also while nothing is asked.
+/// Detects a peer that vanished without closing the connection, also while no command is pending.
 pub(super) fn keepalive() -> TcpKeepalive {
     TcpKeepalive::new().with_time(KEEPALIVE.0).with_interval(KEEPALIVE.1)
 }
 
-/// How to reach and use Redis, without the hosts.
+/// Connection and storage settings, without the hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// In front of each lock's name.
+    /// Prefix of each lock's key.
     pub(crate) prefix: Arc<str>,
     /// Draw a token with each grant.
     pub(super) fencing: bool,
-    /// Draw them even where the server may forget the counter.
+    /// Draw tokens even where the server may lose the counter.
     pub(super) force: bool,
     login: RedisConnectionInfo,
     tls: Option<Tls>,
 }
 
-/// Whom to trust.
+/// Trusted certificates.
 #[derive(Clone, Debug)]
 struct Tls {
     /// Certificates of authorities in PEM, instead of the system's.
@@ -43,12 +43,12 @@ struct Tls {
     authorities: Option<Vec<u8>>,
 }
 
-/// How the hosts of a URL belong together.
+/// How the hosts of a URL form one service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Topology {
     /// One server.
     Single(Host),
-    /// Sentinels, which know the primary of that name.
+    /// Sentinels, and the name of their primary.
     Sentinel { sentinels: Vec<Host>, primary: String },
     /// Some nodes of a cluster.
     Cluster(Vec<Host>),
@@ -58,8 +58,8 @@ pub(super) enum Topology {
 const PARAMETERS: &[&str] = &["cluster", "fencing", "force", "prefix", "sentinel", "tls-ca"];
 
 impl Settings {
-    /// What all who talk to Redis have in common: login, database, prefix, TLS. `tls`: whether the scheme asks for it.
-    /// Which parameters the URL may have is the caller's to check.
+    /// The settings that all schemes over Redis share: login, database, prefix, TLS. `tls`: whether the scheme asks
+    /// for it. The caller checks which parameters the URL may have.
     pub(crate) fn of(url: &Url, tls: bool) -> Result<Self, ConnectError> {
         let db = match url.path.trim_matches('/') {
             "" => 0,
@@ -92,7 +92,7 @@ impl Settings {
         })
     }
 
-    /// A whole `redis://` or `rediss://` URL.
+    /// Parses a whole `redis://` or `rediss://` URL.
     pub(super) fn parse(url: &Url) -> Result<(Self, Topology), ConnectError> {
         url.only_parameters(PARAMETERS)?;
         let mut settings = Self::of(url, url.scheme == "rediss")?;
@@ -112,7 +112,7 @@ impl Settings {
         Ok((settings, topology))
     }
 
-    /// Where and how to connect to one host.
+    /// A client for one host.
     pub(super) fn client(&self, host: &Host) -> Result<redis::Client, ConnectError> {
         let wrong = |error| {
             let what = format!("`{}` can't be used as a Redis server's address: {error}", shown(host));
@@ -124,7 +124,7 @@ impl Settings {
         self.open(info).map_err(wrong)
     }
 
-    /// Where and how to connect to a sentinel: with the same login as to its servers, or with none.
+    /// A client for a sentinel, with the same login as for its servers, or without one.
     pub(super) fn sentinel(&self, host: &Host, login: bool) -> Result<redis::Client, ConnectError> {
         let own = if login { self.login.clone().set_db(0) } else { RedisConnectionInfo::default() };
         Self { login: own, ..self.clone() }.client(host)
@@ -168,7 +168,7 @@ impl Tls {
 
     #[cfg(feature = "redis-tls")]
     fn of(_url: &Url, file: Option<&str>) -> Result<Self, ConnectError> {
-        // The client library takes the process's provider; if the program has chosen one, that one stays.
+        // The Redis client library uses the process's default provider; one that the program has installed stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let read = |path: &str| {
             std::fs::read(path).map_err(|error| {
@@ -216,7 +216,7 @@ impl fmt::Display for Topology {
     }
 }
 
-/// A host as people write it.
+/// A host for display.
 pub(crate) fn shown(host: &Host) -> String {
     let (open, close) = if host.name.contains(':') { ("[", "]") } else { ("", "") };
     format!("{open}{}{close}:{}", host.name, host.port.unwrap_or(PORT))
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_an_address() {
+    fn a_url_is_parsed_into_settings_and_topology() {
         let (settings, topology) =
             parse("redis://me:secret@[::1]/3?prefix=app:&fencing=counter&force=true").unwrap();
         assert_eq!((&*settings.prefix, settings.fencing, settings.force), ("app:", true, true));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_quote_the_bad_part_and_say_what_to_do() {
+    fn errors_quote_the_bad_part_and_name_a_remedy() {
         for (text, quoted) in [
             ("redis:", "redis://127.0.0.1:6379"),
             ("redis://a/x", "the number of a database"),

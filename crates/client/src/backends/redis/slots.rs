@@ -1,4 +1,4 @@
-//! Which node of a cluster has a key.
+//! Slots of a cluster: which node has a key.
 
 use redis::Value;
 
@@ -6,7 +6,7 @@ use super::answers::Items;
 use super::settings::PORT;
 use crate::url::Host;
 
-/// How many slots every cluster has.
+/// The number of slots of every cluster.
 const SLOTS: u16 = 16_384;
 
 /// The slot of a key: of its hash tag, if it has one.
@@ -16,7 +16,7 @@ pub(super) fn slot_of(key: &str) -> u16 {
     crc16::State::<crc16::XMODEM>::calculate(hashed.as_bytes()) % SLOTS
 }
 
-/// Slots that are one node's: the first, the last, and where that node is.
+/// A range of slots: first and last slot, and its primary.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Range {
     pub(super) first: u16,
@@ -24,7 +24,8 @@ pub(super) struct Range {
     pub(super) primary: Host,
 }
 
-/// Understands the answer to `CLUSTER SLOTS`. `asked`: who gave it, for a node that names itself by no address.
+/// Decodes the reply to `CLUSTER SLOTS`. `asked`: the host that sent it, for a node that reports no address of its
+/// own.
 pub(super) fn ranges(answer: Value, asked: &Host) -> Vec<Range> {
     let (mut items, mut ranges) = (Items::from(answer), Vec::new());
     while !items.is_empty() {
@@ -32,7 +33,7 @@ pub(super) fn ranges(answer: Value, asked: &Host) -> Vec<Range> {
         let (Some(first), Some(last)) = (range.small(), range.small()) else { continue };
         let mut primary = range.list();
         let (name, port) = (primary.word(), primary.small().and_then(|port| u16::try_from(port).ok()));
-        // Redis 7 says `?` for a name that it was told to give and does not know.
+        // Redis 7 sends `?` if it is configured to report a hostname and has none.
         let name = if name.is_empty() || name == "?" { asked.name.clone() } else { name };
         if let (Ok(first), Ok(last)) = (u16::try_from(first), u16::try_from(last)) {
             ranges.push(Range { first, last, primary: Host { name, port: Some(port.unwrap_or(PORT)) } });
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_those_of_redis() {
+    fn slots_are_computed_as_redis_does() {
         // `CLUSTER KEYSLOT` of Redis 7.
         for (key, slot) in
             [("foo", 12182), ("{user1000}.following", 3443), ("foo{}{bar}", 8363), ("123456789", 12739)]
@@ -57,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_taken_apart() {
+    fn a_cluster_slots_reply_is_decoded() {
         let node = |name: &str, port| {
             Value::Array(vec![
                 Value::BulkString(name.into()),

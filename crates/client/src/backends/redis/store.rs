@@ -1,18 +1,19 @@
-//! Entries in one Redis: each call is one script, but the first try to hold alone without a token, which is a plain
-//! `SET NX PX`; only if that finds something is the script asked.
+//! Entries in one Redis. Each call is one script, except the first attempt at an exclusive hold without a token,
+//! which is a plain `SET NX PX`; the script runs only if the key exists.
 //!
-//! Why a plain `SET` may stand for the script, which looks at more than the lock's key:
-//! - *The queue* (P8). Whatever frees a lock of ours while others wait leaves in its key, in the same step, that it is
-//!   kept for them (`keep_free` in queue.lua), until the first of them comes. So a `SET` succeeds beside a queue only
-//!   where a key ended by itself or by another client's hand, or the first did not come within the two seconds.
-//! - *Its own end* (P7). A `SET` whose entry was ended before it arrived must not hold. It can't arrive late if it
-//!   travelled before its end on the same connection; and an end that is in doubt waits for whatever may be left on the
-//!   lanes, and travels on the connection that is kept up ([`Link::run_last`]). If that connection is another one than the
-//!   `SET`'s, since the other was lost or does not answer, nobody knows when the `SET` arrives. Then the end that is
-//!   remembered (`gone`) says of the key which the `SET` makes that nobody holds by it (`in_the_way` in way.lua): every
-//!   script takes such a key for free, and whoever finds it by a `SET` asks a script. What is remembered outlives the key,
-//!   which with `keep_closed` it might not: there the first try is the script.
-//! - *A repeat* (P7) is never a `SET`: the script knows the entry's own value.
+//! Why a plain `SET` may replace the script, which checks more keys than the lock's:
+//! - *The queue* (P8). A step that frees a lock of this library while others wait also reserves the lock's key for
+//!   them (`keep_free` in queue.lua), until the first waiter takes it. So a `SET` succeeds beside a queue only where
+//!   a key expired, another client deleted it, or the first waiter did not come within the two seconds of the
+//!   reservation.
+//! - *The entry's own end* (P7). A `SET` that arrives after its entry was ended must not hold. It can't arrive late
+//!   if it was sent before the end on the same connection. An end in doubt first waits for the calls pending on the
+//!   runtimes' connections, and is sent on the link's main connection ([`Link::run_last`]). If the `SET` was sent on
+//!   a connection that is lost or does not answer, it may arrive at any time. Then the record of the end (`gone`)
+//!   invalidates the key that the `SET` creates (`in_the_way` in way.lua): every script treats such a key as free,
+//!   and a `SET` that finds it is followed by a script. The record must outlive the key, which with `keep_closed` it
+//!   might not: there the first attempt is the script.
+//! - *A repeat* (P7) is never a `SET`: the script recognizes the entry's own value.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,36 +36,37 @@ use crate::machine::Granted;
 use crate::url::Host;
 use crate::worker::Worker;
 
-/// How long a head of the queue waits before it looks again at a lock that another client holds: from, and up to.
+/// Bounds in ms of the random pause before the first waiter checks again a lock that another client holds.
 const FOREIGN_LOOKS: (u64, u64) = (50, 150);
 
-/// How many lanes a runtime of callers has at most. With one alone, callers and server would wait for each other in turns;
-/// where several servers are asked at once, they don't, and further ones only make for more packets.
+/// Connections for each runtime of callers, at most. With a single one, callers and server would wait for each other
+/// in turns. Where several servers are called at once they don't, and further connections only add packets.
 const LANES_EACH: usize = 2;
 
-/// One Redis server, or what acts as one: a primary with its replicas, a cluster.
+/// One Redis server, or a service that acts as one: a primary with its replicas, or a node of a cluster.
 pub(crate) struct RedisStore(Arc<Inner>);
 
 pub(super) struct Inner {
     pub(super) link: Link,
     prefix: Arc<str>,
-    /// Names this client's channel.
+    /// Names this client's pub/sub channel.
     client: String,
     fair: bool,
     fencing: bool,
-    /// Whether the keys of a name must fall into one slot.
+    /// Whether the keys of a name must be in one slot.
     cluster: bool,
 }
 
-/// The first command of a try: a plain `SET`, if that may do, or why there is no try to be made.
+/// The first command of an attempt: a plain `SET` where that is allowed, or the error that prevents the attempt.
 pub(crate) struct Opening(Result<Option<Cmd>, BackendError>);
 
 /// A call as it is sent.
 #[cfg(feature = "redlock")]
 pub(crate) type Written = Cmd;
 
-/// Opens one of several servers, for those who need a majority of them. Its I/O happens on `worker`; what it says of entries
-/// goes to `wakes`; all know this client by the same name. A free lock is granted there whoever waits for it.
+/// Opens one of several servers for a majority. Its I/O runs on `worker`, and its messages about entries go to
+/// `wakes`; all servers know this client by the same name. Such a server is not fair: it grants a free lock
+/// regardless of its queue.
 #[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "a majority has several of them"))]
 pub(crate) async fn open_store(
     host: &Host,
@@ -88,7 +90,7 @@ impl RedisStore {
         Self::open_as(settings, topology, worker, wakes, true, &client, false).await
     }
 
-    /// One node of a cluster, all of whose nodes know this client by the same name.
+    /// Opens one node of a cluster. All its nodes know this client by the same name.
     pub(super) async fn open_node(
         settings: &Settings,
         host: &Host,
@@ -100,7 +102,7 @@ impl RedisStore {
         Self::open_as(settings, topology, worker, wakes, true, client, true).await.map(Arc::new)
     }
 
-    /// What names a client, and its channel.
+    /// A random name for a client and its pub/sub channel.
     pub(crate) fn new_client() -> Result<String, BackendError> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| {
@@ -131,7 +133,7 @@ impl RedisStore {
         self.0.link.is_up()
     }
 
-    /// The server, as people know it.
+    /// The server, for display.
     pub(super) fn server(&self) -> &str {
         self.0.link.server()
     }
@@ -176,7 +178,7 @@ impl Store for RedisStore {
     }
 }
 
-/// What became of a renewal or an end that Redis refuses is not known; it is tried again.
+/// The outcome of a renewal or an end that Redis refuses is unknown; the caller repeats it.
 fn not_known(failure: Failure) -> CallError {
     match failure {
         Failure::Silent(error) => error,
@@ -188,14 +190,14 @@ fn not_known(failure: Failure) -> CallError {
     }
 }
 
-/// For those who ask several servers of the same settings the same: what they send is written once.
+/// For calls that go to several servers with the same settings: a call is encoded once for all of them.
 #[cfg(feature = "redlock")]
 impl RedisStore {
     pub(crate) fn write_attempt(&self, attempt: &Attempt) -> Opening {
         self.0.opening(attempt)
     }
 
-    /// [`Store::attempt`] within that limit.
+    /// [`Store::attempt`] within `limit`.
     pub(crate) fn attempt_by<'a>(
         &'a self,
         attempt: &'a Attempt,
@@ -209,7 +211,7 @@ impl RedisStore {
         self.0.finish_call(entry, doubt)
     }
 
-    /// [`Store::finish`] within that limit.
+    /// [`Store::finish`] within `limit`.
     pub(crate) fn finish_by<'a>(
         &'a self,
         call: &'a Written,
@@ -236,7 +238,7 @@ impl Inner {
             Ok(Some(set)) => match self.link.command(set, limit).await {
                 Ok(Value::Nil) => self.ask_script(attempt, limit).await,
                 Ok(Value::Okay) => Ok(Value::Int(0)),
-                // Nothing that a `SET` answers: it must not pass for a grant.
+                // Not a reply of `SET`: it must not pass for a grant.
                 Ok(_) => return Err(CallError { sent: true }),
                 Err(failure) => Err(failure),
             },
@@ -245,7 +247,7 @@ impl Inner {
         match asked {
             Ok(answer) => self.tried(&attempt.entry, answer),
             Err(Failure::Silent(error)) => Err(error),
-            // It lives on another node now: nothing was done here.
+            // The key is on another node now: nothing was done here.
             Err(Failure::Refused(refusal)) if self.cluster && refusal.moved => Err(CallError { sent: false }),
             Err(Failure::Refused(refusal)) => Ok(Tried::Refused(refusal.into_error())),
         }
@@ -269,8 +271,8 @@ impl Inner {
         Keys::of(&self.prefix, name)
     }
 
-    /// How many keys a script is told that needs `least` of them in the usual case. Keys of a cluster move one by one: it
-    /// must be told all that a script may touch, so that none is taken for missing.
+    /// How many keys are passed to a script that usually needs `least` of them. In a cluster, whose keys migrate one
+    /// by one, it gets all keys that it may touch, so that a migrating key is not taken for a missing one.
     fn told(&self, mode: Mode, least: Told) -> Told {
         match mode {
             Mode::Permit { .. } => Told::All,
@@ -301,10 +303,10 @@ impl Inner {
         Err(BackendError::new(BackendErrorKind::Refused, what))
     }
 
-    /// What takes a lock that is free, where that needs no more than its key.
+    /// The `SET` for a free lock, where the lock's key alone decides.
     fn plain_call(&self, attempt: &Attempt) -> Option<Cmd> {
         let entry = &attempt.entry;
-        // With `keep_closed` the key lives for so long that what is remembered of its end might not outlive it.
+        // With `keep_closed` the key lives so long that the record of its end might expire first.
         let lasts = !entry.keep_closed.is_zero();
         if !attempt.first || lasts || self.fencing || matches!(entry.mode, Mode::Permit { .. }) {
             return None;
@@ -364,18 +366,19 @@ impl Inner {
         let mut call = SCRIPTS.finish.call(&self.keys(&entry.name), &entry.id, told, 128);
         layout::write_held(&mut call, &entry.id);
         call.arg(if self.fair { "f" } else { "" });
-        // A server can stand still for longer than any ttl, and with it what was sent before: what arrives within twice
-        // the ttl is known to be over for as long as it may be there. What arrives even later ends by itself.
+        // A server can stand still for longer than any ttl, and with it the attempts sent before. An attempt that
+        // arrives within twice the ttl is rejected by this record for as long as the key that it sets may live. One
+        // that arrives even later sets a key that expires.
         let remembered = if doubt { ms(entry.ttl * 2) + lives_ms(entry) } else { 0 };
         let extra = entry.closed_after_expiry();
-        // `keep_closed` is no longer than that.
+        // `keep_closed` is never longer than `extra`.
         if remembered > 0 || !extra.is_zero() {
             call.arg(ms(entry.keep_closed)).arg(ms(extra)).arg(remembered);
         }
         call
     }
 
-    /// Understands the answer of `acquire.lua` or `permit.lua`.
+    /// Decodes the reply of `acquire.lua` or `permit.lua`.
     fn tried(&self, entry: &Entry, answer: Value) -> Result<Tried, CallError> {
         let items = match answer {
             Value::Int(token) => {
@@ -403,9 +406,9 @@ impl Inner {
                 let ahead = items.number().unwrap_or(0);
                 Tried::Waits { ahead, again: items.number().map_or_else(foreign_look, Duration::from_millis) }
             }
-            // Its end arrived before it: nobody waits for its answer any more.
+            // The entry's end arrived before the attempt: the caller has stopped waiting for it.
             "over" => Tried::Busy(Busy::default()),
-            // Broken before its grant was heard of. It ends by itself, since nobody renews it; then this is asked anew.
+            // Broken before its grant was received. It expires, since it is not renewed; then the caller tries again.
             "revoked" => return Err(CallError { sent: true }),
             "type" => Tried::Refused(self.wrong_type(&entry.name, &items.word())),
             "limit" => {
@@ -442,7 +445,7 @@ impl Inner {
     }
 }
 
-/// For how long a key lives without a renewal: the ttl, and then for as long as the lock stays shut.
+/// How long a key lives without a renewal: the ttl, and the time for which the lock then stays closed.
 fn lives_ms(entry: &Entry) -> u64 {
     ms(entry.ttl + entry.closed_after_expiry())
 }
@@ -451,10 +454,10 @@ fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// When to look again at a lock whose holder won't tell us. Many who wait shall not look at the same moment.
+/// The pause before the next check of a lock whose holder sends no wake-ups. Random, to spread the waiters' checks.
 fn foreign_look() -> Duration {
     let mut random = [0];
-    // Without randomness all wait for equally long, which is no harm.
+    // Without randomness all waiters use the same pause, which does no harm.
     let _ = getrandom::fill(&mut random);
     let spread = FOREIGN_LOOKS.1 - FOREIGN_LOOKS.0;
     Duration::from_millis(FOREIGN_LOOKS.0 + spread * u64::from(random[0]) / 255)

@@ -1,4 +1,4 @@
-//! Which server to talk to: the one that the URL names, or whichever the sentinels say is the primary now.
+//! Finds the server to connect to: the URL's host, or the primary that the sentinels name.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use super::settings::{Settings, Topology, shown};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Host;
 
-/// How long one sentinel may take. The next one may know as well.
+/// Time limit of one sentinel; the next one may answer as well.
 const SENTINEL_LIMIT: Duration = Duration::from_secs(1);
 
-/// Where a link leads.
+/// The destination of a link.
 pub(super) struct Target {
     settings: Settings,
     topology: Topology,
@@ -24,7 +24,7 @@ impl Target {
         Self { settings, topology }
     }
 
-    /// The server as it is known now.
+    /// A client for the present server.
     pub(super) async fn client(&self) -> Result<redis::Client, ConnectError> {
         match &self.topology {
             Topology::Single(host) => self.settings.client(host),
@@ -40,8 +40,8 @@ impl Target {
         self.settings.has_tls()
     }
 
-    /// Asks one sentinel after the other. After a fail-over some may still name the former primary, which takes no
-    /// writes: that one is found out by its refusals, and they are asked again.
+    /// Asks the sentinels one after the other. After a fail-over some may still name the former primary. That one is
+    /// detected by its `READONLY` errors, and the sentinels are asked again.
     async fn primary(&self, sentinels: &[Host], name: &str) -> Result<Host, ConnectError> {
         let mut troubles = Vec::new();
         for sentinel in sentinels {
@@ -55,7 +55,7 @@ impl Target {
         Err(BackendError::new(BackendErrorKind::Unreachable, what).into())
     }
 
-    /// Sentinels often have no password of their own: asked without one first.
+    /// Sentinels often have no password: the first attempt is without one.
     async fn ask(&self, sentinel: &Host, name: &str) -> RedisResult<Option<(String, u16)>> {
         let without = self.ask_as(sentinel, name, false).await;
         match without {

@@ -1,4 +1,4 @@
-//! Every request that may have something at a node.
+//! Registry of the claims that may have entries on nodes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use super::claim::Claim;
 use crate::backends::leased::{Entry, EntryId};
 use crate::time::BootInstant;
 
-/// At so many a book is looked through at the earliest.
+/// Smallest number of records at which old ones are swept.
 const SWEEP_MIN: usize = 1024;
 
 #[derive(Default)]
@@ -16,14 +16,14 @@ pub(super) struct Book(Mutex<Pages>);
 #[derive(Default)]
 struct Pages {
     claims: BTreeMap<EntryId, Arc<Claim>>,
-    /// Ended, while a try of it may still be on its way here; until when that is remembered.
+    /// Requests that ended while an attempt of them may still arrive here, and when each record expires.
     over: BTreeMap<EntryId, BootInstant>,
-    /// At so many of both those are looked for that are long over.
+    /// Number of records at which the next sweep runs.
     sweep_at: usize,
 }
 
 impl Pages {
-    /// Forgets what is long over: what was in doubt, and claims whose session was given up, which nobody ends.
+    /// Removes expired records, and the claims of abandoned sessions, which are never ended.
     fn sweep(&mut self, now: BootInstant) {
         if self.claims.len() + self.over.len() >= self.sweep_at {
             self.claims.retain(|_, claim| !claim.is_forgotten(now));
@@ -38,7 +38,7 @@ impl Book {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The claim of a request, made if it is new; `None` if the request is over.
+    /// The claim of a request, created if it is new; `None` if the request is over.
     pub(super) fn claim_for(&self, entry: &Arc<Entry>, nodes: usize, now: BootInstant) -> Option<Arc<Claim>> {
         let mut pages = self.pages();
         if pages.over.contains_key(&entry.id) {
@@ -61,7 +61,7 @@ impl Book {
         self.pages().claims.values().cloned().collect()
     }
 
-    /// From here on no try of it begins.
+    /// Rejects all later attempts of a request, for twice its ttl.
     pub(super) fn remember_over(&self, entry: &Entry, now: BootInstant) {
         let mut pages = self.pages();
         pages.sweep(now);

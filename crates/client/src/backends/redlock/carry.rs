@@ -1,9 +1,9 @@
-//! How the calls of a round are carried: on the task of whoever waits for them, and in the background once nobody does.
+//! Drives the calls of a round: on the task that waits for them, and in the background once it has its result.
 //!
-//! A task for each of them, or one for all, would cost more than what they do; so would a piece of memory or a timer for
-//! each. All are polled side by side, with one timer, until enough is known; then the rest goes on in a task of its own. If
-//! they are dropped before their end, with their caller or its runtime, the library's thread takes back what they may have
-//! left behind (peers' flaw 1).
+//! A task for each call, or one for all, would cost more than the calls themselves; so would an allocation or a timer
+//! for each. All calls are polled by one future with one timer until the outcome is certain; then a task of its own
+//! finishes the rest. If the calls are dropped before their end, with their caller or its runtime, the library's
+//! thread takes back the entries that they may have left.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,10 +16,10 @@ use super::limit::RoundLimit;
 use super::node::NodeStore;
 use super::store::Inner;
 
-/// For how many rounds places are kept: a megabyte at most.
+/// Rounds for which call buffers are kept: a megabyte at most.
 const KEPT: usize = 64;
 
-/// What the calls of a round have in common.
+/// The shared state of a round's calls.
 pub(super) struct Round<S: NodeStore, K> {
     pub(super) inner: Arc<Inner<S>>,
     pub(super) claim: Arc<Claim>,
@@ -27,23 +27,23 @@ pub(super) struct Round<S: NodeStore, K> {
     pub(super) kind: K,
 }
 
-/// What kind of calls they are.
+/// The kind of a round's calls.
 pub(super) trait Kind: Send + Sync + Sized + 'static {
-    /// Where places for them are kept.
+    /// The pool of their buffers.
     fn places<S: NodeStore>(inner: &Inner<S>) -> &Places;
 
-    /// They were dropped: whatever may come of them is to be taken back.
+    /// Called when they were dropped before their end: marks the entries that they may have left.
     fn abandon(&self, claim: &Claim);
 }
 
-/// Memory for one call, and whether it is under way.
+/// The buffer of one call's future, and whether the call is running.
 struct Place {
     call: ReusableBoxFuture<'static, ()>,
     is_under_way: bool,
 }
 
-/// Places for calls of one kind, kept from round to round: beyond a kilobyte each, to ask the allocator for them and give
-/// them back, often on another thread, would cost more than anything else in a round.
+/// Pooled buffers for the calls of one kind. A future has more than a kilobyte; to allocate and free that for each
+/// call, often on different threads, would be the largest cost of a round.
 #[derive(Default)]
 pub(super) struct Places(Mutex<Vec<Vec<Place>>>);
 
@@ -56,7 +56,7 @@ impl Places {
         self.kept().pop().unwrap_or_default()
     }
 
-    /// Keeps them. Calls that have ended hold nothing any more.
+    /// Returns buffers to the pool. Ended calls hold no resources.
     fn put(&self, places: Vec<Place>) {
         let mut kept = self.kept();
         if kept.len() < KEPT {
@@ -90,11 +90,11 @@ impl<S: NodeStore, K: Kind> Carried<S, K> {
         Self { round, places, done: false }
     }
 
-    /// Carries them until `enough` finds what it looks for; `None` if it did not when all have ended.
+    /// Drives the calls until `enough` returns a value; `None` if all end before that.
     pub(super) async fn until<T>(&mut self, mut enough: impl FnMut() -> Option<T>) -> Option<T> {
         let Self { round, places, done } = self;
         let carrying = poll_fn(|context| {
-            // One step of each.
+            // Polls each running call once.
             let mut all = true;
             for place in places.iter_mut().filter(|place| place.is_under_way) {
                 place.is_under_way = place.call.poll(context).is_pending();
@@ -109,7 +109,7 @@ impl<S: NodeStore, K: Kind> Carried<S, K> {
         round.limit.watch_over(carrying).await
     }
 
-    /// Carries them to their ends in the background.
+    /// Drives the calls to their end in the background.
     pub(super) fn go_on(mut self) {
         if !self.done {
             tokio::spawn(async move { self.until(|| None::<()>).await });

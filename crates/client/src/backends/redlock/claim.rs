@@ -1,8 +1,8 @@
-//! One request of a session, and how it stands at every node.
+//! One request of a session, and its state on every node.
 //!
-//! All decisions that need no I/O: which answers count, since when, and what must be taken back. Every method is one
-//! step under one lock, so that whatever the order in which nodes answer, nothing of ours is left where it does not
-//! count.
+//! All decisions that need no I/O: which answers count, since when, and which entries must be taken back. Every
+//! method is one step under one mutex, so that for any order of the nodes' answers no entry is left that belongs to
+//! no hold.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,20 +15,21 @@ use super::tally::Said;
 use crate::backends::leased::{Entry, EntryId, Renewed};
 use crate::time::BootInstant;
 
-/// What a node's entry lives longer than the session's ttl: Redis counts in milliseconds (the formula's 2 ms).
+/// By how much a node's entry outlives the session's ttl: Redis counts in milliseconds (the 2 ms of Redlock's
+/// formula).
 pub(super) const ENTRY_EXTRA: Duration = Duration::from_millis(2);
-/// What clocks may differ in their rate; the session's machine subtracts the same (P5).
+/// Allowance for different clock rates; the session's machine subtracts the same (P5).
 const DRIFT_PERCENT: u32 = 1;
-/// The first pause between two rounds, and the longest.
+/// Bounds of the pause between two rounds.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(250));
 
 pub(super) struct Claim {
     pub(super) entry: Arc<Entry>,
-    /// One round at a time.
+    /// Held for a round: one round at a time.
     pub(super) turn: tokio::sync::Mutex<()>,
-    /// One conversation at a time with each node: what is taken back is gone before it is asked for again.
+    /// A mutex for each node. A take-back is complete before the node is asked again.
     pub(super) doors: Box<[tokio::sync::Mutex<()>]>,
-    /// While it ends: something was cleared, or could not be.
+    /// Notified when the state on a node may have changed while the claim ends.
     pub(super) changed: Notify,
     majority: usize,
     state: Mutex<State>,
@@ -37,14 +38,14 @@ pub(super) struct Claim {
 struct State {
     phase: Phase,
     rounds: u64,
-    /// When the latest keep-alive that may have been acknowledged was sent: what was set by an earlier try would end
-    /// before the session's deadline, and does not count (P5).
+    /// When the latest keep-alive that may have been acknowledged was sent. Entries that an earlier attempt set would
+    /// expire before the session's deadline, and do not count (P5).
     floor: BootInstant,
-    /// When this claim was last asked for or kept alive; what is long over is forgotten.
+    /// When this claim was last requested or kept alive; a claim untouched for long is removed.
     touched: BootInstant,
     pause: Duration,
     seats: Vec<Seat>,
-    /// The entry as nodes know it, as it was asked for last: hardly ever does one know it by another number.
+    /// The node entry that was built last, with its number. The nodes' numbers rarely differ.
     at_nodes: Option<(u32, Arc<Entry>)>,
 }
 
@@ -52,7 +53,7 @@ struct State {
 enum Phase {
     /// Between two rounds, or before the first.
     Idle,
-    /// A round is under way; `since` is from before its first send.
+    /// A round is running; `since` is from before its first send.
     Trying {
         round: u64,
         since: BootInstant,
@@ -61,78 +62,78 @@ enum Phase {
         round: u64,
         since: BootInstant,
     },
-    /// Nothing may be left of it. `held`: it was a hold when its end began.
+    /// The claim is over, and its entries are taken back. `held`: it was a hold when its end began.
     Ending {
         held: bool,
     },
 }
 
-/// How a claim stands at one node.
+/// A claim's state on one node.
 #[derive(Clone, Copy, Debug)]
 struct Seat {
-    /// Makes the entry's id at this node. An id is not used again after it was taken back, since the node remembers
-    /// it as gone; so a grant was always set by the try that it answers.
+    /// Part of the entry's id on this node. An id is not used again after it was taken back, since the node records
+    /// it as gone; so a grant was always set by the attempt that it answers.
     number: u32,
     standing: Standing,
     /// How its last hold there ended.
     end: Option<End>,
-    /// Somebody said since the last round that it may be our turn there.
+    /// A wake-up from this node has arrived since the last round began.
     woken: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Standing {
-    /// Nothing of ours is there.
+    /// No entry of this claim is there.
     Clear,
-    /// A try of that round is on its way. `waited`: an earlier one left us in the queue.
+    /// An attempt of `round` is on its way. `waited`: an earlier one took a place in the queue.
     Asked {
         round: u64,
         waited: bool,
     },
     Waits,
     Holds,
-    /// It is being taken back.
+    /// Its entry is being taken back.
     Leaving {
-        /// A try may still arrive.
+        /// An attempt may still arrive.
         doubt: bool,
-        /// It was part of a hold: the lock may have to stay closed.
+        /// The entry was part of a hold: the lock may have to stay closed.
         held: bool,
         failures: u32,
     },
 }
 
-/// What a node is to be asked in a round.
+/// What a round asks of a node.
 pub(super) enum Asking {
-    /// To hold this entry. `first`: it never was asked for it before.
+    /// Attempt to hold with this entry. `first`: the node has not been asked for it before.
     Try { entry: Arc<Entry>, first: bool },
-    /// To take back first what an earlier try left there.
+    /// First take back the entry of an earlier attempt.
     Owed,
     /// Nothing, since the outcome is certain.
     Nothing,
 }
 
-/// What must be taken back at a node.
+/// An entry to take back on a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct TakeBack {
     pub(super) entry: Arc<Entry>,
     pub(super) doubt: bool,
 }
 
-/// How the end of a claim stands.
+/// Progress of a claim's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
     Pending,
     Done(End),
-    /// Those that are left do not answer.
+    /// The remaining nodes do not answer.
     Unknown,
 }
 
-/// What a keep-alive means for a claim.
+/// What a keep-alive does for a claim.
 pub(super) enum Renewing {
-    /// It holds nothing that could end.
+    /// Nothing: it has no hold that could expire.
     Nothing,
     Over,
-    /// Ask these nodes, by their index, for these entries.
+    /// Renew these entries on these nodes, given by their indexes.
     Ask(Vec<(usize, Arc<Entry>)>),
 }
 
@@ -161,19 +162,19 @@ impl Claim {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long one node may take for a try: small against the ttl, since it is taken from the hold's life.
+    /// Time limit of an attempt on one node: small against the ttl, since it is subtracted from the hold's validity.
     pub(super) fn try_limit(&self) -> Duration {
         (self.entry.ttl / 20)
             .clamp(Duration::from_millis(200), Duration::from_secs(1))
             .min(self.entry.limit())
     }
 
-    /// The id of the claim of which a node has this entry.
+    /// The id of the claim that a node's entry belongs to.
     pub(super) fn of_entry(id: &EntryId) -> Option<EntryId> {
         id.0.rsplit_once('.').map(|(claim, _)| EntryId(claim.to_owned()))
     }
 
-    /// Begins a round; `None` if the claim is over.
+    /// Begins a round; `None` if the claim holds already or is over.
     pub(super) fn begin(&self, now: BootInstant) -> Option<u64> {
         let mut state = self.state();
         if state.phase != Phase::Idle {
@@ -204,7 +205,7 @@ impl Claim {
         Asking::Try { entry: state.at_nodes(&self.entry, number, self.entry.keep_closed), first: !waited }
     }
 
-    /// What a node said to a try of this round. `true`: it must be taken back there.
+    /// Records a node's answer to an attempt of this round. Returns whether the entry must be taken back there.
     pub(super) fn heard(&self, index: usize, round: u64, said: &Said) -> bool {
         let mut state = self.state();
         let (counts, over) = match state.phase {
@@ -219,7 +220,7 @@ impl Claim {
         seat.standing = match said {
             Said::Granted if counts => Standing::Holds,
             Said::Granted => leaving(false),
-            // Its place in the queue is kept, unless it is of no use any more.
+            // The place in the queue is kept, unless the claim needs it no more.
             Said::Waits { .. } if over || held => leaving(false),
             Said::Waits { .. } => Standing::Waits,
             Said::Failed { sent: true, .. } => leaving(true),
@@ -240,7 +241,7 @@ impl Claim {
         take_back
     }
 
-    /// The tries of this round were given up: the answers that are missing can't be heard any more.
+    /// The attempts of this round were dropped: the missing answers will never arrive.
     pub(super) fn unheard(&self, round: u64) {
         for seat in &mut self.state().seats {
             if matches!(seat.standing, Standing::Asked { round: of, .. } if of == round) {
@@ -249,7 +250,7 @@ impl Claim {
         }
     }
 
-    /// Where something must be taken back, whoever is at it.
+    /// The nodes on which an entry must be taken back, also where a take-back is running.
     pub(super) fn leaving(&self) -> Vec<usize> {
         let state = self.state();
         let seats = state.seats.iter().enumerate();
@@ -259,8 +260,8 @@ impl Claim {
             .collect()
     }
 
-    /// A majority granted. `Err`: it came too late to be of use, and everything of it must be taken back at these
-    /// nodes. `Ok`: the queues that it must leave.
+    /// A majority granted. `Err`: the grants came too late or do not count, and must be taken back on these nodes.
+    /// `Ok`: the nodes whose queues the claim must leave.
     pub(super) fn win(&self, round: u64, now: BootInstant) -> Result<Vec<usize>, Vec<usize>> {
         let mut state = self.state();
         let Phase::Trying { round: current, since } = state.phase else { return Err(Vec::new()) };
@@ -272,13 +273,13 @@ impl Claim {
         Ok(leave(&mut state.seats, |standing| standing == Standing::Waits, false))
     }
 
-    /// How long a hold may be relied on at most, counted from before its first send: `ttl - (1 % + 2 ms)`, where the
-    /// 2 ms are made up for by the entries' own ttl.
+    /// The longest validity of a hold, counted from before its first send. Redlock's `ttl - (1 % + 2 ms)`; the
+    /// entries' own ttl is longer by the 2 ms.
     fn validity(&self) -> Duration {
         self.entry.ttl - self.entry.ttl * DRIFT_PERCENT / 100
     }
 
-    /// No majority: whatever was granted must be taken back at these nodes. Places in queues are kept.
+    /// No majority granted: the grants must be taken back on these nodes. Places in queues are kept.
     pub(super) fn lose(&self, round: u64) -> Vec<usize> {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Trying { round: now, .. } if now == round) {
@@ -288,8 +289,8 @@ impl Claim {
         leave(&mut state.seats, |standing| standing == Standing::Holds, false)
     }
 
-    /// From here on nothing may be left of it. The nodes at which something must be taken back that is not yet, and whether
-    /// others are at it as well, who say so in `changed`.
+    /// Begins the end of the claim. Returns the nodes on which a take-back must now be started, and whether other
+    /// calls or take-backs are running, which notify `changed`.
     pub(super) fn end(&self) -> (Vec<usize>, bool) {
         let mut state = self.state();
         let held = match state.phase {
@@ -306,17 +307,17 @@ impl Claim {
         (leaving, others)
     }
 
-    /// Whether it is over, and nothing of it is left anywhere.
+    /// Whether it is over, and no entry of it is left on any node.
     pub(super) fn is_gone(&self) -> bool {
         self.state().is_gone()
     }
 
-    /// Whether nobody has asked for it for so long that nothing of it can be left anywhere.
+    /// Whether it was last used so long ago that all its entries have expired.
     pub(super) fn is_forgotten(&self, now: BootInstant) -> bool {
         now - self.state().touched > self.entry.ttl.saturating_mul(4)
     }
 
-    /// Where the end of it stands.
+    /// The progress of its end.
     pub(super) fn ending(&self) -> Ending {
         let state = self.state();
         let Phase::Ending { held } = state.phase else { return Ending::Pending };
@@ -341,18 +342,18 @@ impl Claim {
         if hopeful == 0 { Ending::Unknown } else { Ending::Pending }
     }
 
-    /// What must be taken back at a node, if anything must.
+    /// The entry to take back on a node, if any.
     pub(super) fn owed(&self, index: usize) -> Option<TakeBack> {
         let mut state = self.state();
         let Seat { standing: Standing::Leaving { doubt, held, .. }, number, .. } = state.seats[index] else {
             return None;
         };
-        // What never was a hold must not keep the lock closed.
+        // An entry that was never part of a hold must not keep the lock closed.
         let keep_closed = if held { self.entry.keep_closed } else { Duration::ZERO };
         Some(TakeBack { entry: state.at_nodes(&self.entry, number, keep_closed), doubt })
     }
 
-    /// A node has taken it back, or it has ended there by itself. Whether nothing is left of a claim that is over.
+    /// An entry was taken back, or has expired. Returns whether the claim is over and none of its entries is left.
     pub(super) fn cleared(&self, index: usize, end: End) -> bool {
         let mut state = self.state();
         let seat = &mut state.seats[index];
@@ -369,7 +370,7 @@ impl Claim {
         gone
     }
 
-    /// A node did not answer that it has taken it back.
+    /// A take-back on a node got no answer.
     pub(super) fn not_cleared(&self, index: usize) {
         let mut state = self.state();
         if let Standing::Leaving { failures, .. } = &mut state.seats[index].standing {
@@ -379,7 +380,7 @@ impl Claim {
         self.changed.notify_waiters();
     }
 
-    /// What a keep-alive that is sent now must ask for.
+    /// What a keep-alive that is sent now must do for this claim.
     pub(super) fn renewing(&self, now: BootInstant) -> Renewing {
         let mut state = self.state();
         state.touched = now;
@@ -393,7 +394,8 @@ impl Claim {
                 }
                 Renewing::Ask(asked)
             }
-            // Already now, not when it is acknowledged: a round that began before and wins meanwhile must not count.
+            // Set when the keep-alive is sent, not when it is acknowledged: a round that began earlier and wins
+            // meanwhile must not count.
             Phase::Idle | Phase::Trying { .. } => {
                 state.floor = state.floor.max(now);
                 Renewing::Nothing
@@ -401,19 +403,19 @@ impl Claim {
         }
     }
 
-    /// What a node said to a renewal of `entry`.
+    /// Records a node's answer to a renewal of `entry`.
     pub(super) fn renewed(&self, index: usize, entry: &Entry, renewed: Renewed) {
         let mut state = self.state();
         let seat = &mut state.seats[index];
         let same = entry.id.0.rsplit('.').next() == Some(seat.number.to_string().as_str());
         if same && renewed == Renewed::Gone && seat.standing == Standing::Holds {
-            // A node that lost it stays without it: a renewal never makes anything (peers' flaw 6).
+            // A node that lost the entry stays without it: a renewal never creates one.
             seat.standing = Standing::Clear;
             seat.number += 1;
         }
     }
 
-    /// How long to wait before the next round: decorrelated jitter, so that rivals that met do not meet again.
+    /// The pause before the next round: decorrelated jitter, so that colliding rivals spread out.
     pub(super) fn next_pause(&self) -> Duration {
         let mut state = self.state();
         let most = (3 * state.pause).min(PAUSES.1);
@@ -421,7 +423,7 @@ impl Claim {
         state.pause
     }
 
-    /// A node says that it may be our turn there. Whether enough nodes do now.
+    /// Records a wake-up from a node. Returns whether a majority of the nodes may grant now.
     pub(super) fn woken(&self, index: usize) -> bool {
         let mut state = self.state();
         state.seats[index].woken = true;
@@ -431,7 +433,7 @@ impl Claim {
 }
 
 impl State {
-    /// The entry as nodes know it.
+    /// The entry in the form that is stored on the nodes.
     fn at_nodes(&mut self, entry: &Entry, number: u32, keep_closed: Duration) -> Arc<Entry> {
         if let Some((last, known)) = &self.at_nodes
             && (*last, known.keep_closed) == (number, keep_closed)
@@ -457,7 +459,7 @@ impl State {
     }
 }
 
-/// Marks those that are to be taken back; their indexes.
+/// Marks matching entries to be taken back. Returns the indexes of their nodes.
 fn leave(seats: &mut [Seat], which: impl Fn(Standing) -> bool, held: bool) -> Vec<usize> {
     let mut leaving = Vec::new();
     for (index, seat) in seats.iter_mut().enumerate() {
@@ -470,12 +472,12 @@ fn leave(seats: &mut [Seat], which: impl Fn(Standing) -> bool, held: bool) -> Ve
     leaving
 }
 
-/// More than half.
+/// The smallest majority.
 pub(super) const fn majority_of(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// A take-back that a node has not answered, for as long as it is tried.
+/// Counts a take-back as unanswered for as long as it is tried.
 pub(super) struct Debt<'a>(&'a AtomicUsize);
 
 impl<'a> Debt<'a> {

@@ -1,4 +1,5 @@
-//! One time limit for all calls of a round, which leave at the same moment: a timer for each would cost more than its call.
+//! One time limit for all calls of a round, which are sent at the same moment: a timer each would cost more than the
+//! call.
 
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::backends::redis::Limit;
 
-/// Whoever carries the calls tells them when their time is over, by polling them once more ([`Self::watch_over`]).
+/// The driver of the calls polls them once more when their time is over ([`Self::watch_over`]).
 pub(super) struct RoundLimit {
     length: Duration,
     deadline: Instant,
@@ -17,12 +18,12 @@ pub(super) struct RoundLimit {
 }
 
 impl RoundLimit {
-    /// From now on.
+    /// A limit that starts now.
     pub(super) fn new(length: Duration) -> Self {
         Self { length, deadline: Instant::now() + length, has_passed: AtomicBool::new(false) }
     }
 
-    /// How long it was when it began.
+    /// The full length, from its start.
     pub(super) fn length(&self) -> Duration {
         self.length
     }
@@ -64,7 +65,7 @@ impl Limit for RoundLimit {
 }
 
 pin_project_lite::pin_project! {
-    /// An answer, as long as its round has time.
+    /// An answer, while its round has time.
     struct Within<'a, F> {
         #[pin]
         answer: F,

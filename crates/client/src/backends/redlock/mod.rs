@@ -1,24 +1,26 @@
 //! `redlock://`: a majority of independent Redis servers.
 //!
-//! Each server is a [`RedisStore`](crate::backends::redis) of its own; the quorum over them ([`store`]) is a store
-//! again, with sessions on top as for any ([`leased`](crate::backends::leased)). A hold is one entry at each server,
-//! and is one as long as a majority has it.
+//! Each server is a [`RedisStore`](crate::backends::redis) of its own. The quorum over them ([`store`]) is a store
+//! again, with sessions on top as for any other ([`leased`](crate::backends::leased)). A hold is one entry on each
+//! server, and lasts as long as a majority of the servers has its entry.
 //!
-//! Why a session's deadline may be believed (P5), as far as the servers keep what they acknowledge. A hold must end at
-//! the client before a majority of its entries can have ended.
-//! - An entry is set for `ttl + 2 ms`, and the session is believed in for `ttl - 1 %` from before its keep-alive was
-//!   sent. So at whatever moment a try began, what is left of it when a majority has granted is
-//!   `ttl - elapsed - (1 % + 2 ms)` of the entries' own time, as Redlock asks for; less than nothing is not granted.
-//! - The deadline counts from the latest keep-alive that was acknowledged. For what holds, it was acknowledged only if a
-//!   *majority* renewed it: not if a majority may. For what did not hold yet, only entries count that were set by a
-//!   round which began after that keep-alive was sent (`Claim::win`).
-//! - An entry's id at a server is never used again once it was taken back there, and a round asks for each id once. So
-//!   a grant was set by the round that hears it, and never earlier.
-//! - A renewal makes nothing anew (peers' flaw 6): a server that lost an entry stays without it, and the hold lives on
-//!   as long as a majority is left. Setting it there again would need to know that nobody had it meanwhile.
+//! Why a session's deadline is safe (P5), provided that the servers keep the writes that they acknowledged: a hold
+//! ends at the client before a majority of its entries can have expired.
+//! - An entry is set for `ttl + 2 ms`. The session's deadline is `ttl - 1 %` after the time just before its
+//!   keep-alive was sent. So, whenever an attempt began, the validity that is left when a majority has granted is
+//!   `ttl - elapsed - (1 % + 2 ms)` for the entries' own ttl, as Redlock requires. If that is negative, the attempt
+//!   fails.
+//! - The deadline counts from the latest acknowledged keep-alive. That was acknowledged only if for every hold a
+//!   *majority* renewed the entry; a majority that only may have renewed it is not enough. For a request that did not
+//!   hold yet, only entries count that were set by a round which began after that keep-alive was sent (`Claim::win`).
+//! - An entry's id on a server is never used again after it was taken back there, and a round asks for each id once.
+//!   So a grant was set by the round that receives it, and never earlier.
+//! - A renewal never creates an entry: a server that lost one stays without it, and the hold lasts as long as a
+//!   majority is left. To set the entry there again would require to know that no other client held the lock there
+//!   meanwhile.
 //!
-//! What is not a hold leaves nothing (peers' flaw 1): whatever a round was granted without a majority is taken back at
-//! every server, also if the caller is gone or the server did not answer, before that server is asked again.
+//! A failed attempt leaves no entries: all grants of a round without a majority are taken back on every server,
+//! before that server is asked again, also if the caller is gone or the server did not answer.
 
 mod book;
 mod carry;
@@ -57,14 +59,14 @@ use crate::time::BootInstant;
 use crate::url::Url;
 use crate::worker::Worker;
 
-/// With fewer, none may fail.
+/// With fewer, no server may fail.
 const SERVERS_MIN: usize = 3;
-/// How long the rest is waited for once a majority has answered a question of people.
+/// How long inspections wait for the other servers once a majority has answered.
 const REST: Duration = Duration::from_millis(300);
-/// How long a question may take at all; a server's own limit is shorter.
+/// Time limit of connecting and of inspections; a single server's limit is shorter.
 const QUESTION_LIMIT: Duration = Duration::from_secs(10);
 
-/// Makes a client, if a majority of the servers can be used.
+/// Creates a client, if a majority of the servers can be used.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let settings = settings(url)?;
     let worker = redis::worker()?;
@@ -84,7 +86,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     Ok(Arc::new(Redlock { servers, store, wakes, worker }))
 }
 
-/// What the URL says, but for its hosts.
+/// Parses the URL's settings, without its hosts.
 fn settings(url: &Url) -> Result<redis::Settings, ConnectError> {
     if url.parameter::<String>("fencing", "left out")?.is_some() {
         let what = "draw tokens (`?fencing=`)";
@@ -103,7 +105,7 @@ fn settings(url: &Url) -> Result<redis::Settings, ConnectError> {
     redis::Settings::of(url, url.scheme == "redlocks")
 }
 
-/// Asks every server at once. A majority must be of use; the rest is tried again in the background.
+/// Connects to all servers at once. A majority must succeed; the others are retried in the background.
 async fn first_contact(servers: &[Arc<Server>], worker: &Worker) -> Result<(), ConnectError> {
     let majority = majority_of(servers.len());
     let (says, mut said) = unbounded_channel();
@@ -112,7 +114,7 @@ async fn first_contact(servers: &[Arc<Server>], worker: &Worker) -> Result<(), C
         worker.run(Box::pin(async move {
             let tried = server.connect().await;
             let failed = tried.is_err();
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = says.send(tried);
             drop(says);
             if failed {
@@ -207,7 +209,7 @@ static CAPABILITIES: Capabilities = Capabilities {
 };
 
 impl Redlock {
-    /// Asks every server that can be used; the answers of a majority at least.
+    /// Queries all servers that can be used. Returns the answers of a majority or more.
     fn ask_all<T, F>(
         &self,
         question: impl Fn(Arc<RedisStore>) -> F,
@@ -222,7 +224,7 @@ impl Redlock {
             match server.store() {
                 Ok(store) => {
                     let answer = question(store);
-                    // Whoever asked may have heard enough.
+                    // The caller may have stopped waiting.
                     self.worker.run(Box::pin(async move { drop(says.send((index, answer.await))) }));
                 }
                 Err(why) => {
@@ -313,7 +315,7 @@ impl Backend for Redlock {
         Box::pin(async { Err(error) })
     }
 
-    /// What each server's settings spoil, and which servers do not take part.
+    /// Findings on each server's settings, and on servers that do not take part.
     fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
         let (count, majority) = (self.servers.len(), majority_of(self.servers.len()));
         let mut findings = Vec::new();

@@ -1,4 +1,4 @@
-//! What a round needs of one server, and what it says to all of them in the same words.
+//! Interface of a round to one server, and the encoded calls that all servers share.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,15 +11,15 @@ use crate::backends::redis::{Opening, Written};
 
 /// One of the servers.
 pub(super) struct Node<S> {
-    /// As the URL names it, for people.
+    /// As the URL names it, for display.
     pub(super) name: String,
     pub(super) store: Arc<S>,
-    /// Where it tells that it may be an entry's turn there.
+    /// The listener for its wake-ups.
     pub(super) wakes: Wakes,
 }
 
-/// A [`Store`](crate::backends::leased::Store) as one of several that are asked the same. Its calls are no boxes, so that
-/// those of a round are one piece of memory; each answers or fails once the round's time is over.
+/// A [`Store`](crate::backends::leased::Store) as one of several that get the same calls. Its futures are not boxed,
+/// so that each call of a round needs one buffer only (`carry`). Each call ends once the round's time is over.
 pub(super) trait NodeStore: Send + Sync + 'static {
     fn attempt(
         &self,
@@ -35,11 +35,11 @@ pub(super) trait NodeStore: Send + Sync + 'static {
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>>;
 
-    /// What the latest call without an answer failed of, for people.
+    /// The latest cause of a call without an answer, for display.
     fn trouble(&self) -> Option<String>;
 }
 
-/// What a node is asked to hold. Whoever sends it first writes it down for the others.
+/// An attempt. The node that sends it first encodes it for all.
 pub(super) struct TryLetter {
     pub(super) attempt: Attempt,
     pub(super) written: OnceLock<Opening>,
@@ -51,7 +51,7 @@ impl TryLetter {
     }
 }
 
-/// What a node is asked to take back.
+/// A take-back. The node that sends it first encodes it for all.
 pub(super) struct EndLetter {
     pub(super) entry: Arc<Entry>,
     pub(super) doubt: bool,

@@ -1,4 +1,4 @@
-//! Keep-alives: which holds a majority of the nodes has renewed.
+//! Keep-alives: renews holds on all nodes and counts majorities.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl<S: NodeStore> Inner<S> {
             tokio::spawn(async move { inner.renew_at(index, asked, limit, &says).await });
         }
         drop(says);
-        // Until each is certain; a node that is slow keeps nobody waiting if the others are enough.
+        // Waits until each entry's outcome is certain: slow nodes delay nothing if the others suffice.
         let mut open = counts.iter().filter(|count| count.renewed(self.majority).is_none()).count();
         while open > 0 {
             let Some((which, renewed)) = said.recv().await else { return Err(CallError { sent: true }) };
@@ -54,7 +54,7 @@ impl<S: NodeStore> Inner<S> {
         let settle = |count: Count| {
             let renewed = count.renewed(self.majority).unwrap_or(Renewed::Gone);
             if let (Renewed::Gone, Some(claim)) = (renewed, &count.claim) {
-                // A minority that is left of it would keep others out for nothing.
+                // The remaining minority of its entries would only keep others out.
                 self.book.remember_over(&claim.entry, (self.now)());
                 self.end(claim);
             }
@@ -78,35 +78,35 @@ impl<S: NodeStore> Inner<S> {
             if let Some(renewed) = renewed {
                 claim.renewed(index, &entry, renewed);
             }
-            // Nobody listens once all are certain.
+            // The receiver stops once all outcomes are certain.
             let _ = says.send((which, renewed));
         }
     }
 }
 
-/// One entry in a renewal at one node.
+/// One entry in a renewal on one node.
 struct Asked {
-    /// Its place in the keep-alive.
+    /// Its index in the keep-alive.
     which: usize,
     claim: Arc<Claim>,
     entry: Arc<Entry>,
 }
 
-/// The nodes' answers to one entry of a keep-alive.
+/// The nodes' answers for one entry of a keep-alive.
 struct Count {
     claim: Option<Arc<Claim>>,
     kept: usize,
     revoked: usize,
-    /// Those who have not answered, or never will: they may hold it.
+    /// Nodes that have not answered, or never will: they may have the entry.
     pending: usize,
-    /// `false`: it holds nothing that could end.
+    /// `false`: it has no hold that could expire.
     holds: bool,
 }
 
 impl Count {
     fn add(&mut self, renewed: Option<Renewed>) {
         match renewed {
-            // No answer: it may hold there or not.
+            // No answer: the node may have the entry or not.
             None => return,
             Some(Renewed::Kept) => self.kept += 1,
             Some(Renewed::Revoked) => self.revoked += 1,
@@ -115,7 +115,7 @@ impl Count {
         self.pending -= 1;
     }
 
-    /// What is certain of it: kept if a majority renewed it, gone if no majority can have it any more.
+    /// The outcome once it is certain: kept if a majority renewed it, gone if no majority can have it any more.
     fn renewed(&self, majority: usize) -> Option<Renewed> {
         if !self.holds || self.kept >= majority {
             Some(Renewed::Kept)

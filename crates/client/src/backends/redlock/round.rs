@@ -1,4 +1,4 @@
-//! A round of tries: every node is asked at once, and what follows from a majority's answers is settled.
+//! A round of attempts: asks all nodes at once, and applies the majority's outcome.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,13 +13,13 @@ use crate::backend::CallError;
 use crate::backends::leased::{Attempt, Tried};
 use crate::backends::redis::Limit;
 
-/// What a round of tries has in common.
+/// The shared state of a round's attempts.
 pub(super) struct Tries {
     round: u64,
     attempt: Attempt,
-    /// What most nodes are asked: the same, unless something was taken back at one before.
+    /// The call for most nodes: the same for all, except for nodes on which an earlier entry was taken back.
     letter: OnceLock<TryLetter>,
-    /// Until whoever asks has seen enough.
+    /// `None` once the caller has read the outcome.
     tally: Mutex<Option<Tally>>,
 }
 
@@ -51,7 +51,7 @@ impl Kind for Tries {
 
 const STILL: &str = "not asked: it has not yet taken back an earlier try";
 
-/// One try at one node.
+/// One attempt on one node.
 async fn ask<S: NodeStore>(round: Arc<Round<S, Tries>>, index: usize) {
     let Round { inner, claim, limit, kind } = &*round;
     let failed = |why: &str| Said::Failed { sent: false, why: why.to_owned() };
@@ -70,7 +70,7 @@ async fn ask<S: NodeStore>(round: Arc<Round<S, Tries>>, index: usize) {
         match claim.ask(index, kind.round) {
             Asking::Try { entry, first } => break (entry, first),
             Asking::Nothing => return kind.tell(index, failed("not asked: the outcome was certain")),
-            // The door may have been reached before whoever takes back.
+            // This task may have locked the node's mutex before the task that is to take the entry back.
             Asking::Owed => {
                 let taking_back = async { inner.take_back(index, claim, limit, &OnceLock::new()).await };
                 if !Box::pin(taking_back).await {
@@ -102,13 +102,13 @@ async fn ask<S: NodeStore>(round: Arc<Round<S, Tries>>, index: usize) {
         }
     };
     let take_back = claim.heard(index, kind.round, &answer);
-    // Nobody listens once the outcome is certain.
+    // Has no effect once the outcome was read.
     kind.tell(index, answer);
     if !take_back {
         return;
     }
     if limit.has_passed() {
-        // A round of its own, with time of its own.
+        // A new round, with a time limit of its own.
         drop(inside);
         return inner.take_back_all(claim, vec![index]);
     }
@@ -120,8 +120,8 @@ async fn ask<S: NodeStore>(round: Arc<Round<S, Tries>>, index: usize) {
 }
 
 impl<S: NodeStore> Inner<S> {
-    /// Asks every node once, and settles what follows. `None`: the claim is no longer to be asked for. A tally that
-    /// is left open was won too late.
+    /// Asks every node once, and applies the outcome. `None`: the claim holds already or is over. A tally without
+    /// answers: a majority granted too late.
     pub(super) async fn round(self: &Arc<Self>, claim: &Arc<Claim>, attempt: &Attempt) -> Option<Tally> {
         let number = claim.begin((self.now)())?;
         let round = Arc::new(Round {
@@ -143,11 +143,11 @@ impl<S: NodeStore> Inner<S> {
         };
         let verdict = asking.until(certain).await.unwrap_or(Verdict::Open);
         if matches!(verdict, Verdict::Unreachable | Verdict::Refused) {
-            // Whoever is told that it failed is told what each node said.
+            // The error describes every node's answer.
             asking.until(|| None::<()>).await;
         }
         let tally = round.kind.tally().take()?;
-        // What the others say decides nothing, but must be heard.
+        // The remaining answers change no outcome, but must be processed.
         asking.go_on();
         if verdict == Verdict::Won {
             match claim.win(number, (self.now)()) {

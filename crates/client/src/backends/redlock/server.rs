@@ -1,7 +1,7 @@
-//! One server of a quorum, from the first time that it can be used.
+//! One server of a quorum.
 //!
-//! A quorum works while some of its servers do not, so that each is tried again in the background. While there is no
-//! connection its calls fail at once: the others decide, and nobody waits for one that is down.
+//! A quorum works while a minority of its servers is down, so each unusable server is retried in the background.
+//! Without a connection its calls fail at once: the other servers decide, and no caller waits for one that is down.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -18,25 +18,25 @@ use crate::error::{BackendError, BackendErrorKind};
 use crate::url::Host;
 use crate::worker::Worker;
 
-/// Pauses between tries to use a server that could not be used: the first, and the longest.
+/// Pauses between attempts to use an unusable server: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// Which server was met under which address: two addresses of one server are no two opinions.
+/// The address under which each `run_id` was first seen: one server under two addresses must not vote twice.
 pub(super) type Met = Arc<Mutex<BTreeMap<String, String>>>;
 
 /// One of the URL's servers.
 pub(super) struct Server {
     /// As the URL names it.
     pub(super) name: String,
-    /// Where it tells that it may be an entry's turn there.
+    /// The listener for its wake-ups.
     pub(super) wakes: Wakes,
     host: Host,
     settings: redis::Settings,
     worker: Worker,
     met: Met,
-    /// How the servers know this client: by one name, so that they can be asked in the same words.
+    /// The name by which all servers know this client, so that one encoded call fits all of them.
     client: Arc<str>,
-    /// Set once it can be used: from then on its store keeps its connection up by itself.
+    /// Set at the first success: from then on its store keeps the connection up.
     known: OnceLock<Known>,
     /// Why it could not be used yet.
     down: Mutex<String>,
@@ -44,16 +44,16 @@ pub(super) struct Server {
 
 struct Known {
     store: Arc<RedisStore>,
-    /// Whether it is another server than the rest could not be found out, and why.
+    /// Why its independence of the other servers could not be checked, if so.
     unchecked: Option<String>,
 }
 
 /// Why a server can't be used.
 #[derive(Debug)]
 pub(super) enum Unfit {
-    /// Later it may be.
+    /// It may be usable later.
     Failed(BackendError),
-    /// Its opinion is another's.
+    /// It is a replica, or the same server as another one.
     NotIndependent(String),
 }
 
@@ -82,12 +82,12 @@ impl Server {
         self.down.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server, if it can be used at the moment.
+    /// The server, if it has a connection at the moment.
     fn up(&self) -> Option<&Arc<RedisStore>> {
         self.known.get().map(|known| &known.store).filter(|store| store.is_up())
     }
 
-    /// The server, if it can be used at the moment; why not otherwise.
+    /// The server, if it has a connection at the moment; otherwise the reason.
     pub(super) fn store(&self) -> Result<Arc<RedisStore>, String> {
         self.up().cloned().ok_or_else(|| match self.known.get() {
             Some(known) => known.store.trouble().unwrap_or_else(|| "its connection is lost".to_owned()),
@@ -95,12 +95,12 @@ impl Server {
         })
     }
 
-    /// Why it is not known whether this server is another one than the rest.
+    /// Why its independence of the other servers could not be checked, if so.
     pub(super) fn unchecked(&self) -> Option<String> {
         self.known.get().and_then(|known| known.unchecked.clone())
     }
 
-    /// Tries to use it. From then on its store keeps its connection up by itself.
+    /// Tries to use it. After a success its store keeps the connection up.
     pub(super) async fn connect(&self) -> Result<(), Unfit> {
         let tried = self.try_to_connect().await;
         if let Err(unfit) = &tried {
@@ -127,7 +127,7 @@ impl Server {
                 Some(error.message)
             }
         };
-        // Nobody else tries.
+        // No other task sets it.
         let _ = self.known.set(Known { store, unchecked });
         Ok(())
     }
@@ -151,7 +151,7 @@ impl Server {
         )))
     }
 
-    /// Goes on trying until it can be used, or nobody wants it any more.
+    /// Retries until it can be used, or until the client is dropped.
     pub(super) async fn keep_trying(server: Weak<Self>) {
         let mut pause = PAUSES.0;
         loop {
@@ -161,7 +161,7 @@ impl Server {
             match server.connect().await {
                 Ok(()) => {
                     tracing::info!(server = server.name, "takes part again");
-                    // Those who wait have no place in its queue yet.
+                    // Waiters have no place in its queue yet.
                     return server.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
                 }
                 Err(unfit) => tracing::debug!(server = server.name, ?unfit, "can't be used yet"),

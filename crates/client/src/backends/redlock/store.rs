@@ -1,10 +1,10 @@
 //! A majority of independent stores as one [`Store`].
 //!
-//! What follows from the nodes' answers is decided in [`claim`](super::claim) and [`tally`](super::tally). The nodes are
-//! asked ([`round`](super::round)) and take back ([`taking_back`](super::taking_back)) all at once, each within a time
-//! limit, on the runtime of whoever asks: a call that crosses to another thread and back costs more than Redis does. A
-//! caller that is gone, or its whole runtime, cancels nothing: whatever is dropped before its end is taken over by the
-//! library's own thread, which takes back what was granted on the way (peers' flaw 1).
+//! The decisions are in [`claim`](super::claim) and [`tally`](super::tally). Attempts ([`round`](super::round)) and
+//! take-backs ([`taking_back`](super::taking_back)) go to all nodes at once, each within a time limit, on the
+//! caller's own runtime: a call that crosses to another thread and back costs more than Redis does. If the caller or
+//! its runtime is dropped before its calls have ended, the library's own thread takes over and takes back the entries
+//! granted so far, so that a cancelled attempt leaves no entries.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,13 +25,15 @@ use crate::machine::Granted;
 use crate::time::BootInstant;
 use crate::worker::Worker;
 
-/// How often a try without a wait is repeated while rivals have a few nodes each and nobody a majority.
+/// Attempts without waiting are repeated up to this number of rounds while rivals split the nodes and none has a
+/// majority.
 const SPLIT_TRIES: u32 = 3;
-/// How long such a try pauses, in milliseconds.
+/// The random pause between them, in milliseconds.
 const SPLIT_PAUSE_MS: std::ops::Range<u64> = 10..60;
-/// A node that owes answers to so many take-backs is not asked for more until it is heard of again: memory is finite.
+/// A node with this many unanswered take-backs gets no further attempts until it answers: this bounds memory.
 pub(super) const OWED_MAX: usize = 256;
-/// A node that says so lets us try at once; any later moment is as good as the next try that is due anyway.
+/// Only wake-ups due within this time trigger an attempt at once; later ones are covered by the next scheduled
+/// attempt.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// The quorum.
@@ -40,11 +42,11 @@ pub(super) struct RedlockStore<S>(Arc<Inner<S>>);
 pub(super) struct Inner<S> {
     pub(super) nodes: Vec<Node<S>>,
     pub(super) names: Vec<String>,
-    /// Take-backs that a node has not answered.
+    /// Unanswered take-backs, by node.
     pub(super) owed: Vec<AtomicUsize>,
     pub(super) majority: usize,
     pub(super) worker: Worker,
-    /// Where sessions hear that it may be their turn.
+    /// The listeners of the sessions.
     wakes: Wakes,
     pub(super) now: fn() -> BootInstant,
     pub(super) book: Book,
@@ -53,10 +55,10 @@ pub(super) struct Inner<S> {
     trouble: Trouble,
 }
 
-/// Why no majority answered when it was last asked.
+/// Why no majority answered the latest round.
 #[derive(Default)]
 struct Trouble {
-    /// Looked at first: hardly ever is there any.
+    /// Whether `says` is set: avoids the mutex on the usual path.
     is_there: AtomicBool,
     says: Mutex<Option<String>>,
 }
@@ -92,7 +94,7 @@ impl<S: NodeStore> Store for RedlockStore<S> {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
-            // It may have been ended before it began.
+            // `None`: the request was ended before this attempt began.
             let claim = inner.book.claim_for(&attempt.entry, inner.nodes.len(), (inner.now)());
             let Some(claim) = claim else { return Err(LOST) };
             let trying = Trying(Some((&inner, &claim)));
@@ -105,7 +107,8 @@ impl<S: NodeStore> Store for RedlockStore<S> {
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
         let inner = self.0.clone();
         let (answer, answered) = oneshot::channel();
-        // On the library's own thread, where most come from: whoever asked may be gone, and it is done all the same.
+        // Renewals run to their end on the library's own thread, where most keep-alives come from, also if the caller
+        // is gone.
         self.0.worker.run(Box::pin(async move { drop(answer.send(inner.renew(entries).await)) }));
         Box::pin(async move { answered.await.unwrap_or(Err(LOST)) })
     }
@@ -120,7 +123,7 @@ impl<S: NodeStore> Store for RedlockStore<S> {
     }
 }
 
-/// The library's thread has ended, or the request: what was sent is not known here.
+/// The library's thread or the request has ended: the outcome of the call is unknown here.
 const LOST: CallError = CallError { sent: true };
 
 impl<S: NodeStore> Inner<S> {
@@ -157,13 +160,13 @@ impl<S: NodeStore> Inner<S> {
                     self.end(claim);
                     return Ok(Tried::Refused(tally.refusal(&self.names)));
                 }
-                // Open: it was won too late to be of use.
+                // `Open`: a majority granted, but too late.
                 Verdict::Unreachable | Verdict::Open => return Err(CallError { sent: tally.in_doubt() }),
             }
         }
     }
 
-    /// A further attempt of what holds already, or is over: asks whether it holds, and makes nothing anew.
+    /// A repeated attempt of a claim that holds or is over: checks the hold by a renewal, which creates nothing.
     async fn again(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<Tried, CallError> {
         match self.renew(vec![claim.entry.clone()]).await?[..] {
             [Renewed::Kept] => Ok(Tried::Granted(Granted::default())),
@@ -171,11 +174,11 @@ impl<S: NodeStore> Inner<S> {
         }
     }
 
-    /// A node says that it may be an entry's turn there, or anyone's. The session of a claim hears of it once a majority of
-    /// the nodes is free as far as is known. Fewer are of no use: with them, those who wait would only wake each other by
-    /// what they take back.
+    /// Handles a wake-up from a node for one entry, or for all. It is passed on to the claim's session once a
+    /// majority of the nodes may be free. With fewer an attempt could not succeed, and waiters would wake each other
+    /// by their take-backs.
     fn woken(&self, index: usize, id: Option<&EntryId>, wake: Wake) {
-        // Nobody can break a hold of a majority (`Backend::break_hold`): other news than a turn there is none.
+        // A majority's hold can't be broken (`Backend::break_hold`), so that a node sends no other wake-ups.
         let Wake::Try(after) = wake else { return };
         if after > AT_ONCE {
             return;
@@ -192,8 +195,8 @@ impl<S: NodeStore> Inner<S> {
     }
 }
 
-/// A try on a caller's task, which may be dropped before its end, with its runtime or by itself: then the library's own
-/// thread sees to it that nothing is left.
+/// An attempt on a caller's task. If it is dropped before its end, by itself or with its runtime, the library's own
+/// thread ends the claim and takes back its entries.
 struct Trying<'a, S: NodeStore>(Option<(&'a Arc<Inner<S>>, &'a Arc<Claim>)>);
 
 impl<S: NodeStore> Trying<'_, S> {

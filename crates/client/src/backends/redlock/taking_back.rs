@@ -1,5 +1,5 @@
-//! What is no hold, or no longer one, is taken back at every node: with whoever ends it, and in the background until the
-//! node has answered.
+//! Taking back: removes the entries of ended holds and of failed attempts from every node, on the task that ends
+//! them, and then in the background until the node has answered.
 
 use std::future::pending;
 use std::pin::pin;
@@ -18,15 +18,16 @@ use super::store::Inner;
 use crate::backend::CallError;
 use crate::backends::leased::Entry;
 
-/// The first pause before a take-back is repeated, and the longest: a node that is back has it within a second.
+/// Pauses before a take-back is repeated: the first, and the longest, so that a node that is back gets it within a
+/// second.
 const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// What a round of ends has in common.
+/// The shared state of a round of take-backs.
 #[derive(Default)]
 pub(super) struct Ends {
-    /// What most nodes are asked to take back: the same, unless something was taken back at one before.
+    /// The call for most nodes: the same for all, except for nodes on which an earlier entry was taken back.
     letter: OnceLock<EndLetter>,
-    /// A node has not answered, and is asked again by the library's thread.
+    /// A node has not answered, and the library's thread repeats its take-back.
     is_repeated: AtomicBool,
 }
 
@@ -35,11 +36,11 @@ impl Kind for Ends {
         &inner.places_of_ends
     }
 
-    /// What leaves is marked already.
+    /// The entries to take back are marked already.
     fn abandon(&self, _: &Claim) {}
 }
 
-/// Takes back at one node.
+/// Takes back on one node.
 async fn take_back<S: NodeStore>(round: Arc<Round<S, Ends>>, index: usize) {
     let Round { inner, claim, limit, kind } = &*round;
     let inside = claim.doors[index].lock().await;
@@ -51,14 +52,14 @@ async fn take_back<S: NodeStore>(round: Arc<Round<S, Ends>>, index: usize) {
 }
 
 impl<S: NodeStore> Inner<S> {
-    /// Takes back at these nodes, in the background.
+    /// Takes back on these nodes, in the background.
     pub(super) fn take_back_all(self: &Arc<Self>, claim: &Arc<Claim>, indexes: Vec<usize>) {
         if !indexes.is_empty() {
             self.taking_back(claim, indexes).0.go_on();
         }
     }
 
-    /// Sees to it, on the library's own thread, that whatever leaves is taken back: whoever was at it is gone.
+    /// Takes back all marked entries on the library's own thread, after the task that did so was dropped.
     pub(super) fn take_back_elsewhere(self: &Arc<Self>, claim: &Arc<Claim>) {
         let (inner, claim) = (self.clone(), claim.clone());
         self.worker.run(Box::pin(async move { inner.take_back_all(&claim, claim.leaving()) }));
@@ -82,7 +83,7 @@ impl<S: NodeStore> Inner<S> {
         (Carried::new(round.clone(), calls), round)
     }
 
-    /// Takes back at a node whatever is marked so, with the door of that node closed behind it. `false`: it did not
+    /// Takes back the marked entry on a node, if any. The caller holds the node's mutex. Returns `false` without an
     /// answer.
     pub(super) async fn take_back(
         &self,
@@ -114,7 +115,7 @@ impl<S: NodeStore> Inner<S> {
         }
     }
 
-    /// Goes on with it on the library's own thread, until the node answers, or the entry has long ended there by itself.
+    /// Repeats the take-back on the library's own thread until the node answers, or the entry has long expired there.
     pub(super) fn go_on_taking_back(self: &Arc<Self>, index: usize, claim: &Arc<Claim>) {
         let (inner, claim) = (self.clone(), claim.clone());
         self.worker.run(Box::pin(async move {
@@ -142,13 +143,14 @@ impl<S: NodeStore> Inner<S> {
         }
     }
 
-    /// Ends a claim at every node, in the background.
+    /// Ends a claim on every node, in the background.
     pub(super) fn end(self: &Arc<Self>, claim: &Arc<Claim>) {
         let (leaving, _) = self.ending(claim);
         self.take_back_all(claim, leaving);
     }
 
-    /// From here on nothing may be left of it: the nodes at which it must be taken back, and whether others are at it.
+    /// Begins the end of a claim. Returns the nodes on which to take back, and whether other calls or take-backs are
+    /// running.
     fn ending(&self, claim: &Claim) -> (Vec<usize>, bool) {
         let ending = claim.end();
         if ending.0.is_empty() && claim.is_gone() {
@@ -166,7 +168,7 @@ impl<S: NodeStore> Inner<S> {
         let (mut taking_back, round) = self.taking_back(&claim, leaving);
         let mut ending = Ending::Pending;
         if !others {
-            // What changes, changes by what is carried here.
+            // Only the calls of this round can change the claim.
             let settled = || match claim.ending() {
                 Ending::Pending
                     if !round.kind.is_repeated.load(Ordering::Relaxed) && !round.limit.has_passed() =>
@@ -203,7 +205,7 @@ impl<S: NodeStore> Inner<S> {
         }
         taking_back.go_on();
         match ending {
-            // What is left is taken back in the background: no majority can be made of it.
+            // The remaining entries are taken back in the background: they can't form a majority.
             Ending::Done(end) => Ok(end),
             Ending::Pending | Ending::Unknown => Err(CallError { sent: true }),
         }

@@ -1,11 +1,11 @@
-//! What the nodes said in one round, and what follows from it. No clock, no I/O.
+//! The nodes' answers in one round, and the outcome. No clock, no I/O.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::error::{BackendError, BackendErrorKind, Busy};
 
-/// What one node said to one try.
+/// One node's answer to one attempt.
 #[derive(Clone, Debug)]
 pub(super) enum Said {
     Granted,
@@ -14,28 +14,28 @@ pub(super) enum Said {
         ahead: u64,
     },
     Refused(BackendError),
-    /// No answer came. `sent`: it may have been executed (P12). `why`, if somebody knows.
+    /// No answer. `sent`: it may have been executed (P12). `why`: the reason, for display.
     Failed {
         sent: bool,
         why: String,
     },
 }
 
-/// What is certain so far.
+/// The outcome of a round; `Open` while it is uncertain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Open,
     /// A majority granted.
     Won,
-    /// A majority answered, and can't grant it any more.
+    /// A majority answered, and too few can still grant.
     Taken,
-    /// So many nodes refuse it that no majority is left, whatever the others do.
+    /// So many nodes refuse that no majority is left, regardless of the other answers.
     Refused,
     /// No majority answers.
     Unreachable,
 }
 
-/// The nodes' answers, by their place in the URL.
+/// The nodes' answers, in the order of the URL.
 pub(super) struct Tally {
     majority: usize,
     said: Vec<Option<Said>>,
@@ -81,7 +81,8 @@ impl Tally {
         } else if granted + taken >= self.majority {
             Verdict::Taken
         } else if granted + taken + pending >= self.majority {
-            // It can't be won any more, but whether it is taken or out of reach is not known yet.
+            // A majority can't grant any more, but whether the lock is taken or the nodes are out of reach is still
+            // open.
             Verdict::Open
         } else if self.said.len() - refused < self.majority {
             Verdict::Refused
@@ -90,7 +91,7 @@ impl Tally {
         }
     }
 
-    /// Whether a majority may hold it in our name after all, by what was asked and not answered.
+    /// Whether a majority may have granted, counting attempts without an answer.
     pub(super) fn in_doubt(&self) -> bool {
         let may_hold = |said: &&Option<Said>| {
             matches!(said, None | Some(Said::Granted | Said::Failed { sent: true, .. }))
@@ -98,7 +99,7 @@ impl Tally {
         self.said.iter().filter(may_hold).count() >= self.majority
     }
 
-    /// The holder that most nodes name, and how many do. `None` if none named any.
+    /// The holder that most nodes report, and how many do. `None` if no node reports any.
     fn most_named(&self) -> Option<(&Busy, usize)> {
         let mut named: HashMap<Option<&str>, (&Busy, usize)> = HashMap::new();
         for said in self.said.iter().flatten() {
@@ -106,24 +107,24 @@ impl Tally {
                 named.entry(busy.holder.as_deref()).or_insert((busy, 0)).1 += 1;
             }
         }
-        // A holder before none, then by name, so that the answer doesn't depend on the order of a hash map.
+        // A known holder before none, then by name: the result must not depend on the order of a hash map.
         named
             .into_values()
             .max_by_key(|&(busy, count)| (count, busy.holder.is_some(), busy.holder.as_deref()))
     }
 
-    /// Who is in the way, as most nodes see it.
+    /// The holder in the way, as most nodes report it.
     pub(super) fn busy(&self) -> Busy {
         let holder = self.most_named().and_then(|(busy, _)| busy.holder.clone());
         Busy { holder, queued_ahead: self.ahead() }
     }
 
-    /// Whether nobody is known to have a majority: rivals that came at the same moment have a few nodes each.
+    /// Whether no holder is known to have a majority: simultaneous rivals have split the nodes.
     pub(super) fn is_split(&self) -> bool {
         self.most_named().is_none_or(|(_, count)| count < self.majority)
     }
 
-    /// How many wait before us, as the middle one of the nodes that say so counts them.
+    /// How many wait before this request: the median of the nodes that report it.
     pub(super) fn ahead(&self) -> u64 {
         let mut ahead: Vec<u64> = self
             .said
@@ -139,7 +140,7 @@ impl Tally {
         ahead.get(ahead.len() / 2).copied().unwrap_or(0)
     }
 
-    /// The refusal of nodes that no majority can do without.
+    /// The error for a round in which too many nodes refuse.
     pub(super) fn refusal(&self, names: &[String]) -> BackendError {
         let kind = self.said.iter().flatten().find_map(|said| match said {
             Said::Refused(error) => Some(error.kind),
@@ -150,7 +151,7 @@ impl Tally {
         BackendError::new(kind.unwrap_or(BackendErrorKind::Refused), says)
     }
 
-    /// Which node said what, for people.
+    /// Each node's answer, for display.
     pub(super) fn describe(&self, names: &[String]) -> String {
         let says = |said: &Option<Said>| match said {
             None => "no answer yet".to_owned(),
@@ -166,7 +167,7 @@ impl Tally {
     }
 }
 
-/// What is said of a node that did not answer in time.
+/// The answer of a node that did not reply in time.
 pub(super) fn timed_out(limit: Duration) -> Said {
     Said::Failed { sent: true, why: format!("no answer within {limit:?}") }
 }

@@ -1,4 +1,4 @@
-//! What people are shown: what a majority of the servers shows.
+//! Inspection results: the state on which a majority of the servers agrees.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use lockkeeper_core::LockName;
 use crate::backends::redis::{Look, Seen};
 use crate::info::{HolderInfo, LockInfo};
 
-/// What makes one holder of the keys of several servers.
+/// Identifies one holder across the keys of several servers.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Who {
-    /// Its entry, without the number that each server's has.
+    /// The entry's id without the number, which differs between servers.
     Ours(String),
-    /// Another client's, by its value.
+    /// Another client's value.
     Another(String),
 }
 
@@ -26,12 +26,12 @@ impl Who {
     }
 }
 
-/// What a majority shows of a name.
+/// A name's state on a majority of the servers.
 pub(super) fn of_majority(name: LockName, looks: Vec<Look>, majority: usize) -> LockInfo {
     let mut seen: BTreeMap<Who, Vec<HolderInfo>> = BTreeMap::new();
     let mut waiting: Vec<usize> = looks.iter().map(|look| look.waiter_count).collect();
     waiting.sort_unstable_by(|a, b| b.cmp(a));
-    // As many as wait at so many servers at least.
+    // The largest count that a majority of the servers reaches.
     let waiter_count = waiting.get(majority - 1).copied().unwrap_or(0);
     let mut waiters = Vec::new();
     for look in looks {
@@ -47,12 +47,12 @@ pub(super) fn of_majority(name: LockName, looks: Vec<Look>, majority: usize) -> 
     LockInfo { name, holder_count: holders.len(), holders, waiter_count, waiters, limit: None }
 }
 
-/// Of the keys of one holder the one that was set first: the others are of the same hold.
+/// The oldest of one holder's keys: all belong to the same hold.
 fn eldest(infos: Vec<HolderInfo>) -> Option<HolderInfo> {
     infos.into_iter().max_by_key(|info| info.held_for.unwrap_or(Duration::ZERO))
 }
 
-/// What a majority shows of all names; names in use at fewer are nobody's.
+/// The state of all names. A name in use on fewer than a majority of the servers is left out.
 pub(super) fn list_of_majority(lists: Vec<Vec<(LockName, Look)>>, majority: usize) -> Vec<LockInfo> {
     let mut by_name: BTreeMap<LockName, Vec<Look>> = BTreeMap::new();
     for (name, look) in lists.into_iter().flatten() {

@@ -1,5 +1,5 @@
-//! A keep-alive, or a break, that is answered while the grant of one of its entries is on its way (P5): the hold may end
-//! at the service before the deadline that the keep-alive gives the session.
+//! A keep-alive or a break that is answered while the grant of one of its entries is on its way (P5): the hold may
+//! end at the service before the deadline to which the keep-alive extends the session.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn granted() -> Tried {
     Tried::Granted(Granted::default())
 }
 
-/// A request under way, and what answers its attempt.
+/// A pending request, and the sender of its attempt's answer.
 async fn asked(
     session: &Session,
     seq: u64,
@@ -20,7 +20,7 @@ async fn asked(
 }
 
 #[tokio::test]
-async fn a_grant_that_a_keep_alive_did_not_renew_is_renewed_before_it_is_handed_out() {
+async fn a_grant_that_a_keep_alive_missed_is_renewed_before_it_is_returned() {
     let session = Session::open().await;
     session.held(1).await;
     let (acquire, answer) = asked(&session, 2).await;
@@ -34,7 +34,7 @@ async fn a_grant_that_a_keep_alive_did_not_renew_is_renewed_before_it_is_handed_
 }
 
 #[tokio::test]
-async fn a_waiter_that_a_keep_alive_did_not_renew_is_renewed_before_its_grant_is_handed_out() {
+async fn a_waiter_that_a_keep_alive_missed_is_renewed_before_its_grant_is_returned() {
     let session = Session::open().await;
     session.store.will(waits(Duration::ZERO));
     let mut acquire = session.acquire(1);
@@ -55,7 +55,7 @@ async fn a_waiter_that_a_keep_alive_did_not_renew_is_renewed_before_its_grant_is
 }
 
 #[tokio::test]
-async fn a_keep_alive_that_is_answered_after_the_grant_renews_it_before_it_is_acknowledged() {
+async fn a_keep_alive_answered_after_a_grant_that_it_missed_renews_it_before_its_acknowledgement() {
     let mut session = Session::open().await;
     let (acquire, answer) = asked(&session, 1).await;
     let keep_alive = session.conn.submit(Call::KeepAlive);
@@ -68,7 +68,7 @@ async fn a_keep_alive_that_is_answered_after_the_grant_renews_it_before_it_is_ac
 }
 
 #[tokio::test]
-async fn a_hold_that_its_second_renewal_does_not_find_is_lost_and_its_keep_alive_not_acknowledged() {
+async fn a_hold_that_the_second_renewal_does_not_find_is_lost_and_the_keep_alive_not_acknowledged() {
     let mut session = Session::open().await;
     let (acquire, answer) = asked(&session, 1).await;
     let keep_alive = session.conn.submit(Call::KeepAlive);
@@ -80,7 +80,7 @@ async fn a_hold_that_its_second_renewal_does_not_find_is_lost_and_its_keep_alive
 }
 
 #[tokio::test]
-async fn a_grant_that_can_not_be_renewed_is_not_handed_out() {
+async fn a_grant_that_can_not_be_renewed_is_not_returned() {
     let session = Session::open().await;
     let (acquire, answer) = asked(&session, 1).await;
     session.store.will_renew(Renewed::Gone);
@@ -88,7 +88,7 @@ async fn a_grant_that_can_not_be_renewed_is_not_handed_out() {
     session.store.unanswered_renewals.store(1, Ordering::SeqCst);
     answer.send(granted()).unwrap();
     assert!(matches!(acquire.await, Err(CallError { sent: true })));
-    // The next attempt is answered by the first grant, which is no younger.
+    // The next attempt returns the first grant again, whose expiry is no later.
     session.store.will(Ok(granted()));
     session.store.will_renew(Renewed::Gone);
     assert!(matches!(session.acquire(1).await, Ok(Answer::Finished(End::Gone))));
@@ -98,7 +98,7 @@ async fn a_grant_that_can_not_be_renewed_is_not_handed_out() {
 }
 
 #[tokio::test]
-async fn a_hold_that_is_broken_while_its_grant_is_on_its_way_is_not_handed_out() {
+async fn a_hold_that_is_broken_while_its_grant_is_on_its_way_is_not_returned() {
     for by_wake in [false, true] {
         let session = Session::open().await;
         let (acquire, answer) = asked(&session, 1).await;
@@ -116,7 +116,7 @@ async fn a_hold_that_is_broken_while_its_grant_is_on_its_way_is_not_handed_out()
 }
 
 #[tokio::test]
-async fn a_question_about_a_hold_that_was_found_lost_makes_no_new_request() {
+async fn an_acquire_of_a_hold_that_was_found_lost_makes_no_new_request() {
     let session = Session::open().await;
     session.held(1).await;
     session.held(2).await;
@@ -124,7 +124,7 @@ async fn a_question_about_a_hold_that_was_found_lost_makes_no_new_request() {
     assert!(session.call(Call::KeepAlive).await.is_err());
     session.finish(2).await;
     session.store.asked();
-    // The loss is on its way to the machine, and `Guard::verify` asks under the number that it still knows.
+    // The loss is on its way to the machine, and `Guard::verify` still uses the seq of the lost hold.
     for seq in [1, 2] {
         session.store.will(Ok(granted()));
         assert!(matches!(session.acquire(seq).await, Ok(Answer::Finished(End::Gone))), "{seq}");

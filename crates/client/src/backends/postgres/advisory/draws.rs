@@ -1,8 +1,8 @@
 //! Tokens for holds that can't draw their own: those of transactions.
 //!
-//! What waits for a token while others are drawn is drawn for at once, by one statement that is synced once. Each token
-//! is drawn after its lock is held, since only who holds comes here; and two holds that exclude each other never wait here
-//! at the same time. One of those who wait draws for all, on a connection for nothing else.
+//! Group commit: requests that arrive during a draw are served together by the next statement, which is synced once.
+//! Each token is drawn after its lock is held, since only holders request one; and two holds that exclude each other
+//! never wait here at the same time. One of the waiting callers draws for all, on a dedicated connection.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,25 +24,25 @@ pub(super) struct Draws {
     connector: Connector,
     knows_log: bool,
     queue: Mutex<Queue>,
-    /// Of whoever draws.
+    /// Locked by the caller that draws.
     line: tokio::sync::Mutex<Option<Drawing>>,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// Somebody draws. The first of those who wait is the next, if it isn't served by then.
+    /// Whether a caller draws. The first waiting caller is next, unless it has been served by then.
     is_drawn: bool,
     waiting: Vec<oneshot::Sender<Option<Drawn>>>,
 }
 
-/// A connection to draw on.
+/// A connection for drawing.
 struct Drawing {
     line: Line,
-    /// The usual statement, if it leads to the server itself.
+    /// The prepared statement, on a direct connection only.
     prepared: Option<Statement>,
 }
 
-/// The turn to draw, passed on when it ends.
+/// The turn to draw; on drop it passes to the first waiting caller.
 struct Turn<'a>(&'a Draws);
 
 impl Drop for Turn<'_> {
@@ -62,10 +62,10 @@ impl Draws {
         Self { connector, knows_log, queue: Mutex::default(), line: tokio::sync::Mutex::default() }
     }
 
-    /// A token that is durable, and above each that was drawn before this call.
+    /// Draws a durable token, greater than every token drawn before this call.
     ///
     /// # Errors
-    /// The server is out of reach, or refuses.
+    /// The server is unreachable, or refuses.
     pub(super) async fn draw(&self) -> Drawn {
         let others = {
             let mut queue = self.queue();
@@ -87,7 +87,7 @@ impl Draws {
             Ok(mut tokens) => {
                 let mine = tokens.pop();
                 for (waits, token) in served.into_iter().zip(tokens) {
-                    // Who is gone leaves a gap, as any token does that nobody uses.
+                    // A cancelled caller leaves a gap, like any unused token.
                     let _ = waits.send(Some(Ok(token)));
                 }
                 mine.ok_or_else(|| unreadable("draw tokens"))
@@ -101,7 +101,7 @@ impl Draws {
         }
     }
 
-    /// So many, on the connection that is there or on a new one: one that ended meanwhile is made anew once.
+    /// Draws `count` tokens on the existing connection or a new one. If an existing one has ended, retries once.
     async fn tokens(&self, drawing: &mut Option<Drawing>, count: usize) -> Result<Vec<Token>, BackendError> {
         let doing = "draw tokens";
         let was_there = drawing.is_some();

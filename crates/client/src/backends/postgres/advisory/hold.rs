@@ -1,7 +1,7 @@
-//! A granted request: kept, looked after, and given back.
+//! A granted request: probed, watched, and released.
 //!
-//! For a short while whoever asked for it may give it back at once. From then on the backend's thread looks after it:
-//! hears when its connection ends or somebody breaks it, and asks it for signs of life.
+//! Shortly after the grant the caller's task may still release it directly. From then on the backend's thread drives
+//! it: the thread is notified of breaks and of the connection's end, and probes the connection.
 
 use std::time::Instant;
 
@@ -20,40 +20,40 @@ use crate::machine::{Granted, Push};
 /// A granted request.
 pub(super) struct Hold<'a> {
     claim: Claim<'a>,
-    /// The server process that granted it.
+    /// The server process that granted the lock.
     pid: i32,
     token: Option<Token>,
-    /// Whether its connection bears its name at the server, which those see that do not see what it says.
+    /// Whether its connection has a holder's badge, which is visible also to roles that can't see its statements.
     named: bool,
     since: Instant,
-    /// Something else was asked of its connection than its lock.
+    /// Whether a probe was sent on its connection.
     probed: bool,
-    /// When the server last said something, and when it is asked next.
+    /// Last answer of the server, and when the next probe is due.
     heard: Instant,
     due: Instant,
-    /// How many questions of callers it has heard of.
+    /// Number of the last confirmation request that a probe has answered.
     asked: u64,
 }
 
-/// How a hold ended. What may be left of it at the server is a condition on `pg_stat_activity`.
+/// How a hold ended. The string is a condition on `pg_stat_activity` that selects its orphaned server process, if any.
 pub(super) enum HoldEnd {
     Released,
-    /// It was over before it was released.
+    /// It had ended before the release.
     Gone(String),
     /// The connection is lost.
     Lost(Loss),
-    /// It was to be released, and no answer came.
+    /// The release got no answer.
     Doubt(String),
 }
 
-/// How a connection was lost.
+/// The loss of a connection.
 pub(super) struct Loss {
-    /// A word for people.
+    /// The reason, as shown to users.
     pub(super) why: String,
     pub(super) left: String,
 }
 
-/// What a hold waits for.
+/// Events of a hold.
 enum Event {
     Word(Word),
     Notices(Vec<Notification>),
@@ -64,7 +64,7 @@ enum Event {
 impl<'a> Hold<'a> {
     pub(super) fn new(claim: Claim<'a>, pid: i32, token: Option<Token>, named: bool) -> Self {
         let now = Instant::now();
-        // A name is due as soon as the hold lasts.
+        // A connection without a badge gets it by the first probe, as soon as the backend's thread drives the hold.
         let due = if named { now + claim.shared.probe } else { now };
         Self { claim, pid, token, named, since: now, probed: false, heard: now, due, asked: 0 }
     }
@@ -73,7 +73,7 @@ impl<'a> Hold<'a> {
         Granted { token: self.token, permits: Vec::new() }
     }
 
-    /// Until it ends, however.
+    /// Drives the hold to its end.
     pub(super) async fn hold_on(mut self) -> HoldEnd {
         loop {
             match self.next().await {
@@ -107,7 +107,7 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// Looks whether the connection is still there and holds. A request that ends meanwhile does not wait for it.
+    /// Checks that the connection is alive and still holds. A release does not wait for the probe.
     async fn probe(&mut self) -> Result<(), Loss> {
         let Claim { shared, request, link, says, note } = &mut self.claim;
         let limit = answer_within(shared.probe);
@@ -138,8 +138,9 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// What a pooler may have kept of the hold, as a condition on `pg_stat_activity`. It renames its processes as it
-    /// hands them on; a transaction's lock and name end with it.
+    /// Condition on `pg_stat_activity` for a server process in which a pooler may have kept the hold. A pooler renames
+    /// a process when it assigns it to another client, so a session's lock is found by its key; a transaction's lock
+    /// and badge end with it.
     fn astray(&self) -> String {
         match self.claim.says.common.scope {
             Scope::Session => is_holder(self.pid, self.claim.says.key),
@@ -147,8 +148,8 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// A break, if the letter names this hold's token, so that it never hits a later hold of this connection (P4), and
-    /// knows its note: on the channel anybody can write.
+    /// Handles a break. The letter must name this hold's token, so that it never hits a later hold of this connection
+    /// (P4), and contain the key of its note, as any client can write to the channel.
     fn heard_of(&mut self, notice: &Notification) {
         let Ok(Letter { key, revocation }) = serde_json::from_str(notice.payload()) else { return };
         let Claim { request, note, .. } = &mut self.claim;
@@ -158,7 +159,7 @@ impl<'a> Hold<'a> {
         if self.token.map(Token::get) == Some(revocation.token) && note.revoked.is_none() {
             note.revoked = Some(revocation);
             request.push(Push::Revoked { seq: request.seq });
-            // Shown with the next probe.
+            // The next probe makes the revocation visible.
             self.due = Instant::now();
         }
     }
@@ -184,7 +185,7 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// Whether it was held until now.
+    /// Releases the lock. Returns whether it was held until now.
     async fn unlock(&mut self) -> Result<bool, NoAnswer> {
         let Claim { link, says, shared, .. } = &mut self.claim;
         match (&link.unlock, says.key) {
@@ -194,7 +195,8 @@ impl<'a> Hold<'a> {
                 let rows = link.line.run(unlock, &[&number]).await?;
                 Ok(rows.first().is_some_and(|row| row.try_get(0).is_ok_and(|was_held| was_held)))
             }
-            // Nothing was asked that could have failed, and with it the transaction; nobody else can end it.
+            // No statement since the grant could have aborted the transaction, and nothing else can end it: no check is
+            // needed.
             _ if link.direct && says.common.scope == Scope::Transaction && !self.probed => {
                 link.line.ask("commit").await.map(|_| true)
             }
@@ -218,7 +220,7 @@ impl<'a> Hold<'a> {
     }
 }
 
-/// Whether the answer to a probe came from the process that granted the lock, and it still has it.
+/// Whether the probe was answered by the process that granted the lock, and that process still holds it.
 pub(super) fn is_confirmed(rows: &[SimpleQueryRow], pid: i32) -> bool {
     let Some(row) = rows.last() else { return false };
     row.get(0) == Some(pid.to_string().as_str()) && row.get(1) == Some("t")

@@ -1,8 +1,8 @@
-//! One request, from its first try to the end of its hold: the connection that holds for it, and all that is said on it.
+//! One request, from its first try to the end of its hold: its connection, and the statements on it.
 //!
-//! Runs wherever it is carried (`request`), until something takes long; from there on the backend's thread. A connection
-//! goes back to the pool only if it certainly holds nothing; in any doubt it is ended, and what may be left of it at the
-//! server is ended there.
+//! Polled by the callers' tasks (`request`) until a step takes long; from then on by the backend's thread. A connection
+//! returns to the pool only if it certainly holds nothing. In any doubt it is closed, and its orphaned server process
+//! is terminated.
 
 use std::time::Duration;
 
@@ -22,25 +22,25 @@ use crate::backends::postgres::connect::NoAnswer;
 use crate::error::{BackendError, BackendErrorKind, LossCause};
 use crate::machine::{Answer, Push};
 
-/// For how long what may be left at the server is looked for. By then the server has found out by itself that nobody is
-/// there any more (`prepare_session`).
+/// How long to retry the termination of an orphaned server process. After that time the server's own TCP keep-alives
+/// have ended it (`prepare_session`).
 const SEE_TO_FOR: Duration = Duration::from_secs(60);
 const SEE_TO_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// What came of asking.
+/// Outcome of an acquire.
 #[expect(clippy::large_enum_variant, reason = "it is taken apart at once, and the largest is the usual one")]
 pub(super) enum Asked<'a> {
     Held(Hold<'a>),
-    /// Nothing is held, and nothing is left.
+    /// Nothing is held, and nothing is left at the server.
     Not(Result<Answer, CallError>),
-    /// Something may be left at the server, by this condition on `pg_stat_activity`.
+    /// Something may be left at the server; the string is a condition on `pg_stat_activity`.
     Doubt(String),
-    /// A pooler gave the statement to a server process that is not this connection's alone. The lock stays with that
-    /// process, by this condition on `pg_stat_activity`.
+    /// A pooler executed the statement on a server process that this connection shares. The lock stays with that
+    /// process; the string is a condition on `pg_stat_activity`.
     Pooled(String),
 }
 
-/// A request with a connection, and what it says there.
+/// A request with its connection and its statements.
 pub(super) struct Claim<'a> {
     pub(super) shared: &'a Shared,
     pub(super) request: &'a Request,
@@ -49,7 +49,7 @@ pub(super) struct Claim<'a> {
     pub(super) note: Note,
 }
 
-/// However its keeper ends, nobody waits for a request for ever.
+/// On drop, completes the request for its callers, however the keeper ended.
 struct Told<'a>(&'a Request);
 
 impl Drop for Told<'_> {
@@ -58,7 +58,7 @@ impl Drop for Told<'_> {
     }
 }
 
-/// Carries a request to its end.
+/// Drives a request to its end.
 pub(super) async fn keep(shared: &Shared, request: &Request) {
     let _told = Told(request);
     let slot = match shared.pool.slot() {
@@ -70,7 +70,7 @@ pub(super) async fn keep(shared: &Shared, request: &Request) {
     };
     let left = match ask(shared, request).await {
         Asked::Not(answer) => {
-            // Whoever hears of it may ask for another lock at once.
+            // Freed before the answer: the caller may request another lock at once.
             drop(slot);
             request.answer(answer);
             return request.end(Ending::Sure(End::Left));
@@ -113,15 +113,15 @@ pub(super) async fn keep(shared: &Shared, request: &Request) {
             }
         }
     };
-    // What is left has no connection of ours any more.
+    // The orphaned server process no longer occupies a connection of this client.
     drop(slot);
     request.lasts().await;
     let known = Box::pin(see_to(shared, request, &left)).await;
-    // What was told as certain stays; nobody can say any more what became of what could not be looked for.
+    // An end that was reported as certain stays. An orphan that could not be checked has an unknown outcome: `Gone`.
     request.settle(if known { End::Released } else { End::Gone });
 }
 
-/// Asks for the lock, and waits for it if that is wanted.
+/// Tries the lock, and waits for it if requested.
 async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
     let prepared = tokio::select! {
         biased;
@@ -153,7 +153,7 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
     }
 }
 
-/// A connection, and what is said on it.
+/// Gets a connection, and builds the request's statements.
 async fn prepare<'a>(shared: &'a Shared, request: &'a Request) -> Result<Claim<'a>, BackendError> {
     let wants = &request.wants;
     if shared.key.is_server_side() {
@@ -186,7 +186,7 @@ async fn prepare<'a>(shared: &'a Shared, request: &'a Request) -> Result<Claim<'
 }
 
 impl<'a> Claim<'a> {
-    /// It isn't free, and the caller does not wait: says who is in the way.
+    /// The lock is held and the caller does not wait: returns the current holder.
     async fn busy(mut self) -> Asked<'a> {
         let look = look::statement(self.says.common.version, Some(self.says.key));
         match self.link.line.ask(&format!("{}{look}", self.says.give_up())).await {
@@ -198,7 +198,7 @@ impl<'a> Claim<'a> {
         }
     }
 
-    /// A statement without an answer that helps. Its connection ends with this.
+    /// Handles a statement without a usable answer. The connection is dropped.
     pub(super) fn undone(&self, none: NoAnswer, doing: &str) -> Asked<'a> {
         match none {
             NoAnswer::Refused(_) => Asked::Not(Ok(Answer::Refused(none.explained(doing)))),
@@ -213,8 +213,8 @@ impl<'a> Claim<'a> {
         Asked::Doubt(self.link.left())
     }
 
-    /// The proofs of a transaction pooler: another server process answers than the connection's own, or that has the
-    /// lock already, by somebody whose hold is worth as little. What is left ends with the process.
+    /// Detects a transaction pooler: the answer came from a server process other than the connection's own, or that
+    /// process already had the lock, by another client's equally unreliable hold. What is left ends with the process.
     pub(super) fn pooled(&self, tried: &Tried) -> Option<Asked<'a>> {
         let pid = tried.pid?;
         let foreign = self.link.process.as_ref().is_some_and(|process| process.pid != pid);
@@ -225,7 +225,7 @@ impl<'a> Claim<'a> {
     }
 }
 
-/// The lock is held: gets it a token, if its statement did not bring one.
+/// The lock is held: draws a token, unless the statement returned one.
 pub(super) async fn granted<'a>(mut claim: Claim<'a>, tried: Tried) -> Asked<'a> {
     let (shared, mut token) = (claim.shared, tried.token);
     let Some(pid) = tried.pid.or(claim.link.process.as_ref().map(|process| process.pid)) else {
@@ -233,7 +233,7 @@ pub(super) async fn granted<'a>(mut claim: Claim<'a>, tried: Tried) -> Asked<'a>
     };
     let mut named = tried.named;
     if shared.common.tokens && shared.common.scope == Scope::Transaction {
-        // Not in its own transaction: what that has drawn is durable only at its end.
+        // Drawn in another transaction: a token that this one draws is durable only once it commits.
         let drawn = match shared.draws.draw().await {
             Ok(drawn) => drawn,
             Err(error) => {
@@ -269,13 +269,13 @@ fn failed(error: BackendError) -> Result<Answer, CallError> {
     }
 }
 
-/// Nobody waits for this answer.
+/// The outcome of an abandoned acquire; no caller waits for it.
 pub(super) fn left<'a>() -> Asked<'a> {
     Asked::Not(Ok(Answer::Finished(End::Left)))
 }
 
-/// Ends what may be left of a connection at the server, which may take hours to find out that nobody is there any more.
-/// Whether it is known that nothing is left.
+/// Terminates an orphaned server process, which could take hours to detect the dead connection by itself. Returns
+/// whether certainly nothing is left.
 async fn see_to(shared: &Shared, request: &Request, which: &str) -> bool {
     let (mut pause, most) = SEE_TO_PAUSES;
     let since = Instant::now();

@@ -1,4 +1,4 @@
-//! Who holds and who waits, from the server's own views, and the end of another's hold.
+//! Inspection of locks through the server's own views, and breaks of other clients' holds.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use crate::backends::postgres::keys::{AdvisoryKey, PgKey};
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
 
-/// How many waiters are named.
+/// Maximum number of waiters listed.
 const WAITERS_SHOWN: usize = 100;
-/// A notification carries at most 8000 bytes.
+/// Limit for each text of a letter; a notification carries at most 8000 bytes.
 const LETTER_TEXT_BYTES: usize = 1000;
-/// The first version that tells since when a lock is waited for.
+/// The first version with the start of a wait (`pg_locks.waitstart`).
 const WAITSTART_SINCE: u32 = 140_000;
-/// How long a terminated process may take to end, and how often it is looked for.
+/// How long a terminated process may take to exit, and the interval of checks.
 const END_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// A line of `pg_locks` with what is known of its connection.
+/// A row of `pg_locks`, joined with `pg_stat_activity`.
 pub(super) struct Seen {
     pid: i32,
     granted: bool,
@@ -33,9 +33,9 @@ pub(super) struct Seen {
     key: AdvisoryKey,
     held: Option<Held>,
     note: Option<Note>,
-    /// How a connection that is none of ours is shown.
+    /// Display name of a connection that is not of this library.
     stranger: String,
-    /// By the server's clock, in seconds of the Unix epoch.
+    /// The server's clock, in seconds of the Unix epoch.
     now: u64,
 }
 
@@ -59,7 +59,7 @@ impl Seen {
         let (pid, granted) = (text(0)?.parse().ok()?, text(1)? == "t");
         let note = text(8).and_then(Note::read);
         let since = text(10).and_then(|since| since.parse().ok());
-        // One without a token gets its name only if it lasts. Until then its try is the latest that it said.
+        // A connection without a token gets its badge by the first probe. Until then its last statement is the try.
         let fresh = (granted && note.is_some() && name == IDLE).then_some(since).flatten();
         let fresh = fresh.map(|since| Held { token: None, since });
         Some(Self {
@@ -109,7 +109,7 @@ impl Seen {
     }
 }
 
-/// Who is in the way, and how many wait.
+/// The current holder, and the number of waiters.
 pub(super) fn busy(rows: &[SimpleQueryRow]) -> Busy {
     let seen: Vec<Seen> = rows.iter().filter_map(Seen::read).collect();
     let holder = seen.iter().find(|seen| seen.granted).map(Seen::owner);
@@ -143,7 +143,7 @@ pub(super) async fn inspect(shared: &Shared, name: LockName) -> Result<LockInfo,
     Ok(info(name, &seen))
 }
 
-/// Locks that somebody of ours holds or waits for; only they say their name. With raw keys, all.
+/// Lists locks that clients of this library hold or wait for, as only their notes contain names. With raw keys, all.
 pub(super) async fn list(shared: &Shared, prefix: Option<LockName>) -> Result<Vec<LockInfo>, BackendError> {
     let mut by_key: BTreeMap<AdvisoryKey, Vec<Seen>> = BTreeMap::new();
     for seen in seen(shared, None).await? {
@@ -157,7 +157,7 @@ pub(super) async fn list(shared: &Shared, prefix: Option<LockName>) -> Result<Ve
             names.extend(LockName::parse(&key.to_string()));
         }
         names.sort_unstable();
-        // Two names with one key hold each other up: both are shown as held.
+        // Two names with one key exclude each other: both are shown as held.
         names.dedup();
         let wanted = |name: &LockName| {
             prefix.as_ref().is_none_or(|prefix| prefix == name || prefix.is_above(name.as_str()))
@@ -195,7 +195,7 @@ pub(super) async fn check_token(
     })
 }
 
-/// A break of a session's hold is a letter to its connection; one with `now` ends the server process that has it.
+/// Breaks a hold: notifies the holder's connection, or with `now` terminates the server process that has the lock.
 pub(super) async fn break_hold(shared: &Shared, order: BreakOrder) -> Result<Broken, BackendError> {
     let key = shared.key_of(&order.name).await?;
     let found = seen(shared, Some(key)).await?;
@@ -239,10 +239,10 @@ fn letter(order: &BreakOrder, key: &str) -> String {
     serde_json::to_string(&Letter { key: key.to_owned(), revocation }).unwrap_or_default()
 }
 
-/// Ends the server processes of a condition on `pg_stat_activity`, and returns when they are gone.
+/// Terminates the server processes that match a condition on `pg_stat_activity`, and waits until they are gone.
 pub(super) async fn end_process(shared: &Shared, which: &str) -> Result<(), BackendError> {
     let doing = "end a server process";
-    // Behind a transaction pooler this may end the process that is asked: the desk asks again then.
+    // Behind a transaction pooler this may terminate the process that executes it; the `Desk` then retries.
     let end =
         format!("select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where {which}");
     let since = tokio::time::Instant::now();

@@ -1,15 +1,16 @@
-//! `lock=session` and `lock=transaction`: Postgres' advisory locks, each on a connection of its own.
+//! `lock=session` and `lock=transaction`: PostgreSQL's advisory locks, each on its own connection.
 //!
-//! The server holds the queue and the lock, and ends a hold with its connection. There is no ttl, no table, and nothing
-//! to set up, except for tokens. `docs/backends/postgres-session.md` and `postgres-transaction.md` are the pages for
-//! users. Reading order: `sql` (what is said), `note` (what people see), `pool` (connections), `keeper` (one request from
-//! its first try to its end), `wait` and `hold` (its parts that last), `draws` (tokens of transactions), `request` (who
-//! carries a keeper), `session` (the calls of the library), `look` (questions and breaks), `server` (what the server is).
+//! The server holds the queue and the lock, and ends a hold with its connection. There is no ttl and no table, and only
+//! tokens need setup. User documentation: `docs/backends/postgres-session.md` and `postgres-transaction.md`. Reading
+//! order: `sql` (statements), `note` (what the server's views show), `pool` (connections), `keeper` (one request from
+//! its first try to its end), `wait` and `hold` (its long-lived parts), `draws` (tokens of transactions), `request`
+//! (which task polls a keeper), `session` (the calls of the library), `look` (inspection and breaks), `server`
+//! (properties of the server).
 //!
-//! What may surprise:
-//! - Where a pooler may lie between, only the simple protocol is spoken, one message a round trip, so that any will do.
-//! - A connection whose state is in any doubt is ended, never used again (madelson #147); and what may be left of it at
-//!   the server, if the network was cut, is looked for and ended there.
+//! Two rules:
+//! - Through a pooler only the simple protocol is used, one message per round trip, so that any pooler works.
+//! - A connection in a doubtful state is closed, never reused (madelson #147). If the network was cut, its orphaned
+//!   server process is searched for and terminated.
 
 mod draws;
 mod hold;
@@ -46,14 +47,14 @@ use session::AdvisoryConn;
 pub(super) use sql::draw_in_transaction;
 use sql::{Common, Scope};
 
-/// How many connections may hold or wait at once (`?connections=`).
+/// Maximum connections that hold or wait at once (`?connections=`).
 const CONNECTIONS: usize = 64;
 const CONNECTIONS_MAX: usize = 10_000;
-/// How often a connection that holds is asked for a sign of life (`?probe=`).
+/// Probe interval of a connection that holds (`?probe=`).
 const PROBE: Duration = Duration::from_secs(2);
 const PROBES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(600));
 
-/// What all sessions of a client share.
+/// State shared by all sessions of a client.
 struct Shared {
     key: PgKey,
     probe: Duration,
@@ -71,7 +72,7 @@ struct Advisory {
     shared: Arc<Shared>,
 }
 
-/// Makes a client, if the server answers and nothing lies between that can't carry the locks.
+/// Opens a client, if the server answers and no pooler in between breaks the locks.
 pub(super) async fn connect(url: &Url, kind: LockKind) -> Result<Arc<dyn Backend>, ConnectError> {
     let scope = if kind == LockKind::Session { Scope::Session } else { Scope::Transaction };
     let settings = Settings::of(url, &["connections", "key", "probe"])?;
@@ -110,7 +111,7 @@ fn capabilities(scope: Scope, fencing: Fencing) -> Capabilities {
         keep_closed: false,
         lock_delay: false,
         inspect: true,
-        // A break names a token.
+        // A break identifies the hold by its token.
         break_hold: tokens && in_session,
         break_now: tokens,
         promises: [
@@ -155,7 +156,7 @@ fn capabilities(scope: Scope, fencing: Fencing) -> Capabilities {
 }
 
 impl Shared {
-    /// What the server locks for a name.
+    /// The advisory lock key of a name.
     async fn key_of(&self, name: &LockName) -> Result<AdvisoryKey, BackendError> {
         let Some(expression) = self.key.server_side(name.as_str()) else {
             let refused =

@@ -1,28 +1,28 @@
-//! What people see of a request in the server's own views: a comment before each of its statements, and the name of its
-//! connection. There is no table, so this is all that `inspect` has.
+//! How a request is visible in the server's own views: by a comment before each of its statements, and by its
+//! connection's `application_name`. There is no table, so `inspect` has no other source.
 
 use lockkeeper_core::Token;
 use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
 
-/// Begins every comment.
+/// Prefix of every comment.
 const MARK: &str = "/*lockkeeper:";
-/// Begins every name of a connection that holds or waits.
+/// Prefix of the `application_name` of a connection that holds or waits.
 const BADGE: &str = "lockkeeper ";
-/// What a connection is called between two holds.
+/// The `application_name` of an idle connection.
 pub(super) const IDLE: &str = "lockkeeper";
-/// What the server keeps of a statement (`track_activity_query_size`), less what the comment may share it with.
+/// Bytes of `track_activity_query_size` that are reserved for the statement after the comment.
 const COMMENT_BYTES: usize = 32;
 
-/// The comment. What doesn't fit into what the server shows is left out: first the meta data, then the owner, then the
-/// name.
+/// The comment. If it exceeds the server's limit, the metadata is left out first, then the owner, then the name and the
+/// revocation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Note {
-    /// 48 random bits of the connection, which a break must know. Other than the badge, a note is shown only to its own role and to those
-    /// that may read everything; a notification may be sent by anybody. Never left out.
+    /// 48 random bits of the connection, which a break must present. Never left out. Any client can send a notification,
+    /// and the badge is public, but a note is visible only to its own role and to roles that may read everything.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) key: String,
-    /// The lock's name: the key alone does not tell it.
+    /// The lock's name, which can't be derived from the advisory lock key.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) name: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -30,21 +30,21 @@ pub(super) struct Note {
     /// `key=value` lines.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) meta: String,
-    /// An operator's break, once the holder has heard of it.
+    /// An operator's break, once the holder has received it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) revoked: Option<Revocation>,
 }
 
-/// What tells a holder of a break.
+/// Payload of the notification that breaks a hold.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Letter {
-    /// That of the holder's note.
+    /// The key of the holder's note.
     pub(super) key: String,
     #[serde(flatten)]
     pub(super) revocation: Revocation,
 }
 
-/// What an operator says as he breaks a hold.
+/// An operator's break of a hold.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Revocation {
     pub(super) token: u64,
@@ -53,8 +53,8 @@ pub(super) struct Revocation {
 }
 
 impl Note {
-    /// The comment, in ASCII whatever the name is: a database need not know our letters. Neither `/*` nor `*/` can be
-    /// in it.
+    /// The comment, in ASCII for any name, as the database's encoding may lack other characters. Its content includes
+    /// neither `/*` nor `*/`.
     pub(super) fn comment(&self, shown_bytes: usize) -> String {
         let most = shown_bytes.saturating_sub(COMMENT_BYTES);
         let meta_less = || Self { meta: String::new(), ..self.clone() };
@@ -73,7 +73,7 @@ impl Note {
         comment.push_str(MARK);
         for letter in json.chars() {
             match letter {
-                // Stands within strings only, so that the escape means the same.
+                // Occurs within JSON strings only, so the escape has the same meaning.
                 '*' => comment.push_str("\\u002a"),
                 ' '..='~' => comment.push(letter),
                 _ => {
@@ -87,23 +87,23 @@ impl Note {
         comment
     }
 
-    /// The note before a statement; `None` if it is none of ours, or was cut.
+    /// Parses the note before a statement; `None` if it is missing, foreign or truncated.
     pub(super) fn read(statement: &str) -> Option<Self> {
         let (json, _) = statement.trim_start().strip_prefix(MARK)?.split_once("*/")?;
         serde_json::from_str(json).ok()
     }
 }
 
-/// What a connection calls itself while it has a request: `lockkeeper TOKEN ID SINCE LABEL` as a holder, with `-` for no
-/// token and the seconds of the Unix epoch by the server's clock, and `lockkeeper ? ID LABEL` before.
+/// The `application_name` of a connection with a request: `lockkeeper TOKEN ID SINCE LABEL` for a holder (`-` for no
+/// token; SINCE in seconds of the Unix epoch by the server's clock), and `lockkeeper ? ID LABEL` before.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Badge {
-    /// Of the connection.
+    /// Id of the connection.
     id: String,
     label: String,
 }
 
-/// The words of a badge, as expressions.
+/// The variable parts of a badge, as SQL expressions.
 #[derive(Clone, Copy)]
 pub(super) struct Words<'a> {
     pub(super) id: &'a str,
@@ -111,12 +111,12 @@ pub(super) struct Words<'a> {
 }
 
 impl Words<'_> {
-    /// The badge of one that has no lock yet.
+    /// The badge of a connection without a lock.
     pub(super) fn waiting(self) -> String {
         format!("'{BADGE}? ' || {} || ' ' || {}", self.id, self.label)
     }
 
-    /// The badge of one that has it since then. `token` and `since`, a moment, are expressions too.
+    /// The badge of a holder. `token` and `since` (a timestamp) are SQL expressions too.
     pub(super) fn held(self, token: &str, since: &str) -> String {
         format!(
             "pg_catalog.format('{BADGE}%s %s %s %s', coalesce(({token})::text, '-'), {}, \
@@ -126,22 +126,22 @@ impl Words<'_> {
     }
 }
 
-/// A holder's badge, as it is read.
+/// A parsed holder's badge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Held {
     pub(super) token: Option<u64>,
     pub(super) since: u64,
 }
 
-/// 48 bits, in hexadecimal digits.
+/// 48 random bits, in hexadecimal digits.
 pub(super) fn random() -> Result<String, getrandom::Error> {
     let mut random = [0; 6];
     getrandom::fill(&mut random)?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// A label as any database can write it: in LATIN1 there are letters missing, and a zero byte is in no text. The note has
-/// it in full.
+/// The label in printable ASCII, which every encoding has: LATIN1 lacks letters, and no text contains a zero byte. The
+/// note has the full label.
 fn shown(label: &str) -> String {
     label.chars().map(|letter| if matches!(letter, ' '..='~') { letter } else { '?' }).collect()
 }
@@ -151,30 +151,30 @@ impl Badge {
         Self { id: id.to_owned(), label: shown(label) }
     }
 
-    /// The badge of one that holds with this token, since so many seconds of the Unix epoch, as a literal.
+    /// The badge of a holder with this token, since this many seconds of the Unix epoch, as an SQL literal.
     pub(super) fn held(&self, token: Token, since: i64) -> String {
         escape_literal(&format!("{BADGE}{token} {} {since} {}", self.id, self.label))
     }
 
-    /// Its words, as literals.
+    /// Its variable parts, as SQL literals.
     pub(super) fn words(&self) -> (String, String) {
         (escape_literal(&self.id), escape_literal(&self.label))
     }
 }
 
-/// A condition on `application_name`: it is that of the connection with this id.
+/// Condition on `application_name`: the badge of the connection with this id.
 pub(super) fn is_worn(id: &str) -> String {
-    // A pattern of ours alone: hex digits and blanks.
+    // The pattern needs no escapes: it has hex digits and blanks only.
     format!("application_name like '{BADGE}% {id}%'")
 }
 
 impl Held {
-    /// A condition on `application_name`: the connection holds with this token.
+    /// Condition on `application_name`: a holder's badge with this token.
     pub(super) fn is_worn(token: u64) -> String {
         format!("application_name like '{BADGE}{token} %'")
     }
 
-    /// The badge in the name of a connection; `None` if it holds nothing of ours.
+    /// Parses the badge in an `application_name`; `None` unless it is a holder's.
     pub(super) fn read(application_name: &str) -> Option<Self> {
         let mut words = application_name.strip_prefix(BADGE)?.split(' ');
         let token = match words.next()? {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_read_back_and_ends_no_comment() {
+    fn notes_round_trip_and_never_end_their_comment() {
         let comment = note().comment(1024);
         assert!(comment.is_ascii() && !comment[2..].contains("/*"), "{comment}");
         assert_eq!(comment.matches("*/").count(), 1, "{comment}");
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_left_out_in_order() {
+    fn oversized_notes_omit_metadata_then_owner_then_name() {
         let whole = note().encode().len() + COMMENT_BYTES;
         let read = |bytes| Note::read(&note().comment(bytes)).unwrap();
         assert_eq!(read(whole), note());
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_badge_is_plain_whatever_the_label() {
+    fn badge_labels_are_reduced_to_ascii() {
         let badge = Badge::new("0a1b2c3d4e5f", "b\u{fc}ro \0\n 😀 it's");
         let (id, label) = badge.words();
         assert_eq!(label, "'b?ro ?? ? it''s'");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_badge_tells_the_token_and_since_when() {
+    fn badges_contain_token_and_start_of_the_hold() {
         assert_eq!(
             Held::read("lockkeeper 28123456789012 0a1b2c3d4e5f 1795301234 me"),
             Some(Held { token: Some(28_123_456_789_012), since: 1_795_301_234 })

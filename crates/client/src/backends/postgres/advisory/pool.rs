@@ -1,4 +1,4 @@
-//! The connections of a client: one for each hold and waiter, kept for the next when it is over, and one for questions.
+//! The connections of a client: one for each hold and waiter, reused afterwards, and one for queries.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,39 +19,39 @@ use crate::backends::postgres::connect::{Connection, Connector, NoAnswer};
 use crate::backends::postgres::line::Line;
 use crate::error::{BackendError, BackendErrorKind};
 
-/// How long an idle connection is kept: each is a process of the server. Making one costs more than a hundred locks, so
-/// that as many are kept as were in use at once within that time.
+/// How long an idle connection is kept; each is a process of the server. Opening one costs more than a hundred locks,
+/// so the pool keeps as many as were in use at once within this time.
 const IDLE_FOR: Duration = Duration::from_secs(60);
-/// One that was in use so shortly ago is there; any other is looked at before it is used again. Nobody hears meanwhile
-/// that it has ended.
+/// A connection used within this time is assumed alive; any other is checked before reuse, since the end of an idle
+/// connection is not reported.
 const FRESH_FOR: Duration = Duration::from_millis(20);
 
-/// A connection that may hold.
+/// A connection that can hold a lock.
 pub(super) struct Link {
     pub(super) line: Line,
-    /// The server process behind it, if it has one for itself.
+    /// Its server process, if it has one of its own.
     pub(super) process: Option<Process>,
-    /// It leads to the server process itself, with no pooler between.
+    /// Whether it leads to the server process itself, without a pooler.
     pub(super) direct: bool,
-    /// How a session's lock is given back there.
+    /// The prepared statement that releases a session's lock.
     pub(super) unlock: Option<Statement>,
-    /// What was tried there last.
+    /// The last try on this connection.
     usual: Option<Usual>,
-    /// 48 random bits: tells this connection from every other, so that what is left of it can be ended.
+    /// 48 random bits that identify this connection, so that its orphaned server process can be terminated.
     pub(super) id: String,
-    /// 48 random bits more, which a break must know.
+    /// 48 further random bits, which a break must present.
     pub(super) key: String,
 }
 
-/// A server process that one link has for itself.
+/// A server process used by one link only.
 pub(super) struct Process {
     pub(super) pid: i32,
-    /// When it began: after a fail-over or a restart numbers come again, while an old link may not know of its end yet.
+    /// Its start time: pids repeat after a fail-over or a restart, while an old link may not have noticed its end yet.
     began: String,
     taken: Taken,
 }
 
-/// What is not in use, and since when.
+/// Idle items, each with the time of its last use.
 type Idle<T> = Arc<Mutex<VecDeque<(Instant, T)>>>;
 type Taken = Arc<Mutex<BTreeSet<(i32, String)>>>;
 
@@ -64,20 +64,20 @@ impl Drop for Process {
     }
 }
 
-/// A try for one lock, in the words of one connection.
+/// The statement that tries one lock on one connection.
 struct Usual {
     name: LockName,
     sql: String,
-    /// Prepared once it was tried twice in a row.
+    /// Prepared when the same statement runs for the second time in a row.
     prepared: Option<Statement>,
 }
 
 impl Link {
-    /// Tries a lock. To plan such a statement costs the server more than to execute it; so what is tried there again and
-    /// again is prepared in the protocol, with the comment that shows whose it is.
+    /// Tries a lock. Planning such a statement costs the server more than executing it, so a repeated one is prepared
+    /// in the protocol, including the comment that shows its owner.
     ///
     /// # Errors
-    /// [`NoAnswer`]; the inner one is an answer that makes no sense.
+    /// [`NoAnswer`]. `Ok(None)` is an unreadable answer.
     pub(super) async fn try_lock(
         &mut self,
         name: &LockName,
@@ -98,25 +98,25 @@ impl Link {
         Ok(rows.first().and_then(Tried::of_repeated))
     }
 
-    /// What may be left of it at the server, as a condition on `pg_stat_activity`.
+    /// Condition on `pg_stat_activity` that selects the server process that this connection may leave behind.
     pub(super) fn left(&self) -> String {
         match &self.process {
             Some(process) if self.direct => is_process(process.pid, &process.began),
-            // A pooler's process may be another's by now; its name tells.
+            // Behind a pooler the process may serve another client by now; the badge identifies it.
             _ => is_worn(&self.id),
         }
     }
 }
 
-/// Makes links, and keeps those that certainly hold nothing.
+/// Opens links, and keeps idle ones that certainly hold nothing.
 pub(super) struct Pool {
     connector: Connector,
     common: Common,
     most: usize,
     slots: Arc<Semaphore>,
-    /// Those that were in use last are at the end.
+    /// Most recently used last.
     idle: Idle<Box<Link>>,
-    /// The server processes behind the links.
+    /// The server processes of all links.
     taken: Taken,
     _sweeping: DropGuard,
 }
@@ -129,7 +129,7 @@ impl Pool {
         Self { connector, common, most, slots, idle, taken: Arc::default(), _sweeping }
     }
 
-    /// The right to one connection.
+    /// Reserves one connection.
     ///
     /// # Errors
     /// All are in use.
@@ -144,7 +144,7 @@ impl Pool {
         })
     }
 
-    /// An idle connection, if there is one: that which has just tried this lock, or that which was in use last.
+    /// Takes an idle connection, if any: the one that has just tried this lock, else the most recently used.
     pub(super) fn take(&self, name: &LockName) -> Option<Box<Link>> {
         let knows = |(since, link): &(Instant, Box<Link>)| {
             link.usual.as_ref().is_some_and(|usual| usual.name == *name) && since.elapsed() < FRESH_FOR
@@ -162,10 +162,10 @@ impl Pool {
         }
     }
 
-    /// A new one.
+    /// Opens a connection.
     ///
     /// # Errors
-    /// The server is out of reach, silent, or refuses; a transaction pooler shows itself.
+    /// The server is unreachable, silent, or refuses; or a transaction pooler was detected.
     pub(super) async fn make(&self) -> Result<Box<Link>, BackendError> {
         let doing = "prepare a connection for locks";
         let mut line = self.connector.line(IDLE).await?;
@@ -175,7 +175,7 @@ impl Pool {
         let row = rows.last().ok_or_else(|| unreadable(doing))?;
         let pid: i32 = row.get(0).and_then(|pid| pid.parse().ok()).ok_or_else(|| unreadable(doing))?;
         let direct = line.cancel().process().await == Some(pid);
-        // Through a pooler that of a transaction is known only within the transaction.
+        // Through a pooler, a transaction's process is known only within the transaction.
         let process = match in_session || direct {
             true => Some(self.own(pid, row.get(1).ok_or_else(|| unreadable(doing))?.to_owned())?),
             false => None,
@@ -201,8 +201,8 @@ impl Pool {
         Ok(Box::new(Link { line, process, direct, unlock, usual: None, id, key }))
     }
 
-    /// Two connections with one server process are two clients of a pooler, and the locks of one are those of the other:
-    /// what `try_the_way` could not find when the client was made.
+    /// Registers the server process of a link. Two connections with one server process are two clients of a pooler and
+    /// share their locks; this detects poolers that `try_the_way` missed when the client was opened.
     fn own(&self, pid: i32, began: String) -> Result<Process, BackendError> {
         if !self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert((pid, began.clone())) {
             return Err(transaction_pooler().into());
@@ -210,7 +210,7 @@ impl Pool {
         Ok(Process { pid, began, taken: self.taken.clone() })
     }
 
-    /// Takes back a link that certainly holds nothing.
+    /// Returns a link that certainly holds nothing.
     pub(super) fn put(&self, mut link: Box<Link>) {
         link.line.forget_notices();
         self.idle().push_back((Instant::now(), link));
@@ -221,7 +221,7 @@ impl Pool {
     }
 }
 
-/// Ends what was idle for too long, until `stop`.
+/// Closes connections that were idle for too long, until `stop`.
 async fn sweep<T>(idle: Idle<T>, stop: CancellationToken) {
     while timeout(IDLE_FOR / 4, stop.cancelled()).await.is_err() {
         let now = Instant::now();
@@ -230,7 +230,7 @@ async fn sweep<T>(idle: Idle<T>, stop: CancellationToken) {
     }
 }
 
-/// One connection for questions, which never holds anything; made anew when it has ended.
+/// The query connection: never holds a lock, and is reopened when it has ended.
 pub(super) struct Desk {
     connector: Connector,
     connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
@@ -241,10 +241,11 @@ impl Desk {
         Self { connector, connection: tokio::sync::Mutex::default() }
     }
 
-    /// The rows of statements that may be executed twice: a connection that ended meanwhile is made anew once.
+    /// Runs statements that are safe to execute twice, and returns their rows. If the connection has ended, retries
+    /// once on a new one.
     ///
     /// # Errors
-    /// The server is out of reach, silent, or refuses; `doing` says for people what was tried.
+    /// The server is unreachable, silent, or refuses; `doing` names the operation in the error.
     pub(super) async fn ask(&self, sql: &str, doing: &str) -> Result<Vec<SimpleQueryRow>, BackendError> {
         let connection = self.connection().await?;
         match connection.ask(sql).await {
@@ -280,7 +281,7 @@ impl Desk {
     }
 }
 
-/// An answer that makes no sense.
+/// The error for an unreadable answer.
 pub(super) fn unreadable(doing: &str) -> BackendError {
     let what = format!("the server's answer can't be read when asked to {doing}; is it PostgreSQL?");
     BackendError::new(BackendErrorKind::Operator, what)
@@ -291,7 +292,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_idle_for_long_is_ended_and_nothing_else() {
+    async fn only_connections_idle_for_too_long_are_closed() {
         let idle = Idle::default();
         let kept = || idle.lock().unwrap().iter().map(|(_, name)| *name).collect::<Vec<_>>();
         let stop = CancellationToken::new();

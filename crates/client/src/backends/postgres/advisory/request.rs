@@ -1,8 +1,9 @@
-//! One request, as its keeper and its callers share it, and who carries the keeper.
+//! One request, as shared by its keeper and its callers, and the choice of the task that polls the keeper.
 //!
-//! A keeper (`keeper`) is one future from the first try to the end of the hold. Whoever waits for what it will say polls
-//! it, on its own task: most requests are over within a few round trips, and none of those crosses to another thread. What
-//! lasts is handed to the backend's thread, which needs no caller: a runtime that stands still, or has ended, loses no lock.
+//! A keeper (`keeper`) is one future from the first try to the end of the hold. The callers that wait for its results
+//! poll it on their own tasks: most requests end within a few round trips, and none of those crosses to another thread.
+//! A long-lived keeper moves to the backend's thread, which needs no caller: a stalled or terminated runtime loses no
+//! lock.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,15 +22,15 @@ pub(super) struct Request {
     pushes: UnboundedSender<Push>,
     worker: Worker,
     state: Mutex<State>,
-    /// The keeper, while callers carry it.
+    /// The keeper, while callers poll it.
     keeper: Mutex<Option<BoxFuture<()>>>,
 }
 
-/// What it asks for.
+/// Parameters of the acquire.
 pub(super) struct Wants {
     pub(super) name: LockName,
     pub(super) shared: bool,
-    /// Wait if it isn't free.
+    /// Whether to wait if the lock is not free.
     pub(super) wait: bool,
     pub(super) meta: String,
     pub(super) label: Arc<str>,
@@ -38,23 +39,23 @@ pub(super) struct Wants {
 struct State {
     answer: Option<Result<Answer, CallError>>,
     ending: Ending,
-    /// Nobody wants it any more.
+    /// Whether it was released or abandoned.
     over: bool,
-    /// How many have asked whether it still holds, and up to which of them the server has confirmed it.
+    /// Number of confirmation requests, and the last of them that the server has confirmed.
     asked: u64,
     confirmed: u64,
     carrier: Carrier,
-    /// Who waits for the keeper to say something; and the keeper, once it is on the backend's thread.
+    /// Wakers of callers that wait for results; and of the keeper, once it is on the backend's thread.
     callers: Vec<Waker>,
     keeper: Option<Waker>,
 }
 
-/// Who polls a keeper.
+/// The task that polls a keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Carrier {
-    /// Whoever waits for what it will say.
+    /// The callers that wait for its results.
     Callers,
-    /// They are to hand it over.
+    /// Callers, until the current poll returns; then it moves to the thread.
     CallersUntilNow,
     Thread,
 }
@@ -63,17 +64,17 @@ enum Carrier {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
     NotYet,
-    /// Its end was asked for, and no answer came (P12); it is seen to.
+    /// The end is unknown, as no answer came (P12); the keeper cleans up.
     Unsure,
     Sure(End),
 }
 
-/// What callers tell a keeper.
+/// A message from callers to the keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Word {
-    /// Nobody wants the request any more.
+    /// The request was released or abandoned.
     Over,
-    /// The so-manieth question whether it still holds.
+    /// Sequence number of the latest confirmation request.
     Asked(u64),
 }
 
@@ -101,14 +102,14 @@ impl Request {
     }
 }
 
-/// For callers.
+/// The callers' side.
 impl Request {
-    /// Begins it: the keeper is carried by whoever waits for it.
+    /// Sets the keeper, which callers poll while they wait.
     pub(super) fn begin(&self, keeper: BoxFuture<()>) {
         *self.keeper() = Some(keeper);
     }
 
-    /// Has the backend's thread carry it from here on, whoever waits for it.
+    /// Moves the keeper to the backend's thread, if callers poll it.
     pub(super) fn hand_over(&self) {
         let keeper = self.keeper().take();
         if let Some(keeper) = keeper {
@@ -117,7 +118,7 @@ impl Request {
         }
     }
 
-    /// Its last try failed: whoever asks again begins anew.
+    /// Whether its last try failed; the caller's retry then starts a new request.
     pub(super) fn failed(&self) -> bool {
         matches!(self.state().answer, Some(Err(_)))
     }
@@ -126,7 +127,7 @@ impl Request {
         matches!(self.state().answer, Some(Ok(Answer::Granted(_))))
     }
 
-    /// Nobody wants it any more.
+    /// Releases or abandons the request.
     pub(super) fn give_up(&self) {
         let mut state = self.state();
         state.over = true;
@@ -146,7 +147,7 @@ impl Request {
         self.until(ended).await
     }
 
-    /// Asks the server whether it still holds (P7-a).
+    /// Waits until the server confirms that the lock is still held (P7-a).
     pub(super) async fn confirmed(&self) -> Result<Answer, CallError> {
         let number = {
             let mut state = self.state();
@@ -162,7 +163,7 @@ impl Request {
         self.until(confirmed).await
     }
 
-    /// Waits for the keeper, and carries it meanwhile.
+    /// Waits for a result, and polls the keeper meanwhile.
     async fn until<T>(&self, found: impl Fn(&State) -> Option<T>) -> T {
         poll_fn(|context| {
             {
@@ -170,7 +171,7 @@ impl Request {
                 if let Some(found) = found(&state) {
                     return Poll::Ready(found);
                 }
-                // What comes of it is read right away: a task that is woken while it runs is run once more.
+                // The result of the poll below is read directly; a wake-up by it would only poll this task again.
                 state.callers.retain(|caller| !caller.will_wake(context.waker()));
             }
             self.carry(context);
@@ -199,9 +200,10 @@ impl Request {
     }
 }
 
-/// For the keeper.
+/// The keeper's side.
 impl Request {
-    /// From here on it is carried by the backend's thread: what comes takes long, or needs timers and sockets of its own.
+    /// Waits for the move to the backend's thread: the next step takes long, or needs timers and sockets of that
+    /// thread.
     pub(super) async fn lasts(&self) {
         poll_fn(|_| {
             let mut state = self.state();
@@ -214,7 +216,7 @@ impl Request {
         .await;
     }
 
-    /// Is over once the backend's thread carries it, however it came there.
+    /// Completes once the backend's thread polls the keeper, whether or not the keeper requested the move.
     pub(super) async fn has_lasted(&self) {
         let has_lasted = || self.state().carrier == Carrier::Thread;
         poll_fn(|_| if has_lasted() { Poll::Ready(()) } else { Poll::Pending }).await;
@@ -224,17 +226,17 @@ impl Request {
         self.state().over
     }
 
-    /// How many have asked until now whether it still holds.
+    /// Number of confirmation requests so far.
     pub(super) fn asked(&self) -> u64 {
         self.state().asked
     }
 
-    /// Waits until nobody wants it any more.
+    /// Waits until the request is released or abandoned.
     pub(super) async fn over(&self) {
         while self.heard(u64::MAX).await != Word::Over {}
     }
 
-    /// Waits for a word that is new to whoever has heard of so many questions.
+    /// Waits for a message that is newer than confirmation request number `asked`.
     pub(super) async fn heard(&self, asked: u64) -> Word {
         poll_fn(|context| {
             let mut state = self.state();
@@ -244,7 +246,7 @@ impl Request {
             if state.asked > asked {
                 return Poll::Ready(Word::Asked(state.asked));
             }
-            // Until then whoever has a word for it carries it next.
+            // Before the move, the caller that sends a message also polls the keeper.
             if state.carrier == Carrier::Thread {
                 state.keeper = Some(context.waker().clone());
             }
@@ -261,12 +263,12 @@ impl Request {
         self.change(|state| state.ending = ending);
     }
 
-    /// The server has confirmed it for all who asked until then.
+    /// The server has confirmed the hold for all confirmation requests up to `asked`.
     pub(super) fn confirm(&self, asked: u64) {
         self.change(|state| state.confirmed = asked);
     }
 
-    /// The end, if none is certain yet.
+    /// Sets the end, unless a certain one is set.
     pub(super) fn settle(&self, end: End) {
         self.change(|state| {
             if !matches!(state.ending, Ending::Sure(_)) {
@@ -275,7 +277,7 @@ impl Request {
         });
     }
 
-    /// Says of what has not been said yet that it is not known.
+    /// Marks all results that are still open as unknown.
     pub(super) fn leave_open(&self) {
         self.change(|state| {
             state.answer.get_or_insert(Err(CallError { sent: true }));
@@ -294,7 +296,7 @@ impl Request {
     }
 
     pub(super) fn push(&self, push: Push) {
-        // Whoever listened is gone, and its requests are over.
+        // The receiver is gone, and its requests are over.
         let _ = self.pushes.send(push);
     }
 }

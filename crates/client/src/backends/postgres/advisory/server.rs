@@ -1,4 +1,4 @@
-//! What the server is and how it is set: whether it can give tokens, what lies between, and which settings spoil what.
+//! Properties of the server: whether it can issue tokens, whether a pooler lies in between, and harmful settings.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use crate::capabilities::Fencing;
 use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::Finding;
 
-/// 12 is the oldest that our tests could say anything of; its own support ended in 2024.
+/// 12 is the oldest version that the tests can cover; its upstream support ended in 2024.
 const VERSION_MIN: u32 = 120_000;
 
 const FACTS: &str = "select pg_catalog.current_setting('server_version_num'), \
     pg_catalog.current_setting('server_version'), \
     pg_catalog.pg_size_bytes(pg_catalog.current_setting('track_activity_query_size'))";
 
-/// An expression: what is true of the sequence of tokens, null if there is none. Asks the catalogues, since the schema
-/// may be one that this user may not look into.
+/// SQL expression: properties of the token sequence, null if there is none. Reads the catalogues, since this user may
+/// lack privileges on the schema.
 const SEQUENCE: &str = "(select pg_catalog.concat_ws(',', s.seqcache = 1, s.seqincrement = 1 and not s.seqcycle, \
         pg_catalog.has_schema_privilege(n.oid, 'usage') and pg_catalog.has_sequence_privilege(c.oid, 'usage') \
         and pg_catalog.has_sequence_privilege(c.oid, 'select')) \
@@ -30,20 +30,20 @@ const SEQUENCE: &str = "(select pg_catalog.concat_ws(',', s.seqcache = 1, s.seqi
      join pg_catalog.pg_sequence s on s.seqrelid = c.oid \
      where n.nspname = 'lockkeeper' and c.relname = 'token')";
 
-/// For a transaction of the caller's own: whether it holds, and what [`gives_tokens`] reads.
+/// For a caller's own transaction: whether it holds the lock, and the input of [`gives_tokens`].
 pub(in super::super) fn is_held_and_fences(key: AdvisoryKey, shared: bool) -> String {
     format!("select {}, {SEQUENCE}", is_held(key, shared))
 }
 
-/// Whether the sequence is there, fit, and allowed to be used.
+/// Whether the sequence exists, has suitable options, and may be used by this user.
 pub(in super::super) fn gives_tokens(sequence: Option<&str>) -> bool {
     matches!(fencing(sequence), Fencing::Tokens { .. })
 }
 
-/// Asks the server what it is, which stays true for as long as it is connected to.
+/// Reads the server's properties, which do not change during a connection.
 ///
 /// # Errors
-/// It is too old, out of reach, or refuses.
+/// The server is too old, unreachable, or refuses.
 pub(super) async fn facts(desk: &Desk, scope: Scope) -> Result<(Common, Fencing), BackendError> {
     let doing = "say what it is";
     let rows = desk.ask(&format!("{FACTS}, {SEQUENCE}"), doing).await?;
@@ -88,12 +88,12 @@ fn fencing(sequence: Option<&str>) -> Fencing {
 }
 
 pub(super) const PID: &str = "select pg_catalog.pg_backend_pid()";
-/// How often it is looked whether connections keep their server processes. Once is not enough: what else goes through a
-/// busy pooler may keep two connections apart by chance.
+/// Number of checks whether connections keep their server processes. One is not enough: other traffic through a busy
+/// pooler may keep two connections apart by chance.
 const ROUNDS: usize = 4;
 
-/// Whether each connection has a server process for itself, as far as it can be seen. One transaction at a time, so that
-/// the smallest pool has a process left for the desk, or shows what it is.
+/// Whether each connection appears to have its own server process. Opens one transaction at a time, so that the
+/// smallest pool has a process left for the `Desk`, or reveals that it shares one.
 async fn keep_apart(desk: &Desk, others: &[Connection]) -> Result<bool, BackendError> {
     let doing = "say which process serves a connection";
     let first = pid(&desk.ask(PID, doing).await?)?;
@@ -115,9 +115,9 @@ async fn keep_apart(desk: &Desk, others: &[Connection]) -> Result<bool, BackendE
 
 /// Refuses an address that can't carry this kind of lock.
 ///
-/// Two connections of a transaction pooler may share one server process, one after the other; two connections to a
-/// server never do. That they do not proves nothing, so each later probe looks as well. And two connections that don't
-/// exclude each other are no way to lock anything.
+/// Two connections of a transaction pooler may share one server process, one after the other; two direct connections
+/// never do. Failing to observe this proves nothing, so each later probe checks it too. Two connections that don't
+/// exclude each other are refused as well.
 pub(super) async fn try_the_way(
     connector: &Connector,
     desk: &Desk,
@@ -125,7 +125,7 @@ pub(super) async fn try_the_way(
 ) -> Result<(), ConnectError> {
     let mut others = vec![connector.connect(IDLE, None).await?];
     if scope == Scope::Session {
-        // A server that has no third connection to give can be used all the same.
+        // A server without a free third connection is still usable.
         others.extend(connector.connect(IDLE, None).await.ok());
         if !keep_apart(desk, &others).await? {
             return Err(transaction_pooler().into());
@@ -135,7 +135,7 @@ pub(super) async fn try_the_way(
     let other = &others[0];
     let begun = other.ask(&format!("begin; {PID}")).await;
     let number = pid(&begun.map_err(|none| none.explained("begin a transaction"))?)?;
-    // For a transaction it is enough that it stays where it is.
+    // A transaction only needs to stay on one process.
     let again = other.ask(PID).await.map_err(|none| none.explained(doing))?;
     if scope == Scope::Transaction && pid(&again)? != number {
         return Err(statement_pooler().into());
@@ -168,7 +168,7 @@ fn pid(rows: &[SimpleQueryRow]) -> Result<i32, BackendError> {
     pid.ok_or_else(|| unreadable("say which process serves a connection"))
 }
 
-/// Why `lock=session` does not go through a transaction pooler.
+/// The error for `lock=session` through a transaction pooler.
 pub(super) fn transaction_pooler() -> Unsupported {
     Unsupported {
         backend: "postgres",
@@ -188,7 +188,7 @@ fn statement_pooler() -> Unsupported {
     }
 }
 
-/// What the server's settings mean for its locks.
+/// Reports what the server's settings mean for its locks.
 pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendError> {
     let doing = "show its settings";
     let names = [
@@ -244,8 +244,8 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         say(false, says);
     }
     let most: usize = text(3).parse().unwrap_or(usize::MAX);
-    // One more for questions, and one that draws tokens for transactions; some are kept for superusers, and there are
-    // other clients.
+    // One more for queries, and one that draws tokens for transactions. The server also reserves some for superusers,
+    // and has other clients.
     let draws = shared.common.tokens && shared.common.scope == Scope::Transaction;
     let open = shared.connections + 1 + usize::from(draws);
     if open > most {
@@ -280,7 +280,7 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
     Ok(found)
 }
 
-/// How long a probe may go unanswered before the connection counts as lost.
+/// Time limit for the answer to a probe; after it the connection counts as lost.
 pub(super) fn answer_within(probe: Duration) -> Duration {
     probe.max(Duration::from_secs(1))
 }

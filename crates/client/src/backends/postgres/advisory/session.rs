@@ -1,5 +1,5 @@
-//! The calls of one session of the library. Each request has a keeper, which does the work; here is only who asks for
-//! what, and that no keeper is left to its callers for long.
+//! The calls of one session of the library. Each request has a keeper, which does the work. This module maps calls to
+//! requests, and moves long-lived keepers to the backend's thread.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,8 +13,8 @@ use super::{Shared, keeper};
 use crate::backend::{Call, Conn, Submitted, Wanted};
 use crate::machine::{Answer, Push};
 
-/// A request that is not over by now, or by the double of it, is handed to the backend's thread. Long against a few round
-/// trips, and short against anything that only that thread may do: probes, limits, hearing of losses.
+/// A request that is still active after one to two of these intervals moves to the backend's thread. Long compared to a
+/// few round trips, and short compared to anything that only that thread does: probes, limits, detection of losses.
 const SOON: Duration = Duration::from_millis(20);
 
 pub(super) struct AdvisoryConn {
@@ -30,13 +30,13 @@ struct Book(Mutex<Pages>);
 
 #[derive(Default)]
 struct Pages {
-    /// Those that hold or wait, or of which something may be left at the server. One that was granted stays until it is
-    /// finished, so that a late question about it is never taken for a new request.
+    /// Requests that hold or wait, or may have left something at the server. A granted one stays until it is finished,
+    /// so that a late retry of its acquire is never taken for a new request.
     requests: BTreeMap<Seq, Arc<Request>>,
-    /// All up to the first were handed over, and the next ones up to the second are when it is looked again.
+    /// `handed_over`: last seq moved to the backend's thread; `next`: last seq that the next sweep moves.
     handed_over: u64,
     next: u64,
-    /// Somebody looks again.
+    /// Whether the sweep task runs.
     is_watched: bool,
 }
 
@@ -45,14 +45,14 @@ impl AdvisoryConn {
         Self { shared, label: label.into(), pushes, book: Arc::default() }
     }
 
-    /// The request of that number, begun if it is new or if its last try failed (P7).
+    /// The request with this number; started if it is new or if its last try failed (P7).
     fn begin(&self, seq: Seq, want: &Wanted) -> Arc<Request> {
         let mut pages = self.book.pages();
         if let Some(request) = pages.requests.get(&seq).filter(|request| !request.failed()) {
             return request.clone();
         }
         let wants = Wants {
-            // Several names at once are refused before (`Capabilities::multi`).
+            // Multiple names per request are refused earlier (`Capabilities::multi`).
             name: want.names[0].clone(),
             shared: want.mode == Mode::Shared,
             wait: want.wait,
@@ -69,7 +69,7 @@ impl AdvisoryConn {
                 book.remove(&kept);
             }
         }));
-        // One that is tried again may be behind those that are looked at.
+        // The sweep may have passed the number of a retried request.
         let again = seq.0 <= pages.next;
         let watches = !std::mem::replace(&mut pages.is_watched, true);
         drop(pages);
@@ -83,7 +83,7 @@ impl AdvisoryConn {
     }
 }
 
-/// Hands over what lasts, until nothing is left that could.
+/// Moves long-lived requests to the backend's thread, until no candidate is left.
 async fn watch(book: Arc<Book>) {
     loop {
         tokio::time::sleep(SOON).await;
@@ -107,7 +107,7 @@ impl Book {
         }
     }
 
-    /// What was there when it was looked last, and still is; and whether it will be looked again.
+    /// Requests that were present at the last sweep and still are; and whether another sweep is needed.
     fn turn(&self) -> (Vec<Arc<Request>>, bool) {
         let mut pages = self.pages();
         let looked_at = Seq(pages.handed_over + 1)..Seq(pages.next + 1);
@@ -123,7 +123,7 @@ impl Book {
 impl Conn for AdvisoryConn {
     fn submit(&self, call: Call) -> Submitted {
         match call {
-            // Connections are made when they are needed, and each is kept alive by its own probes.
+            // Connections are opened on demand, and each is kept alive by its own probes.
             Call::Open { .. } => Submitted::Answered(Ok(Answer::Opened)),
             Call::KeepAlive => Submitted::Answered(Ok(Answer::KeptAlive)),
             Call::Acquire { seq, want, .. } => {
@@ -150,7 +150,7 @@ impl Conn for AdvisoryConn {
                 left.iter().for_each(|request| request.give_up());
                 Submitted::under_way(async move {
                     for request in left {
-                        // One that is in doubt is seen to without us.
+                        // The keeper cleans up a request in doubt by itself.
                         let _ = request.ended().await;
                     }
                     Ok(Answer::Closed)

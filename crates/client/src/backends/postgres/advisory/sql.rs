@@ -1,9 +1,10 @@
-//! The statements of advisory locks. All but one are of the simple protocol, one message for one round trip; what is asked
-//! of the server beside the lock stands in the same message.
+//! The SQL of advisory locks. Most statements use the simple protocol, one message per round trip; further queries for
+//! the server go into the same message. On direct connections repeated tries, a session's unlock and draws of tokens
+//! are prepared in the protocol.
 //!
-//! Where no pooler lies between, a connection has its server process for itself. Then a try and a release ask for no more
-//! than the lock, what must hold for each of them is set once ([`prepare`]), and what costs the server more to plan than to
-//! execute is prepared once too, in SQL, and executed under each request's own comment.
+//! Without a pooler a connection has its own server process. Then a try and a release contain only the lock, common
+//! settings are set once ([`prepare`]), and a statement that costs the server more to plan than to execute is prepared
+//! once in SQL, and executed under each request's own comment.
 
 use std::time::Duration;
 
@@ -13,20 +14,20 @@ use tokio_postgres::{Row, SimpleQueryRow};
 use super::note::{Badge, IDLE, Note, Words};
 use crate::backends::postgres::keys::AdvisoryKey;
 
-/// What holds: the session or the transaction of a connection.
+/// Lifetime of an advisory lock: a connection's session or transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Scope {
     Session,
     Transaction,
 }
 
-/// Draws a token.
+/// SQL expression: draws a token.
 const TOKEN: &str = "pg_catalog.nextval('lockkeeper.token')";
 
-/// An expression: `token` is durable once the transaction is over. A sequence logs only every 32nd value, and a token
-/// that somebody else's unfinished transaction covers could come again after a crash. A message in the log makes the
-/// transaction one that is synced to the disk at its end. It can be spared where all that was logged until now, and with
-/// it what covers the token, has been synced, and no standby need have it too.
+/// SQL expression: makes `token` durable at the end of the transaction. A sequence writes only every 32nd value to the
+/// WAL, so a token covered by another, unfinished transaction could be issued again after a crash. A message in the WAL
+/// forces the transaction to sync at its end. It is omitted if the whole WAL up to now, including what covers the
+/// token, is synced already and no synchronous standby is configured.
 fn synced(token: &str, knows_log: bool) -> String {
     const SYNC: &str = "pg_catalog.pg_logical_emit_message(true, 'lockkeeper'::text, ''::text)";
     const UNSYNCED: &str = "(pg_catalog.pg_current_wal_flush_lsn() < pg_catalog.pg_current_wal_insert_lsn() \
@@ -35,24 +36,24 @@ fn synced(token: &str, knows_log: bool) -> String {
     format!("case when {token} is not null and {unsynced} then {SYNC} end")
 }
 
-/// Whether the server says what of its log is synced: where storage is not its own it may refuse to.
+/// Checks whether the server reports its WAL flush position; servers with foreign storage may refuse to.
 pub(super) const KNOWS_LOG: &str =
     "select pg_catalog.pg_current_wal_flush_lsn() <= pg_catalog.pg_current_wal_insert_lsn()";
 
-/// An expression: the commit of this transaction waits for the disk, where `synchronous_commit = off` would let it go ahead.
+/// SQL expression: makes the commit of this transaction wait for the disk even with `synchronous_commit = off`.
 const COMMIT_WAITS: &str = "case when pg_catalog.current_setting('synchronous_commit') = 'off' \
     then pg_catalog.set_config('synchronous_commit', 'local', true) end";
 
-/// Draws a token in the caller's own transaction, durable once that is committed; the row's first column. It always logs a
-/// message, since the question whether the log is synced may be refused, and an error would abort the transaction.
+/// Draws a token in the caller's own transaction, durable once that is committed; the row's first column. It always
+/// writes the WAL message, since the server may refuse its flush position, and an error would abort the transaction.
 pub(in super::super) fn draw_in_transaction() -> String {
     let sync = synced("token", false);
     format!("select token, {sync}, {COMMIT_WAITS} from (select {TOKEN} as token offset 0) as t")
 }
 
-/// Draws tokens in a transaction of its own; `count` is an expression. Its row: them, with blanks between.
+/// Draws tokens in a transaction of its own; `count` is an SQL expression. Its row: the tokens, separated by blanks.
 pub(super) fn draw(count: &str, knows_log: bool) -> String {
-    // The subquery is kept apart by its `offset`, so that the log is looked at after the tokens are drawn.
+    // The subquery's `offset` is an optimization fence: the WAL position is read after the tokens are drawn.
     format!(
         "select tokens, {}, {COMMIT_WAITS} from (select pg_catalog.string_agg({TOKEN}::text, ' ') as tokens \
          from pg_catalog.generate_series(1, {count}) offset 0) as t",
@@ -60,61 +61,62 @@ pub(super) fn draw(count: &str, knows_log: bool) -> String {
     )
 }
 
-/// For all arguments of what is prepared.
+/// One plan for all arguments of a prepared statement.
 pub(super) const PLAN_ONCE: &str = "set plan_cache_mode = force_generic_plan";
 
-/// What a transaction must not be ended by: it holds for as long as its holder likes.
+/// Timeouts to disable, so that they do not end a hold or a wait.
 const PATIENT: &[&str] = &["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"];
 /// The first version with a limit for whole transactions.
 const TRANSACTION_TIMEOUT_SINCE: u32 = 170_000;
 /// The first version with a limit for idle sessions.
 const SESSION_TIMEOUT_SINCE: u32 = 140_000;
 
-/// Where a transaction of ours keeps the number of its request: there for as long as it lasts, and with it its lock.
+/// Setting in which a transaction stores the id of its connection. It ends with the transaction, as the lock does.
 const MARK: &str = "lockkeeper.hold";
 
-/// What the statements of all requests have in common.
+/// Parameters common to the statements of all requests.
 #[derive(Clone, Copy)]
 pub(super) struct Common {
     pub(super) scope: Scope,
     /// Whether there is a sequence to draw tokens from.
     pub(super) tokens: bool,
-    /// Of the server: whether [`KNOWS_LOG`] is answered, `server_version_num`, and `track_activity_query_size`.
+    /// Properties of the server: whether it answers [`KNOWS_LOG`], `server_version_num`, and
+    /// `track_activity_query_size`.
     pub(super) knows_log: bool,
     pub(super) version: u32,
     pub(super) shown_bytes: usize,
 }
 
-/// Everything one request says to the server.
+/// The statements of one request.
 pub(super) struct Statements {
     pub(super) common: Common,
     pub(super) key: AdvisoryKey,
     pub(super) shared: bool,
     pub(super) badge: Badge,
-    /// Its connection has a server process for itself, and has executed [`prepare`].
+    /// Whether its connection has its own server process, and has executed [`prepare`].
     pub(super) direct: bool,
-    /// When its transaction began, as the server says it, where that is what tells the transaction ([`is_since`]).
+    /// Start of its transaction by the server's clock, where that identifies the transaction ([`is_since`]).
     pub(super) began: Option<i64>,
 }
 
-/// What came of a try, or of a wait.
+/// Outcome of a try or a wait.
 pub(super) struct Tried {
     pub(super) held: bool,
     pub(super) token: Option<Token>,
-    /// The server process that answered. Not asked for where there is but one.
+    /// The server process that answered. Not queried on a direct connection.
     pub(super) pid: Option<i32>,
-    /// The server process had the lock before it was asked for.
+    /// Whether the server process already had the lock before the statement.
     pub(super) before: bool,
     /// [`Statements::began`].
     pub(super) began: Option<i64>,
-    /// The connection bears the name of a holder.
+    /// Whether the connection has a holder's badge.
     pub(super) named: bool,
 }
 
-/// The name of what is prepared.
+/// Name of the prepared try.
 const TRY: &str = "lockkeeper_try";
 
-/// Prepares a connection to a server process that is its own. May be nothing.
+/// Prepares a direct connection. May be empty.
 pub(super) fn prepare(common: &Common) -> String {
     match (common.scope, common.tokens) {
         (Scope::Session, false) => String::new(),
@@ -128,7 +130,7 @@ pub(super) fn prepare(common: &Common) -> String {
             format!("{PLAN_ONCE}; prepare {TRY} (bigint, integer, integer, boolean, text, text) as {drawn}")
         }
         (Scope::Transaction, _) => {
-            // Said by each `begin` they would cost the server half as much as the lock.
+            // In each `begin` these settings would cost the server half as much as the lock.
             let same = [
                 ("default_transaction_isolation", "read committed"),
                 ("default_transaction_read_only", "off"),
@@ -147,9 +149,8 @@ pub(super) fn prepare(common: &Common) -> String {
     }
 }
 
-/// Gives a session's exclusive lock of one number back, on a connection to a server process that is its own, and is prepared
-/// in the protocol: its comment need show nothing. Its row: whether it was held until now. Where holders bear a name from
-/// their try on, the connection loses it.
+/// Releases a session's exclusive lock with a number as key. Prepared in the protocol, on a direct connection only: it
+/// needs no comment. Its row: whether the lock was held until now. If a try sets the badge, this resets it.
 pub(super) fn unlock_prepared(common: &Common) -> String {
     let idle = if common.tokens { format!(", {}", named_idle()) } else { String::new() };
     format!("select {}($1){idle}", unlock_function(false))
@@ -171,24 +172,24 @@ fn named_idle() -> String {
     set_name(&format!("'{IDLE}'"), false)
 }
 
-/// Whether this is still the transaction that marked itself.
+/// SQL expression: whether this is still the transaction that set the mark.
 fn is_marked(id: &str) -> String {
     format!("pg_catalog.current_setting('{MARK}', true) is not distinct from {id}")
 }
 
-/// When the transaction began, in microseconds of the Unix epoch.
+/// SQL expression: start of the transaction, in microseconds of the Unix epoch.
 const BEGAN: &str = "(pg_catalog.date_part('epoch', pg_catalog.now()) * 1000000)::bigint";
-/// The moment.
+/// SQL expression: the current time.
 const NOW: &str = "pg_catalog.clock_timestamp()";
 
-/// Whether this is still the transaction that began then, on a connection that has its server process for itself.
+/// SQL expression: whether this is still the transaction that began then. For direct connections only.
 fn is_since(began: i64) -> String {
     format!("{BEGAN} = {began}")
 }
 
 impl Common {
-    /// Not read-only: some poolers send what only reads to a standby, whose locks exclude nobody here. Nor serializable:
-    /// that would keep a snapshot, and with it every dead row, for as long as the hold lasts.
+    /// Not read-only: some poolers route read-only transactions to a standby, whose locks exclude no client of the
+    /// primary. Nor serializable: its snapshot would keep all dead rows from vacuum for as long as the hold lasts.
     const BEGIN: &str = "begin isolation level read committed read write; ";
 
     fn function(&self, family: &str, shared: bool) -> String {
@@ -201,20 +202,21 @@ impl Common {
         self.scope == Scope::Transaction
     }
 
-    /// What a transaction must be told so that it is not ended.
+    /// The timeouts that a transaction must disable.
     fn patient(&self) -> impl Iterator<Item = &'static str> {
         let newer = (self.version >= TRANSACTION_TIMEOUT_SINCE).then_some("transaction_timeout");
         PATIENT.iter().copied().chain(newer)
     }
 
-    /// Takes a lock, by the expressions `before` and `lock`, and does all that belongs to a try or a grant. Its row:
-    /// whether it holds, the token, the server process, and whether that had this lock before it was asked for. It is
-    /// asked in the same statement, since a pooler may give the next one to another process.
+    /// Takes a lock, by the SQL expressions `before` and `lock`, including all side effects of a try or a grant. Its
+    /// row: whether it holds, the token, the server process, and whether that process already had this lock. That is
+    /// queried in the same statement, since a pooler may send the next one to another process.
     ///
-    /// `first` is done before it. The subqueries are kept apart by their `offset`, so that the token is drawn after the
-    /// lock is held.
+    /// `first` is executed before. The subqueries' `offset` is an optimization fence: the token is drawn after the lock
+    /// is held.
     fn locked(&self, lock: &str, before: &str, badge: Words<'_>, first: &[String]) -> String {
-        // What a transaction has drawn itself is durable only at its end: it is named when it has its token.
+        // A token that a transaction draws itself is durable only once it commits; the badge is set when it has its
+        // token.
         let draws = self.tokens && !self.in_transaction();
         let token = if draws { TOKEN } else { "null::bigint" };
         let sync = if draws { synced("token", self.knows_log) } else { "null".to_owned() };
@@ -234,7 +236,7 @@ impl Common {
         )
     }
 
-    /// As [`Self::locked`], for a session that has its server process for itself: whether it holds, and the token.
+    /// Like [`Self::locked`], for a session on a direct connection. Its row: whether it holds, and the token.
     fn locked_alone(&self, lock: &str, badge: Words<'_>) -> String {
         let named = set_name(&badge.held("token", NOW), false);
         let sync = synced("token", self.knows_log);
@@ -247,7 +249,7 @@ impl Common {
 }
 
 impl Statements {
-    /// One try.
+    /// Tries the lock once.
     pub(super) fn try_lock(&self, note: &Note) -> String {
         let function = self.common.function("pg_try_advisory", self.shared);
         let lock = match (self.direct, self.common.scope) {
@@ -270,8 +272,8 @@ impl Statements {
         format!("{}{begin}{lock}", note.comment(self.common.shown_bytes))
     }
 
-    /// What does the same where it is prepared in the protocol, as it stands. Its row: whether it holds, and the token
-    /// where there are any.
+    /// The same try, as a statement to prepare in the protocol. Its row: whether it holds, and the token if tokens are
+    /// available. `None` through a pooler and for transactions.
     pub(super) fn repeated_try(&self, note: &Note) -> Option<String> {
         if !self.direct || self.common.in_transaction() {
             return None;
@@ -285,7 +287,7 @@ impl Statements {
         Some(format!("{}{select}", note.comment(self.common.shown_bytes)))
     }
 
-    /// What came of [`Self::try_lock`]; `None` if its answer makes no sense.
+    /// The outcome of [`Self::try_lock`]; `None` if the answer is unreadable.
     pub(super) fn tried(&self, rows: &[SimpleQueryRow]) -> Option<Tried> {
         let row = rows.last()?;
         if !self.direct {
@@ -299,18 +301,18 @@ impl Statements {
         Some(Tried { held, token, pid: None, before: false, began, named: token.is_some() })
     }
 
-    /// Waits for as long as it takes, after a try.
+    /// Waits for the lock without a time limit, after a try.
     pub(super) fn wait(&self, note: &Note) -> String {
         let lock = format!("{} is not null", self.call(&self.common.function("pg_advisory", self.shared)));
         format!("{}{}", note.comment(self.common.shown_bytes), self.locked(&lock, self.direct))
     }
 
-    /// What came of [`Self::wait`].
+    /// The outcome of [`Self::wait`].
     pub(super) fn waited(&self, rows: &[SimpleQueryRow]) -> Option<Tried> {
         Tried::read(rows.last()?)
     }
 
-    /// `anew`: the connection has to be told whose it is now.
+    /// `anew`: the connection does not have this request's badge yet.
     fn locked(&self, lock: &str, anew: bool) -> String {
         let (id, label) = self.badge.words();
         let (words, in_transaction) = (Words { id: &id, label: &label }, self.common.in_transaction());
@@ -322,8 +324,8 @@ impl Statements {
             first.extend(self.common.patient().map(|setting| set(setting, "'0'", true)));
             first.push(set(MARK, &id, true));
         }
-        // To one server process a lock that it has is free, whichever of a pooler's clients took it. A transaction pooler
-        // hands on no process that still has a transaction's.
+        // A server process can take a lock again that it already has, even if another client of a pooler took it. A
+        // transaction pooler passes on no process with an open transaction.
         let before = match self.common.scope {
             Scope::Session if !self.direct => is_held_in_any_mode(self.key),
             _ => "false".to_owned(),
@@ -335,14 +337,14 @@ impl Statements {
         format!("{function}({})", self.key.arguments())
     }
 
-    /// Asks for a sign of life. Its last row: the server process, and whether it is known there as a holder. Through a
-    /// transaction pooler both may be another's.
+    /// Probes the connection. Its last row: the server process, and whether that process holds. Through a transaction
+    /// pooler both may be another client's.
     pub(super) fn probe(&self, note: &Note) -> String {
         let comment = note.comment(self.common.shown_bytes);
         format!("{comment}select pg_catalog.pg_backend_pid(), {}", self.is_held())
     }
 
-    /// As [`Self::probe`]; from here on the connection bears the name of one that has held for so long, without a token.
+    /// Like [`Self::probe`], and sets the badge of a holder since `held_for`, without a token.
     pub(super) fn name(&self, note: &Note, held_for: Duration) -> String {
         let (id, label) = self.badge.words();
         let since = format!("{NOW} - interval '{} milliseconds'", held_for.as_millis());
@@ -350,15 +352,15 @@ impl Statements {
         format!("{}, {}", self.probe(note), set_name(&named, self.common.in_transaction()))
     }
 
-    /// As [`Self::probe`]; from here on the connection wears its token. For a transaction, which can't by itself.
+    /// Like [`Self::probe`], and sets the badge with a token. For transactions, which can't draw their own.
     pub(super) fn probe_with_token(&self, note: &Note, token: Token) -> String {
         let (id, label) = self.badge.words();
         let named = Words { id: &id, label: &label }.held(&token.get().to_string(), NOW);
         format!("{}, {}", self.probe(note), set_name(&named, true))
     }
 
-    /// As [`Self::probe_with_token`], where nobody else can have ended the transaction: any answer but an error confirms
-    /// it. `None` where the process may be another's.
+    /// Like [`Self::probe_with_token`], if nothing else can have ended the transaction: any answer but an error
+    /// confirms it. `None` if the process may be another client's.
     pub(super) fn name_with_token(&self, note: &Note, token: Token) -> Option<String> {
         let began = self.began.filter(|_| self.direct)?;
         let name = self.badge.held(token, began / 1_000_000);
@@ -368,14 +370,13 @@ impl Statements {
     fn is_held(&self) -> String {
         match (self.common.scope, self.began) {
             (Scope::Session, _) => is_held(self.key, self.shared),
-            // A transaction keeps its locks for as long as it lasts.
+            // A transaction keeps its locks until it ends.
             (Scope::Transaction, Some(began)) => is_since(began),
             (Scope::Transaction, None) => is_marked(&self.badge.words().0),
         }
     }
 
-    /// Gives the lock back. Its first row: whether it was held until now. `named`: the connection bears the name of a
-    /// holder.
+    /// Releases the lock. Its first row: whether it was held until now. `named`: the connection has a holder's badge.
     pub(super) fn unlock(&self, named: bool) -> String {
         if self.common.in_transaction() {
             return format!("select {}; commit", self.is_held());
@@ -384,7 +385,7 @@ impl Statements {
         format!("select {}{idle}", self.call(unlock_function(self.shared)))
     }
 
-    /// After a try that brought nothing, before something else is asked: the connection is as before.
+    /// Resets the connection after a failed try. A prefix of the next statement.
     pub(super) fn give_up(&self) -> String {
         match self.common.scope {
             Scope::Session if self.direct => String::new(),
@@ -395,7 +396,7 @@ impl Statements {
 }
 
 impl Tried {
-    /// What came of [`Statements::repeated_try`].
+    /// The outcome of [`Statements::repeated_try`].
     pub(super) fn of_repeated(row: &Row) -> Option<Self> {
         let held = row.try_get(0).ok()?;
         let token: Option<i64> = if row.len() > 1 { row.try_get(1).ok()? } else { None };
@@ -412,7 +413,7 @@ impl Tried {
     }
 }
 
-/// An expression: whether the connection that asks has this lock.
+/// SQL expression: whether the current connection has this lock.
 pub(super) fn is_held(key: AdvisoryKey, shared: bool) -> String {
     let mode = if shared { "ShareLock" } else { "ExclusiveLock" };
     format!(
@@ -422,7 +423,7 @@ pub(super) fn is_held(key: AdvisoryKey, shared: bool) -> String {
     )
 }
 
-/// An expression: whether the connection that asks has this lock, shared or exclusive.
+/// SQL expression: whether the current connection has this lock, shared or exclusive.
 fn is_held_in_any_mode(key: AdvisoryKey) -> String {
     format!(
         "exists (select from pg_catalog.pg_locks where {} and granted and pid = pg_catalog.pg_backend_pid())",
@@ -430,7 +431,7 @@ fn is_held_in_any_mode(key: AdvisoryKey) -> String {
     )
 }
 
-/// A condition on `pg_stat_activity`: this server process, as long as it has this lock.
+/// Condition on `pg_stat_activity`: this server process, as long as it has this lock.
 pub(super) fn is_holder(pid: i32, key: AdvisoryKey) -> String {
     format!(
         "pid = {pid} and pid in (select pid from pg_catalog.pg_locks where {} and granted)",
@@ -438,7 +439,7 @@ pub(super) fn is_holder(pid: i32, key: AdvisoryKey) -> String {
     )
 }
 
-/// A condition on `pg_locks`: this key, in this database.
+/// Condition on `pg_locks`: this key, in this database.
 pub(super) fn is_locked(key: AdvisoryKey) -> String {
     let (class, object, sub) = key.in_pg_locks();
     format!(
@@ -446,29 +447,29 @@ pub(super) fn is_locked(key: AdvisoryKey) -> String {
     )
 }
 
-/// A condition on `pg_locks`: an advisory lock of this database.
+/// Condition on `pg_locks`: an advisory lock of this database.
 pub(super) const IN_THIS_DATABASE: &str = "locktype = 'advisory' and database = \
     (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())";
 
-/// A condition on `pg_stat_activity`: this server process, and none that came after it with the same number.
+/// Condition on `pg_stat_activity`: this server process, and no later one with the same pid.
 pub(super) fn is_process(pid: i32, began: &str) -> String {
     format!("pid = {pid} and extract(epoch from backend_start)::text = '{began}'")
 }
 
-/// Its row: the server process, and when that began.
+/// Its row: the server process, and its start time.
 pub(super) fn process() -> String {
     "select pg_catalog.pg_backend_pid(), (select extract(epoch from backend_start) \
      from pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
         .to_owned()
 }
 
-/// Makes a new connection fit to hold for long: no limit of the role or the database may end its statements, and the
-/// server asks it whether it lives, so that a machine that vanished keeps its locks for half a minute and not for hours
+/// Prepares a new connection for long holds: no timeout of the role or the database may end its statements, and the
+/// server sends TCP keep-alives, so that a vanished machine keeps its locks for half a minute and not for hours
 /// (madelson #230). Its row is that of [`process`].
 pub(super) fn prepare_session(version: u32) -> String {
     let newer = (version >= SESSION_TIMEOUT_SINCE).then_some("idle_session_timeout");
     let patient = PATIENT.iter().copied().chain(newer).map(|setting| (setting, "0"));
-    // The last is for a network that is cut while an answer is on its way.
+    // `tcp_user_timeout` covers a network that is cut while an answer is in flight.
     let watchful = [
         ("tcp_keepalives_idle", "10"),
         ("tcp_keepalives_interval", "5"),
@@ -486,7 +487,7 @@ pub(super) fn prepare_session(version: u32) -> String {
     )
 }
 
-/// Where the holder on a connection hears of a break.
+/// The notification channel on which the holder on a connection receives breaks.
 pub(super) fn channel(pid: i32) -> String {
     format!("lockkeeper_{pid}")
 }

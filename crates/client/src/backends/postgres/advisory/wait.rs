@@ -14,11 +14,11 @@ use crate::backends::postgres::cancel::Cancel;
 use crate::backends::postgres::connect::NoAnswer;
 use crate::machine::{Answer, Push};
 
-/// How often the server is asked to give up a wait, and how long each time is waited for it.
+/// Number of cancel requests for a wait, and how long to wait after each.
 const CANCELS: u32 = 3;
 const CANCEL_AGAIN: Duration = Duration::from_secs(1);
 
-/// Waits for the lock, for as long as somebody wants it.
+/// Waits for the lock until the request is released or abandoned.
 pub(super) async fn wait(mut claim: Claim<'_>) -> Asked<'_> {
     let doing = "wait for a lock";
     let look = look::statement(claim.says.common.version, Some(claim.says.key));
@@ -39,7 +39,7 @@ pub(super) async fn wait(mut claim: Claim<'_>) -> Asked<'_> {
     let rows = match answer {
         Ok(Ok(rows)) => rows,
         Ok(Err(none)) => return claim.undone(none, doing),
-        // It may have been granted all the same, before or while it was cancelled (madelson #147).
+        // The lock may have been granted before or during the cancel (madelson #147).
         Err(true) => return forget(claim).await,
         Err(false) => return claim.doubt(),
     };
@@ -54,24 +54,25 @@ pub(super) async fn wait(mut claim: Claim<'_>) -> Asked<'_> {
 
 type Rows = Result<Vec<SimpleQueryRow>, NoAnswer>;
 
-/// Has the server give up a wait. Whether the statement is over; only then can another one follow.
+/// Cancels a wait. Returns whether the statement has ended; only then may another one follow.
 async fn cancelled(cancel: &Cancel, mut waiting: Pin<&mut impl Future<Output = Rows>>) -> bool {
     for _ in 0..CANCELS {
-        // The statement may be over meanwhile: then its answer is here at once.
+        // The statement may have ended meanwhile; then its answer arrives at once.
         if let Err(why) = cancel.send().await {
             tracing::debug!(why, "the server can't be asked to give up a wait");
         }
         match timeout(CANCEL_AGAIN, &mut waiting).await {
             Ok(Ok(_) | Err(NoAnswer::Refused(_))) => return true,
             Ok(Err(_)) => return false,
-            // The request came before the statement, or not at all.
+            // The cancel request arrived before the statement, or not at all.
             Err(_) => {}
         }
     }
     false
 }
 
-/// Gives back whatever a cancelled wait has, and ends its connection: a cancel that is late could hit what is next.
+/// Releases a lock that a cancelled wait was granted, and closes its connection: a late cancel could hit its next
+/// statement.
 async fn forget(mut claim: Claim<'_>) -> Asked<'_> {
     let clear = match claim.says.common.scope {
         Scope::Session => "select pg_catalog.pg_advisory_unlock_all()",

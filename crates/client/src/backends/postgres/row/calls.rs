@@ -1,4 +1,4 @@
-//! The statements by which the functions of `row.sql` are called, and what their rows mean.
+//! Bindings to the functions of `row.sql`: statements and row decoding.
 
 use std::error::Error;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use crate::backend::Broken;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
 
-/// One of our statements.
+/// One of the twelve statements.
 pub(super) struct Statement {
     pub(super) sql: &'static str,
     pub(super) types: &'static [Type],
-    /// Its number among them.
+    /// Its index among a connection's prepared statements, below [`COUNT`].
     pub(super) place: usize,
 }
 
-/// How many there are.
+/// Number of statements.
 pub(super) const COUNT: usize = 12;
 
 pub(super) const ACQUIRE: Statement = Statement {
@@ -92,7 +92,7 @@ pub(super) const SETTINGS: Statement = Statement {
     place: 9,
 };
 
-/// The short way to hold. No row: `row_acquire` knows why not.
+/// Fast-path acquire. If it returns no row, `row_acquire` determines the reason.
 pub(super) const TAKE: Statement = Statement {
     sql: "UPDATE lockkeeper.row_take SET name = $1, id = $2, ttl = $3, shut = $4, label = $5, meta = $6, wake = $7 \
           RETURNING token",
@@ -100,20 +100,20 @@ pub(super) const TAKE: Statement = Statement {
     place: 10,
 };
 
-/// The short way to end a hold. No row: `row_finish` knows why not.
+/// Fast-path release. If it returns no row, `row_finish` determines the reason.
 pub(super) const GIVE: Statement = Statement {
     sql: "UPDATE lockkeeper.row_give SET name = $1, id = $2 RETURNING true",
     types: &[Type::TEXT, Type::TEXT],
     place: 11,
 };
 
-/// A time as the database takes one: whole milliseconds.
+/// A PostgreSQL interval of whole milliseconds.
 #[derive(Debug)]
 pub(super) struct Interval(pub(super) i64);
 
 impl ToSql for Interval {
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
-        // Microseconds, days, months.
+        // Binary format: microseconds, then days and months.
         out.put_i64(self.0.saturating_mul(1000));
         out.put_i64(0);
         Ok(IsNull::No)
@@ -123,7 +123,7 @@ impl ToSql for Interval {
     to_sql_checked!();
 }
 
-/// What `row_acquire` said.
+/// The result of `row_acquire`.
 pub(super) struct Acquired {
     pub(super) outcome: String,
     pub(super) token: Option<i64>,
@@ -131,11 +131,11 @@ pub(super) struct Acquired {
     pub(super) permits: Option<i32>,
     pub(super) holder: Option<String>,
     pub(super) ahead: u64,
-    /// How long what is in the way may last at most.
+    /// Upper bound of the remaining time of the hold in the way.
     pub(super) left: Option<Duration>,
 }
 
-/// A column that must be there, in a row that must be there.
+/// Reads a required column of a required row.
 pub(super) fn column<'a, T: FromSql<'a>>(row: Option<&'a Row>, at: usize) -> Result<T, BackendError> {
     let not_ours = |what: String| {
         let what = format!("the functions in the schema `lockkeeper` are not those of this program: {what}");
@@ -179,7 +179,7 @@ pub(super) fn broken(rows: &[Row]) -> Result<Broken, BackendError> {
     })
 }
 
-/// Tokens, without those that are none.
+/// The valid tokens of an array column.
 pub(super) fn tokens(row: Option<&Row>, at: usize) -> Result<Vec<Token>, BackendError> {
     let live: Option<Vec<i64>> = column(row, at)?;
     Ok(live.unwrap_or_default().into_iter().filter_map(token).collect())
@@ -193,13 +193,13 @@ pub(super) fn millis(ms: i64) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
-/// The locks that `row_look` found, by name.
+/// Decodes the rows of `row_look`; the rows of one lock are adjacent.
 pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
     let mut locks: Vec<LockInfo> = Vec::new();
     for row in rows {
         let row = Some(row);
         let name: String = column(row, 0)?;
-        // Whatever is no name was not put there by us.
+        // An invalid lock name was not written by this library.
         let Ok(name) = LockName::parse(&name) else { continue };
         if locks.last().is_none_or(|last| last.name != name) {
             locks.push(unused(name));
@@ -250,16 +250,16 @@ fn state(row: Option<&Row>) -> Result<HolderState, BackendError> {
     })
 }
 
-/// A lock that nobody holds or waits for.
+/// A lock without holders and waiters.
 pub(super) fn unused(name: LockName) -> LockInfo {
     LockInfo { name, holders: Vec::new(), holder_count: 0, waiter_count: 0, waiters: Vec::new(), limit: None }
 }
 
-/// A mode as the functions take it: whether it is a permit, and of how many.
+/// A mode as function arguments: whether it is a permit, and the number of permits.
 pub(super) fn mode(mode: Mode) -> (bool, Option<i32>) {
     match mode {
         Mode::Permit { of } => (true, of.and_then(|of| i32::try_from(of).ok())),
-        // Shared holds are refused before (`Capabilities::shared`).
+        // Shared holds are refused earlier (`Capabilities::shared`).
         Mode::Exclusive | Mode::Shared => (false, None),
     }
 }

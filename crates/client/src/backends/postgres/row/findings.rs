@@ -1,4 +1,4 @@
-//! What the server's settings, and what lies between, mean for lease rows.
+//! Reports what the server's settings and a pooler in between mean for lease rows.
 
 use tokio_postgres::Row;
 
@@ -7,7 +7,7 @@ use super::listen::Hearing;
 use crate::error::BackendError;
 use crate::info::Finding;
 
-/// The settings that matter, as the server has them for this user.
+/// The relevant settings, as in effect for this user.
 pub(super) struct Settings {
     fsync: String,
     full_page_writes: String,

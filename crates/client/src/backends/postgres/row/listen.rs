@@ -1,8 +1,8 @@
-//! Hearing that it may be one's turn: a connection that listens, and whether it hears at all.
+//! Wake-ups of waiters: one connection that LISTENs, and a check whether its notifications arrive.
 //!
-//! Behind a transaction pooler a LISTEN stays with a connection that is somebody else's a moment later. Nobody says so;
-//! so a word to ourselves is sent by another connection. If it comes back, nothing lies between, and releases wake our
-//! waiters. If not, they look again and again.
+//! Behind a transaction pooler a LISTEN stays with a server process that serves another client a moment later, and no
+//! error reports it. So another connection of ours sends an echo notification. If it arrives, the connection is direct,
+//! and releases wake our waiters. If not, waiters poll.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,27 +17,28 @@ use super::calls::{CLEAN, NOTIFY, column};
 use super::pool::{Link, Params, Pool};
 use crate::backends::leased::{EntryId, Wake, Wakes};
 
-/// What is known of our listening.
+/// Whether notifications arrive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Hearing {
-    /// A word to ourselves is on its way, or there is no connection.
+    /// The echo is in flight, or there is no connection.
     Unknown,
     Hears,
-    /// It did not come back.
+    /// The echo did not arrive in time.
     Deaf,
 }
 
-/// How long a word to ourselves may take.
+/// Time limit for the echo.
 const ECHO: Duration = Duration::from_secs(2);
-/// How often we offer to remove what nobody needs any more. The database does it once for all clients.
+/// Interval at which this client offers to remove stale rows. The database accepts one offer of all clients per ten
+/// seconds.
 const CLEANING: Duration = Duration::from_secs(30);
-/// How many locks are looked at then: some milliseconds of work.
+/// Maximum locks cleaned per run, of up to 20 times as many examined: a few milliseconds of work.
 const CLEANED: i32 = 500;
 
 pub(super) struct Listener {
-    /// For the calls: words to ourselves, and cleaning.
+    /// For echo notifications and cleaning.
     pub(super) pool: Pool,
-    /// The one connection that listens.
+    /// The one listening connection.
     pub(super) own: Pool,
     pub(super) channel: String,
     pub(super) notices: UnboundedReceiver<Notification>,
@@ -47,7 +48,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens until `stop`, over as many connections as it takes.
+    /// Runs until `stop`, and replaces connections that end.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let pool = self.pool.clone();
         tokio::select! {
@@ -59,11 +60,11 @@ impl Listener {
 
     async fn one_connection(&mut self) {
         let link = self.own.link().await;
-        // While nobody listened, anything may have been said.
+        // Notifications sent while no connection listened are lost, so all waiters try.
         self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
         self.listen(&link).await;
         self.hearing.send_replace(Hearing::Unknown);
-        // Who counted on being woken looks for itself.
+        // Waiters that relied on notifications fall back to polling.
         self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
     }
 
@@ -72,7 +73,7 @@ impl Listener {
         let pool = self.pool.clone();
         let channel = self.channel.clone();
         let params: Params<'_> = &[&channel, &echo];
-        // Deaf is who hears nothing although it was said.
+        // `Deaf` requires an echo that was sent successfully and did not arrive.
         let not_heard = async {
             while pool.call(ECHO, &NOTIFY, params).await.is_err() {
                 tokio::time::sleep(ECHO).await;
@@ -101,7 +102,7 @@ impl Listener {
             _ if said == echo => {
                 self.direct.store(true, Ordering::Relaxed);
                 self.hearing.send_replace(Hearing::Hears);
-                // Whoever waits already says with its next try where it can be woken.
+                // The next try of each waiter registers where it can be notified.
                 self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
             }
             _ => {}
@@ -109,8 +110,8 @@ impl Listener {
     }
 }
 
-/// Offers to clean up, for as long as it runs, and goes on at once while there is something to remove. Whether it worked
-/// matters to nobody: the next one does.
+/// Offers to clean up periodically, and continues at once while rows are removed. Failures are ignored: the next run
+/// makes up for them.
 async fn clean(pool: Pool) {
     let mut again = false;
     loop {

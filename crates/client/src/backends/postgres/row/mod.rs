@@ -1,9 +1,10 @@
-//! `lock=row`: a hold is a row that ends by itself unless it is renewed, by the database's clock.
+//! `lock=row`: a hold is a row with a lease, which expires by the database's clock unless it is renewed.
 //!
-//! What may happen to the rows is decided by the functions in `row.sql`, each call one statement and one transaction: so
-//! it works through transaction poolers, and a client that stops in the middle leaves nothing locked. Reading order:
-//! `row.sql`, [`calls`] (its functions from here), [`pool`] (connections), [`store`] (entries, for `backends/leased`),
-//! `short.sql` and [`short`] (which calls need no function), [`listen`] (wake-ups), `operate.sql` (for people).
+//! The functions in `row.sql` make all state transitions. Each call is one statement and one transaction, so lease rows
+//! work through transaction poolers, and a client that stops half-way leaves nothing locked. Reading order: `row.sql`,
+//! [`calls`] (bindings to its functions), [`pool`] (connections), [`store`] (entries, for `backends/leased`),
+//! `short.sql` and [`short`] (the fast path, which bypasses the functions), [`listen`] (wake-ups), `operate.sql` (for
+//! operators).
 
 mod calls;
 mod findings;
@@ -41,7 +42,7 @@ use crate::machine::{Push, Spec};
 use crate::url::Url;
 use crate::worker::Worker;
 
-/// Tables and functions, which `lockkeeper postgres init` makes. May be run again.
+/// DDL of the tables and functions, run by `lockkeeper postgres init`. Idempotent.
 pub(super) const SCHEMA: &str =
     concat!(include_str!("row.sql"), "\n", include_str!("short.sql"), "\n", include_str!("operate.sql"));
 
@@ -49,10 +50,10 @@ pub(super) const SCHEMA: &str =
 const VERSION: i32 = 1;
 const CONNECTIONS: usize = 8;
 const CONNECTIONS_MOST: usize = 1000;
-/// How many waiters of a lock are named.
+/// Maximum number of waiters that `inspect` lists per lock.
 const WAITERS_SHOWN: i32 = 100;
 
-/// The functions that a program which locks needs; those for whoever only looks; and the one for operators.
+/// Functions needed to lock, to inspect, and to break holds.
 const TO_LOCK: &[&str] = &[
     "row_acquire(text, text, boolean, integer, bigint, bigint, boolean, text, bytea, text)",
     "row_renew(text[], text[], bigint[])",
@@ -63,12 +64,13 @@ const TO_LOOK: &[&str] =
     &["row_version()", "row_look(text, boolean, integer)", "row_check_token(text, bigint)"];
 const TO_BREAK: &[&str] = &["row_break(text, bigint, text, text, boolean)"];
 
-/// What spares a program which locks most calls of the functions. Where it lacks this, it calls them.
+/// Privileges for the fast path, which replaces most function calls of a client that locks. Without them the client
+/// calls the functions.
 const BY_THE_SHORT_WAY: [(&str, &str); 3] =
     [("UPDATE", "row_take"), ("SELECT (token)", "row_take"), ("UPDATE", "row_give")];
 
-/// What `role`, quoted already, needs to use lease rows: to call the functions, the views that stand for them, and
-/// nothing of the tables.
+/// The grants that `role` (already quoted) needs to use lease rows: on the functions and on the fast-path views, but
+/// not on the tables.
 pub(super) fn grants(role: &str) -> String {
     let functions = [TO_LOCK, TO_LOOK, TO_BREAK].concat();
     let grants = functions
@@ -121,22 +123,21 @@ static CAPABILITIES: Capabilities = Capabilities {
     ],
 };
 
-/// Lease rows behind the library.
+/// The lease-row backend.
 struct RowBackend {
     store: Arc<RowStore>,
     wakes: Wakes,
     worker: Worker,
-    /// How long a question may take.
+    /// Time limit for inspect, list, token check, break and findings.
     limit: Duration,
-    /// What listens, until the first session starts it.
+    /// The listener task; taken when the first session or `findings` starts it.
     listener: Mutex<Option<(Listener, CancellationToken)>>,
 }
 
 /// Connects to `postgres://…?lock=row&connections=N`.
 ///
 /// # Errors
-/// A bad address; a database that can't be reached, has no schema for rows, one that is too old, or does not let this
-/// user use it.
+/// A bad address; an unreachable database; a missing or outdated schema; or a user without the privilege to use it.
 pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     const WANTED: &str = "a number of connections from 1 to 1000";
     let settings = Settings::of(url, &["connections"])?;
@@ -187,7 +188,8 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     }))
 }
 
-/// Whether the schema is there, of the right version, and may be used.
+/// Checks that the schema exists, has the right version and is usable by this user, and that transactions begin as
+/// `read committed`.
 async fn check(pool: &Pool, limit: Duration, init: &str) -> Result<(), BackendError> {
     let rows = match pool.call(limit, &VERSION_OF, &[]).await {
         Ok(rows) => rows,
@@ -224,14 +226,14 @@ async fn check(pool: &Pool, limit: Duration, init: &str) -> Result<(), BackendEr
     Ok(())
 }
 
-/// 64 random bits, for what need not be a secret.
+/// 64 random bits, not for secrets.
 fn random() -> u64 {
-    // Without them waiters look in step, which costs speed only.
+    // Without randomness waiters poll in step, which costs only speed.
     getrandom::u64().unwrap_or_default()
 }
 
 impl RowBackend {
-    /// Listens from now on, if it does not yet.
+    /// Starts the listener task, if it is not running yet.
     fn listen(&self) {
         let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((listener, stop)) = listener {
@@ -239,7 +241,7 @@ impl RowBackend {
         }
     }
 
-    /// Asks once: a question is of no use after its time.
+    /// Runs a read or a break once, without retry: its result is useless after the limit.
     async fn ask(
         store: Arc<RowStore>,
         limit: Duration,
@@ -333,15 +335,15 @@ impl Backend for RowBackend {
 }
 
 fn as_bigint(token: Token) -> i64 {
-    // Below 2^53.
+    // Lossless: tokens are below 2^53.
     token.get() as i64
 }
 
 #[cfg(test)]
 mod tests {
-    /// A database need not be in UTF-8.
+    /// The database encoding need not be UTF-8.
     #[test]
-    fn the_schema_is_ascii_in_all_its_parts() {
+    fn schema_sql_is_ascii() {
         let sql = crate::backends::postgres::schema_sql(Some("app"));
         let odd: Vec<&str> = sql.lines().filter(|line| !line.is_ascii()).collect();
         assert!(odd.is_empty(), "{odd:?}");

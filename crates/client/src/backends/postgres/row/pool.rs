@@ -1,10 +1,11 @@
-//! Connections that calls share: few, made when they are needed, made anew when they end.
+//! Shared connections: a few, opened on demand and replaced when they end.
 //!
-//! A statement goes to the connection with the fewest under way, behind those if all are busy: each is short, and a whole
-//! transaction. A call that crosses to another thread and back costs more than what it asks for, so each runtime has
-//! connections of its own; but one that must not depend on a caller's runtime is on the backend's thread
-//! ([`Pool::listening`]). Nothing is kept in a connection but prepared statements, and those only where no transaction pooler
-//! lies between ([`Pool::is_direct`]): before PgBouncer 1.21 they end up on another's connection.
+//! A statement goes to the connection with the fewest statements in flight; if all are busy it is pipelined behind
+//! them, as each statement is short and a whole transaction. Crossing to another thread and back costs more than the
+//! statement, so each runtime has its own connections. A connection that must not depend on a caller's runtime runs on
+//! the backend's thread ([`Pool::listening`]). The only connection state is prepared statements, and only without a
+//! transaction pooler in between ([`Pool::is_direct`]): before PgBouncer 1.21 they end up on another client's
+//! connection.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,23 +24,23 @@ use super::calls::{COUNT, Statement};
 use crate::backends::postgres::connect::{Connection, Connector, NoAnswer, chain};
 use crate::error::{BackendError, BackendErrorKind};
 
-/// Until it is tried again to connect, after the first failure and after many.
+/// Minimum and maximum pause between failed attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 pub(super) type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
 
-/// Cheap to clone; clones are the same connections.
+/// Clones share the same connections.
 #[derive(Clone)]
 pub(super) struct Pool(Arc<Inner>);
 
 struct Inner {
     connector: Connector,
     most: usize,
-    /// A channel on which each connection listens, and who is told what is said there.
+    /// The channel on which each connection listens, and the receiver of its notifications.
     listens: Option<(String, UnboundedSender<Notification>)>,
     direct: Arc<AtomicBool>,
     state: Mutex<State>,
-    /// A connection was made, or could not be.
+    /// Notified when a connection was opened, or an attempt failed.
     changed: Notify,
 }
 
@@ -54,25 +55,25 @@ struct State {
 /// One connection.
 pub(super) struct Link {
     connection: Connection,
-    /// Where it is carried; `None` is the backend's thread.
+    /// The runtime that drives it; `None` is the backend's thread.
     runtime: Option<Id>,
-    /// It said nothing for too long, or can't write any more.
+    /// Cancelled when it did not answer in time or can't write any more.
     given_up: CancellationToken,
     under_way: AtomicUsize,
     prepared: [OnceCell<tokio_postgres::Statement>; COUNT],
 }
 
-/// Why a call brought no rows.
+/// Why a call returned no rows.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// There was no connection to send it on.
+    /// It was not sent, for lack of a connection.
     NotSent(BackendError),
     /// It was sent.
     NoAnswer(NoAnswer),
 }
 
 impl Failure {
-    /// Whether it may have been executed, or may still be (P12). What the server refused was undone.
+    /// Whether it may have been executed, or may still be running (P12). A refused statement was rolled back.
     pub(super) fn may_have_arrived(&self) -> bool {
         matches!(self, Self::NoAnswer(NoAnswer::Ended(_) | NoAnswer::Silent(_)))
     }
@@ -93,8 +94,7 @@ impl Failure {
 }
 
 impl Pool {
-    /// At most `most` connections on the runtimes of whoever asks; none is made yet. Whether they are `direct` is found
-    /// out elsewhere.
+    /// At most `most` connections, on their callers' runtimes, opened on demand. The listener determines `direct`.
     pub(super) fn new(connector: Connector, most: usize, direct: Arc<AtomicBool>) -> Self {
         Self::with(connector, most, None, direct)
     }
@@ -127,32 +127,32 @@ impl Pool {
         }))
     }
 
-    /// Whether no transaction pooler lies between, as far as is known.
+    /// Whether notifications have confirmed that no transaction pooler lies in between.
     pub(super) fn is_direct(&self) -> bool {
         self.0.direct.load(Ordering::Relaxed)
     }
 
-    /// Makes the first connection.
+    /// Opens the first connection.
     ///
     /// # Errors
-    /// What the server, or the way there, said.
+    /// The error of the server or of the connection attempt.
     pub(super) async fn open(&self) -> Result<(), BackendError> {
         let link = self.0.make().await?;
         self.0.state().links.push(Arc::new(link));
         Ok(())
     }
 
-    /// Whether a connection is there already.
+    /// Whether a usable connection is open.
     pub(super) fn has_link(&self) -> bool {
         self.0.state().links.iter().any(|link| link.is_usable())
     }
 
-    /// What was wrong last, if nothing went well since.
+    /// The last error, unless a connection was opened since.
     pub(super) fn trouble(&self) -> Option<String> {
         self.0.state().error.as_ref().map(ToString::to_string)
     }
 
-    /// A connection, as soon as there is one.
+    /// Waits for a usable connection.
     pub(super) async fn link(&self) -> Arc<Link> {
         loop {
             let changed = self.0.changed.notified();
@@ -173,7 +173,7 @@ impl Pool {
     /// Runs a statement, within `limit` from now.
     ///
     /// # Errors
-    /// [`Failure`]. A connection that said nothing for so long is given up.
+    /// [`Failure`]. A connection that does not answer within `limit` is abandoned.
     pub(super) async fn call(
         &self,
         limit: Duration,
@@ -198,7 +198,8 @@ impl Pool {
             let under_way = UnderWay::begin(&link);
             match timeout_at(until, link.rows(statement, params, prepared)).await {
                 Ok(Ok(rows)) => return Ok(rows),
-                // A pooler after all: what was prepared on one connection is missing on the next, or there twice.
+                // There is a pooler after all: the statement prepared on one connection is missing or a duplicate on
+                // another.
                 Ok(Err(why)) if prepared && is_about_preparing(&why) => {
                     self.0.direct.store(false, Ordering::Relaxed);
                     prepared = false;
@@ -208,7 +209,7 @@ impl Pool {
             }
             drop(under_way);
         };
-        // A standby may have been the primary when the connection was made.
+        // A READ ONLY error means that the connection's server was demoted from primary to standby.
         if matches!(why, NoAnswer::Silent(_)) {
             let what = format!("the database did not answer within {limit:?}");
             self.0.state().error = Some(BackendError::new(BackendErrorKind::Unreachable, what));
@@ -225,13 +226,13 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The runtime whose connections serve the caller.
+    /// The runtime whose connections serve the caller; `None` for the backend's thread.
     fn here(&self) -> Option<Id> {
         self.listens.is_none().then(|| Handle::current().id())
     }
 
-    /// The connection here with the least to do; while all are busy another is made. If there is none: when to look
-    /// again.
+    /// The least busy connection of this runtime. If all of them are busy, also opens another one. `Err`: when to check
+    /// again, if there is none.
     fn pick(self: &Arc<Self>) -> Result<Arc<Link>, Instant> {
         let here = self.here();
         let load = |link: &&Arc<Link>| link.under_way.load(Ordering::Relaxed);
@@ -252,7 +253,7 @@ impl Inner {
             && state.links.len() + state.opening >= self.most
             && let Some(idle) = state.links.iter().position(|link| load(&link) == 0)
         {
-            // Other runtimes have them all, and this one is not in use.
+            // Other runtimes have all the connections; this one is idle, so close it to make room.
             state.links.swap_remove(idle);
         }
         let now = Instant::now();
@@ -262,7 +263,7 @@ impl Inner {
             if state.opening > 0 { now + PAUSES.1 } else { state.not_before.max(now + PAUSES.0) };
         let others = || state.links.iter().min_by_key(load).cloned();
         let link = if state.opening == 0 { idlest.or_else(others) } else { idlest };
-        // A runtime that is ending drops it at once, and that takes the lock again.
+        // `spawn` on a runtime that is shutting down drops the task at once, and that drop takes this lock again.
         drop(state);
         if opens {
             let opening = Opening(self.clone());
@@ -275,8 +276,8 @@ impl Inner {
         link.ok_or(look_again)
     }
 
-    /// Nothing new goes to this connection. What it is at, if anything, is cancelled: a statement that waits for a row
-    /// which somebody has locked by hand must not leave a connection behind for each time that it is tried.
+    /// Sends no further statements to this connection, and cancels the statement in flight: if an operator's lock
+    /// blocks a row, each retry would otherwise leave a connection behind.
     fn give_up(&self, link: Arc<Link>) {
         if !link.given_up.is_cancelled() {
             link.given_up.cancel();
@@ -325,7 +326,7 @@ impl Inner {
     }
 }
 
-/// A connection that is being made; also over when its runtime ends.
+/// Counts a connection attempt; dropped with the task, even when the runtime shuts down.
 struct Opening(Arc<Inner>);
 
 impl Drop for Opening {
@@ -337,11 +338,11 @@ impl Drop for Opening {
 
 impl Link {
     fn is_usable(&self) -> bool {
-        // Also where its runtime has ended, which takes along who would say that it has.
+        // `is_closed` covers a runtime that has shut down: its connection task is gone and can't cancel `ended`.
         !self.given_up.is_cancelled() && !self.connection.client().is_closed()
     }
 
-    /// Resolves when it has ended, or was given up.
+    /// Resolves when the connection has ended or was abandoned.
     pub(super) async fn over(&self) {
         tokio::select! {
             () = self.given_up.cancelled() => {}
@@ -370,7 +371,7 @@ impl Link {
     }
 }
 
-/// What the server says as it ends a connection may reach a statement that was executed.
+/// An error with which the server ends the connection may be delivered to a statement that was executed.
 fn no_answer(error: Error) -> NoAnswer {
     match error.as_db_error() {
         Some(said) if !matches!(said.severity(), "FATAL" | "PANIC") => NoAnswer::Refused(error),
@@ -383,7 +384,7 @@ fn is_about_preparing(why: &NoAnswer) -> bool {
     code == Some(&SqlState::INVALID_SQL_STATEMENT_NAME) || code == Some(&SqlState::DUPLICATE_PSTATEMENT)
 }
 
-/// Counts a statement for as long as somebody waits for it.
+/// Counts a statement in flight until its caller stops waiting.
 struct UnderWay<'a>(&'a Link);
 
 impl<'a> UnderWay<'a> {

@@ -1,9 +1,9 @@
-//! Which calls go the short way: one prepared statement on the views `row_take` and `row_give`, at half of what a function
-//! costs the database.
+//! Selects the calls that take the fast path: one prepared UPDATE on the view `row_take` or `row_give`, at half of a
+//! function call's cost to the database.
 //!
-//! It does the usual case alone: a lock that is there and free, with nobody beside its hold. Whatever it does not do is asked
-//! of the functions, which is one call more; so it is only gone where it has a chance: for names that were last granted at
-//! once. That is a guess, which costs time when it is wrong and nothing else.
+//! The fast path covers only the uncontended case: an existing, free lock without waiters or other holds. In all other
+//! cases the function is called as well, which costs an extra round trip. So the fast path is tried only for names
+//! whose last grant was immediate. A wrong guess costs time and nothing else.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,19 +15,19 @@ use tokio_postgres::error::SqlState;
 use super::pool::Failure;
 use crate::backends::leased::{Attempt, Entry};
 
-/// How many names are remembered at most.
+/// Maximum number of cached names.
 const NAMES: usize = 1024;
-/// What `row_take` cuts, and `row_acquire` refuses.
+/// Limits that `row_acquire` enforces by refusal; `row_take` would truncate instead.
 const TTL_MOST: Duration = Duration::from_millis(limits::TTL_MS_MAX);
 const CLOSED_MOST: Duration = Duration::from_millis(limits::KEEP_CLOSED_MS_MAX);
 const ID_MOST: usize = 100;
 
-/// The names for which the short way is worth a try.
+/// The cache of names for which the fast path is worth a try.
 pub(super) struct ShortWay {
-    /// Not where the views are missing, or not granted to this user.
+    /// False once the views were found to be missing or not granted to this user.
     open: AtomicBool,
     hashes: RandomState,
-    /// Each at the place that its hash says, as its hash; zero is none. A later one takes the place.
+    /// Direct-mapped: each slot has the hash of its last name; zero is empty.
     names: Box<[AtomicU64]>,
 }
 
@@ -39,10 +39,10 @@ impl Default for ShortWay {
 }
 
 impl ShortWay {
-    /// Whether an attempt may be made by it.
+    /// Whether an attempt may use the fast path.
     pub(super) fn takes(&self, attempt: &Attempt) -> bool {
         let entry = &attempt.entry;
-        // One that may be a repeat is told what was granted first.
+        // A retry must return the original grant, which only the function can do.
         attempt.first
             && entry.mode == Mode::Exclusive
             && entry.ttl <= TTL_MOST
@@ -52,7 +52,7 @@ impl ShortWay {
             && self.is_worth(&entry.name)
     }
 
-    /// Whether a hold may be ended by it.
+    /// Whether a release may use the fast path.
     pub(super) fn gives(&self, entry: &Entry, doubt: bool) -> bool {
         !doubt && entry.mode == Mode::Exclusive && entry.keep_closed.is_zero() && self.is_worth(&entry.name)
     }
@@ -62,18 +62,19 @@ impl ShortWay {
         self.open.load(Ordering::Relaxed) && place.load(Ordering::Relaxed) == hash
     }
 
-    /// Whether a lock was granted at once.
+    /// Records whether a lock was granted at once.
     pub(super) fn learn(&self, name: &LockName, at_once: bool) {
         let (place, hash) = self.place(name);
         if at_once {
             place.store(hash, Ordering::Relaxed);
         } else {
-            // Another name may have the place by now.
+            // The slot may belong to another name by now.
             let _ = place.compare_exchange(hash, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// The database refused to go it, for a reason that the functions may not have.
+    /// The database refused the statement. Missing views or privileges turn the fast path off; the functions may still
+    /// work.
     pub(super) fn refused(&self, failure: &Failure) {
         let closed = [SqlState::INSUFFICIENT_PRIVILEGE, SqlState::UNDEFINED_TABLE];
         if failure.code().is_some_and(|code| closed.contains(code)) {
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_worth_a_try_from_a_grant_at_once_until_the_first_miss() {
+    fn fast_path_is_tried_from_an_immediate_grant_to_the_first_miss() {
         let (way, name, other) = (ShortWay::default(), name("a"), name("b"));
         assert!(!way.is_worth(&name));
         way.learn(&name, true);
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_names_none_is_taken_for_another() {
+    fn fast_path_cache_never_confuses_names() {
         let way = ShortWay::default();
         let names: Vec<LockName> = (0..5000).map(|n| name(&format!("lock/{n}"))).collect();
         let (granted, others) = names.split_at(2500);

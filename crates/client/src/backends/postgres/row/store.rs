@@ -1,4 +1,4 @@
-//! Entries as lease rows: one statement a call, and what its outcome means.
+//! Entries as lease rows: one statement per call, and the interpretation of its outcome.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,30 +23,30 @@ use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried};
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::Granted;
 
-/// How many entries one statement renews. Their rows are locked until it is committed.
+/// Maximum entries renewed by one statement. Their rows stay locked until it commits.
 const RENEWED_AT_ONCE: usize = 1000;
 
-/// A little more than the database says, so that a hold is over when we look.
+/// Margin added to the remaining time that the database reports, so that the hold has expired at the next try.
 const AFTER: Duration = Duration::from_millis(3);
-/// How often the first waiter looks although it will be woken: what was said may be lost.
+/// Interval at which the first waiter polls even if notifications work: a notification may be lost.
 const HEAD_LOOKS: Duration = Duration::from_secs(1);
-/// How often one that can't be woken looks at most, and for each who is before it less often by as much.
+/// Mean polling interval of the first waiter without notifications. Each waiter ahead adds as much, up to `POLL_MOST`.
 const POLL: Duration = Duration::from_millis(100);
 const POLL_MOST: Duration = Duration::from_secs(2);
 
 /// Lease rows of one database.
 pub(super) struct RowStore {
-    /// For all calls but renewals.
+    /// For all calls except renewals.
     pub(super) pool: Pool,
-    /// For renewals, which must not wait behind anybody.
+    /// For renewals, which must not queue behind other calls.
     pub(super) own: Pool,
-    /// Where we can be woken.
+    /// Id of this client's notification channel.
     pub(super) wake: String,
     pub(super) hearing: watch::Receiver<Hearing>,
     pub(super) short: ShortWay,
     /// The command that makes the schema, for errors.
     pub(super) init: String,
-    /// Ends the listening.
+    /// Stops the listener task on drop.
     pub(super) _listening: DropGuard,
 }
 
@@ -61,7 +61,7 @@ impl RowStore {
         let (ttl, closes) = (ms(entry.ttl), ms(entry.closed_after_expiry()));
         let hearing = *self.hearing.borrow();
         let hears = hearing == Hearing::Hears;
-        // Also while it is not known: a hold that is broken later is told then.
+        // Also while notifications are unconfirmed: once they work, a broken hold can still be notified.
         let (label, wake) = (text(&attempt.label), (hearing != Hearing::Deaf).then_some(self.wake.as_str()));
         let meta: &[u8] = &attempt.meta;
         if self.pool.is_direct() && self.short.takes(attempt) {
@@ -107,8 +107,8 @@ impl RowStore {
         }
     }
 
-    /// A call that goes the short way, within `limit`, of which as much is left then as it says. `None` if it is for the
-    /// functions to say what is to be said.
+    /// Runs a fast-path statement within `limit`, and reduces `limit` by the elapsed time. `None` if the caller has to
+    /// call the function instead, which returns the reason.
     async fn go_short(
         &self,
         name: &LockName,
@@ -121,7 +121,7 @@ impl RowStore {
         match self.pool.call(*limit, statement, params).await {
             Ok(mut rows) if !rows.is_empty() => return Ok(Some(rows.swap_remove(0))),
             Ok(_) => {}
-            // What was refused is undone.
+            // A refused statement was rolled back.
             Err(failure) if failure.code().is_some() && !failure.may_have_arrived() => {
                 self.short.refused(&failure);
             }
@@ -139,7 +139,7 @@ impl RowStore {
             let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
             let ids: Vec<&str> = entries.iter().map(|entry| entry.id.0.as_str()).collect();
             let ttls: Vec<i64> = entries.iter().map(|entry| ms(entry.ttl)).collect();
-            // Where the server gives no further connection, better late than never.
+            // If the server allows no further connection, a late renewal is better than none.
             let pool = if self.own.has_link() { &self.own } else { &self.pool };
             let answered = pool.call(limit, &RENEW, &[&names, &ids, &ttls]).await;
             let rows = answered.map_err(|failure| unanswered(&failure, "renew"))?;
@@ -174,7 +174,7 @@ impl RowStore {
         })
     }
 
-    /// The error for people; `doing` says what was tried.
+    /// The error as shown to users; `doing` names the operation.
     pub(super) fn explained(&self, failure: Failure, doing: &str) -> BackendError {
         let missing =
             [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_TABLE];
@@ -185,7 +185,7 @@ impl RowStore {
     }
 }
 
-/// The schema is not there, or is incomplete.
+/// The error for a missing or incomplete schema.
 pub(super) fn no_schema(init: &str) -> BackendError {
     let what = format!(
         "the database has no schema for lease rows: let someone who may create a schema run `{init}`, or what \
@@ -215,7 +215,7 @@ impl Store for Arc<RowStore> {
     }
 }
 
-/// What no database need be asked for.
+/// Limits that are checked without the database.
 fn rejected(attempt: &Attempt) -> Option<Rejection> {
     if attempt.meta.len() > limits::META_BYTES_MAX {
         return Some(Rejection::MetaTooLong { bytes: attempt.meta.len() });
@@ -246,7 +246,7 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
         ),
         ("no-limit", _) => Tried::Refused(Rejection::NoLimit { name: name() }.into()),
         ("full", _) => Tried::Refused(Rejection::TooManyWaiters { name: name() }.into()),
-        // Busy; or over, and then nobody waits for the answer.
+        // Busy; or the entry is over already, and then the answer is discarded.
         _ => Tried::Busy(Busy { holder: acquired.holder, queued_ahead: acquired.ahead }),
     }
 }
@@ -258,10 +258,12 @@ fn granted(token: Option<i64>, permits: Vec<PermitGrant>) -> Tried {
     }
 }
 
-/// When to look again at the latest, with so many before us and `left` until what is in the way may be over.
+/// How long a waiter sleeps at most before it tries again. `ahead` waiters are before it, and the hold in the way ends
+/// within `left`.
 ///
-/// One that can be woken looks when the hold in the way would end by itself, and the first one from time to time besides.
-/// Of those that can't, the first ones look often and the others rarely, so that the more there are the less each asks.
+/// A waiter that receives notifications tries when the hold in the way would expire; the first waiter also polls from
+/// time to time. Of the waiters without notifications the first ones poll often and the later ones rarely, so that the
+/// load per waiter falls as their number grows.
 fn again(ttl: Duration, ahead: u64, left: Option<Duration>, hears: bool) -> Duration {
     let at_most = if hears && ahead == 0 {
         HEAD_LOOKS
@@ -276,14 +278,14 @@ fn again(ttl: Duration, ahead: u64, left: Option<Duration>, hears: bool) -> Dura
     left.map_or(at_most, |left| (left + AFTER + spread).min(at_most))
 }
 
-/// A random part of it, so that nobody looks in step.
+/// A random fraction, so that clients don't poll in step.
 fn part_of(whole: Duration) -> Duration {
     whole.mul_f64((random() >> 11) as f64 / (1_u64 << 53) as f64)
 }
 
-/// What another try won't change.
+/// Whether a retry can't succeed.
 fn refuses_for_good(failure: &Failure) -> bool {
-    // Conflicts, lack of resources, an operator's intervention, a standby: these pass.
+    // Connection errors, conflicts, lack of resources, operator intervention and standbys are transient.
     let passes = |code: &SqlState| {
         ["08", "40", "53", "57"].iter().any(|class| code.code().starts_with(class))
             || *code == SqlState::LOCK_NOT_AVAILABLE
@@ -301,7 +303,7 @@ fn ms(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// A text as the database takes it: it knows no NUL.
+/// PostgreSQL text can't contain NUL; replaces it by U+FFFD.
 pub(super) fn text(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{fffd}")) } else { Cow::Borrowed(text) }
 }

@@ -1,4 +1,4 @@
-//! Nodes in memory: one key a lock with an expiry, a queue, and every fault that a server behind a network has.
+//! In-memory nodes: a key with an expiry for each lock, a queue, and the faults of a server behind a network.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,23 +18,23 @@ use crate::machine::Granted;
 use crate::time::BootInstant;
 use crate::worker::Worker;
 
-/// How a node answers.
+/// A node's behaviour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fault {
     None,
-    /// Its port is closed.
+    /// Connections are refused.
     Dead,
-    /// It stands still: what it is sent is executed when it goes on.
+    /// It is paused: calls are executed when it resumes.
     Hung,
-    /// It executes, and the answer is lost.
+    /// It executes calls, and the answers are lost.
     LosesAnswers,
-    /// The call is lost on the way.
+    /// Calls are lost on the way.
     LosesCalls,
-    /// It answers with a refusal: a wrong password.
+    /// It refuses all calls: a wrong password.
     Refuses,
 }
 
-/// A node, from outside.
+/// A handle to a node.
 #[derive(Clone)]
 pub(super) struct Fake(Arc<Mutex<State>>);
 
@@ -46,11 +46,11 @@ struct State {
     gone: BTreeSet<EntryId>,
     backlog: VecDeque<Delayed>,
     attempts: usize,
-    /// Where each client hears.
+    /// The listeners of each client.
     wakes: Vec<Wakes>,
 }
 
-/// A call that is executed when the node goes on.
+/// A call that is executed when the node resumes.
 type Delayed = Box<dyn FnOnce(&mut State) + Send>;
 
 struct Key {
@@ -134,7 +134,7 @@ impl Fake {
         let mut state = self.state();
         state.fault = fault;
         if fault != Fault::Hung {
-            // It goes on with what it was sent meanwhile, in order.
+            // It executes the calls received meanwhile, in order.
             while let Some(call) = state.backlog.pop_front() {
                 call(&mut state);
             }
@@ -145,12 +145,12 @@ impl Fake {
         self.state().delay = delay;
     }
 
-    /// The key is deleted by hand.
+    /// Deletes a key, as an operator may.
     pub(super) fn free(&self, name: &LockName) {
         self.state().keys.remove(name);
     }
 
-    /// It starts again with nothing.
+    /// Restarts without data.
     pub(super) fn wipe(&self) {
         let mut state = self.state();
         state.keys.clear();
@@ -158,7 +158,7 @@ impl Fake {
         state.gone.clear();
     }
 
-    /// A client that knows nothing of us takes the key.
+    /// Another Redis client takes the key.
     pub(super) fn take(&self, name: &LockName, owner: &str) {
         let key = Key {
             id: EntryId(owner.to_owned()),
@@ -169,7 +169,7 @@ impl Fake {
         self.state().keys.insert(name.clone(), key);
     }
 
-    /// Whose the key is, by the entry's id without its number.
+    /// The holder: the entry's id without its number.
     pub(super) fn holder(&self, name: &LockName) -> Option<String> {
         let mut state = self.state();
         let id = &state.key(name).filter(|key| !key.closed)?.id.0;
@@ -188,7 +188,7 @@ impl Fake {
         self.state().attempts
     }
 
-    /// One call: there, executed, and back.
+    /// One call: request, execution, answer.
     fn call<T: Send + 'static>(
         &self,
         run: impl FnOnce(&mut State) -> Result<T, CallError> + Send + 'static,
@@ -223,7 +223,7 @@ impl Fake {
     }
 }
 
-/// No answer came in time.
+/// No answer in time.
 const LATE: CallError = CallError { sent: true };
 
 impl NodeStore for Fake {
@@ -260,7 +260,7 @@ impl NodeStore for Fake {
     }
 }
 
-/// So many nodes, which answer in a millisecond.
+/// Nodes that answer within a millisecond.
 pub(super) fn nodes(count: usize) -> Vec<Fake> {
     let state = || State {
         fault: Fault::None,
@@ -275,7 +275,7 @@ pub(super) fn nodes(count: usize) -> Vec<Fake> {
     (0..count).map(|_| Fake(Arc::new(Mutex::new(state())))).collect()
 }
 
-/// The test's own clock: that of its paused runtime.
+/// The test's clock: the virtual time of its paused runtime.
 pub(super) fn now() -> BootInstant {
     thread_local!(static START: Instant = Instant::now());
     BootInstant::from_nanos(1_000_000_000) + START.with(|start| start.elapsed())
@@ -324,12 +324,12 @@ pub(super) fn attempt(entry: &Arc<Entry>, wait: bool) -> Attempt {
     }
 }
 
-/// Who holds the lock at each node.
+/// The lock's holder on each node.
 pub(super) fn holders(nodes: &[Fake]) -> Vec<Option<String>> {
     nodes.iter().map(|node| node.holder(&name())).collect()
 }
 
-/// At how many nodes `id` holds.
+/// The number of nodes on which `id` holds.
 pub(super) fn held_at(nodes: &[Fake], id: &str) -> usize {
     holders(nodes).iter().filter(|holder| holder.as_deref() == Some(id)).count()
 }

@@ -1,4 +1,4 @@
-//! The quorum over nodes in memory, on the test's own time: every fault, and what must be left of it.
+//! Tests of the quorum over in-memory nodes, on virtual time: every fault, and the entries left after it.
 
 mod fake;
 mod random;
@@ -48,7 +48,7 @@ async fn hung_and_dead_nodes_do_not_slow_an_acquire_down() {
     assert!(from.elapsed() < 10 * MS, "{:?}", from.elapsed());
     assert_eq!(store.finish(entry("a"), false).await, Ok(End::Released));
     assert!(from.elapsed() < 20 * MS, "{:?}", from.elapsed());
-    // What it was sent while it hung comes to nothing when it goes on.
+    // Calls that it received while it hung leave no entry when it resumes.
     nodes[0].set(Fault::None);
     sleep(SETTLED).await;
     assert_eq!(holders(&nodes), [const { None }; 5]);
@@ -76,7 +76,7 @@ async fn without_a_majority_nothing_is_held_and_every_node_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_that_hang_are_told_after_their_time_limit_and_in_doubt() {
+async fn a_hung_majority_is_reported_in_doubt_after_the_time_limit() {
     let nodes = nodes(5);
     set(&nodes[..3], Fault::Hung);
     let (store, _) = client(&nodes);
@@ -88,7 +88,7 @@ async fn three_that_hang_are_told_after_their_time_limit_and_in_doubt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_by_a_majority_is_refused() {
+async fn a_request_that_a_majority_refuses_is_refused() {
     let nodes = nodes(3);
     nodes[1].set(Fault::Refuses);
     let (store, _) = client(&nodes);
@@ -129,14 +129,14 @@ async fn a_split_vote_is_tried_again() {
     let (store, _) = client(&nodes);
     let trying = tokio::spawn(store.attempt(attempt(&entry("a"), false)));
     sleep(5 * MS).await;
-    // The rivals take back what they have, as we do.
+    // The rivals take their entries back, as this client does.
     nodes.iter().for_each(Fake::wipe);
     assert!(is_granted(&trying.await.unwrap()));
 }
 
-/// Peers' flaw 1: redsync's roll-back used the context that had been cancelled.
+/// A take-back must not depend on the caller's context: redsync's roll-back used the cancelled one.
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_is_gone_leaves_nothing_wherever_it_stood() {
+async fn an_attempt_cancelled_at_any_moment_leaves_no_entries() {
     let mut moments = 0;
     for step in 0..60 {
         for faults in [[Fault::None; 2], [Fault::Hung, Fault::Dead], [Fault::LosesAnswers, Fault::Hung]] {
@@ -147,7 +147,7 @@ async fn a_caller_that_is_gone_leaves_nothing_wherever_it_stood() {
             nodes[1].set(faults[0]);
             nodes[4].set(faults[1]);
             let (store, _) = client(&nodes);
-            // Cancelled by its time limit, and nobody ever finishes it.
+            // Cancelled by its time limit, and never finished.
             let cancelled = timeout(step * MS, store.attempt(attempt(&entry("a"), true))).await.is_err();
             moments += u32::from(cancelled);
             set(&nodes, Fault::None);
@@ -165,7 +165,7 @@ async fn a_caller_that_is_gone_leaves_nothing_wherever_it_stood() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn within_a_round_trip_after_the_heal_no_node_holds_what_failed() {
+async fn failed_attempts_are_taken_back_soon_after_the_nodes_recover() {
     for fault in [Fault::Hung, Fault::LosesAnswers, Fault::LosesCalls] {
         let nodes = nodes(5);
         set(&nodes[..3], fault);
@@ -176,7 +176,7 @@ async fn within_a_round_trip_after_the_heal_no_node_holds_what_failed() {
         assert!(finishing.is_err(), "a majority has not answered: {finishing:?}");
         sleep(TTL / 2).await;
         set(&nodes, Fault::None);
-        // The pause between two take-backs, and a round trip.
+        // The longest pause between two take-backs, and a round trip.
         sleep(Duration::from_millis(1_002)).await;
         assert_eq!(holders(&nodes), [const { None }; 5], "{fault:?}");
         assert_eq!(store.finish(entry("a"), true).await, Ok(End::Gone), "and it is known");
@@ -187,7 +187,7 @@ async fn within_a_round_trip_after_the_heal_no_node_holds_what_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_try_is_taken_back_before_the_next_and_keeps_nobody_out() {
+async fn a_failed_attempt_is_taken_back_before_the_next_and_blocks_no_other() {
     let nodes = nodes(5);
     nodes[..3].iter().for_each(|node| node.take(&name(), "other"));
     let (store, _) = client(&nodes);
@@ -208,7 +208,7 @@ async fn a_failed_try_is_taken_back_before_the_next_and_keeps_nobody_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_wakes_whoever_waits_and_what_is_taken_back_does_not() {
+async fn a_release_wakes_a_waiter_and_a_rivals_take_back_does_not() {
     let nodes = nodes(5);
     let (first, _) = client(&nodes);
     let (second, wakes) = client(&nodes);
@@ -217,7 +217,7 @@ async fn a_release_wakes_whoever_waits_and_what_is_taken_back_does_not() {
     assert!(matches!(second.attempt(attempt(&waiting, true)).await, Ok(Tried::Waits { .. })));
     let (heard_in, mut heard) = tokio::sync::mpsc::unbounded_channel();
     wakes.listen("b", move |_, wake| heard_in.send(wake).unwrap());
-    // A rival's try at the nodes that are free comes and goes.
+    // A rival's attempt takes the free nodes, and gives them back.
     nodes[..2].iter().for_each(|node| node.free(&name()));
     let (rival, _) = client(&nodes);
     assert!(matches!(rival.attempt(attempt(&entry("c"), true)).await, Ok(Tried::Waits { .. })));
@@ -231,16 +231,16 @@ async fn a_release_wakes_whoever_waits_and_what_is_taken_back_does_not() {
     assert_eq!(nodes.iter().map(Fake::waiters).sum::<usize>(), 0, "who holds waits nowhere");
 }
 
-/// P5: the session's deadline counts from its latest acknowledged keep-alive, and no hold may end at its nodes before.
+/// P5: the session's deadline counts from its latest acknowledged keep-alive; no hold may expire on its nodes before.
 #[tokio::test(start_paused = true)]
-async fn what_was_granted_before_a_keep_alive_does_not_count_after_it() {
+async fn grants_from_before_a_keep_alive_do_not_count_after_it() {
     let nodes = nodes(3);
     nodes.iter().for_each(|node| node.set_delay(100 * MS));
     let (store, _) = client(&nodes);
     let entry = entry("a");
     let trying = tokio::spawn(store.attempt(attempt(&entry, false)));
     sleep(60 * MS).await;
-    // The nodes have executed it. The keep-alive is acknowledged without a word of theirs, since nothing holds yet.
+    // The nodes have executed the attempt. The keep-alive is acknowledged without a call, since nothing holds yet.
     assert_eq!(store.renew(vec![entry.clone()]).await, Ok(vec![Renewed::Kept]));
     let late = trying.await.unwrap();
     assert!(matches!(late, Err(CallError { sent: true })), "{late:?}");
@@ -267,9 +267,9 @@ async fn a_renewal_needs_a_majority() {
     assert_eq!(store.renew(vec![entry]).await, Ok(vec![Renewed::Kept]));
 }
 
-/// Peers' flaw 6.
+/// A renewal that sets an entry again would take a lost lock back.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_makes_nothing_anew() {
+async fn a_renewal_never_recreates_an_entry() {
     let nodes = nodes(5);
     let (store, _) = client(&nodes);
     let entry = entry("a");
@@ -295,7 +295,7 @@ async fn a_renewal_makes_nothing_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_says_whether_it_was_still_held() {
+async fn a_release_reports_whether_a_majority_still_held() {
     let nodes = nodes(3);
     let (store, _) = client(&nodes);
     let [lost, unsure] = [entry("a"), entry("b")];
@@ -307,7 +307,7 @@ async fn a_release_says_whether_it_was_still_held() {
     sleep(SETTLED).await;
     set(&nodes[..2], Fault::LosesAnswers);
     assert_eq!(store.finish(unsure.clone(), false).await, Err(CallError { sent: true }));
-    // Answered or not, it is repeated until it is known.
+    // The release is repeated until the nodes have answered.
     set(&nodes, Fault::None);
     sleep(SETTLED).await;
     assert_eq!(holders(&nodes), [const { None }; 3]);
@@ -315,7 +315,7 @@ async fn a_release_says_whether_it_was_still_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_what_was_held_keeps_the_lock_closed() {
+async fn only_a_hold_keeps_the_lock_closed_after_its_end() {
     let nodes = nodes(3);
     nodes[1].take(&name(), "other");
     nodes[2].take(&name(), "other");
@@ -332,9 +332,9 @@ async fn only_what_was_held_keeps_the_lock_closed() {
     assert!(nodes.iter().all(|node| node.is_closed(&name())));
 }
 
-/// A node that says nothing for long is sent no more than it can be expected to forget.
+/// Unanswered take-backs on a hung node are bounded, since each takes memory.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_hangs_for_long_is_not_asked_for_ever() {
+async fn a_node_with_too_many_unanswered_take_backs_gets_no_more_attempts() {
     let nodes = nodes(3);
     nodes[0].set(Fault::Hung);
     let (store, _) = client(&nodes);

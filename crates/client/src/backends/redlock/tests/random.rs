@@ -1,4 +1,5 @@
-//! Random clients over random faults: whoever believes that it holds has a majority of the nodes, so that no two can.
+//! Random clients over random faults: a holder within its deadline has a majority of the nodes, so that there is at
+//! most one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,10 +11,10 @@ use super::fake::{Fake, Fault, TTL, attempt, client, entry, held_at, holders, no
 use crate::backends::leased::{Renewed, Store, Tried};
 use crate::time::BootInstant;
 
-/// What each client believes: until when its hold may be relied on, as the session's machine counts it.
+/// The deadline of each client's hold, as the session's machine computes it.
 type Beliefs = Arc<Mutex<BTreeMap<String, BootInstant>>>;
 
-/// A session with one request after the other.
+/// A session that makes one request after the other.
 async fn live(name: String, nodes: Vec<Fake>, beliefs: Beliefs, rounds: u32) {
     let (store, _) = client(&nodes);
     let mut granted = 0;
@@ -33,7 +34,7 @@ async fn live(name: String, nodes: Vec<Fake>, beliefs: Beliefs, rounds: u32) {
                 let kept = store.renew(vec![entry.clone()]).await;
                 (sent, kept)
             };
-            // A keep-alive may pass a try at any moment.
+            // A keep-alive may overlap an attempt at any moment.
             let tried = if fastrand::u8(..) < 100 {
                 let (tried, (sent, kept)) = tokio::join!(trying, keep_alive);
                 if kept == Ok(vec![Renewed::Kept]) {
@@ -66,7 +67,7 @@ async fn live(name: String, nodes: Vec<Fake>, beliefs: Beliefs, rounds: u32) {
                     Err(_) => {}
                 }
             }
-            // A holder that stalls believes on; one that is well gives it back first.
+            // A stalled holder keeps its hold to its deadline; a healthy one releases before.
             if fastrand::bool() {
                 sleep(TTL).await;
             }
@@ -103,7 +104,7 @@ async fn run(seed: u64) -> usize {
     let mut held = 0;
     while !clients.iter().all(tokio::task::JoinHandle::is_finished) {
         let node = &nodes[fastrand::usize(..nodes.len())];
-        // Half of the time a node is well. None forgets: that is what Redlock does not survive.
+        // Half of the time a node is healthy. None loses its entries: Redlock does not survive that.
         node.set(match fastrand::u8(..10) {
             0..5 => Fault::None,
             5 => Fault::Dead,
@@ -122,7 +123,7 @@ async fn run(seed: u64) -> usize {
     for client in clients {
         client.await.unwrap();
     }
-    // All is well again: within the longest pause and a round trip nothing is left.
+    // All nodes are healthy again: after the longest pause and a round trip no entry is left.
     for node in &nodes {
         node.set(Fault::None);
         node.set_delay(Duration::from_millis(1));
@@ -133,7 +134,7 @@ async fn run(seed: u64) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_believes_has_a_majority() {
+async fn a_holder_within_its_deadline_has_a_majority() {
     let mut held = 0;
     for seed in 0..30 {
         held += run(seed).await;
