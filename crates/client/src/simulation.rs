@@ -8,7 +8,9 @@
 
 pub use crate::backend::{Call, CallError, Wanted};
 pub use crate::backends::service::addresses::{Address, Addresses};
-pub use crate::backends::service::carrier::{Carrier, StreamEnding, CarrierOutput, CarrierStats, SessionKey, StreamId};
+pub use crate::backends::service::carrier::{
+    Carrier, CarrierOutput, CarrierStats, SessionKey, StreamEnding, StreamId,
+};
 pub use crate::machine::{
     Answer, By, CallId, Event, Granted, Key, Machine, NotAcquired, Output, Push, Releasing, Spec, Want, What,
 };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lockkeeper::{
     AcquireError, BackendErrorKind, BreakOrder, Lock, LockName, Locks, TokenStatus, Watch, WatchEvent,
 };
-use lockkeeper_server::{ServerOptions, Running};
+use lockkeeper_server::{Running, ServerOptions};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -23,7 +23,10 @@ struct Service {
 impl Service {
     fn start() -> Self {
         let data = tempfile::tempdir().unwrap();
-        let options = ServerOptions { listen: "127.0.0.1:0".to_owned(), ..ServerOptions::new(data.path().join("data")) };
+        let options = ServerOptions {
+            listen: "127.0.0.1:0".to_owned(),
+            ..ServerOptions::new(data.path().join("data"))
+        };
         let (ready, started) = mpsc::channel();
         std::thread::spawn(move || lockkeeper_server::run(options, |running| ready.send(running).unwrap()));
         Self { running: started.recv().unwrap(), _data: data }

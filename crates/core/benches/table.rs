@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use lockkeeper_core::{
-    Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Reply, Restorer, Seq, SessionId, Table,
-    SnapshotProgress,
+    Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Reply, Restorer, Seq, SessionId,
+    SnapshotProgress, Table,
 };
 
 /// The system allocator with a count of the allocated bytes, by requested size and without the allocator's overhead.

@@ -12,14 +12,14 @@ use crate::table::Table;
 use crate::types::{ModeKind, Ticket, Token};
 
 /// `Err` describes the violation.
-pub type Verdict = Result<(), String>;
+pub type CheckResult = Result<(), String>;
 
 /// Checks all state invariants. With a backlog it checks only those that always hold: waiters that could be granted may
 /// still wait then, and requests of ended sessions may still exist.
 ///
 /// # Errors
 /// The first violation.
-pub fn all(table: &Table) -> Verdict {
+pub fn all(table: &Table) -> CheckResult {
     let snapshot = table.snapshot();
     p1_exclusion(&snapshot)?;
     p2_tokens(&snapshot)?;
@@ -35,7 +35,7 @@ pub fn all(table: &Table) -> Verdict {
 ///
 /// # Errors
 /// The two conflicting holds, or the slot held twice.
-pub fn p1_exclusion(snapshot: &Snapshot) -> Verdict {
+pub fn p1_exclusion(snapshot: &Snapshot) -> CheckResult {
     let holds: Vec<&RequestState> = snapshot.requests.iter().filter(|r| token(r).is_some()).collect();
     for (index, a) in holds.iter().enumerate() {
         for b in &holds[index + 1..] {
@@ -59,7 +59,7 @@ pub fn p1_exclusion(snapshot: &Snapshot) -> Verdict {
 ///
 /// # Errors
 /// The offending token.
-pub fn p2_tokens(snapshot: &Snapshot) -> Verdict {
+pub fn p2_tokens(snapshot: &Snapshot) -> CheckResult {
     let mut seen = BTreeSet::new();
     for token in snapshot.requests.iter().filter_map(token) {
         if token.get() > snapshot.last_token || !seen.insert(token) {
@@ -74,7 +74,7 @@ pub fn p2_tokens(snapshot: &Snapshot) -> Verdict {
 ///
 /// # Errors
 /// The offending session and seq.
-pub fn p7_answers(snapshot: &Snapshot) -> Verdict {
+pub fn p7_answers(snapshot: &Snapshot) -> CheckResult {
     let mut live = BTreeSet::new();
     for request in &snapshot.requests {
         let Some((session, seq)) = request.owner else { continue };
@@ -103,7 +103,7 @@ pub fn p7_answers(snapshot: &Snapshot) -> Verdict {
 ///
 /// # Errors
 /// The offending waiter.
-pub fn p8_queue(snapshot: &Snapshot) -> Verdict {
+pub fn p8_queue(snapshot: &Snapshot) -> CheckResult {
     let (waiters, holds): (Vec<&RequestState>, Vec<&RequestState>) =
         snapshot.requests.iter().partition(|request| token(request).is_none());
     let limits: BTreeMap<&str, usize> =
@@ -134,7 +134,7 @@ pub fn p8_queue(snapshot: &Snapshot) -> Verdict {
 ///
 /// # Errors
 /// The difference.
-pub fn index(table: &Table) -> Verdict {
+pub fn index(table: &Table) -> CheckResult {
     let snapshot = table.snapshot();
     let decoded = Snapshot::decode(&snapshot.encode()).map_err(|e| e.to_string())?;
     if decoded != snapshot {
@@ -159,7 +159,7 @@ pub fn step(
     reply: &Reply,
     effects: &[Effect],
     after: &Snapshot,
-) -> Verdict {
+) -> CheckResult {
     let counters = |s: &Snapshot| [s.last_token, s.last_ticket, s.last_session, u64::from(s.rules)];
     if counters(before).iter().zip(counters(after)).any(|(&before, after)| after < before) {
         return Err(format!("P2: a counter fell at {command:?}"));

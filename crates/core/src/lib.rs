@@ -23,7 +23,7 @@ pub use name::{LockName, NameError};
 pub use reply::{Effect, Effects, End, Grant, PermitGrant, Rejection, Reply};
 pub use snapshot::Snapshot;
 pub use table::{
-    Description, HoldInfo, HoldState, Page, Pending, Restorer, SessionInfo, SnapshotError, Table,
-    TokenStatus, WaiterInfo, SnapshotProgress, WalkUnderWay,
+    Description, HoldInfo, HoldState, Page, Pending, Restorer, SessionInfo, SnapshotError, SnapshotProgress,
+    SnapshotUnderWay, Table, TokenStatus, WaiterInfo,
 };
 pub use types::{Mode, ModeKind, Seq, SessionId, Slot, Ticket, Token};

@@ -9,7 +9,7 @@ mod random_steps;
 
 use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Restorer, Seq, SessionId, Snapshot,
-    Table, SnapshotProgress, WalkUnderWay, invariants, limits,
+    SnapshotProgress, SnapshotUnderWay, Table, invariants, limits,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -123,7 +123,7 @@ impl World {
     fn begin(&mut self) -> Result<(), String> {
         let begun = self.table.begin_snapshot();
         match (&self.walk, begun) {
-            (Some(_), Err(WalkUnderWay)) => {}
+            (Some(_), Err(SnapshotUnderWay)) => {}
             (None, Ok(())) => {
                 let expected = self.now.clone();
                 self.walk = Some(Walk { expected, stream: Vec::new(), since: Vec::new() });
@@ -151,7 +151,12 @@ impl World {
                 self.walks_done += 1;
                 return self.check(&walk, digest);
             }
-            _ => return Err(format!("{state:?} after {before} bytes, walking: {}", self.table.is_snapshot_under_way())),
+            _ => {
+                return Err(format!(
+                    "{state:?} after {before} bytes, walking: {}",
+                    self.table.is_snapshot_under_way()
+                ));
+            }
         }
         Ok(())
     }
@@ -350,7 +355,7 @@ fn cancelled_snapshot_does_not_affect_the_next_one() {
         done_through: Seq(0),
     };
     let _released = table.apply(finish(90), &mut Effects::new());
-    assert_eq!(table.begin_snapshot(), Err(WalkUnderWay));
+    assert_eq!(table.begin_snapshot(), Err(SnapshotUnderWay));
     table.abandon_snapshot();
     assert_eq!(table.snapshot_piece(5, &mut Vec::new()), SnapshotProgress::NoWalk);
     let _released = table.apply(finish(91), &mut Effects::new());

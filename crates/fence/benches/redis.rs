@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_fence::redis::{RedisCommand, FenceScript, RedisFence};
+use lockkeeper_fence::redis::{FenceScript, RedisCommand, RedisFence};
 use lockkeeper_fence::{Section, Token};
 use lockkeeper_rig::Redis;
 

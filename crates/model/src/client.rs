@@ -3,7 +3,7 @@
 use crate::action::Action;
 use crate::model::Model;
 use crate::rule::Rule;
-use crate::state::{KeepAliveCall, DRIFT, CloseProgress, LINGER, CallStage, Role, State, TTL};
+use crate::state::{CallStage, CloseProgress, DRIFT, KeepAliveCall, LINGER, Role, State, TTL};
 
 impl Model {
     /// The true duration of `ticks` measured by the client, whose clock is as slow as the assumed drift allows. The

@@ -27,8 +27,11 @@ pub fn explore(model: Model, until: &[&'static str], threads: usize) -> Explorat
     let stops = !matches!(&until, HasDiscoveries::AllOf(none) if none.is_empty());
     let until = if stops { until } else { HasDiscoveries::All };
     let checker = model.checker().threads(threads).finish_when(until).spawn_bfs().join();
-    let mut report =
-        Exploration { states: checker.unique_state_count(), broken: BTreeMap::new(), reached: BTreeSet::new() };
+    let mut report = Exploration {
+        states: checker.unique_state_count(),
+        broken: BTreeMap::new(),
+        reached: BTreeSet::new(),
+    };
     let found = checker.discoveries();
     for property in model.properties() {
         let Some(path) = found.get(property.name) else { continue };

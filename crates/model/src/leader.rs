@@ -3,7 +3,9 @@
 use crate::action::Action;
 use crate::model::Model;
 use crate::rule::Rule;
-use crate::state::{KeepAliveCall, Check, Closing, CloseProgress, LINGER, Leader, CallStage, Role, QuorumRead, State, TTL};
+use crate::state::{
+    CallStage, Check, CloseProgress, Closing, KeepAliveCall, LINGER, Leader, QuorumRead, Role, State, TTL,
+};
 
 impl Model {
     /// The time until the deadline after a renewal is read now, in ticks.
@@ -75,8 +77,9 @@ impl Model {
 
     /// Returns true if input that had arrived when the check began is still unread.
     fn has_old(state: &State, leader: u8) -> bool {
-        let old =
-            |stream: &crate::state::ModelStream| stream.to == leader && stream.end == CloseProgress::Socket && stream.old;
+        let old = |stream: &crate::state::ModelStream| {
+            stream.to == leader && stream.end == CloseProgress::Socket && stream.old
+        };
         state.calls_at(leader, CallStage::Socket).any(|call| call.old) || state.streams.iter().any(old)
     }
 
@@ -186,7 +189,8 @@ impl Model {
                 state.calls[index].old = old;
             }
         }
-        for stream in state.streams.iter_mut().filter(|it| it.to == leader && it.end == CloseProgress::Socket) {
+        for stream in state.streams.iter_mut().filter(|it| it.to == leader && it.end == CloseProgress::Socket)
+        {
             stream.old = old;
         }
     }

@@ -4,7 +4,7 @@ use stateright::Property;
 
 use crate::action::Action;
 use crate::rule::Rule;
-use crate::state::{Check, Closing, CloseProgress, Leader, CallStage, Role, QuorumRead, State};
+use crate::state::{CallStage, Check, CloseProgress, Closing, Leader, QuorumRead, Role, State};
 
 /// The promises that the model checks; P4 for breaks only.
 pub const PROMISES: [&str; 4] = ["P4", "P5", "P6", "P9"];

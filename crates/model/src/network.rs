@@ -2,7 +2,7 @@
 
 use crate::action::Action;
 use crate::model::Model;
-use crate::state::{KeepAliveCall, CloseProgress, CallStage, Role, State, TTL};
+use crate::state::{CallStage, CloseProgress, KeepAliveCall, Role, State, TTL};
 
 impl Model {
     pub(crate) fn offer_network(&self, state: &State, actions: &mut Vec<Action>) {

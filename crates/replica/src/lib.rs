@@ -6,11 +6,11 @@
 //! Reading order: [`event`] (inputs and outputs), [`replica`] (one turn of the event loop), `book` (leader's timers),
 //! `engine` (raft-rs), [`storage`] (log and snapshots on disk).
 
-mod book;
+pub mod bootstrap;
+mod deadlines;
 pub mod disk;
 mod engine;
 pub mod event;
-pub mod founder;
 mod lease;
 mod members;
 pub mod mutant;

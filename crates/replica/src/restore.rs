@@ -6,11 +6,11 @@
 //! issued, before or after the backup, is issued again (P2).
 
 use lockkeeper_core::snapshot::Phase;
-use lockkeeper_core::{Command, LockName, Reply, Seq, Table, SnapshotProgress};
+use lockkeeper_core::{Command, LockName, Reply, Seq, SnapshotProgress, Table};
 use lockkeeper_wire::store::Founding;
 
 use crate::disk::Disk;
-use crate::storage::{self, Existing, OpenError, LogOptions};
+use crate::storage::{self, Existing, LogOptions, OpenError};
 
 /// The number of items per snapshot piece.
 const ITEMS_PER_PIECE: usize = 4096;

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ServerProcess, ProcessSlot};
+use crate::process::{ProcessSlot, ServerProcess};
 use crate::program::{CommandLine, ask};
 use crate::s3::{NODE, installed};
 

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ServerProcess, ProcessSlot};
+use crate::process::{ProcessSlot, ServerProcess};
 use crate::program::CommandLine;
 use crate::s3::{MOTO, PYTHON, installed};
 
@@ -43,11 +43,9 @@ impl DynamoDb {
         let _ = installed(foreign, "pypi", "py_partiql_parser");
         PYTHON.path();
         let server = Self { port: Port::free(), folder: Folder::new("dynamodb"), slot: ProcessSlot::empty() };
-        let line = CommandLine::new(PYTHON.name).env("PYTHONPATH", library.parent().unwrap_or(foreign)).args([
-            "-c",
-            MOTO,
-            &server.port().to_string(),
-        ]);
+        let line = CommandLine::new(PYTHON.name)
+            .env("PYTHONPATH", library.parent().unwrap_or(foreign))
+            .args(["-c", MOTO, &server.port().to_string()]);
         server.slot.fill(|| {
             let mut process = ServerProcess::start(&line, Signal::SIGKILL, &server.folder.log());
             process.wait_until_ready("moto", || make_table(server.port()));

@@ -37,4 +37,4 @@ pub use program::{CommandLine, Program, find};
 pub use redis::Redis;
 pub use s3::S3;
 pub use sentinel::Sentinel;
-pub use shim::{ShimClock, Number, Shim};
+pub use shim::{Number, Shim, ShimClock};

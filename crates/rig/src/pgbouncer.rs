@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use crate::folder::Folder;
 use crate::port::Port;
 use crate::postgres::{Postgres, psql};
-use crate::process::{ServerProcess, ProcessSlot};
+use crate::process::{ProcessSlot, ServerProcess};
 use crate::program::{CommandLine, Program};
 
 /// The pooler.
@@ -39,7 +39,8 @@ impl PgBouncer {
     /// Those of [`PgBouncer::start`].
     #[must_use]
     pub fn with(postgres: &Postgres, settings: &[&str]) -> Self {
-        let bouncer = Self { port: Port::free(), folder: Folder::new("pgbouncer"), slot: ProcessSlot::empty() };
+        let bouncer =
+            Self { port: Port::free(), folder: Folder::new("pgbouncer"), slot: ProcessSlot::empty() };
         write_settings(bouncer.folder.path(), bouncer.port(), postgres.port(), settings);
         bouncer.start_again();
         bouncer

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::{Folder, make_for_unprivileged};
 use crate::port::Port;
-use crate::process::{ServerProcess, ProcessSlot};
+use crate::process::{ProcessSlot, ServerProcess};
 use crate::program::{CommandLine, Program, ask, find};
 use crate::tls::Certificates;
 
@@ -305,8 +305,11 @@ pub fn initialise(folder: &Path) -> Result<(), String> {
 
 /// Sets the superuser's password in the data in `folder`, before the server is started.
 fn set_password(folder: &Path, password: &str) -> Result<(), String> {
-    let line =
-        CommandLine::new(SERVER.path()).unprivileged().args(["--single", "-D"]).path(folder).args(["postgres"]);
+    let line = CommandLine::new(SERVER.path())
+        .unprivileged()
+        .args(["--single", "-D"])
+        .path(folder)
+        .args(["postgres"]);
     let failed = |error: io::Error| error.to_string();
     let mut command = line.detached();
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());

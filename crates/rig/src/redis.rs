@@ -7,9 +7,9 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ServerProcess, ProcessSlot};
+use crate::process::{ProcessSlot, ServerProcess};
 use crate::program::{CommandLine, Program, ask};
-use crate::shim::{ShimClock, Shim};
+use crate::shim::{Shim, ShimClock};
 use crate::tls::Certificates;
 use crate::wait::wait;
 

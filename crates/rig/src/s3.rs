@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{ServerProcess, ProcessSlot};
+use crate::process::{ProcessSlot, ServerProcess};
 use crate::program::{CommandLine, Program};
 
 /// Runs moto.

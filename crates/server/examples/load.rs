@@ -118,7 +118,8 @@ async fn drive(
             match item.what {
                 Some(server_item::What::Opened(_)) => {
                     let name = format!("load/{}/{number}/{}", std::process::id(), known.len());
-                    known.insert(item.session, LoadClient { session: item.session, seq: 0, asked: now, name });
+                    known
+                        .insert(item.session, LoadClient { session: item.session, seq: 0, asked: now, name });
                     items.extend(known.get_mut(&item.session).map(|client| client.acquire(now)));
                 }
                 Some(server_item::What::Granted(_)) => {

@@ -11,7 +11,7 @@ use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError, mpsc as sync};
 use std::time::{Duration, Instant};
 
-use lockkeeper_server::{ServerOptions, Running, ServeError, run};
+use lockkeeper_server::{Running, ServeError, ServerOptions, run};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit};

@@ -149,7 +149,11 @@ pub(crate) fn open<D: Disk>(
 ///
 /// # Errors
 /// Those of [`open`].
-pub(crate) fn found<D: Disk>(disk: &D, told: &ServerOptions, founding: &Founding) -> Result<Data<D>, ServeError> {
+pub(crate) fn found<D: Disk>(
+    disk: &D,
+    told: &ServerOptions,
+    founding: &Founding,
+) -> Result<Data<D>, ServeError> {
     let existing = storage::found(disk, storage_options(told), founding).map_err(failed(told))?;
     recover(disk, &told.data, existing)
 }
@@ -158,7 +162,11 @@ pub(crate) fn found<D: Disk>(disk: &D, told: &ServerOptions, founding: &Founding
 ///
 /// # Errors
 /// The directory can't be written.
-pub(crate) fn stand<D: Disk>(disk: &D, told: &ServerOptions, candidate: &Candidate) -> Result<(), ServeError> {
+pub(crate) fn stand<D: Disk>(
+    disk: &D,
+    told: &ServerOptions,
+    candidate: &Candidate,
+) -> Result<(), ServeError> {
     storage::stand(disk, candidate).map_err(failed(told))
 }
 

@@ -12,10 +12,10 @@
 //! Reading order: [`run()`], `node`, `inbox` (between the threads), `peers`, `front`.
 
 pub mod backup;
-mod chores;
 mod clock;
 mod data;
 pub mod disk;
+mod disk_worker;
 mod error;
 mod front;
 mod inbox;
@@ -28,5 +28,5 @@ mod run;
 
 pub use error::ServeError;
 pub use front::LEADER_METADATA;
-pub use options::{CONNECTIONS_MAX, ELECTION_TIMEOUT, ServerOptions, SNAPSHOT_AFTER};
+pub use options::{CONNECTIONS_MAX, ELECTION_TIMEOUT, SNAPSHOT_AFTER, ServerOptions};
 pub use run::{Running, run};

@@ -11,16 +11,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use lockkeeper_replica::bootstrap;
 use lockkeeper_replica::disk::Disk;
-use lockkeeper_replica::founder;
 use lockkeeper_replica::storage::Log;
 use lockkeeper_replica::{Difference, Event, Output, Replica};
 use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::Record;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::chores::{Chore, DiskTaskResult};
 use crate::clock;
+use crate::disk_worker::{Chore, DiskTaskResult};
 use crate::error::ServeError;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus, weight};
 use crate::leadership::{Leadership, LeadershipLine, Reached};
@@ -207,7 +207,7 @@ impl<D: Disk> NodeThread<D> {
                     self.peers.applied(&members, self.replica.table().rules());
                     outputs.push(Output::Members(members));
                 }
-                Output::Removed => result = Err(ServeError::Refused(founder::removed(self.node))),
+                Output::Removed => result = Err(ServeError::Refused(bootstrap::removed(self.node))),
                 Output::Differs(it) => {
                     observe::differs();
                     let Difference { index, own, node, theirs } = it;
@@ -267,7 +267,9 @@ impl<D: Disk> NodeThread<D> {
                     self.incoming.insert(incoming.head.index, *incoming);
                     self.replica.handle(Event::SnapshotReceived(received));
                 }
-                DiskTaskResult::Gone => return Err(ServeError::DirectoryGone { directory: self.directory.clone() }),
+                DiskTaskResult::Gone => {
+                    return Err(ServeError::DirectoryGone { directory: self.directory.clone() });
+                }
             }
         }
         Ok(())

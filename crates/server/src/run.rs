@@ -24,10 +24,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::chores::Chores;
 use crate::clock;
 use crate::data::{self, Addresses, Data, DirectoryContents, Unusable};
 use crate::disk::DataDirectory;
+use crate::disk_worker::Chores;
 use crate::error::ServeError;
 use crate::front::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use lockkeeper_replica::disk::memory::MemoryDisk;
 use lockkeeper_replica::disk::{Disk, DiskFile};
-use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, LogOptions};
+use lockkeeper_replica::storage::{self, Existing, LogOptions, OpenError, Opened};
 use lockkeeper_server::disk::{DataDirectory, DirectoryError};
 use lockkeeper_wire::store::{Entry, Founding, HardState, Record, SnapshotHead, SnapshotTail};
 

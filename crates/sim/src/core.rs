@@ -7,11 +7,11 @@ use lockkeeper_wire::peer::{Hello, Refusal};
 
 use crate::bulk::{BulkId, Bulks};
 use crate::clock::Nanos;
-use crate::dice::Rng;
 use crate::mutants::MutantLocation;
 use crate::net::{Down, Net, Up};
 use crate::oracle::Oracle;
 use crate::peers::{LinkId, Peers};
+use crate::rng::Rng;
 use crate::scenario::{Fault, Scenario};
 use crate::trace::Trace;
 

@@ -6,7 +6,7 @@
 use lockkeeper_core::{Acquire, Command, IfBusy, LockName, Mode, Seq, SessionId, Table, limits};
 use lockkeeper_replica::{ENDS_PER_PART, TURN_VISITS_MAX};
 
-use crate::dice::Rng;
+use crate::rng::Rng;
 
 /// The name or subtree that all requests of a crowd compete for.
 pub(crate) const BASE: &str = "crowd";

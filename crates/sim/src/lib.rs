@@ -9,20 +9,20 @@
 //! (rules left out on purpose, which the checks must find).
 
 mod bulk;
-mod chores;
 mod client;
 mod clock;
 mod core;
 mod crowd;
-mod dice;
-mod hand;
+mod crowd_client;
+mod disk_worker;
 pub mod mutants;
 mod net;
 mod node;
 mod oracle;
 mod peers;
-mod queued;
+mod raw_client;
 mod resource;
+mod rng;
 mod scenario;
 mod tell;
 mod trace;

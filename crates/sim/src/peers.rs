@@ -89,7 +89,8 @@ impl Core {
         self.peers.last += 1;
         let id = LinkId(self.peers.last);
         let at = self.now + 2 * self.peer_latency();
-        let link = SimPeerConnection { from, to, from_run, to_run, frames: VecDeque::new(), at, is_broken: false };
+        let link =
+            SimPeerConnection { from, to, from_run, to_run, frames: VecDeque::new(), at, is_broken: false };
         self.peers.links.insert(id, link);
         self.peers.in_use.insert((from, to), id);
         true

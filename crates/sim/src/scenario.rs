@@ -9,7 +9,7 @@ use lockkeeper_replica::TAIL_BYTES;
 
 use crate::clock::{DRIFT_PPM_MAX, MS, Nanos, SECOND};
 use crate::crowd::{BASE, Budgets, Crowd};
-use crate::dice::Rng;
+use crate::rng::Rng;
 
 /// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use lockkeeper_server::{ServerOptions, Running};
+use lockkeeper_server::{Running, ServerOptions};
 use tempfile::TempDir;
 
 /// A running node; stopped on drop.
@@ -14,7 +14,10 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn start() -> Self {
         let data = tempfile::tempdir().expect("a directory");
-        let options = ServerOptions { listen: "127.0.0.1:0".to_owned(), ..ServerOptions::new(data.path().join("data")) };
+        let options = ServerOptions {
+            listen: "127.0.0.1:0".to_owned(),
+            ..ServerOptions::new(data.path().join("data"))
+        };
         let (ready, started) = mpsc::channel();
         std::thread::spawn(move || {
             lockkeeper_server::run(options, |running| ready.send(running).expect("the test waits"))

@@ -115,7 +115,8 @@ async fn pair<P: Peer>(peer: &P, name: &str) -> TaskResult {
 /// Returns the leader, once there is one. Blocks the thread: not for use in async tasks.
 pub(crate) fn leader(cluster: &'static ThreeNodes) -> TaskResult<&'static ServiceSpec> {
     let until = Instant::now() + LEADS_WITHIN;
-    let places: Vec<ServiceLocation> = cluster.nodes.iter().map(services::place_of).collect::<TaskResult<_>>()?;
+    let places: Vec<ServiceLocation> =
+        cluster.nodes.iter().map(services::place_of).collect::<TaskResult<_>>()?;
     loop {
         let mut why_not = Vec::new();
         for (node, place) in cluster.nodes.iter().zip(&places) {

@@ -22,7 +22,7 @@ use crate::bench::workloads::{self, Measured};
 use crate::bench::{Bench, System, Workload, disk, name};
 use crate::services;
 use crate::services::catalogue::{ETCD, REDIS_FSYNC, REDIS_NOFSYNC, ServiceSpec, ZOOKEEPER};
-use crate::services::clusters::{ThreeNodes, ETCD_CLUSTER, NODES, ZOOKEEPER_CLUSTER};
+use crate::services::clusters::{ETCD_CLUSTER, NODES, ThreeNodes, ZOOKEEPER_CLUSTER};
 
 /// Time-out of a measurement: no system takes as long on a usable machine, and one that hangs is given up.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);

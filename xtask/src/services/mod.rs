@@ -192,7 +192,8 @@ fn select(names: &[String]) -> TaskResult<Vec<&'static ServiceSpec>> {
             return Err(format!("there is no service `{name}`; there are: {}", known.join(", ")));
         }
     }
-    let wanted = |service: &&ServiceSpec| names.is_empty() || names.iter().any(|name| is_meant(service, name));
+    let wanted =
+        |service: &&ServiceSpec| names.is_empty() || names.iter().any(|name| is_meant(service, name));
     Ok(SERVICES.iter().filter(wanted).collect())
 }
 

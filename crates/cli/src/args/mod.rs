@@ -15,10 +15,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
 
-pub use cluster::{ClusterCommand, ClusterAdd, ClusterRemove, ClusterStatus, ClusterTransfer};
+pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
-pub use torture::{HolderFault, TokenUse, Pause, Torture};
+pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
 /// Distributed locks that keep their promise even when a holder stalls.
 #[derive(Parser, Debug)]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::{ClusterInfo, Locks, MembersChange, NodeInfo, NodePart};
 use serde_json::{Value, json};
 
-use crate::args::{ClusterCommand, ClusterAdd, ClusterRemove, ClusterStatus, ClusterTransfer, ServiceArgs};
+use crate::args::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer, ServiceArgs};
 use crate::exit::{Failure, OK};
 use crate::output;
 use crate::settings;

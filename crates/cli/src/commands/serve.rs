@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use lockkeeper_server::disk::DirectoryError;
-use lockkeeper_server::{ServerOptions, Running, ServeError};
+use lockkeeper_server::{Running, ServeError, ServerOptions};
 use serde_json::json;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};

@@ -21,7 +21,7 @@ use super::channel::{Channel, Incoming};
 use super::deadline::margin;
 use super::inherited::inherited;
 use super::process::Startup;
-use super::protocol::{GuardianOrder, CommandEnd, Reason, GuardianReport};
+use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, Reason};
 use super::signals::{Received, hand_terminal_to, stop_self};
 use super::{GUARDIAN_ARGUMENT, boot_now, tree};
 
@@ -285,7 +285,9 @@ impl Guarded {
         while let Some(report) = self.report().await {
             match report {
                 GuardianReport::Stopped => return GuardianEvent::Stopped,
-                GuardianReport::LeftBehind { total, pids } => return GuardianEvent::LeftBehind { total, pids },
+                GuardianReport::LeftBehind { total, pids } => {
+                    return GuardianEvent::LeftBehind { total, pids };
+                }
                 GuardianReport::Exited(outcome) => {
                     self.command_ended = true;
                     return GuardianEvent::Exited(outcome);

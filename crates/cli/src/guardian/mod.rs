@@ -39,7 +39,7 @@ mod tree;
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
-pub use handle::{GuardianEvent, Guarded, SpawnError, Spec};
+pub use handle::{Guarded, GuardianEvent, SpawnError, Spec};
 pub use nix::sys::signal::Signal;
 pub use protocol::{CommandEnd, Reason};
 pub use signals::{Received, Signals};

@@ -20,9 +20,9 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getpgid, getpgrp, getppid, setsid};
 
 use super::channel::{Channel, Incoming};
-use super::deadline::{Schedule, DeadlineStep};
+use super::deadline::{DeadlineStep, Schedule};
 use super::inherited::Inherited;
-use super::protocol::{GuardianOrder, CommandEnd, PIDS_MAX, Reason, GuardianReport};
+use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, PIDS_MAX, Reason};
 use super::{boot_now, tree};
 
 /// The longest interval for which the timer is armed, in ns. The clock is read at each wake-up, so a timer that

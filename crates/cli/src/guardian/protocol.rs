@@ -179,8 +179,12 @@ mod tests {
 
     #[test]
     fn every_message_round_trips() {
-        for order in [GuardianOrder::ValidUntil(u64::MAX), GuardianOrder::Forward(15), GuardianOrder::End { by: 7 }, GuardianOrder::Continue]
-        {
+        for order in [
+            GuardianOrder::ValidUntil(u64::MAX),
+            GuardianOrder::Forward(15),
+            GuardianOrder::End { by: 7 },
+            GuardianOrder::Continue,
+        ] {
             assert_eq!(GuardianOrder::decode(&order.encode()), Some(order));
         }
         let reasons = [Reason::ValidUntil, Reason::WrapperGone, Reason::Asked, Reason::Told];

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lockkeeper_cli::guardian::{GuardianEvent, Guarded, Signal, Signals, SpawnError, Spec, boot_now};
+use lockkeeper_cli::guardian::{Guarded, GuardianEvent, Signal, Signals, SpawnError, Spec, boot_now};
 use nix::fcntl::{Flock, FlockArg};
 
 /// The wrapper's parameters for a test, passed as arguments.

@@ -5,9 +5,9 @@ use std::time::Duration;
 use lockkeeper_core::{End, Seq};
 
 use super::event::{Answer, CallId, Key, NotAcquired, Output, Push, Releasing, What};
-use super::hold::{HoldState, PendingAcquire, AcquireStage};
+use super::hold::{AcquireStage, HoldState, PendingAcquire};
 use super::link::SessionPhase;
-use super::{Finishing, Machine, FinishReply};
+use super::{FinishReply, Finishing, Machine};
 use crate::error::LossCause;
 use crate::time::BootInstant;
 
@@ -47,7 +47,9 @@ impl Machine {
     ) {
         let Some(request) = self.requests.get_mut(&key) else { return };
         let asked = |stage: &AcquireStage| match *stage {
-            AcquireStage::Sent { seq, .. } | AcquireStage::Queued { seq } | AcquireStage::Early { seq, .. } => Some(seq),
+            AcquireStage::Sent { seq, .. }
+            | AcquireStage::Queued { seq }
+            | AcquireStage::Early { seq, .. } => Some(seq),
             AcquireStage::Unsent | AcquireStage::Held(_) => None,
         };
         if asked(&request.stage) != Some(seq) {
@@ -104,7 +106,8 @@ impl Machine {
             if self.hand_out(now, key, out) {
                 continue;
             }
-            let Some(PendingAcquire { stage: AcquireStage::Early { seq, .. }, .. }) = self.requests.get(&key) else {
+            let Some(PendingAcquire { stage: AcquireStage::Early { seq, .. }, .. }) = self.requests.get(&key)
+            else {
                 continue;
             };
             self.ask_anew(now, key, *seq);

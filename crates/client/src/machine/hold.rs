@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::Seq;
 
 use super::event::{By, CallId, Granted, Key, NotAcquired, Output, Releasing, Want, What};
-use super::{Finishing, Machine, FinishReply, Spec, pause};
+use super::{FinishReply, Finishing, Machine, Spec, pause};
 use crate::error::LossCause;
 use crate::time::BootInstant;
 
@@ -79,8 +79,12 @@ impl PendingAcquire {
         let silent_at = self.silent_at(spec);
         let wait_until = self.want.wait_until;
         match &self.stage {
-            AcquireStage::Unsent | AcquireStage::Early { .. } => wait_until.into_iter().chain([silent_at]).min(),
-            AcquireStage::Sent { again: Some(at), .. } => wait_until.into_iter().chain([*at, silent_at]).min(),
+            AcquireStage::Unsent | AcquireStage::Early { .. } => {
+                wait_until.into_iter().chain([silent_at]).min()
+            }
+            AcquireStage::Sent { again: Some(at), .. } => {
+                wait_until.into_iter().chain([*at, silent_at]).min()
+            }
             AcquireStage::Sent { again: None, .. } | AcquireStage::Queued { .. } => wait_until,
             AcquireStage::Held(hold) => hold.ends_at,
         }
@@ -108,7 +112,11 @@ impl Machine {
                 AcquireStage::Early { seq, .. } if !waited && silent => {
                     over.push((key, Some(seq), NotAcquired::Unreachable));
                 }
-                AcquireStage::Sent { seq, .. } | AcquireStage::Queued { seq } | AcquireStage::Early { seq, .. } if waited => {
+                AcquireStage::Sent { seq, .. }
+                | AcquireStage::Queued { seq }
+                | AcquireStage::Early { seq, .. }
+                    if waited =>
+                {
                     over.push((key, Some(seq), NotAcquired::TimedOut));
                 }
                 AcquireStage::Sent { seq, again: Some(_), doubt, .. } if silent => {
@@ -142,7 +150,9 @@ impl Machine {
         for &key in if due { &self.pending } else { &self.unsent } {
             let Some(request) = self.requests.get(&key) else { continue };
             match request.stage {
-                AcquireStage::Unsent if self.believes(now, request.want.min_validity) => ready.push((None, key)),
+                AcquireStage::Unsent if self.believes(now, request.want.min_validity) => {
+                    ready.push((None, key))
+                }
                 // A grant would have less than `min_validity` left: renew first.
                 AcquireStage::Unsent => self.link.renew_soon(now, self.spec.try_every()),
                 AcquireStage::Sent { seq, again: Some(at), .. } if now >= at => ready.push((Some(seq), key)),
@@ -203,8 +213,12 @@ impl Machine {
                     AcquireStage::Queued { seq } => {
                         // The request keeps its place in the queue; the backend's silence counts from now.
                         request.since = now;
-                        request.stage =
-                            AcquireStage::Sent { seq: *seq, again: Some(now + pause(0)), tries: 1, doubt: true };
+                        request.stage = AcquireStage::Sent {
+                            seq: *seq,
+                            again: Some(now + pause(0)),
+                            tries: 1,
+                            doubt: true,
+                        };
                     }
                     AcquireStage::Unsent | AcquireStage::Early { .. } | AcquireStage::Held(_) => {}
                 }

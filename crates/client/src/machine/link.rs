@@ -81,13 +81,17 @@ impl Machine {
         match answer {
             Answer::Opened | Answer::KeptAlive => {}
             // A refused keep-alive implies nothing about holds: they keep their deadline (P5).
-            Answer::Refused(_) if !matches!(self.link, SessionPhase::Opening { .. }) => return self.link_failed(now),
+            Answer::Refused(_) if !matches!(self.link, SessionPhase::Opening { .. }) => {
+                return self.link_failed(now);
+            }
             Answer::Refused(error) => return self.open_refused(error, out),
             _ => return,
         }
         let next = sent_at.checked_add(self.spec.renew_every()).unwrap_or(BootInstant::MAX);
         self.link = match self.link {
-            SessionPhase::Live { next: planned, tried } => SessionPhase::Live { next: planned.max(next), tried },
+            SessionPhase::Live { next: planned, tried } => {
+                SessionPhase::Live { next: planned.max(next), tried }
+            }
             SessionPhase::Opening { .. } => SessionPhase::Live { next, tried: sent_at },
             other => return self.link = other,
         };

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 pub use event::{Answer, By, CallId, Event, Granted, Key, NotAcquired, Output, Push, Releasing, Want, What};
-use hold::{HoldState, PendingAcquire, AcquireStage};
+use hold::{AcquireStage, HoldState, PendingAcquire};
 use link::SessionPhase;
 use lockkeeper_core::Seq;
 pub use spec::Spec;
@@ -341,7 +341,9 @@ impl Machine {
             Some(PendingAcquire { stage: AcquireStage::Held(HoldState { lost: None, .. }), .. }) => {
                 self.end_hold(key, Some(FinishReply::Release));
             }
-            Some(PendingAcquire { stage: AcquireStage::Held(HoldState { lost: Some(cause), .. }), .. }) => {
+            Some(PendingAcquire {
+                stage: AcquireStage::Held(HoldState { lost: Some(cause), .. }), ..
+            }) => {
                 let how = Releasing::AlreadyLost(*cause);
                 self.end_hold(key, None);
                 out.push(Output::Released { key, how });

@@ -78,7 +78,12 @@ impl HoldStatus {
 }
 
 impl HoldHandle {
-    pub(super) fn new(session: Arc<Session>, key: Key, letters: Reader<Letter>, hold: Arc<HoldStatus>) -> Self {
+    pub(super) fn new(
+        session: Arc<Session>,
+        key: Key,
+        letters: Reader<Letter>,
+        hold: Arc<HoldStatus>,
+    ) -> Self {
         let since = session.now();
         Self { session, key, letters, hold, granted: Granted::default(), since, over: false }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::Locks;
 use lockkeeper_rig::Port;
-use lockkeeper_server::{ServerOptions, Running, ServeError};
+use lockkeeper_server::{Running, ServeError, ServerOptions};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{Role, StatusRequest};
 use tempfile::TempDir;

@@ -3,7 +3,7 @@
 //!
 //! An item is its length (varint), a tag, and its parts. So a stream can be split at any position, and be read without
 //! storing all of it. The header comes first and the end last. The other items may come in any order: the snapshot
-//! iterator (`table/walk.rs`) writes them in memory order, [`Snapshot::encode`] sorts them. Readers order them by
+//! iterator (`table/snapshot_iterator.rs`) writes them in memory order, [`Snapshot::encode`] sorts them. Readers order them by
 //! tickets, ids and names.
 //!
 //! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item, including tag and
@@ -332,7 +332,9 @@ impl StreamReader {
         match self.state {
             ReaderState::Ended if self.begun.is_empty() => Ok(self.digest.0),
             ReaderState::Ended => refuse("it goes on after its end"),
-            ReaderState::BeforeHeader | ReaderState::Items => refuse("it stops before its end: the rest is missing"),
+            ReaderState::BeforeHeader | ReaderState::Items => {
+                refuse("it stops before its end: the rest is missing")
+            }
         }
     }
 }

@@ -5,8 +5,8 @@
 
 mod acquire;
 mod admin;
-mod ahead;
 mod breaks;
+mod copy_on_write;
 mod crowd;
 mod describe;
 mod end;
@@ -20,7 +20,7 @@ mod requests;
 mod restore;
 mod session;
 mod sessions;
-mod walk;
+mod snapshot_iterator;
 mod work;
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 pub use describe::{Description, HoldInfo, HoldState, Page, SessionInfo, TokenStatus, WaiterInfo};
 pub use pending::Pending;
 pub use restore::{Restorer, SnapshotError};
-pub use walk::{SnapshotProgress, WalkUnderWay};
+pub use snapshot_iterator::{SnapshotProgress, SnapshotUnderWay};
 
 use crate::command::Command;
 use crate::limits;
@@ -38,7 +38,7 @@ use names::{Names, NodeId};
 use request::RequestId;
 use requests::Requests;
 use session::Sessions;
-use walk::SnapshotIterator;
+use snapshot_iterator::SnapshotIterator;
 use work::{Freed, Unpassed};
 
 /// The replicated state: all locks, all sessions and the token counter.

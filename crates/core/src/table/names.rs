@@ -11,7 +11,7 @@ use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 use slab::Slab;
 
-use super::ahead::{SnapshotWriter, SlabCursor};
+use super::copy_on_write::{SlabCursor, SnapshotWriter};
 use super::crowd::Here;
 use super::request::{RequestId, insert};
 use super::work::Visits;

@@ -84,7 +84,9 @@ impl RequestEntry {
     pub(super) fn token(&self) -> Option<Token> {
         match self.stage {
             RequestStage::Waiting { .. } => None,
-            RequestStage::Held { token } | RequestStage::Revoked { token } | RequestStage::Closed { token, .. } => Some(token),
+            RequestStage::Held { token }
+            | RequestStage::Revoked { token }
+            | RequestStage::Closed { token, .. } => Some(token),
         }
     }
 

@@ -5,7 +5,7 @@ use std::ops::{Bound, Index};
 
 use slab::Slab;
 
-use super::ahead::{SnapshotWriter, SlabCursor};
+use super::copy_on_write::{SlabCursor, SnapshotWriter};
 use super::names::Names;
 use super::request::{RequestEntry, RequestId, insert};
 use super::work::Visits;
@@ -49,7 +49,11 @@ impl Requests {
     }
 
     /// Requests at the slab places `from..from + count`, and the place after them, if any.
-    pub(super) fn part(&self, from: usize, count: usize) -> (impl Iterator<Item = &RequestEntry>, Option<usize>) {
+    pub(super) fn part(
+        &self,
+        from: usize,
+        count: usize,
+    ) -> (impl Iterator<Item = &RequestEntry>, Option<usize>) {
         let end = from.saturating_add(count).min(self.slab.capacity());
         let requests = (from..end).filter_map(|place| self.slab.get(place));
         (requests, (end < self.slab.capacity()).then_some(end))

@@ -10,7 +10,7 @@
 use super::Table;
 use super::crowd::{Class, Limit};
 use super::request::{Extras, Few, Owner, RequestEntry, RequestId, RequestStage, base_bytes};
-use super::session::Session;
+use super::session::TableSession;
 use crate::limits;
 use crate::name;
 use crate::snapshot::items::{Header, SnapshotItem, StreamReader};
@@ -58,7 +58,9 @@ impl Restorer {
         let result = self.stream.push(bytes, |item| match item {
             SnapshotItem::Header(header) => table.restore_header(&header),
             SnapshotItem::Session(state) => table.restore_session(state, None),
-            SnapshotItem::Ending(EndingState { session, delay_ms }) => table.restore_session(session, Some(delay_ms)),
+            SnapshotItem::Ending(EndingState { session, delay_ms }) => {
+                table.restore_session(session, Some(delay_ms))
+            }
             SnapshotItem::Freed(state) => table.restore_freed(state),
             SnapshotItem::Request(state) => table.restore_request(state),
             SnapshotItem::Limit(state) => table.restore_limit(&state),
@@ -147,7 +149,7 @@ impl Table {
         }
         // The secret of an ended session may belong to a new session too.
         let is_secret_new = ending.is_some() || self.by_secret.insert(secret_hash, id).is_none();
-        if !is_secret_new || !self.sessions.insert(id, Session::restore(state, ending)) {
+        if !is_secret_new || !self.sessions.insert(id, TableSession::restore(state, ending)) {
             return refuse(format!("session {id} or its secret appears twice"));
         }
         Ok(())
@@ -184,14 +186,18 @@ impl Table {
             Phase::Waiting { at_most_ms } => {
                 (RequestStage::Waiting { at_most_ms }, Vec::new(), Box::default(), Box::default())
             }
-            Phase::Held { token, slots } => (RequestStage::Held { token }, slots, Box::default(), Box::default()),
-            Phase::Revoked { token, slots, reason, by } => (RequestStage::Revoked { token }, slots, reason, by),
+            Phase::Held { token, slots } => {
+                (RequestStage::Held { token }, slots, Box::default(), Box::default())
+            }
+            Phase::Revoked { token, slots, reason, by } => {
+                (RequestStage::Revoked { token }, slots, reason, by)
+            }
             Phase::Closed { token, slots, ms } => {
                 (RequestStage::Closed { token, ms }, slots, Box::default(), Box::default())
             }
         };
-        let has_extras =
-            !(state.value.is_empty() && state.meta.is_empty()) || matches!(stage, RequestStage::Revoked { .. });
+        let has_extras = !(state.value.is_empty() && state.meta.is_empty())
+            || matches!(stage, RequestStage::Revoked { .. });
         let keep_closed_ms = u32::try_from(state.keep_closed_ms)
             .map_err(|_| SnapshotError(format!("keep_closed of {} ms", state.keep_closed_ms)))?;
         let nodes: Few<_> = state.names.iter().map(|name| self.names.intern(name.as_str())).collect();

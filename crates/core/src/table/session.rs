@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Deref, DerefMut};
 
-use super::ahead::{SnapshotWriter, SessionsCursor};
+use super::copy_on_write::{SessionsCursor, SnapshotWriter};
 use super::request::{Owner, RequestId};
 use super::work::Budget;
 use crate::limits;
@@ -13,7 +13,7 @@ use crate::snapshot::items::{Digest, put_ending, put_session};
 use crate::snapshot::{EndingState, KeptAnswer, SessionState};
 use crate::types::{Seq, SessionId};
 
-pub(super) struct Session {
+pub(super) struct TableSession {
     pub(super) secret_hash: [u8; 32],
     pub(super) ttl_ms: u64,
     pub(super) lock_delay_ms: u64,
@@ -43,7 +43,7 @@ struct KeptReply {
     until: Option<Seq>,
 }
 
-impl Session {
+impl TableSession {
     pub(super) fn new(open: &crate::OpenSession) -> Self {
         Self {
             secret_hash: open.secret_hash,
@@ -193,8 +193,11 @@ impl Session {
 
     /// The session as plain data, without its live requests, which refer to the session.
     pub(super) fn state(&self, id: SessionId) -> SessionState {
-        let kept =
-            |(&seq, kept): (&Seq, &KeptReply)| KeptAnswer { seq, reply: kept.reply.clone(), until: kept.until };
+        let kept = |(&seq, kept): (&Seq, &KeptReply)| KeptAnswer {
+            seq,
+            reply: kept.reply.clone(),
+            until: kept.until,
+        };
         SessionState {
             id,
             secret_hash: self.secret_hash,
@@ -225,7 +228,7 @@ fn name_bytes(reply: &Reply) -> u64 {
 /// through these methods, which save the old state for a snapshot in progress.
 #[derive(Default)]
 pub(super) struct Sessions {
-    by_id: BTreeMap<SessionId, Session>,
+    by_id: BTreeMap<SessionId, TableSession>,
     ending: BTreeSet<SessionId>,
     /// Sessions with confirmed answers that are still kept.
     forgetting: BTreeSet<SessionId>,
@@ -236,22 +239,22 @@ pub(super) struct Sessions {
 /// Mutable access to a session. Updates the sums and lists over all sessions when dropped.
 pub(super) struct SessionMut<'a> {
     id: SessionId,
-    session: &'a mut Session,
+    session: &'a mut TableSession,
     bytes: &'a mut u64,
     bytes_before: u64,
     forgetting: &'a mut BTreeSet<SessionId>,
 }
 
 impl Deref for SessionMut<'_> {
-    type Target = Session;
+    type Target = TableSession;
 
-    fn deref(&self) -> &Session {
+    fn deref(&self) -> &TableSession {
         self.session
     }
 }
 
 impl DerefMut for SessionMut<'_> {
-    fn deref_mut(&mut self) -> &mut Session {
+    fn deref_mut(&mut self) -> &mut TableSession {
         self.session
     }
 }
@@ -279,12 +282,12 @@ impl Sessions {
     }
 
     /// Live sessions, by id.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (SessionId, &Session)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SessionId, &TableSession)> {
         self.after(SessionId(0))
     }
 
     /// Live sessions with an id above `id`.
-    pub(super) fn after(&self, id: SessionId) -> impl Iterator<Item = (SessionId, &Session)> {
+    pub(super) fn after(&self, id: SessionId) -> impl Iterator<Item = (SessionId, &TableSession)> {
         let sessions = self.by_id.range((Bound::Excluded(id), Bound::Unbounded));
         sessions.filter(|(_, session)| session.ending.is_none()).map(|(&id, session)| (id, session))
     }
@@ -298,7 +301,7 @@ impl Sessions {
     }
 
     /// A live session.
-    pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
+    pub(super) fn get(&self, id: SessionId) -> Option<&TableSession> {
         self.by_id.get(&id).filter(|session| session.ending.is_none())
     }
 
@@ -317,7 +320,7 @@ impl Sessions {
     }
 
     /// Returns true if the id is new. A snapshot iterator recognizes the session as new by its id.
-    pub(super) fn insert(&mut self, id: SessionId, session: Session) -> bool {
+    pub(super) fn insert(&mut self, id: SessionId, session: TableSession) -> bool {
         self.bytes += session.bytes();
         if session.ending.is_some() {
             self.ending.insert(id);

@@ -1,7 +1,7 @@
 //! Opening and ending sessions (S1–S3).
 
 use super::request::{Owner, RequestId};
-use super::session::Session;
+use super::session::TableSession;
 use super::work::Budget;
 use super::{EndOf, Table, tell_ends};
 use crate::command::OpenSession;
@@ -26,7 +26,7 @@ impl Table {
         }
         self.last_session += 1;
         let session = SessionId(self.last_session);
-        self.sessions.insert(session, Session::new(open));
+        self.sessions.insert(session, TableSession::new(open));
         self.by_secret.insert(open.secret_hash, session);
         Reply::Opened { session }
     }

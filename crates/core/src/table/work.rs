@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use super::Table;
-use super::ahead::{FreedCursor, SnapshotWriter};
+use super::copy_on_write::{FreedCursor, SnapshotWriter};
 use super::names::NodeId;
 use super::request::RequestId;
 use crate::command::Command;

@@ -3,7 +3,7 @@
 use super::Resource;
 use super::error::DynamoDbError;
 use super::marks::{self, ANY, DELETED, SLOTS, Try, WRITER};
-use super::request::{Operation, DynamoRequest};
+use super::request::{DynamoRequest, Operation};
 use super::update::{Effect, Update};
 use super::value::{Item, Value};
 use crate::rule::{Action, Section};

@@ -64,7 +64,7 @@ mod value;
 pub use error::DynamoDbError;
 pub use guarded::Guarded;
 pub use marks::DELETED;
-pub use request::{Operation, DynamoRequest};
+pub use request::{DynamoRequest, Operation};
 pub use transaction::{IDEMPOTENCY_BYTES_MAX, MEMBERS_MAX, Reason, Transaction};
 pub use update::{Effect, Update};
 pub use value::{Item, Value, item_from_json, item_to_json};

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::problem::Problem;
-use crate::door::{WaitOutcome, Door, Knock, Place};
+use crate::door::{Door, Knock, Place, WaitOutcome};
 use crate::resource::Resource;
 use crate::rule::{Action, Refused, Section};
 use crate::store::MarkStore;

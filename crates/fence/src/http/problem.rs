@@ -82,7 +82,9 @@ impl Problem {
 
     fn kind_and_title(&self) -> (&'static str, &'static str) {
         match self.kind {
-            ProblemKind::Malformed => ("malformed", "What the request says about fencing can't be understood"),
+            ProblemKind::Malformed => {
+                ("malformed", "What the request says about fencing can't be understood")
+            }
             ProblemKind::SharedWrite => ("shared-write", "A shared hold may only read"),
             ProblemKind::Repeated(_) => ("repeated", "This token has been here before"),
             ProblemKind::Stale { .. } => ("stale", "A later section has been here"),

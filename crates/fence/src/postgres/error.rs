@@ -171,7 +171,9 @@ impl Reported<'_> {
             Some("40001" | "40P01") => PostgresErrorKind::TryAgain,
             // The schema or function is missing, or the role lacks rights to it; but the error may concern the
             // caller's own objects.
-            Some("3F000" | "42883" | "42501") if names_the_fence(self.message) => PostgresErrorKind::NotInstalled,
+            Some("3F000" | "42883" | "42501") if names_the_fence(self.message) => {
+                PostgresErrorKind::NotInstalled
+            }
             Some("25006") => PostgresErrorKind::Replica,
             Some("LK005") => PostgresErrorKind::NoToken { message: self.message.to_owned() },
             _ => PostgresErrorKind::Other,

@@ -43,7 +43,7 @@ use std::sync::LazyLock;
 use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, ServerErrorKind, ToRedisArgs, Value};
 
-pub use command::{RedisCommand, FenceScript, WORDS_MAX};
+pub use command::{FenceScript, RedisCommand, WORDS_MAX};
 pub use error::RedisFenceError;
 pub use settings::Finding;
 

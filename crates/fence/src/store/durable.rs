@@ -12,7 +12,7 @@ use lockkeeper_core::Token;
 
 use super::disk::MarkDatabase;
 use super::error::MarksError;
-use super::rounds::{Decision, RESOURCES_IN_MEMORY_MAX, GroupCommit, CommitReceiver};
+use super::group_commit::{CommitReceiver, Decision, GroupCommit, RESOURCES_IN_MEMORY_MAX};
 use super::{MarkStore, reset_marks};
 use crate::resource::Resource;
 use crate::rule::{Action, Marks, Passed, Section};

@@ -13,7 +13,7 @@
 mod disk;
 mod durable;
 mod error;
-mod rounds;
+mod group_commit;
 
 use std::future::{self, Future};
 

@@ -8,7 +8,8 @@ use hyper_util::client::legacy::Client as Http;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use lockkeeper_fence::dynamodb::{
-    DynamoDbError, Guarded, Item, Reason, DynamoRequest, Resource, Transaction, Value, item_from_json, item_to_json,
+    DynamoDbError, DynamoRequest, Guarded, Item, Reason, Resource, Transaction, Value, item_from_json,
+    item_to_json,
 };
 use lockkeeper_rig::DynamoDb;
 use lockkeeper_rig::dynamodb::{AUTHORIZATION, TABLE};

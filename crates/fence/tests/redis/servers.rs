@@ -21,7 +21,10 @@ async fn script_is_resent_to_a_server_that_lost_it() {
     let fence = fence(&redis).await;
     for value in 5..8 {
         redis.cli(&["SCRIPT", "FLUSH"]);
-        fence.write("stock", exclusive(value), &[RedisCommand::new("INCR").key("stock")]).await.expect("higher");
+        fence
+            .write("stock", exclusive(value), &[RedisCommand::new("INCR").key("stock")])
+            .await
+            .expect("higher");
     }
     assert_eq!(redis.cli(&["GET", "stock"]), "3", "each ran once");
 }

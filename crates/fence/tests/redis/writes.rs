@@ -1,6 +1,6 @@
 //! The caller's commands and scripts in a fenced write.
 
-use lockkeeper_fence::redis::{RedisCommand, FenceScript, RedisFenceError};
+use lockkeeper_fence::redis::{FenceScript, RedisCommand, RedisFenceError};
 use lockkeeper_fence::{BadResource, Marks, Pair, Refused, Section};
 use lockkeeper_rig::Redis;
 use redis::Value;

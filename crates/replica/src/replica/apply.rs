@@ -201,8 +201,12 @@ impl Replica {
                 CommandSummary::Acquire { at_most }
             }
             Command::Finish { target, .. } => CommandSummary::Finish { target: *target },
-            Command::OpenSession(open) => CommandSummary::Open { ttl: ms(open.ttl_ms), linger: ms(open.linger_ms) },
-            Command::CloseSession { session } => CommandSummary::Close { known: self.book.lease(*session).is_some() },
+            Command::OpenSession(open) => {
+                CommandSummary::Open { ttl: ms(open.ttl_ms), linger: ms(open.linger_ms) }
+            }
+            Command::CloseSession { session } => {
+                CommandSummary::Close { known: self.book.lease(*session).is_some() }
+            }
             Command::SetLimit { .. } => CommandSummary::SetLimit,
             _ => CommandSummary::Nothing,
         }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use lockkeeper_core::{Command, Seq, SessionId};
 
-use super::rounds::PendingRead;
+use super::quorum_reads::PendingRead;
 use super::{Origin, Proposal, Replica};
-use crate::book::Timer;
+use crate::deadlines::Timer;
 use crate::event::Output;
 use crate::mutant::Mutant;
 

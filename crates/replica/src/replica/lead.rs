@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::{Command, Pending, SessionId};
 
 use super::{Origin, Proposal, Replica};
-use crate::book::Deadlines;
+use crate::deadlines::Deadlines;
 use crate::event::{Answer, Output};
 use crate::lease::LeaseClock;
 use crate::mutant::Mutant;

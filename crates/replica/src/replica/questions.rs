@@ -7,7 +7,7 @@ use lockkeeper_wire::{mode_number, v1};
 use prost::Message;
 
 use super::lead::ms;
-use super::rounds::PendingRead;
+use super::quorum_reads::PendingRead;
 use super::{Origin, Proposal, Replica};
 use crate::event::{Answer, AskId, Output, Question};
 

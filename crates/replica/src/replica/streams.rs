@@ -8,7 +8,7 @@ use lockkeeper_wire::request::{self, Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
 use sha2::{Digest, Sha256};
 
-use super::rounds::PendingRead;
+use super::quorum_reads::PendingRead;
 use super::{Origin, Proposal, Replica};
 use crate::event::{Output, StreamId};
 use crate::mutant::Mutant;

@@ -10,7 +10,9 @@ use lockkeeper_wire::store::BackupHead;
 use prost::Message;
 
 use super::error::OpenError;
-use super::format::{FORMAT_VERSION, Frame, Header, DirectoryIdentity, FileKind, SECTOR, put_frame, read_frame};
+use super::format::{
+    DirectoryIdentity, FORMAT_VERSION, FileKind, Frame, Header, SECTOR, put_frame, read_frame,
+};
 use super::pieces::Pieces;
 use super::snapshot::{SnapshotReader, Snapshots};
 use crate::disk::{Disk, DiskFile};

@@ -1,13 +1,13 @@
 //! The candidate state of a node that belongs to no cluster: identity, list of nodes, and promise.
 //!
 //! Responsible for: a restarted node announces the same state that it announced before, as the bootstrap protocol
-//! requires (see [`crate::founder`]).
+//! requires (see [`crate::bootstrap`]).
 
 use lockkeeper_wire::store::Candidate;
 use prost::Message;
 
 use super::error::OpenError;
-use super::format::{Frame, DirectoryIdentity, FileKind, PIECE_BYTES_MAX, SECTOR};
+use super::format::{DirectoryIdentity, FileKind, Frame, PIECE_BYTES_MAX, SECTOR};
 use super::single;
 use crate::disk::Disk;
 

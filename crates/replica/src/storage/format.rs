@@ -161,7 +161,11 @@ impl Header {
     }
 
     /// Reads the header of a file, which must be of `kind`. Accepts any number and any identity.
-    pub(super) fn read_any(from: &impl DiskFile, file: &str, kind: FileKind) -> Result<(Self, u32), OpenError> {
+    pub(super) fn read_any(
+        from: &impl DiskFile,
+        file: &str,
+        kind: FileKind,
+    ) -> Result<(Self, u32), OpenError> {
         let size = from.size().map_err(OpenError::io("measure", file))?;
         if size < SECTOR {
             return Err(OpenError::corrupt(

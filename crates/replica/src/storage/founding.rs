@@ -4,7 +4,7 @@ use lockkeeper_wire::store::Founding;
 use prost::Message;
 
 use super::error::OpenError;
-use super::format::{Frame, DirectoryIdentity, FileKind, PIECE_BYTES_MAX, SECTOR};
+use super::format::{DirectoryIdentity, FileKind, Frame, PIECE_BYTES_MAX, SECTOR};
 use super::single;
 use crate::disk::Disk;
 
@@ -32,7 +32,11 @@ pub(super) fn check(founding: &Founding) -> Result<DirectoryIdentity, OpenError>
 }
 
 /// Writes the record, durably.
-pub(super) fn write(disk: &impl Disk, founding: &Founding, identity: DirectoryIdentity) -> Result<(), OpenError> {
+pub(super) fn write(
+    disk: &impl Disk,
+    founding: &Founding,
+    identity: DirectoryIdentity,
+) -> Result<(), OpenError> {
     single::write(disk, NAME, (FileKind::Founding, Frame::Founding), identity, &founding.encode_to_vec())
 }
 

@@ -16,7 +16,7 @@ use lockkeeper_wire::store::{Entry, HardState, Record};
 use prost::Message;
 
 use super::Removal;
-use super::format::{Header, DirectoryIdentity, FileKind, Position, SECTOR};
+use super::format::{DirectoryIdentity, FileKind, Header, Position, SECTOR};
 use super::record::{self, RECORD_BYTES_MAX};
 use super::segment::{self, SECTORS_MIN, Spare, SpareMaker};
 use crate::disk::{Disk, DiskFile};

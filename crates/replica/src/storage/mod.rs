@@ -48,7 +48,7 @@ pub use restore::{RESTORE_MARKER, restore};
 pub use segment::{Spare, SpareMaker};
 pub use snapshot::{Sealed, SnapshotReader, SnapshotWriter, Snapshots};
 
-use format::{Header, FileKind, Position, SECTOR};
+use format::{FileKind, Header, Position, SECTOR};
 use log::{Buffers, Current};
 use replay::Replay;
 use segment::{SECTORS_MIN, TEMPORARY};
@@ -395,7 +395,11 @@ pub fn found<D: Disk>(disk: &D, options: LogOptions, founding: &Founding) -> Res
 }
 
 /// Creates the log before the bootstrap record exists: if a record is present and the log is missing, the log was lost.
-fn begin_log<D: Disk>(disk: &D, options: LogOptions, identity: format::DirectoryIdentity) -> Result<(), OpenError> {
+fn begin_log<D: Disk>(
+    disk: &D,
+    options: LogOptions,
+    identity: format::DirectoryIdentity,
+) -> Result<(), OpenError> {
     let begin = || {
         let spare = SpareMaker::new(disk.clone(), 0).make_sized(options.segment_bytes())?;
         let header =

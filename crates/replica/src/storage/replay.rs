@@ -8,7 +8,7 @@ use lockkeeper_wire::store::{Entry, HardState, Record};
 use prost::Message;
 
 use super::error::OpenError;
-use super::format::{Header, DirectoryIdentity, FileKind, Position, SECTOR};
+use super::format::{DirectoryIdentity, FileKind, Header, Position, SECTOR};
 use super::log::{Closed, follows};
 use super::record::{self, Found};
 use super::segment::{self, SECTORS_MIN};
@@ -51,7 +51,11 @@ struct Segment {
 }
 
 /// Reads the segments with these numbers, in ascending order.
-pub(super) fn read(disk: &impl Disk, identity: DirectoryIdentity, numbers: &[u64]) -> Result<Replay, OpenError> {
+pub(super) fn read(
+    disk: &impl Disk,
+    identity: DirectoryIdentity,
+    numbers: &[u64],
+) -> Result<Replay, OpenError> {
     let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else {
         return Err(missing(1, "and so is every other part of the log, though a cluster was founded here"));
     };

@@ -8,7 +8,7 @@ use lockkeeper_wire::store::{Founding, SnapshotHead, SnapshotTail};
 
 use super::error::OpenError;
 use super::format::PIECE_BYTES_MAX;
-use super::{Existing, Names, LogOptions, Removal, Snapshots, begin_log, founding, reopen};
+use super::{Existing, LogOptions, Names, Removal, Snapshots, begin_log, founding, reopen};
 use crate::disk::{Disk, DiskFile};
 
 /// The marker of an unfinished restore. Only its name matters; its content is for people.

@@ -1,7 +1,7 @@
 //! A file with a single message: the bootstrap record or the candidate.
 
 use super::error::OpenError;
-use super::format::{Frame, Header, DirectoryIdentity, FileKind, SECTOR, put_frame, read_frame};
+use super::format::{DirectoryIdentity, FileKind, Frame, Header, SECTOR, put_frame, read_frame};
 use super::segment::TEMPORARY;
 use crate::disk::{Disk, DiskFile};
 

@@ -21,7 +21,9 @@ use prost::Message;
 
 use super::Removal;
 use super::error::OpenError;
-use super::format::{Frame, Header, DirectoryIdentity, FileKind, PIECE_BYTES_MAX, SECTOR, put_frame, read_frame};
+use super::format::{
+    DirectoryIdentity, FileKind, Frame, Header, PIECE_BYTES_MAX, SECTOR, put_frame, read_frame,
+};
 use super::pieces::Pieces;
 use super::segment::{TEMPORARY, numbered};
 use crate::disk::{Disk, DiskFile};

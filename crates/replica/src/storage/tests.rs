@@ -5,9 +5,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use prost::Message;
 
-use super::format::{Frame, Header, DirectoryIdentity, FileKind, put_frame, read_frame};
+use super::format::{DirectoryIdentity, FileKind, Frame, Header, put_frame, read_frame};
 use super::record::{self, Found};
-use super::{OpenError, Opened, LogOptions, SECTOR_BYTES, found, open};
+use super::{LogOptions, OpenError, Opened, SECTOR_BYTES, found, open};
 use crate::disk::memory::MemoryDisk;
 use crate::disk::{Disk, DiskFile};
 

@@ -1,7 +1,7 @@
 //! Small data directories, and the state that a node reads from one.
 
 use lockkeeper_replica::disk::memory::MemoryDisk;
-use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, LogOptions};
+use lockkeeper_replica::storage::{self, Existing, LogOptions, OpenError, Opened};
 use lockkeeper_wire::store::{Entry, Founding, HardState, Member, Record, SnapshotHead, SnapshotTail};
 
 /// Small segments: a few records fill one, and some records need a segment of their own size.

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::Front;
-use super::gate::DrainBarrier;
+use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
 
 /// Most calls of a connection whose answers, up to about 400 KiB each, may be unsent: further calls wait before their

@@ -163,7 +163,9 @@ impl SessionStream {
                         silence = None;
                         let (requests, refusals) = match request::requests(frame.items) {
                             Ok(read) => read,
-                            Err(malformed) => return Poll::Ready(StreamClose::Protocol(malformed.to_string())),
+                            Err(malformed) => {
+                                return Poll::Ready(StreamClose::Protocol(malformed.to_string()));
+                            }
                         };
                         if !refusals.is_empty() {
                             self.deliver(refusals);

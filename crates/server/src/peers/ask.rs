@@ -6,7 +6,7 @@ use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::Member;
 
 use super::directory::Directory;
-use super::greet::{self, Greeter, NoLink};
+use super::handshake::{self, Greeter, NoLink};
 
 /// Accepts any node: nothing follows the handshake.
 struct HandshakeOnly(Arc<Directory>);
@@ -39,7 +39,8 @@ pub(crate) async fn who_waits(
     if let Some(removed) = directory.refuses(node) {
         return Err(removed.to_string());
     }
-    let hello = match greet::open(address, node, Lane::Greeting, &HandshakeOnly(directory.clone())).await {
+    let hello = match handshake::open(address, node, Lane::Greeting, &HandshakeOnly(directory.clone())).await
+    {
         Ok((_, hello)) => hello,
         Err(NoLink::Refused(refusal) | NoLink::Unwanted(refusal)) => return Err(refusal.text),
         Err(NoLink::Unreachable(error)) => {

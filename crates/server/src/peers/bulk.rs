@@ -24,8 +24,8 @@ use socket2::SockRef;
 use tokio::sync::{mpsc as tokio_mpsc, oneshot};
 
 use super::directory::Directory;
-use super::greet;
-use crate::chores::DiskTaskResult;
+use super::handshake;
+use crate::disk_worker::DiskTaskResult;
 use crate::inbox::Inbox;
 
 /// Time limits of either side.
@@ -104,7 +104,7 @@ impl<D: Disk + Sync> Bulk<D> {
     async fn try_send(&self, offer: Box<SnapshotOffer>) -> io::Result<u64> {
         let to = offer.to;
         let addresses = self.directory.addresses().remove(&to).unwrap_or_default();
-        let opened = greet::open_any(&addresses, to, Lane::Snapshot, &*self.directory).await;
+        let opened = handshake::open_any(&addresses, to, Lane::Snapshot, &*self.directory).await;
         let (socket, _) = opened.map_err(|why| io::Error::other(why.to_string()))?;
         let patience = self.patience;
         let socket = blocking(socket.into_std()?, patience)?;

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::directory::Directory;
-use super::greet::{self, NoLink};
+use super::handshake::{self, NoLink};
 use super::{Handover, PeerConnection, Way};
 use crate::inbox::Inbox;
 
@@ -78,7 +78,7 @@ impl Dialler {
         loop {
             let number = self.handover.number();
             calls.mark_unchanged();
-            match greet::open_any(&addresses, node, Lane::Messages, &*self.directory).await {
+            match handshake::open_any(&addresses, node, Lane::Messages, &*self.directory).await {
                 Ok((socket, hello)) => {
                     self.is_settled(node, false);
                     tracing::info!(node, address, "node {node} is reached at {address}");

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::limits;
-use lockkeeper_replica::founder::{self, NodeIdentity};
+use lockkeeper_replica::bootstrap::{self, NodeIdentity};
 use lockkeeper_replica::{Change, Members, NODES_MAX, Rejected};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::{Founding, Member};
 use lockkeeper_wire::v1::ClusterNode;
 use tokio::sync::watch;
 
-use super::greet::Greeter;
+use super::handshake::Greeter;
 use super::tickets::Tickets;
 use crate::data::Addresses;
 
@@ -184,7 +184,7 @@ impl Greeter for Directory {
         if is_new || !is_known {
             self.calls.send_modify(|calls| *calls = calls.wrapping_add(1));
         }
-        if is_known { Ok(()) } else { Err(founder::not_reached(hello.node)) }
+        if is_known { Ok(()) } else { Err(bootstrap::not_reached(hello.node)) }
     }
 
     fn admit(&self, hello: &Hello) -> Result<(), Refusal> {

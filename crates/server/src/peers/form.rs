@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_replica::founder::{Bootstrap, BootstrapStep};
+use lockkeeper_replica::bootstrap::{Bootstrap, BootstrapStep};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::{Candidate, Founding};
 use tokio::net::TcpListener;
@@ -13,7 +13,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use super::dial::{PAUSE_MAX, PAUSE_MIN, is_final};
-use super::greet::{self, Greeter, NoLink};
+use super::handshake::{self, Greeter, NoLink};
 use super::listen::listen;
 use crate::error::ServeError;
 
@@ -129,7 +129,7 @@ impl Forming {
         let mut said = String::new();
         loop {
             let moved = self.moved.notified();
-            let text = match greet::open(&address, node, Lane::Greeting, &*self).await {
+            let text = match handshake::open(&address, node, Lane::Greeting, &*self).await {
                 Ok(_) => String::new(),
                 Err(NoLink::Refused(refusal)) if is_final(&refusal, me) => {
                     self.outcome.send_replace(Some(FormationOutcome::Stop(refusal)));

@@ -9,7 +9,7 @@ use lockkeeper_wire::peer::{Hello, Lane, RefusalCode};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::greet::{self, Greeter, NoGuest};
+use super::handshake::{self, Greeter, NoGuest};
 
 /// Most handshakes of unidentified nodes at a time.
 const GREETINGS_MAX: usize = 64;
@@ -65,7 +65,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
         };
         let (own, take, said, number) = (own.clone(), take.clone(), said.clone(), number());
         tokio::spawn(async move {
-            match greet::answer(socket, &*own, lanes).await {
+            match handshake::answer(socket, &*own, lanes).await {
                 Ok((socket, hello)) => {
                     said.lock().unwrap_or_else(PoisonError::into_inner).forget(hello.node);
                     take(number, socket, hello);

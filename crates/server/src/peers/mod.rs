@@ -24,7 +24,7 @@ mod bulk;
 mod dial;
 mod directory;
 mod form;
-mod greet;
+mod handshake;
 mod link;
 mod listen;
 mod poll;
@@ -145,8 +145,15 @@ pub(crate) fn talk<D: Disk + Sync>(
         let take = move |number, socket: tokio::net::TcpStream, hello: Hello| match socket.into_std() {
             Ok(socket) if hello.lane() == Lane::Messages => {
                 let Hello { node, rules_max, client_address, .. } = hello;
-                let link =
-                    PeerConnection { number, node, way: Way::In, socket, rules_max, client_address, alive: None };
+                let link = PeerConnection {
+                    number,
+                    node,
+                    way: Way::In,
+                    socket,
+                    rules_max,
+                    client_address,
+                    alive: None,
+                };
                 handover.give(link, &inbox);
             }
             Ok(socket) if hello.lane() == Lane::Snapshot => bulk.receive(hello.node, socket),

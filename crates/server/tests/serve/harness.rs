@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lockkeeper_server::{ServerOptions, Running, ServeError, run};
+use lockkeeper_server::{Running, ServeError, ServerOptions, run};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 use tempfile::TempDir;

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use lockkeeper_server::{ServerOptions, ServeError, run};
+use lockkeeper_server::{ServeError, ServerOptions, run};
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 
 use crate::harness::{Client, SECRET, Server, directory};

@@ -10,8 +10,8 @@ use std::time::Duration;
 use lockkeeper::BootInstant;
 use lockkeeper::LossCause;
 use lockkeeper::simulation::{
-    Addresses, Call, CallId, Carrier, StreamEnding, Event, Key, Machine, CarrierOutput, Output, Push, SessionKey, Spec,
-    StreamId as Carried, Wanted, What,
+    Addresses, Call, CallId, Carrier, CarrierOutput, Event, Key, Machine, Output, Push, SessionKey, Spec,
+    StreamEnding, StreamId as Carried, Wanted, What,
 };
 use lockkeeper_core::Seq;
 use lockkeeper_replica::StreamId;
@@ -233,7 +233,9 @@ impl SimClient {
                         core.hang_up(stream);
                         self.counts();
                     }
-                    if let StreamEnding::Announced { reason: StreamEndReason::NotLeader, leader, term, .. } = ending
+                    if let StreamEnding::Announced {
+                        reason: StreamEndReason::NotLeader, leader, term, ..
+                    } = ending
                     {
                         self.addresses.leader_is(leader.as_deref(), term);
                     }

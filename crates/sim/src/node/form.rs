@@ -1,8 +1,8 @@
 //! Bootstrap and joining: a node without data until it becomes a member. The production founder decides; each decision
 //! is durable before any message that depends on it is sent.
 
+use lockkeeper_replica::bootstrap::{Bootstrap, BootstrapStep};
 use lockkeeper_replica::disk::memory::Operation;
-use lockkeeper_replica::founder::{Bootstrap, BootstrapStep};
 use lockkeeper_replica::storage::{self, OpenError};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::{Candidate, Founding, Listed, Member};
@@ -85,7 +85,11 @@ impl SimNode {
     }
 
     /// Carries out the founder's steps until it waits or is done.
-    fn follow(&mut self, core: &mut Core, ask: impl FnOnce(&mut Bootstrap) -> BootstrapStep) -> Result<(), Refusal> {
+    fn follow(
+        &mut self,
+        core: &mut Core,
+        ask: impl FnOnce(&mut Bootstrap) -> BootstrapStep,
+    ) -> Result<(), Refusal> {
         let Some(forming) = &mut self.forming else { return Err(Refusal::default()) };
         let mut step = ask(&mut forming.founder);
         loop {

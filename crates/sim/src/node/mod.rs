@@ -9,7 +9,7 @@
 
 mod armed;
 mod form;
-mod greet;
+mod handshake;
 mod sockets;
 mod start;
 mod turn;
@@ -24,13 +24,13 @@ use lockkeeper_replica::{AskId, Event, Question, Replica, StreamId, Write};
 use lockkeeper_wire::store::Record;
 
 use crate::bulk::BulkId;
-use crate::chores::Chores;
 use crate::clock::{DriftingClock, MS, Nanos, SECOND};
 use crate::core::{Core, Id};
+use crate::disk_worker::Chores;
 use crate::net::{Down, Up};
 pub(crate) use armed::Arm;
 use form::Forming;
-use greet::Directory;
+use handshake::Directory;
 use lockkeeper_wire::store::Founding;
 pub(crate) use start::{TOKENS_ABOVE, client_address, node_at};
 

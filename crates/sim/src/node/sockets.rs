@@ -4,7 +4,7 @@ use lockkeeper_replica::{Event, Received, StreamId};
 use lockkeeper_wire::request::Request;
 
 use super::start::client_address;
-use super::{Barrier, SimNode, NodeProcess};
+use super::{Barrier, NodeProcess, SimNode};
 use crate::bulk::BulkId;
 use crate::clock::MS;
 use crate::core::{Core, Happening, Id};

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lockkeeper_core::limits;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
-use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, LogOptions};
+use lockkeeper_replica::storage::{self, Existing, LogOptions, OpenError, Opened};
 use lockkeeper_replica::{Config, Members, Recovered, Replica, TICK};
 use lockkeeper_wire::store::Founding;
 
-use super::{Directory, EIO, SimNode, NodeProcess};
-use crate::chores::{Chores, read_table};
+use super::{Directory, EIO, NodeProcess, SimNode};
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
+use crate::disk_worker::{Chores, read_table};
 use crate::mutants::MutantLocation;
 
 /// Small, so that a run of some minutes fills several segments.

@@ -8,11 +8,11 @@ use lockkeeper_wire::peer::{Hello, Lane, PeerFrame, PeerKind};
 use lockkeeper_wire::request::Request;
 use prost::Message;
 
-use super::{SimNode, Pending, NodeProcess};
+use super::{NodeProcess, Pending, SimNode};
 use crate::bulk::Bulk;
-use crate::chores::DiskTaskResult;
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
+use crate::disk_worker::DiskTaskResult;
 use crate::mutants::MutantLocation;
 use crate::net::Down;
 use crate::scenario::Fault;

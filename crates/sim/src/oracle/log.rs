@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use lockkeeper_core::{Command, Table};
 use lockkeeper_wire::{entry, store};
 
-use super::told::CheckResult;
+use super::reply_checker::CheckResult;
 use crate::clock::Nanos;
 use crate::core::Id;
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use lockkeeper_replica::Members;
 use lockkeeper_wire::store::{Configuration, Founding, Member};
 
-use super::told::CheckResult;
+use super::reply_checker::CheckResult;
 use crate::core::Id;
 
 /// The part of the membership that must be equal on every node; addresses may differ for a while.

@@ -11,10 +11,10 @@ mod log;
 mod members;
 mod order;
 mod reads;
+mod reply_checker;
 mod rounds;
 mod silence;
 mod table;
-mod told;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -28,14 +28,14 @@ use crate::core::{Core, Id};
 use crate::crowd::Budgets;
 use crate::net::Up;
 use crate::scenario::{Fault, Scenario};
-use log::{Copy, AgreedLog};
+use log::{AgreedLog, Copy};
 use members::Taking;
 use order::ProposalOrder;
 use reads::Reads;
+use reply_checker::{CheckResult, ReplyChecker};
 use rounds::QuorumReadChecker;
 use silence::Silence;
 use table::History;
-use told::{ReplyChecker, CheckResult};
 
 /// A node's table is compared with the oracle's after this many more entries.
 const COMPARED_EVERY: u64 = 16;
@@ -334,7 +334,7 @@ impl Oracle {
                 of.is_some_and(|of| !of.is_wiped && !of.copy.is_durable(index, term))
             })
         };
-        let mut verdict = told::ends_of_attach(items, self.budgets.ends_per_part);
+        let mut verdict = reply_checker::ends_of_attach(items, self.budgets.ends_per_part);
         for item in items {
             let term = nodes[place(node)].silence.leads();
             verdict = verdict.and_then(|()| self.rounds.told(node, term, stream, item, &self.log));

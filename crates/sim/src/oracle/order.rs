@@ -7,7 +7,7 @@ use lockkeeper_core::{Command, Seq, SessionId};
 use lockkeeper_replica::Event;
 use lockkeeper_wire::request::Request;
 
-use super::told::CheckResult;
+use super::reply_checker::CheckResult;
 
 #[derive(Default)]
 pub(crate) struct ProposalOrder {

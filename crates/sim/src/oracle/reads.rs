@@ -7,8 +7,8 @@ use lockkeeper_core::LockName;
 use lockkeeper_replica::{Answer, AskId, Question};
 use lockkeeper_wire::v1::TokenStatus;
 
+use super::reply_checker::CheckResult;
 use super::table::History;
-use super::told::CheckResult;
 
 /// Pending requests, with the applied index when each was sent.
 #[derive(Default)]

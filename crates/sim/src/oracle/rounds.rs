@@ -8,7 +8,7 @@ use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::log::AgreedLog;
-use super::told::CheckResult;
+use super::reply_checker::CheckResult;
 use crate::clock::Nanos;
 use crate::core::Id;
 

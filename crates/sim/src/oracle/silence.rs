@@ -9,8 +9,8 @@ use lockkeeper_replica::{Event, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 
+use super::reply_checker::CheckResult;
 use super::table::{History, Timer};
-use super::told::CheckResult;
 use crate::clock::Nanos;
 use crate::net::Up;
 

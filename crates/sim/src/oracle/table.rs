@@ -10,7 +10,7 @@ use lockkeeper_core::{
     Command, Effect, Effects, End, LockName, Reply, Seq, SessionId, Snapshot, Table, invariants,
 };
 
-use super::{Coverage, told::CheckResult};
+use super::{Coverage, reply_checker::CheckResult};
 use crate::crowd::Budgets;
 use crate::node::TOKENS_ABOVE;
 
@@ -235,7 +235,8 @@ impl History {
                     seen.grants += 1;
                     let (names, subtree) = (request.names.clone(), request.subtree);
                     let (ended, stopped, is_excused) = (None, None, false);
-                    let hold = RecordedHold { session, seq, index, ended, is_excused, stopped, names, subtree };
+                    let hold =
+                        RecordedHold { session, seq, index, ended, is_excused, stopped, names, subtree };
                     self.holds.insert(token, hold);
                     self.live.insert(token);
                 }

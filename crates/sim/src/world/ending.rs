@@ -3,11 +3,11 @@
 use lockkeeper_core::{LockName, limits};
 
 use super::{World, at};
-use crate::client::{SimClient, JobState};
+use crate::client::{JobState, SimClient};
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::Happening;
-use crate::hand::RawClient;
 use crate::node::SimNode;
+use crate::raw_client::RawClient;
 
 /// How often completion is checked.
 const LOOK_EVERY: Nanos = 50 * MS;
@@ -73,12 +73,15 @@ impl World {
         let ttl = self.core.scenario.ttl_max;
         let table = self.core.oracle.history.table();
         let is_empty = table.request_count() == 0 && table.sessions().next().is_none();
-        let idle = self.clients.iter().all(SimClient::is_idle) && self.hand.as_ref().is_none_or(RawClient::is_over);
+        let idle =
+            self.clients.iter().all(SimClient::is_idle) && self.hand.as_ref().is_none_or(RawClient::is_over);
         let closed = self.clients.iter().all(SimClient::is_closed);
         let is_led = self.nodes.iter().any(SimNode::is_ready) && self.members().all(SimNode::is_member);
         match self.ending {
             SettlingStage::Leader if is_led => self.end_by(SettlingStage::Members, MEMBERS_WITHIN),
-            SettlingStage::Members if self.is_settled() => self.end_by(SettlingStage::Backlog, BACKLOG_WITHIN),
+            SettlingStage::Members if self.is_settled() => {
+                self.end_by(SettlingStage::Backlog, BACKLOG_WITHIN)
+            }
             SettlingStage::Backlog if !self.members().any(SimNode::has_backlog) => {
                 self.core.oracle.check_queue(self.core.now);
                 self.end_by(SettlingStage::Answers, 100 * ttl + 120 * SECOND);

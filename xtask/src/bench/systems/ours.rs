@@ -18,7 +18,7 @@ use crate::TaskResult;
 use crate::bench::server::ServerProcesses;
 use crate::process::{cargo, run};
 use crate::services::catalogue::ServiceSpec;
-use crate::services::clusters::{ThreeNodes, NODES, number};
+use crate::services::clusters::{NODES, ThreeNodes, number};
 use crate::services::{ServiceLocation, probe};
 
 /// One node of our own service, built from this tree.

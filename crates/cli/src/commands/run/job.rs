@@ -6,7 +6,7 @@ use lockkeeper::{BootInstant, Guard, LockName, LossCause, Lost, Unfenced};
 
 use super::RunEnd;
 use crate::args::Run;
-use crate::guardian::{GuardianEvent, Guarded, CommandEnd, Reason, Signals, SpawnError, Spec, boot_now};
+use crate::guardian::{CommandEnd, Guarded, GuardianEvent, Reason, Signals, SpawnError, Spec, boot_now};
 use crate::output::say;
 
 /// Limits on the command's run time.

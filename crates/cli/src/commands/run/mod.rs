@@ -84,7 +84,9 @@ fn status_of(end: &Result<RunEnd, Failure>) -> Status {
         Ok(RunEnd::Busy(text)) => (RunOutcome::Busy, None, Some(text.clone())),
         Ok(RunEnd::TimedOut(text)) => (RunOutcome::TimedOut, None, Some(text.clone())),
         Ok(RunEnd::Lost(cause, child)) => (RunOutcome::Lost, *child, Some(cause.to_string())),
-        Ok(RunEnd::Interrupted(signal)) => (RunOutcome::Failed, None, Some(format!("{signal} while it waited"))),
+        Ok(RunEnd::Interrupted(signal)) => {
+            (RunOutcome::Failed, None, Some(format!("{signal} while it waited")))
+        }
         Ok(RunEnd::GuardianDied) => (RunOutcome::Failed, None, Some("the guardian was killed".to_owned())),
         Err(_) => (RunOutcome::Failed, None, None),
     };
@@ -109,7 +111,9 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
     let waited = waiting::acquire(&locks, &lock, &name, &mut signals, args.verbose).await;
     let guard = match waited? {
         waiting::Waited::Acquired(guard) => guard,
-        waiting::Waited::Busy(busy) => return Ok(RunEnd::Busy(format!("`{}` is busy: {busy}", name.as_str()))),
+        waiting::Waited::Busy(busy) => {
+            return Ok(RunEnd::Busy(format!("`{}` is busy: {busy}", name.as_str())));
+        }
         waiting::Waited::TimedOut(waited) => {
             let text = format!("`{}` did not become free within {}", name.as_str(), output::human(waited));
             return Ok(RunEnd::TimedOut(text));

@@ -91,7 +91,8 @@ impl TortureReport<'_> {
     }
 
     pub(super) fn print_json(&self) -> Result<(), Failure> {
-        let TortureVerdict { acknowledged, lost, stale_rejected, overlaps, token_regressions, .. } = self.verdict;
+        let TortureVerdict { acknowledged, lost, stale_rejected, overlaps, token_regressions, .. } =
+            self.verdict;
         let (p50, max) = self.handover();
         let mut injected: serde_json::Map<String, Value> =
             [HolderFault::Pause, HolderFault::Kill, HolderFault::Cut, HolderFault::Server]
@@ -125,16 +126,18 @@ impl TortureReport<'_> {
     }
 
     pub(super) fn print_text(&self) -> Result<(), Failure> {
-        let TortureVerdict { acknowledged, lost, stale_rejected, overlaps, token_regressions, .. } = self.verdict;
+        let TortureVerdict { acknowledged, lost, stale_rejected, overlaps, token_regressions, .. } =
+            self.verdict;
         let field = |name: &str, value: String| output::line(format!("{name:<20} {value}"));
         let ttl = self.ttl.map_or_else(|| "no ttl".to_owned(), |ttl| format!("ttl {}", human(ttl)));
         field("locks", format!("{}, {ttl}", self.locks))?;
         field("resource", format!("{}, fence {}", self.resource, self.fence.name()))?;
-        let done: Vec<String> = [HolderFault::Pause, HolderFault::Kill, HolderFault::Cut, HolderFault::Server]
-            .into_iter()
-            .filter(|fault| self.count(*fault) > 0)
-            .map(|fault| format!("{} {}", fault.name(), self.count(fault)))
-            .collect();
+        let done: Vec<String> =
+            [HolderFault::Pause, HolderFault::Kill, HolderFault::Cut, HolderFault::Server]
+                .into_iter()
+                .filter(|fault| self.count(*fault) > 0)
+                .map(|fault| format!("{} {}", fault.name(), self.count(fault)))
+                .collect();
         let done = if done.is_empty() { "nothing".to_owned() } else { done.join(", ") };
         let end = if self.interrupted { ", interrupted" } else { "" };
         field("injected", format!("{done}; stalls of {} or more{end}", human(self.pause)))?;

@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::journal::{Journal, JournalStep, now};
-use super::resource::{OpenLedger, LedgerError};
+use super::resource::{LedgerError, OpenLedger};
 use crate::args::TokenUse;
 use crate::exit::{Failure, INTERNAL, OK};
 use crate::settings;

@@ -51,7 +51,10 @@ enum AcquireStep {
     Over,
 }
 
-pub(super) async fn acquire(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Result<Answer, CallError> {
+pub(super) async fn acquire(
+    session: &Arc<FileSession>,
+    request: &Arc<FileRequest>,
+) -> Result<Answer, CallError> {
     let answer = match take_all(session, request).await {
         Ok(answer) => answer,
         Err(OsError::Gone) => {
@@ -169,7 +172,12 @@ async fn settle(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Resul
 }
 
 /// Enters the record, or checks the state of the request there.
-fn step(session: &FileSession, request: &Arc<FileRequest>, index: usize, record: &mut Record) -> Result<AcquireStep, OsError> {
+fn step(
+    session: &FileSession,
+    request: &Arc<FileRequest>,
+    index: usize,
+    record: &mut Record,
+) -> Result<AcquireStep, OsError> {
     let mut progress = request.progress();
     if request.is_over() {
         return Ok(AcquireStep::Over);

@@ -59,7 +59,8 @@ struct Reading {
 
 /// `None` if neither slot is valid.
 fn read(bytes: &[u8]) -> Option<Reading> {
-    let slots = [CounterSlot::decode(bytes), CounterSlot::decode(bytes.get(SLOT_BYTES..).unwrap_or_default())];
+    let slots =
+        [CounterSlot::decode(bytes), CounterSlot::decode(bytes.get(SLOT_BYTES..).unwrap_or_default())];
     match slots {
         [Some(a), Some(b)] => {
             let newest = a.max(b);

@@ -10,13 +10,17 @@ use lockkeeper_core::{Break, Command, End, LockName, Reply, Seq};
 use super::names::stem;
 use super::os::{OsError, die_at, unflock};
 use super::record::Record;
-use super::session::{Part, FileRequest, FileSession};
+use super::session::{FileRequest, FileSession, Part};
 use crate::backend::CallError;
 use crate::error::BackendError;
 use crate::machine::Answer;
 
 /// Ends a request; `seq` is the seq of the call.
-pub(super) async fn finish(session: &FileSession, request: &FileRequest, seq: Seq) -> Result<Answer, CallError> {
+pub(super) async fn finish(
+    session: &FileSession,
+    request: &FileRequest,
+    seq: Seq,
+) -> Result<Answer, CallError> {
     match end_parts(session, request).await {
         Ok(end) => {
             session.ended(request, end, seq);

@@ -64,7 +64,11 @@ pub(super) async fn list(store: Arc<FileStore>, prefix: Option<LockName>) -> Res
     Ok(locks)
 }
 
-pub(super) async fn check_token(store: Arc<FileStore>, name: LockName, token: u64) -> Result<TokenStatus, OsError> {
+pub(super) async fn check_token(
+    store: Arc<FileStore>,
+    name: LockName,
+    token: u64,
+) -> Result<TokenStatus, OsError> {
     if Token::new(token).is_none() || token > store.counter.lock()?.value() {
         return Ok(TokenStatus::NeverIssued);
     }

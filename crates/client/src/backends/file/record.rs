@@ -13,7 +13,9 @@ use std::time::Duration;
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, Effects, LockName, ModeKind, Seq, SessionId, Slot, Snapshot, Table, Token};
 
-use super::os::{Backoff, OsError, die_at, explain, open_at, open_or_create_at, remove_at, try_flock, unflock};
+use super::os::{
+    Backoff, OsError, die_at, explain, open_at, open_or_create_at, remove_at, try_flock, unflock,
+};
 use super::session_file::{Tag, wake};
 use super::slots::{self, Content, Current};
 use super::state::{HoldNote, RecordState, is_held, is_idle, slots_of};

@@ -136,7 +136,12 @@ impl FileRequest {
 }
 
 impl FileConn {
-    pub(super) fn new(shared: Arc<FileShared>, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Self {
+    pub(super) fn new(
+        shared: Arc<FileShared>,
+        spec: Spec,
+        label: &str,
+        pushes: UnboundedSender<Push>,
+    ) -> Self {
         let end = (0..=limits::LABEL_BYTES_MAX.min(label.len())).rev().find(|&at| label.is_char_boundary(at));
         let label = label[..end.unwrap_or(0)].into();
         Self { shared, lock_delay: spec.lock_delay, label, pushes, live: Arc::default() }

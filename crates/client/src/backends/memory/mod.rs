@@ -3,7 +3,7 @@
 //! Table, sessions, deadlines and client are those of Lockkeeper's own service, without network and disk. Nothing
 //! outlives the process, and only this process is excluded.
 
-mod book;
+mod deadlines;
 mod server;
 
 use std::collections::BTreeMap;

@@ -11,7 +11,7 @@ use lockkeeper_core::{
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
-use super::book::{MemoryDeadlines, Due};
+use super::deadlines::{Due, MemoryDeadlines};
 use crate::backend::{BreakOrder, Broken, Call, CallError, Conn, Submitted, Wanted};
 use crate::error::{BackendError, Busy, LossCause};
 use crate::info::LockInfo;
@@ -160,7 +160,11 @@ impl MemoryService {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn call(&self, client: &Arc<MemoryClient>, call: Call) -> Result<CallOutcome, oneshot::Receiver<CallOutcome>> {
+    fn call(
+        &self,
+        client: &Arc<MemoryClient>,
+        call: Call,
+    ) -> Result<CallOutcome, oneshot::Receiver<CallOutcome>> {
         let mut state = self.state();
         if state.faults.cut_off.contains(&client.label) {
             return Ok(CallOutcome::Now(Err(LOST)));
@@ -438,7 +442,12 @@ fn granted(grant: core::Grant) -> Answer {
 }
 
 impl MemoryConn {
-    pub(super) fn new(service: Arc<MemoryService>, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Self {
+    pub(super) fn new(
+        service: Arc<MemoryService>,
+        spec: Spec,
+        label: &str,
+        pushes: UnboundedSender<Push>,
+    ) -> Self {
         let client = MemoryClient { spec, label: label.to_owned(), pushes, session: Mutex::default() };
         Self { service, client: Arc::new(client) }
     }
@@ -448,7 +457,9 @@ impl Conn for MemoryConn {
     fn submit(&self, call: Call) -> Submitted {
         match self.service.call(&self.client, call) {
             Ok(CallOutcome::Now(result)) => Submitted::Answered(result),
-            Ok(CallOutcome::Later(answer)) => Submitted::under_way(async move { answer.await.map_err(|_| LOST) }),
+            Ok(CallOutcome::Later(answer)) => {
+                Submitted::under_way(async move { answer.await.map_err(|_| LOST) })
+            }
             Err(later) => Submitted::under_way(async move {
                 match later.await.map_err(|_| LOST)? {
                     CallOutcome::Now(result) => result,

@@ -9,8 +9,9 @@ use crate::cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart};
 use crate::error::BackendError;
 
 pub(super) fn info(asker: &Asker) -> BoxFuture<Result<ClusterInfo, BackendError>> {
-    let answer = asker
-        .ask(Repeat::Again, |mut client: GrpcClient| async move { client.members(v1::MembersRequest {}).await });
+    let answer = asker.ask(Repeat::Again, |mut client: GrpcClient| async move {
+        client.members(v1::MembersRequest {}).await
+    });
     Box::pin(async move {
         let v1::MembersResponse { nodes, leader, term, last, changing, removed } = answer.await?;
         let nodes = nodes.into_iter().map(node).collect();

@@ -10,7 +10,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::addresses::{Address, Addresses};
 use super::carrier::StreamEnding;
-use super::shared::{Cut, StreamRequests, ServiceShared};
+use super::shared::{Cut, ServiceShared, StreamRequests};
 use crate::observe;
 
 pub(super) type GrpcClient = LockkeeperClient<Channel>;

@@ -236,8 +236,9 @@ impl Backend for Service {
     }
 
     fn backup(&self) -> Result<Backup, BackendError> {
-        let mut answers =
-            self.asker.follow(|mut client: GrpcClient| async move { client.backup(v1::BackupRequest {}).await });
+        let mut answers = self
+            .asker
+            .follow(|mut client: GrpcClient| async move { client.backup(v1::BackupRequest {}).await });
         let (parts, receiver) = tokio::sync::mpsc::channel(1);
         self.owner.worker.run(Box::pin(async move {
             while let Some(answer) = answers.recv().await {

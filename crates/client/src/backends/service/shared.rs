@@ -15,7 +15,7 @@ use tokio::sync::{Notify, oneshot};
 use tonic::codegen::tokio_stream::Stream;
 
 use super::addresses::{Address, Addresses};
-use super::carrier::{Carrier, StreamEnding, CarrierOutput, SessionKey, StreamId};
+use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
 use crate::backend::{BoxFuture, Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Push, Spec};

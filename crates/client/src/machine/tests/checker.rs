@@ -257,9 +257,9 @@ impl Checked {
         if matches!(self.machine.link, SessionPhase::Live { .. } | SessionPhase::Closing) {
             for (seq, key) in &self.live {
                 let wanted = self.machine.requests.get(key).is_some_and(|request| match &request.stage {
-                    AcquireStage::Sent { seq: s, .. } | AcquireStage::Queued { seq: s } | AcquireStage::Early { seq: s, .. } => {
-                        s == seq
-                    }
+                    AcquireStage::Sent { seq: s, .. }
+                    | AcquireStage::Queued { seq: s }
+                    | AcquireStage::Early { seq: s, .. } => s == seq,
                     AcquireStage::Held(hold) => hold.seq == *seq,
                     AcquireStage::Unsent => false,
                 });

@@ -9,7 +9,7 @@ use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
 use lockkeeper_replica::storage::{self, Existing, LogOptions};
 use lockkeeper_wire::store::{Founding, Member};
 
-use super::greet::Greeter;
+use super::handshake::Greeter;
 use super::*;
 use crate::data::Addresses;
 
@@ -132,7 +132,7 @@ async fn stalled_receiver_is_reported_and_a_later_attempt_succeeds() {
     let (sender, receiver) = (End::new(1, &address, SHORT), End::new(2, &address, PATIENCE));
     let connected = async || {
         let (socket, _) = listener.accept().await.expect("somebody connects");
-        let answered = greet::answer(socket, &*receiver.bulk.directory, &[Lane::Snapshot]).await;
+        let answered = handshake::answer(socket, &*receiver.bulk.directory, &[Lane::Snapshot]).await;
         answered.expect("it is let in").0
     };
     // The receiver has connected to the sender's address.

@@ -9,7 +9,7 @@ use lockkeeper_core::Seq;
 use lockkeeper_wire::request::{Secret, secret_prefix};
 use lockkeeper_wire::v1::{self, client_item};
 
-use super::{Outbox, CarrierOutput, earlier, items};
+use super::{CarrierOutput, Outbox, earlier, items};
 use crate::backend::{Call, CallError, Wanted};
 use crate::machine::{Answer, Spec};
 use crate::time::BootInstant;
@@ -227,7 +227,8 @@ impl<H> CarriedSession<H> {
             command.handles.push(handle);
             return None;
         }
-        let mut command = PendingCommand { since: now, what, sent: false, unanswered: None, handles: vec![handle] };
+        let mut command =
+            PendingCommand { since: now, what, sent: false, unanswered: None, handles: vec![handle] };
         let mut look_at = now + self.command_limit();
         if let (AttachState::Attached, Some(id)) = (self.place, self.id) {
             command.sent = true;

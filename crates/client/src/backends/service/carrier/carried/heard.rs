@@ -3,8 +3,8 @@
 use lockkeeper_core::Seq;
 use lockkeeper_wire::v1::server_item::What;
 
-use super::super::{Nonsense, Outbox, CarrierOutput, SessionKey, items};
-use super::{CarriedSession, Numbered, AttachState, Sign};
+use super::super::{CarrierOutput, Nonsense, Outbox, SessionKey, items};
+use super::{AttachState, CarriedSession, Numbered, Sign};
 use crate::backend::CallError;
 use crate::error::{BackendError, LossCause};
 use crate::machine::{Answer, Push};
@@ -37,7 +37,9 @@ impl<H> CarriedSession<H> {
         self.place = AttachState::Over;
         self.unheard.clear();
         let leaving = self.close.is_some();
-        out.extend(self.signs.drain(..).map(|sign| CarrierOutput::Resolved(sign.handle, Ok(Answer::SessionGone))));
+        out.extend(
+            self.signs.drain(..).map(|sign| CarrierOutput::Resolved(sign.handle, Ok(Answer::SessionGone))),
+        );
         self.resolve_all(&Ok(Answer::SessionGone), out);
         if !leaving {
             out.push(CarrierOutput::Push(key, Push::Lost(LossCause::SessionEnded)));
@@ -97,8 +99,9 @@ impl<H> CarriedSession<H> {
                 _ => {
                     self.unheard.clear();
                     let error = items::refusal(&refused);
-                    let refused =
-                        |sign: Sign<H>| CarrierOutput::Resolved(sign.handle, Ok(Answer::Refused(error.clone())));
+                    let refused = |sign: Sign<H>| {
+                        CarrierOutput::Resolved(sign.handle, Ok(Answer::Refused(error.clone())))
+                    };
                     out.extend(self.signs.drain(..).map(refused));
                 }
             },

@@ -183,7 +183,10 @@ fn the_stream_of_a_silent_service_ends_after_a_sixth_of_the_ttl() {
     assert!(line.wake(102).is_empty());
     assert_eq!(line.carrier.next_wake(), Some(at(106)));
     let out = line.wake(106);
-    let [CarrierOutput::EndStream(StreamEnding::Silent), CarrierOutput::Resolved(1, Err(CallError { sent: true }))] = out[..]
+    let [
+        CarrierOutput::EndStream(StreamEnding::Silent),
+        CarrierOutput::Resolved(1, Err(CallError { sent: true })),
+    ] = out[..]
     else {
         panic!("{out:?}")
     };
@@ -216,16 +219,25 @@ fn a_finish_drops_the_handle_of_its_acquire() {
     let _ = line.submit(100, finish(2, 1), 2);
     assert!(line.hears(100, 1, granted(5)).is_empty(), "granted while the finish was on its way");
     let released = What::Finished(v1::Finished { end: v1::End::Released.into() });
-    assert!(matches!(line.hears(100, 2, released)[..], [CarrierOutput::Resolved(2, Ok(Answer::Finished(_)))]));
+    assert!(matches!(
+        line.hears(100, 2, released)[..],
+        [CarrierOutput::Resolved(2, Ok(Answer::Finished(_)))]
+    ));
 }
 
 #[test]
 fn unsolicited_items_become_pushes() {
     let mut line = Line::open(spec());
     let ended = What::Ended(v1::Finished { end: v1::End::Broken.into() });
-    assert!(matches!(line.hears(100, 5, ended)[..], [CarrierOutput::Push(_, Push::Ended { seq: Seq(5), .. })]));
+    assert!(matches!(
+        line.hears(100, 5, ended)[..],
+        [CarrierOutput::Push(_, Push::Ended { seq: Seq(5), .. })]
+    ));
     let revoked = What::Revoked(v1::Revoked { token: 3 });
-    assert!(matches!(line.hears(100, 6, revoked)[..], [CarrierOutput::Push(_, Push::Revoked { seq: Seq(6) })]));
+    assert!(matches!(
+        line.hears(100, 6, revoked)[..],
+        [CarrierOutput::Push(_, Push::Revoked { seq: Seq(6) })]
+    ));
     let _ = line.submit(101, Call::KeepAlive, 1);
     let out = line.hears(101, 0, What::KeptAlive(v1::KeptAlive { id: 2, revoked: vec![6] }));
     assert!(
@@ -240,8 +252,10 @@ fn a_session_that_is_gone_answers_everything_and_is_not_attached_again() {
     let _ = line.submit(100, acquire(1), 1);
     let _ = line.submit(100, Call::KeepAlive, 2);
     let out = line.hears(100, 0, What::SessionGone(v1::SessionGone {}));
-    let gone = out.iter().filter(|o| matches!(o, CarrierOutput::Resolved(_, Ok(Answer::SessionGone)))).count();
-    let lost = |o: &CarrierOutput<u32>| matches!(o, CarrierOutput::Push(_, Push::Lost(LossCause::SessionEnded)));
+    let gone =
+        out.iter().filter(|o| matches!(o, CarrierOutput::Resolved(_, Ok(Answer::SessionGone)))).count();
+    let lost =
+        |o: &CarrierOutput<u32>| matches!(o, CarrierOutput::Push(_, Push::Lost(LossCause::SessionEnded)));
     assert!(gone == 2 && out.iter().any(lost), "{out:?}");
     assert!(matches!(
         line.submit(101, Call::KeepAlive, 3)[..],
@@ -307,7 +321,9 @@ fn the_end_of_a_stream_is_pushed_to_sessions_with_linger_unless_announced() {
         text: String::new(),
     };
     let out = line.hears(105, 0, What::StreamEnd(end));
-    let [CarrierOutput::EndStream(StreamEnding::Announced { leader, term: 7, .. })] = &out[..] else { panic!("{out:?}") };
+    let [CarrierOutput::EndStream(StreamEnding::Announced { leader, term: 7, .. })] = &out[..] else {
+        panic!("{out:?}")
+    };
     assert_eq!(leader.as_deref(), Some("b:1"));
 }
 

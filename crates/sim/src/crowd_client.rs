@@ -9,7 +9,7 @@ use lockkeeper_wire::v1::{self, server_item::What};
 use crate::clock::{MS, Nanos};
 use crate::core::Core;
 use crate::crowd::{BASE, Crowd};
-use crate::hand::{RawClient, item};
+use crate::raw_client::{RawClient, item};
 
 #[derive(Clone, Copy)]
 enum CrowdStage {
@@ -160,7 +160,12 @@ impl CrowdClient {
     }
 
     /// Finishes all requests that have ended.
-    pub(crate) fn finishes(&mut self, hand: &mut RawClient, session: SessionId, frame: &mut Vec<v1::ClientItem>) {
+    pub(crate) fn finishes(
+        &mut self,
+        hand: &mut RawClient,
+        session: SessionId,
+        frame: &mut Vec<v1::ClientItem>,
+    ) {
         for target in std::mem::take(&mut self.over) {
             if self.live.remove(&target).is_some() {
                 let (seq, target) = (Seq(hand.next_seq()), Seq(target));

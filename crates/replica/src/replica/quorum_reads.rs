@@ -182,8 +182,11 @@ impl Replica {
         }
         for asked in self.rounds.take_answerable(self.applied.index) {
             match asked {
-                PendingRead::KeepAlive { stream, session, id } => self
-                    .acknowledge(stream, session, |revoked| What::KeptAlive(v1::KeptAlive { id, revoked })),
+                PendingRead::KeepAlive { stream, session, id } => {
+                    self.acknowledge(stream, session, |revoked| {
+                        What::KeptAlive(v1::KeptAlive { id, revoked })
+                    })
+                }
                 PendingRead::Attach { stream, session, attach } => {
                     self.acknowledge(stream, session, |revoked| {
                         What::Attached(v1::Attached { attach, revoked })

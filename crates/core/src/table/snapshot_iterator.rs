@@ -4,11 +4,11 @@
 //! The iterator (`SnapshotIterator`) writes every entry in its state at the start of the snapshot. It follows the order in memory,
 //! so its readers must sort by ticket and name. Before a command changes an entry that the iterator has not reached,
 //! the entry's store (`requests`, `session`, `names`, `work`) encodes the old state into a copy-on-write buffer
-//! (`ahead`), from which it is written. A command pays for this at most once per snapshot and entry, and changes a
+//! (`copy_on_write`), from which it is written. A command pays for this at most once per snapshot and entry, and changes a
 //! bounded number of entries (M2). A session with all its kept answers is one entry.
 
 use super::Table;
-use super::ahead::SnapshotWriter;
+use super::copy_on_write::SnapshotWriter;
 use super::names::{NameNode, NodeId};
 use crate::snapshot::items::{Digest, Header, put_end, put_header};
 use crate::snapshot::{LimitState, RequestState, Snapshot};
@@ -32,7 +32,7 @@ pub enum SnapshotProgress {
 /// A snapshot can't begin while another one is in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a walk over the table is under way; write it to its end or abandon it before another is begun")]
-pub struct WalkUnderWay;
+pub struct SnapshotUnderWay;
 
 /// Shared state of the snapshot iterator. The position is in each store.
 pub(super) struct SnapshotIterator {
@@ -46,10 +46,10 @@ impl Table {
     /// and one bit of memory per request and name until the snapshot is complete.
     ///
     /// # Errors
-    /// [`WalkUnderWay`] if a snapshot is already in progress; it continues unchanged.
-    pub fn begin_snapshot(&mut self) -> Result<(), WalkUnderWay> {
+    /// [`SnapshotUnderWay`] if a snapshot is already in progress; it continues unchanged.
+    pub fn begin_snapshot(&mut self) -> Result<(), SnapshotUnderWay> {
         if self.walk.is_some() {
-            return Err(WalkUnderWay);
+            return Err(SnapshotUnderWay);
         }
         self.unpassed.begin_walk();
         self.requests.begin_walk();

@@ -423,7 +423,8 @@ fn node_wiped_during_bootstrap_is_refused_and_stops() {
                 directories of all of them and start again; else `lockkeeper cluster remove 2`, then add it under a new id";
     let mut one = Bootstrap::new(candidate(1, 0));
     one.heard(&Bootstrap::new(candidate(2, 0)).hello(1, Lane::Greeting));
-    let BootstrapStep::Promise(own) = one.heard(&Bootstrap::new(candidate(3, 0)).hello(1, Lane::Greeting)) else {
+    let BootstrapStep::Promise(own) = one.heard(&Bootstrap::new(candidate(3, 0)).hello(1, Lane::Greeting))
+    else {
         panic!("all were heard")
     };
     one.promised(own);

@@ -218,7 +218,11 @@ impl Bootstrap {
         if founding.rules > self.own.rules {
             return BootstrapStep::Stop(too_old(own.node, self.own.rules, founding.rules));
         }
-        BootstrapStep::Found(Founding { node: own.node, incarnation: own.incarnation.clone(), ..founding.clone() })
+        BootstrapStep::Found(Founding {
+            node: own.node,
+            incarnation: own.incarnation.clone(),
+            ..founding.clone()
+        })
     }
 }
 

@@ -100,7 +100,12 @@ pub(super) struct SlabCursor {
 
 impl SlabCursor {
     pub(super) fn new(places: usize) -> Self {
-        Self { next: 0, end: places as u32, changed: vec![0; places.div_ceil(64)], saved: CopyOnWriteBuffer::default() }
+        Self {
+            next: 0,
+            end: places as u32,
+            changed: vec![0; places.div_ceil(64)],
+            saved: CopyOnWriteBuffer::default(),
+        }
     }
 
     /// Records that an entry is about to change. Returns true if its old state must be saved: this is its first change,

@@ -11,9 +11,9 @@ use lockkeeper_wire::v1::{self, server_item::What};
 
 use crate::clock::{MS, Nanos};
 use crate::core::{Core, Happening, Id};
+use crate::crowd_client::CrowdClient;
 use crate::net::{Down, Up};
 use crate::node::node_at;
-use crate::queued::CrowdClient;
 
 /// How many recent commands are kept for repetition.
 const MEMORY: usize = 8;

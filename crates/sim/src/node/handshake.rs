@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use lockkeeper_replica::Members;
-use lockkeeper_replica::founder::NodeIdentity;
+use lockkeeper_replica::bootstrap::NodeIdentity;
 use lockkeeper_wire::peer::{Hello, Lane, Refusal, RefusalCode};
 use lockkeeper_wire::store::Founding;
 
