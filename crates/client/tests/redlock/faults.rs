@@ -118,7 +118,7 @@ async fn a_hold_that_a_majority_lost_is_lost_with_the_next_keep_alive() {
     until("all three have it", async || (servers.keys(NAME) == 3).then_some(())).await;
     servers.0[0].cli(&["FLUSHALL"]);
     held.verify().await.expect("two of three still have it");
-    assert_eq!(servers.keys(NAME), 2, "a renewal makes nothing anew (peers' flaw 6)");
+    assert_eq!(servers.keys(NAME), 2, "a renewal never recreates a lost key");
     servers.0[1].cli(&["FLUSHALL"]);
     let lost = held.lost();
     tokio::time::timeout(20 * SECOND, lost.cancelled()).await.expect("it is told");

@@ -1,4 +1,5 @@
--- Gives a hold or a place in the queue a full ttl from now on, by its id; never makes anything (peers' flaws 5 and 6).
+-- Extends a hold or a place in the queue by a full ttl, found by its id. Never creates one: a renewal that recreated a
+-- lost key would exclude the client that has the lock by then.
 -- KEYS: common.lua. ARGV: 1 id, 2 ms for which the key lives, 3 ms of ttl.
 -- Returns 1: kept, 0: gone, 2: under a break, and not renewed.
 local id, px, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
