@@ -30,7 +30,7 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, SnapshotError> {
 /// overflow.
 const COUNTER_MAX: u64 = 1 << 62;
 
-/// Builds a table from the bytes of a stream that [`Table::walk_piece`] or [`Snapshot::encode`] wrote, as they arrive.
+/// Builds a table from the bytes of a stream that [`Table::snapshot_piece`] or [`Snapshot::encode`] wrote, as they arrive.
 ///
 /// Besides the table it stores at most one incomplete item.
 pub struct Restorer {
