@@ -92,7 +92,7 @@ pub fn lock_name(typed: &OsStr) -> Result<LockName, Failure> {
 /// Parses `5s`, `500ms`, `2m`, `1h30m`.
 ///
 /// # Errors
-/// The argument and the accepted formats.
+/// It is not a duration; the message has the argument and the accepted formats.
 pub fn duration(typed: &str) -> Result<Duration, String> {
     if typed == "0" {
         return Ok(Duration::ZERO);

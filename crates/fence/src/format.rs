@@ -8,7 +8,8 @@
 //! slot 3 any 20 writer 20
 //! check 3f1c0a5d9b7e2468
 //! ```
-//! 0 is a mark that no token has reached. The last line is the XXH3 of all bytes before it.
+//! `any` is the highest token that passed, `writer` the highest that passed as a writer; `base` has the marks for sections
+//! without a slot, `slot 3` those of slot 3. 0: no token has passed yet. The last line is the XXH3 of all bytes before it.
 
 use std::fmt::Write as _;
 

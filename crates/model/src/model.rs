@@ -18,9 +18,10 @@ pub struct Model {
     pub streams: u8,
     /// Number of renewals in flight at once: 1 or 2.
     pub calls: u8,
-    /// Whether sessions expire: by silence, and by `linger`.
+    /// Whether sessions expire: after their ttl without a keep-alive, and after `linger` once the client has closed its
+    /// stream.
     pub expiry: bool,
-    /// Whether the session has `linger`.
+    /// Whether the session has a `linger`, the shorter time after which it expires once its client has closed the stream.
     pub linger: bool,
     /// Whether an operator breaks the session's hold.
     pub breaks: bool,
@@ -98,7 +99,8 @@ impl stateright::Model for Model {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            // A new grant of the lock is possible as soon as the session has ended, or the revoked hold was opened.
+            // Once the session or its revoked hold has ended, others can be granted the lock: the client must no longer
+            // consider its session live.
             Property::always("P5", |_, it: &State| !it.ended || it.client.belief == 0),
             Property::always("P4", |_, it: &State| {
                 !it.opened || it.ended || it.client.told || it.client.belief == 0

@@ -155,7 +155,8 @@ pub(crate) struct Scenario {
     pub(crate) idle_max: Nanos,
     /// Duration of a step under a lock: least, most.
     pub(crate) work: (Nanos, Nanos),
-    /// Share of jobs in mode `shared`, in percent; `permits`, `subtree` and `drops` are shares of jobs, too.
+    /// Share of jobs in mode `shared`, in percent. `permits` and `subtree` likewise; `drops` is the share of jobs
+    /// whose caller drops its acquire before the end.
     pub(crate) shared: u64,
     pub(crate) permits: u64,
     pub(crate) subtree: u64,

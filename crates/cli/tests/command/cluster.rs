@@ -13,7 +13,7 @@ fn peers(port: &Port) -> String {
     format!("127.0.0.1:{}", port.number())
 }
 
-/// A cluster of one node that other nodes can join, and a place that uses its locks.
+/// A cluster of one node that other nodes can join, and a test directory whose commands use its locks.
 fn first(port: &Port, more: &[&str]) -> (Place, Node) {
     let place = Place::new();
     let address = peers(port);

@@ -19,8 +19,8 @@ const SHORT: Duration = Duration::from_secs(4);
 const LESS_SHORT: Duration = Duration::from_secs(5);
 /// Longer than both.
 const STALL: Duration = Duration::from_secs(7);
-/// Makes this test binary, run as a child process, a holder: the service's URL; the next variable is the fenced
-/// file.
+/// Environment variable with the service's URL. If it is set, this test binary was started as a child process, and is a
+/// holder. The next variable has the path of the fenced file.
 const HOLDER: &str = "LK_FAULTS_HOLDER";
 const HOLDER_FILE: &str = "LK_FAULTS_HOLDER_FILE";
 

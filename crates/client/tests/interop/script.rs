@@ -1,4 +1,5 @@
-//! Peers that are scripts around another project's library: the meaning of the lines of `peers/*`.
+//! Foreign lock clients (peers) run as scripts that wrap another project's library. This module speaks the line protocol,
+//! commands and answers, of the scripts in `peers/`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -48,7 +49,7 @@ impl Script {
 }
 
 impl Peer for Script {
-    /// Only the value of the key is known.
+    /// Our errors name such a holder by the value of its key: nothing else of it is known.
     fn in_errors(holder: &str) -> String {
         format!("another client (`{holder}`)")
     }

@@ -1,7 +1,7 @@
 //! Restores a table from a snapshot: from its stream, piece by piece, or from plain data.
 //!
-//! Entries are inserted as they arrive, in any order, and are stored only once. Steps that need all entries run at the
-//! end: linking requests to their sessions, and the search for duplicates.
+//! Snapshot items (sessions, requests, limits) go directly into the table as they arrive, in any order, without an
+//! intermediate copy. Steps that need all items run at the end: linking requests to their sessions, and the search for duplicates.
 //!
 //! All properties that the table's code relies on are checked: numbers against the counters, uniqueness, and consistent
 //! references. The lock rules are not checked again, because the digest shows that the holds are those that were

@@ -1,13 +1,15 @@
 //! The marks as attributes of the guarded item, and the rule as a condition over them.
 //!
-//! `lk_any` and `lk_writer` are the base pair. A section in a slot is always a writer, so a slot needs only one
+//! `lk_any` and `lk_writer` are the base pair: the highest token that passed, and the highest that passed as a writer
+//! (`rule.rs` explains the pair). A section in a slot is always a writer, so a slot needs only one
 //! mark: `lk_slot_3`, the highest token in slot 3. A reader raises only the base's `any`, against which every slot
 //! is checked anyway. `lk_slots` is the highest mark of all slots: a condition can't iterate over attributes by
 //! prefix, so a section without a slot is checked against this one.
 //!
 //! DynamoDB has no maximum function: a mark that may be above the token already (`lk_slots` for a permit of a slot,
-//! `lk_any` for a reader) is raised only under the condition that it isn't. So those sections may need a second
-//! try, whose condition is that the mark is above. A third is never needed, since marks only rise.
+//! `lk_any` for a reader) is set to the token on condition that the mark is at most the token. If that fails because the
+//! mark is higher, a second try requires a higher mark and leaves it unchanged. A third is never needed, since marks only
+//! rise.
 
 use lockkeeper_core::limits::PERMITS_MAX;
 use lockkeeper_core::{ModeKind, Slot, Token};
@@ -26,9 +28,10 @@ const SLOT: &str = "lk_slot_";
 /// The first or the second try.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Try {
-    /// The shared mark is at the token or below, and is raised.
+    /// Condition: the mark in common with other sections (`lk_slots` or `lk_any`) is at most the token. The write raises it
+    /// to the token.
     Raise,
-    /// The shared mark is above the token, and is not changed.
+    /// Condition: that mark is higher than the token. The write leaves it unchanged.
     Above,
 }
 

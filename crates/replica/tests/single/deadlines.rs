@@ -83,7 +83,8 @@ fn earlier_input_is_handled_before_an_expiry() {
     assert!(is_free(&mut node, "x"));
 }
 
-/// A drain that takes longer than a ttl does not judge a deadline that was moved meanwhile.
+/// If a keep-alive moves the deadline while a drain barrier is pending, that barrier does not suffice to expire the session: a
+/// second one is needed, which begins after the new deadline.
 #[test]
 fn keep_alive_during_a_drain_requires_another_check() {
     let (mut node, stream, session) = holding(1_000, 0);

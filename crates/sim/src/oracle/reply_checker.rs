@@ -8,8 +8,7 @@ use super::table::History;
 
 pub(crate) type CheckResult = Result<(), (&'static str, String)>;
 
-/// R3: the ended requests sent together with the confirmation of an attach are one part, of at most `most`; the rest
-/// follows later.
+/// R3: after the reply to an attach, at most `most` ended requests are sent at once; the others follow in later parts.
 pub(crate) fn ends_of_attach(items: &[v1::ServerItem], most: usize) -> CheckResult {
     for (index, item) in items.iter().enumerate() {
         let Some(What::Attached(_)) = item.what else { continue };

@@ -1,5 +1,6 @@
 //! P9: which sessions a node may expire. Records when keep-alives and attaches arrived at a node and when they were
-//! handed to its replica, in true time and on a lease clock of the oracle's own. One for each run of each node.
+//! handed to its replica, in simulated real time and on the oracle's own lease clock, which does not advance while the node
+//! is stalled. Each run of each node, from its start to its crash, has its own [`Silence`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -25,7 +26,7 @@ pub(crate) struct Silence {
     reading: Duration,
     /// The term in which the node leads, and the lease clock at its zero point.
     leads: Option<(u64, Duration)>,
-    /// The last session in the table when it began to lead.
+    /// The highest session id in the table when the node began to lead: sessions up to it were opened before.
     found: Option<SessionId>,
     /// The timers that have begun since then, and when.
     began: BTreeMap<Timer, Duration>,
@@ -46,7 +47,8 @@ pub(crate) struct Silence {
 struct Arrived {
     attach: u64,
     stream: StreamId,
-    /// Two streams claim the session with the same number: the one that is read first counts.
+    /// Two streams attached this session with the same attach number. The valid one is the one that the node reads first,
+    /// which the oracle can't determine here.
     is_ambiguous: bool,
     sign: Option<Nanos>,
     is_closed: bool,
@@ -115,8 +117,8 @@ impl Silence {
         self.began.entry(timer).or_insert(self.reading);
     }
 
-    /// A leader fires a timer only after its full duration on the lease clock, which a new leader restarts (P9, B1, D1,
-    /// W1).
+    /// A leader fires a timer only after the timer's full duration on the lease clock. A new leader restarts all timers
+    /// (P9, B1, D1, W1).
     pub(crate) fn may_end(&self, command: &Command, history: &History) -> CheckResult {
         let Some(timer) = Timer::of(command) else { return Ok(()) };
         let Some(needs) = history.lasts(timer) else { return Ok(()) };
@@ -157,7 +159,7 @@ impl Silence {
     /// The node has closed a stream: later input on it does not count.
     pub(crate) fn ended(&mut self, stream: StreamId) {
         self.ended.insert(stream);
-        // The attach number still counts, so a repetition on another stream is not new.
+        // The attach number stays recorded, so the same number on another stream is not taken for a new attach.
         for it in self.arrived.values_mut().filter(|it| it.stream == stream) {
             it.sign = None;
         }
@@ -255,7 +257,8 @@ impl Silence {
         }
     }
 
-    /// An open is a claim, too; it is known by its reply.
+    /// Opening a session also attaches it to its stream. The request has no session id yet, so it is recorded when the node
+    /// replies.
     pub(crate) fn told(&mut self, stream: StreamId, item: &v1::ServerItem) {
         if let Some(server_item::What::Opened(opened)) = &item.what {
             self.claimed(item.session, opened.attach, stream, None);

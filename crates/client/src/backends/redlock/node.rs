@@ -18,8 +18,9 @@ pub(super) struct Node<S> {
     pub(super) wakes: Wakes,
 }
 
-/// A [`Store`](crate::backends::leased::Store) as one of several that get the same calls. Its futures are not boxed,
-/// so that each call of a round needs one buffer only (`carry`). Each call ends once the round's time is over.
+/// Like [`Store`](crate::backends::leased::Store), for one of several servers that all get the same call (together: a
+/// round). The futures are not boxed: the module `carry` stores each in a pooled buffer, and a box would be a second
+/// allocation. Each call ends once the round's time is over.
 pub(super) trait NodeStore: Send + Sync + 'static {
     fn attempt(
         &self,
@@ -51,7 +52,8 @@ impl TryLetter {
     }
 }
 
-/// A take-back. The node that sends it first encodes it for all.
+/// A call that removes an entry, after its hold has ended or its attempt has failed. The first server's task to send it
+/// encodes it, the others reuse the bytes.
 pub(super) struct EndLetter {
     pub(super) entry: Arc<Entry>,
     pub(super) doubt: bool,

@@ -1,4 +1,5 @@
-//! Entries as lease rows: one statement per call, and the interpretation of its outcome.
+//! Stores each request ([`Entry`]: one session's hold or wait on one lock) as a row with an expiry time. Each call is one
+//! SQL statement; this module interprets its result.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -61,7 +62,8 @@ impl RowStore {
         let (ttl, closes) = (ms(entry.ttl), ms(entry.closed_after_expiry()));
         let hearing = *self.hearing.borrow();
         let hears = hearing == Hearing::Hears;
-        // Also while notifications are unconfirmed: once they work, a broken hold can still be notified.
+        // The channel's id is stored unless notifications are known to fail: if they are confirmed later, the holder can
+        // still be notified of a break.
         let (label, wake) = (text(&attempt.label), (hearing != Hearing::Deaf).then_some(self.wake.as_str()));
         let meta: &[u8] = &attempt.meta;
         if self.pool.is_direct() && self.short.takes(attempt) {
@@ -107,8 +109,8 @@ impl RowStore {
         }
     }
 
-    /// Runs a fast-path statement within `limit`, and reduces `limit` by the elapsed time. `None` if the caller has to
-    /// call the function instead, which returns the reason.
+    /// Runs a fast-path statement within `limit`, and reduces `limit` by the elapsed time. `None` if the fast path
+    /// did not apply: the caller then calls the SQL function, which covers all cases and returns the reason for a refusal.
     async fn go_short(
         &self,
         name: &LockName,
