@@ -310,7 +310,8 @@ fn with_held(count: u64) -> Table {
     table
 }
 
-/// Old states that were saved for many entries at once are also written in pieces.
+/// A command that changes many entries during a snapshot saves their old states for it. These are also written in
+/// pieces.
 #[test]
 fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
     let mut table = with_held(20_000);

@@ -1,7 +1,8 @@
-//! The queues between the front and the replica's thread: events in, outputs out.
+//! The queues between the front (the module that serves clients' connections) and the replica's thread: events in,
+//! outputs out.
 //!
-//! Responsible for: one lock acquisition takes all pending items; a sleeping reader is woken once. No channel, task or
-//! allocation per request.
+//! Responsible for a low cost per item: a reader locks the queue's mutex once to take all pending items, and is woken
+//! once if it sleeps. No request has a channel, task or allocation of its own here.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -59,7 +60,7 @@ struct Waiting {
     events: Vec<Event>,
     /// The weight of the events that were pushed and that the replica has not handled yet.
     requests: usize,
-    /// Readers that wait for room, by their turn.
+    /// Tasks that read streams and wait for room, by their place in the order in which they began to wait.
     paused: BTreeMap<u64, Waker>,
     last_turn: u64,
     is_closed: bool,
@@ -82,9 +83,9 @@ impl Inbox {
         }
     }
 
-    /// Ready if there is room for more requests; otherwise the task is woken as soon as there is. `turn` belongs to the
-    /// reader: a reader that finds no room keeps its turn until it does, so that one that always has more requests
-    /// can't starve others.
+    /// Ready if there is room for more requests; otherwise the calling task is woken as soon as there is. `turn` is the
+    /// task's place among the waiting tasks (not a turn of the replica), and is kept until the task finds room. Tasks
+    /// are woken in the order of their places, so that a task that always has more requests can't starve others.
     pub(crate) fn poll_room(&self, turn: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<()> {
         let mut waiting = self.lock();
         if waiting.requests < REQUESTS_MAX {
@@ -164,7 +165,8 @@ pub(crate) enum ReplicaStatus {
         /// The leader's id.
         leader: u64,
     },
-    /// It was shut down: leadership is transferred, if another node took it, and its streams were notified.
+    /// This node was shut down and has ended its streams. If it led, it first handed over leadership, unless no node
+    /// took it.
     Left,
     /// Its thread has ended.
     Ended,

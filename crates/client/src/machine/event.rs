@@ -22,7 +22,8 @@ pub struct CallId(pub u64);
 pub struct Want {
     /// End of the wait, on the caller's clock.
     pub wait_until: Option<BootInstant>,
-    /// Limit for the backend's silence, if shorter than the session's limit.
+    /// If the backend does not answer for this long, it counts as unreachable. No effect if longer than the session's
+    /// own limit (its ttl).
     pub patience: Option<Duration>,
     pub min_validity: Duration,
     pub max_hold: Option<Duration>,
@@ -79,7 +80,7 @@ pub enum Push {
     Detached {
         at: BootInstant,
     },
-    /// The connection that carried this hold, and no other, is gone.
+    /// The connection that carried this hold is gone. It carried no other hold.
     #[cfg_attr(
         not(feature = "postgres"),
         allow(dead_code, reason = "only connections of one hold end alone")

@@ -83,7 +83,7 @@ async fn single_server_locks_conflict_from_a_majority_on_and_are_never_deleted()
     assert!(peers[2].release("x"));
     let guard = waiter.granted().await;
     for (server, peer) in peers.iter_mut().enumerate() {
-        // On two servers the lock is the peer's, and the majority does without them; on the others it is Lockkeeper's.
+        // The peers still hold the first two servers. Lockkeeper holds the other three, which are a majority.
         if server < 2 {
             assert!(peer.still_holds("x", TTL), "server {server}");
         } else {

@@ -6,7 +6,8 @@ use crate::reply::{Effect, Effects, End, Reply};
 use crate::types::{ModeKind, Seq, SessionId, Token};
 
 impl Table {
-    /// Releases a hold or leaves the queue. Executed for any seq of its own, and idempotent by its target (R4).
+    /// Releases a hold or leaves the queue. Executed whatever the command's own `seq` is, even one that was seen before;
+    /// a repetition for the same `target` has no further effect (R4).
     pub(super) fn finish(
         &mut self,
         id: SessionId,

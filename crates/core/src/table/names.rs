@@ -23,7 +23,7 @@ use crate::types::Ticket;
 pub(super) type NodeId = u32;
 const NONE: NodeId = NodeId::MAX;
 
-/// A name that has a hold, a waiter or a limit, or a prefix of such a name.
+/// A name that has a hold, a waiter or a limit (its number of permits), or a prefix of such a name.
 pub(super) struct NameNode {
     /// The last segment of the name. The node's ancestors store the other segments, so a deep name costs only its own
     /// length.

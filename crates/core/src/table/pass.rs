@@ -69,7 +69,8 @@ impl Table {
         if let Some(passed) = passed {
             later.extend(freed.iter().map(|it| Freed { after: it.after.max(passed), ..*it }));
         }
-        // Sorted by name instead of node id, because node ids differ on a node that was restored from a snapshot.
+        // Sorted by name, not by the `NodeId` of the name: these ids differ between replicas if one was restored from a
+        // snapshot, and the order must not.
         let mut named: Vec<Freed<LockName>> =
             later.iter().map(|it| it.named(self.names.name(it.name))).collect();
         named.sort_unstable();

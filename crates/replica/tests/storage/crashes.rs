@@ -109,11 +109,12 @@ fn every_torn_last_record_is_dropped_and_nothing_else() {
         log.append(&record(Some(hard_state(2, 2, 2)), vec![entry(2, 2, 1200)])).expect_err("it is cut off");
         let whole = open_view(&disk.copy()).expect("all of it can be read");
         assert_eq!(whole.entries.len(), 2);
-        // The first answer selects independent choices per sector; the others are for the three sectors.
+        // `MemoryDisk::crash` asks for numbers. The first one, 2, makes it ask for each sector separately; each of the
+        // other three decides whether one sector reaches the disk (1) or not (0).
         let mut answers = vec![2].into_iter().chain((0..3).map(|bit| arrived >> bit & 1));
         let mut tosses = 0;
         disk.crash(|n| {
-            // `choose` is also called for the size of every file that did not grow, with n = 1.
+            // `crash` also asks for the size of every file that did not grow, with n = 1: only 0 is possible.
             if n == 1 {
                 return 0;
             }

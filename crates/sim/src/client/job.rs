@@ -1,4 +1,5 @@
-//! The callers: each acquires a lock, works under it, stops or continues too long, and releases or drops its guard.
+//! The callers: each acquires a lock, works under it, and releases or drops its guard. If the hold is lost, a careful
+//! caller stops its work, and a careless one continues.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,8 +79,8 @@ impl SimClient {
         self.want(core, wanted);
     }
 
-    /// Starts a caller that acquires one name exclusively and waits without limit, for the client at the end of the
-    /// run.
+    /// Starts a caller that acquires one name with its subtree exclusively and waits without limit. At the end of a run,
+    /// a new client does this for every name, which shows that no lock was left held.
     pub(crate) fn begin_probe(&mut self, core: &mut Core, name: LockName) {
         let wanted = Wanted {
             names: vec![name],
@@ -161,7 +162,8 @@ impl SimClient {
             (Mode::Shared, _) => Ok(Section::shared(token)),
             (Mode::Exclusive, _) => Ok(Section::exclusive(token)),
             (Mode::Permit { .. }, Some(permit)) => {
-                // Slots are per name: the permit lists the first name in byte order.
+                // Slots are per name, and the first permit of a grant belongs to the first name in byte order. So the
+                // section uses that name's resource.
                 let first = job.wanted.names.iter().min().map(ToString::to_string).unwrap_or_default();
                 job.section = Section::permit(permit.slot, token).ok().map(|section| (first, section));
                 let pause = core.dice.spread(MS, job.step_max);

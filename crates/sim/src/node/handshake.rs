@@ -38,7 +38,7 @@ impl Directory {
 }
 
 impl SimNode {
-    /// Whether it has data and runs on it.
+    /// Whether this node runs as a member of a cluster: it is up, and has started from the data on its disk.
     pub(crate) fn is_member(&self) -> bool {
         self.process.is_some()
     }

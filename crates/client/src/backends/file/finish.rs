@@ -64,7 +64,7 @@ async fn forget(session: &FileSession, name: &LockName) -> Result<(), OsError> {
     }
 }
 
-/// The end of a request for several names.
+/// The end to report for a request for several names: the worst of the ends of its parts. `a` is the worst so far.
 fn worse(a: Option<End>, b: End) -> End {
     let badness = |end: &End| match end {
         End::Broken => 3,
@@ -85,7 +85,8 @@ fn end_part(
     let progress = request.progress();
     let (part, granted) = (progress.parts[index].clone(), progress.granted);
     let Some(seq) = part.seq else { return Ok(End::Gone) };
-    // Without an entry in the record, the record was damaged and deleted: only the flock has excluded others.
+    // For a part that has no entry in a record: the record was damaged, and an operator deleted it. Since then only the
+    // flock has excluded others, so the hold counts as released if its file still exists.
     let forgotten = |hold: Option<&File>| {
         let there = hold.and_then(|hold| hold.metadata().ok()).is_some_and(|metadata| metadata.nlink() > 0);
         if there { End::Released } else { End::Gone }

@@ -16,7 +16,8 @@ use nix::fcntl::OFlag;
 use super::os::{OsError, explain, hex, mode_bits, open_at, random_id, remove_at, try_flock, unflock};
 use super::store::FileStore;
 
-/// A session's identity in records. It is stored in place of a secret's hash, because S1 finds sessions by that.
+/// A session's identity in records. It is stored in the field for the hash of the session's secret, because that is the
+/// field by which the table finds the session when it is opened again (S1).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub(super) struct Tag {
     id: [u8; 16],

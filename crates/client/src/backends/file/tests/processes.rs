@@ -332,7 +332,7 @@ fn sixteen_processes_never_overlap_and_their_tokens_rise() {
 async fn flock_1_is_excluded_and_excludes() {
     let (dir, backend) = backend();
     let file = dir_of(&dir).join("locks/job.hold");
-    // As documented on the page: a user who shares a lock with flock(1) creates the file first.
+    // As `docs/backends/file.md` says: a user who shares a lock with flock(1) creates the hold file first.
     std::fs::write(&file, "").unwrap();
     let mut client = Client::new(&backend, "c").await;
     let mut foreign = Command::new("flock")
@@ -373,7 +373,7 @@ async fn several_users_share_a_directory_that_is_open_to_them() {
     let (held, granted) = client.take(want("x")).await;
     let mut other = Process::start_as(&format!("hold {} x", path.display()), &binary, |command| {
         command.current_dir("/");
-        // Only root can change the user; other users test the permissions with their own.
+        // Only root can start the child as another user. Otherwise the child runs as the same user as this process.
         if nix::unistd::geteuid().is_root() {
             command.uid(65534).gid(65534);
         }
