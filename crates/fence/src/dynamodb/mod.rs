@@ -5,11 +5,11 @@
 //! parameters of DynamoDB's API as plain values, for any client to send.
 //!
 //! ```
-//! use lockkeeper_fence::dynamodb::{DynamoDbError, DynamoDbFence, Effect, Guarded, Item, Request, Resource, Update, Value};
+//! use lockkeeper_fence::dynamodb::{DynamoDbError, DynamoDbFence, DynamoRequest, Effect, Guarded, Item, Resource, Update, Value};
 //! use lockkeeper_fence::{Section, Token};
 //!
 //! /// What your client does: sends a request; on `ConditionalCheckFailedException` gives the item that came with it.
-//! fn send(request: &Request) -> Result<Item, Option<Item>> {
+//! fn send(request: &DynamoRequest) -> Result<Item, Option<Item>> {
 //!     # let _ = request;
 //!     # Ok(Item::new())
 //! }

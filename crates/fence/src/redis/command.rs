@@ -8,9 +8,9 @@ pub const WORDS_MAX: usize = 4000;
 /// A command of a fenced write: its name, then its keys and arguments in the order that Redis expects.
 ///
 /// ```
-/// # use lockkeeper_fence::redis::Command;
-/// let pay = Command::new("HINCRBY").key("account:7").arg("balance").arg(-250);
-/// let log = Command::new("RPUSH").key("ledger").arg(&["rent", "250"]);
+/// # use lockkeeper_fence::redis::RedisCommand;
+/// let pay = RedisCommand::new("HINCRBY").key("account:7").arg("balance").arg(-250);
+/// let log = RedisCommand::new("RPUSH").key("ledger").arg(&["rent", "250"]);
 /// # let _ = (pay, log);
 /// ```
 ///

@@ -4,7 +4,7 @@
 //! compare it with [`Marks::check`]. The fence depends on no lock service.
 //!
 //! ```no_run
-//! use lockkeeper_fence::redis::{Command, RedisFence};
+//! use lockkeeper_fence::redis::{RedisCommand, RedisFence};
 //! use lockkeeper_fence::{Section, Token};
 //!
 //! # async fn pay(token: Token) -> Result<(), Box<dyn std::error::Error>> {
@@ -13,7 +13,7 @@
 //! let section = Section::exclusive(token); // the token of the guard
 //! fence.enter("stock", section).await?;
 //! let old: u64 = redis::cmd("GET").arg("stock").query_async(&mut connection).await?;
-//! fence.write("stock", section, &[Command::new("SET").key("stock").arg(old - 1)]).await?;
+//! fence.write("stock", section, &[RedisCommand::new("SET").key("stock").arg(old - 1)]).await?;
 //! # Ok(())
 //! # }
 //! ```
