@@ -20,7 +20,7 @@ use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
 use crate::machine::{Answer, Push, Spec};
 use crate::time::Clock;
 use crate::watch::Watch;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
@@ -35,7 +35,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
 
     /// The backend's I/O thread, if it has one. Its sessions then send keep-alives on that thread too, so that they
     /// process the events of their streams without delay.
-    fn worker(&self) -> Option<Worker> {
+    fn worker(&self) -> Option<LeaseThread> {
         None
     }
 

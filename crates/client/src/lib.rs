@@ -72,12 +72,12 @@ mod error;
 mod fd;
 mod guard;
 mod info;
+mod io;
 mod kind;
 mod lock;
 mod locks;
 #[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
 mod machine;
-mod mailbox;
 mod observe;
 mod session;
 #[cfg(feature = "simulation")]
@@ -86,7 +86,6 @@ pub mod simulation;
 mod time;
 pub mod url;
 mod watch;
-mod worker;
 
 pub use backend::{BreakOrder, Broken};
 pub use backup::Backup;

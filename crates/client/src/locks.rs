@@ -19,7 +19,7 @@ use crate::lock::Lock;
 use crate::machine::Spec;
 use crate::session::Session;
 use crate::watch::Watch;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// A client of one lock service. Cheap to clone; clones share sessions.
 pub struct Locks<F: Kind = Unfenced> {
@@ -36,7 +36,7 @@ pub(crate) struct Core {
 
 #[derive(Default)]
 struct LocksState {
-    worker: Option<Worker>,
+    worker: Option<LeaseThread>,
     /// One session per distinct spec, shared by all locks of the client: the cost of keep-alives does not grow with the
     /// locks.
     sessions: BTreeMap<Spec, Arc<Session>>,
@@ -294,7 +294,7 @@ impl Core {
         let worker = match self.backend.worker().or_else(|| state.worker.clone()) {
             Some(worker) => worker,
             None => {
-                let started = Worker::start("lockkeeper-lease").map_err(|error| {
+                let started = LeaseThread::start("lockkeeper-lease").map_err(|error| {
                     let what =
                         "the thread that renews leases could not be started; raise the limit on threads";
                     BackendError::caused(BackendErrorKind::Operator, what, error)

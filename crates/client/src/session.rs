@@ -1,6 +1,7 @@
 //! Driver of one session's [`Machine`]: feeds it events and the time, executes its calls, and notifies its callers.
 //!
-//! All decisions are made by the machine. A caller's calls run on the caller's task, all others on the worker.
+//! All decisions are made by the machine. A caller's calls run on the caller's runtime, all others on the lease thread
+//! ([`io`](crate::io)).
 
 mod hold;
 #[cfg(test)]
@@ -13,18 +14,17 @@ use std::task::{Context, Poll, Waker};
 
 pub(crate) use hold::HoldHandle;
 use hold::HoldStatus;
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Backend, BoxFuture, Call, CallError, Conn, Submitted, Wanted};
+use crate::io::{LeaseThread, Place};
 use crate::machine::{
     Answer, By, CallId, Event, Granted, Key, Machine, NotAcquired, Output, Push, Releasing, Spec, Want, What,
 };
-use crate::mailbox::{Writer, mailbox};
 use crate::time::{Alarm, BootInstant, Clock};
-use crate::worker::Worker;
 
 /// A session in use. Dropping the last reference releases everything and closes the session.
 pub(crate) struct Session(Arc<SessionInner>);
@@ -36,7 +36,7 @@ struct SessionInner {
     /// Sends the push channel of each new session to the loop.
     streams: UnboundedSender<PushStream>,
     clock: Clock,
-    worker: Worker,
+    lease_thread: LeaseThread,
     alarm: Arc<Alarm>,
     has_ttl: bool,
     /// The session's lease deadline in nanoseconds; 0 before there is one.
@@ -64,8 +64,8 @@ struct Inbox {
 enum Input {
     /// A caller requests a hold.
     Acquire(Key, Caller, Want),
-    /// A caller releases its hold; the flag is `Caller::carries`.
-    Release(Key, bool),
+    /// A caller releases its hold. The place is its present one.
+    Release(Key, Place),
     /// A caller's future or guard was dropped.
     Abandon(Key),
     /// A push of the backend for the session of this generation, which may have ended since.
@@ -95,14 +95,16 @@ struct PushStream {
 
 struct Caller {
     wanted: Arc<Wanted>,
-    letters: Writer<Letter>,
+    progress: watch::Sender<Progress>,
     hold: Arc<HoldStatus>,
-    /// Whether the caller runs on a tokio runtime: without one it cannot drive I/O itself.
-    carries: bool,
+    /// Where its calls run.
+    place: Place,
 }
 
-enum Letter {
-    Carry(CallId, BoxFuture<Result<Answer, CallError>>),
+/// The state of a caller's request. Only the latest counts.
+#[derive(Clone)]
+enum Progress {
+    Asked,
     Queued(u64),
     Granted(Granted),
     NotAcquired(NotAcquired),
@@ -110,7 +112,7 @@ enum Letter {
 }
 
 impl Session {
-    pub(crate) fn start(backend: Arc<dyn Backend>, spec: Spec, label: &str, worker: Worker) -> Arc<Self> {
+    pub(crate) fn start(backend: Arc<dyn Backend>, spec: Spec, label: &str, lease_thread: LeaseThread) -> Arc<Self> {
         let (pushes_in, pushes) = unbounded_channel();
         let (streams, next_streams) = unbounded_channel();
         let clock = backend.clock();
@@ -131,7 +133,7 @@ impl Session {
             streams,
             alarm: clock.alarm(),
             clock,
-            worker,
+            lease_thread,
             has_ttl: spec.ttl.is_some(),
             belief: AtomicU64::new(0),
             deadline_moved: Notify::new(),
@@ -140,7 +142,7 @@ impl Session {
             state: Mutex::new(state),
             inbox: Inbox::default(),
         });
-        inner.worker.run(Box::pin(tend(inner.clone(), PushStream { generation: 0, pushes }, next_streams)));
+        inner.lease_thread.run(Box::pin(tend(inner.clone(), PushStream { generation: 0, pushes }, next_streams)));
         Arc::new(Self(inner))
     }
 
@@ -151,12 +153,13 @@ impl Session {
         want: Want,
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<HoldHandle, NotAcquired> {
-        let (letters_in, letters) = mailbox();
+        let (progress_in, progress) = watch::channel(Progress::Asked);
         let hold = Arc::new(HoldStatus::new());
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
-        let caller = Caller { wanted, letters: letters_in, hold: hold.clone(), carries: can_carry() };
+        let place = Place::here(&self.0.lease_thread);
+        let caller = Caller { wanted, progress: progress_in, hold: hold.clone(), place };
         // From here on, dropping `handle` abandons the request.
-        let mut handle = HoldHandle::new(self.clone(), key, letters, hold);
+        let mut handle = HoldHandle::new(self.clone(), key, progress, hold);
         self.0.input(Input::Acquire(key, caller, want));
         handle.until_held(&want, on_queued).await?;
         Ok(handle)
@@ -193,7 +196,7 @@ impl Drop for Session {
     }
 }
 
-/// The session's loop on the worker: its alarm and the backend's pushes.
+/// The session's loop on the lease thread: its alarm and the backend's pushes.
 async fn tend(inner: Arc<SessionInner>, mut stream: PushStream, mut streams: UnboundedReceiver<PushStream>) {
     loop {
         tokio::select! {
@@ -266,9 +269,9 @@ impl SessionInner {
                 state.callers.insert(key, caller);
                 Event::Acquire { key, want }
             }
-            Input::Release(key, carries) => {
+            Input::Release(key, place) => {
                 if let Some(caller) = state.callers.get_mut(&key) {
-                    caller.carries = carries;
+                    caller.place = place;
                 }
                 Event::Release { key }
             }
@@ -316,25 +319,24 @@ impl SessionInner {
         }
     }
 
-    /// Runs a call on the worker. The first poll happens here, so that calls of a backend that needs no further one are
-    /// complete on return.
-    fn carry(
+    /// Runs a call at `place`.
+    fn run(
         self: &Arc<Self>,
+        place: &Place,
         call: CallId,
         mut future: BoxFuture<Result<Answer, CallError>>,
     ) -> Option<Event> {
-        // The future must not depend on the current runtime, not even in its first poll: a guard may be dropped outside
-        // of a runtime, or in one that is no longer driven.
-        let entered = self.worker.enter();
-        if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            return Some(to_event(call, result));
+        if let Place::LeaseThread(thread) = place {
+            // The first poll happens here, so that calls of a backend that needs no further one are complete on
+            // return. The future must not depend on the current runtime, not even in this poll: a guard may be
+            // dropped outside of a runtime, or in one that is no longer driven.
+            let _entered = thread.enter();
+            if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                return Some(to_event(call, result));
+            }
         }
-        drop(entered);
-        let inner = self.clone();
-        self.worker.run(Box::pin(async move {
-            let result = future.await;
-            inner.input(Input::Event(to_event(call, result)));
-        }));
+        let unanswered = Unanswered(Some((self.clone(), call)));
+        place.spawn(Box::pin(async move { unanswered.answer(future.await) }));
         None
     }
 
@@ -344,31 +346,28 @@ impl SessionInner {
                 if what == (What::Open { fresh: true }) && std::mem::replace(&mut state.opened, true) {
                     self.renew_conn(state);
                 }
-                let carrier = match by {
-                    By::Caller(key) => state.callers.get(&key).filter(|caller| caller.carries),
-                    By::Worker => None,
-                };
                 let future = match state.conn.submit(to_call(state, what)?) {
                     Submitted::Answered(result) => return Some(to_event(call, result)),
                     Submitted::UnderWay(future) => future,
                 };
-                let future = match carrier {
-                    Some(caller) => match caller.letters.send(Letter::Carry(call, future)) {
-                        Err(Letter::Carry(_, future)) => future,
-                        _ => return None,
-                    },
-                    None => future,
+                let caller = match by {
+                    By::Caller(key) => state.callers.get(&key),
+                    By::LeaseThread => None,
                 };
-                return self.carry(call, future);
+                let place = caller.map_or_else(
+                    || Place::LeaseThread(self.lease_thread.clone()),
+                    |caller| caller.place.clone(),
+                );
+                return self.run(&place, call, future);
             }
             Output::Belief(until) => {
                 self.belief.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);
                 self.deadline_moved.notify_waiters();
             }
-            Output::Queued { key, position } => state.tell(key, Letter::Queued(position)),
-            Output::Granted { key, grant } => state.tell(key, Letter::Granted(grant)),
-            Output::NotAcquired { key, why } => state.tell_last(key, Letter::NotAcquired(why)),
-            Output::Released { key, how } => state.tell_last(key, Letter::Released(how)),
+            Output::Queued { key, position } => state.tell(key, Progress::Queued(position)),
+            Output::Granted { key, grant } => state.tell(key, Progress::Granted(grant)),
+            Output::NotAcquired { key, why } => state.tell_last(key, Progress::NotAcquired(why)),
+            Output::Released { key, how } => state.tell_last(key, Progress::Released(how)),
             Output::Lost { key, cause } => {
                 if let Some(caller) = state.callers.get(&key) {
                     caller.hold.lose(cause, self.name());
@@ -405,23 +404,38 @@ impl Inbox {
     }
 }
 
-/// Whether the current task can drive a call, which needs a tokio runtime.
-fn can_carry() -> bool {
-    Handle::try_current().is_ok()
+/// A call that runs at a [`Place`]. If its future is dropped there, because the runtime has ended, the call counts as
+/// sent and not answered.
+struct Unanswered(Option<(Arc<SessionInner>, CallId)>);
+
+impl Unanswered {
+    fn answer(mut self, result: Result<Answer, CallError>) {
+        if let Some((session, call)) = self.0.take() {
+            session.input(Input::Event(to_event(call, result)));
+        }
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some((session, call)) = self.0.take() {
+            session.input(Input::Event(Event::Failed { call, sent: true }));
+        }
+    }
 }
 
 impl SessionState {
-    fn tell(&self, key: Key, letter: Letter) {
+    fn tell(&self, key: Key, progress: Progress) {
         if let Some(caller) = self.callers.get(&key) {
             // The send fails only if the caller has abandoned its request, of which the machine is informed separately.
-            let _ = caller.letters.send(letter);
+            let _ = caller.progress.send(progress);
         }
     }
 
-    /// As [`Self::tell`], for a letter that ends a request.
-    fn tell_last(&mut self, key: Key, letter: Letter) {
+    /// As [`Self::tell`], for the end of a request.
+    fn tell_last(&mut self, key: Key, progress: Progress) {
         if let Some(caller) = self.callers.remove(&key) {
-            let _ = caller.letters.send(letter);
+            let _ = caller.progress.send(progress);
         }
     }
 }

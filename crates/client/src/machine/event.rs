@@ -144,7 +144,7 @@ pub enum What {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
     Caller(Key),
-    Worker,
+    LeaseThread,
 }
 
 #[must_use]

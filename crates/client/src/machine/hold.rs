@@ -191,7 +191,7 @@ impl Machine {
             finishing.under_way = true;
             finishing.again = None;
             let target = finishing.target;
-            let by = finishing.waiting.map_or(By::Worker, |(key, _)| By::Caller(key));
+            let by = finishing.waiting.map_or(By::LeaseThread, |(key, _)| By::Caller(key));
             self.call(now, What::Finish { seq, target, done_through }, by, out);
         }
     }

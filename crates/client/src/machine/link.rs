@@ -53,7 +53,7 @@ impl Machine {
                 // A keep-alive without an answer for ttl/6 is followed by another, so that a lost answer leaves time
                 // for retries.
                 self.link = SessionPhase::Live { next: now + self.spec.renew_every() / 2, tried: now };
-                self.call(now, What::KeepAlive, By::Worker, out);
+                self.call(now, What::KeepAlive, By::LeaseThread, out);
             }
             _ => {}
         }
@@ -66,7 +66,7 @@ impl Machine {
 
     fn open(&mut self, now: BootInstant, tries: u32, out: &mut Vec<Output>) {
         self.link = SessionPhase::Opening { again: None, tries };
-        self.call(now, What::Open { fresh: tries == 0 }, By::Worker, out);
+        self.call(now, What::Open { fresh: tries == 0 }, By::LeaseThread, out);
     }
 
     /// Handles the acknowledgement of an attach or keep-alive sent at `sent_at`: the only event that extends the
@@ -149,7 +149,7 @@ impl Machine {
         match self.link {
             SessionPhase::Live { .. } => {
                 self.link = SessionPhase::Closing;
-                self.call(now, What::Close, By::Worker, out);
+                self.call(now, What::Close, By::LeaseThread, out);
             }
             SessionPhase::Opening { .. } => {
                 // The session is no longer needed. If the open succeeds after all, the session expires.

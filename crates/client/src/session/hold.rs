@@ -1,19 +1,18 @@
-//! The caller's side of a request: its letters, the calls that it drives, and the state behind a guard.
+//! The caller's side of a request: its progress, and the state behind a guard.
 
-use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::Poll;
 use std::time::Duration;
 
 use lockkeeper_core::Seq;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Input, Letter, Session, can_carry, to_event};
-use crate::backend::{BoxFuture, Call, CallError};
+use super::{Input, Progress, Session};
+use crate::backend::Call;
 use crate::error::{LossCause, Lost, VerifyError};
-use crate::machine::{Answer, CallId, Granted, Key, NotAcquired, Push, Releasing, Want};
-use crate::mailbox::Reader;
+use crate::io::Place;
+use crate::machine::{Answer, Granted, Key, NotAcquired, Push, Releasing, Want};
 use crate::observe;
 use crate::time::BootInstant;
 
@@ -29,15 +28,12 @@ pub(crate) struct HoldStatus {
 pub(crate) struct HoldHandle {
     session: Arc<Session>,
     key: Key,
-    letters: Reader<Letter>,
+    progress: watch::Receiver<Progress>,
     pub(crate) hold: Arc<HoldStatus>,
     pub(crate) granted: Granted,
     pub(crate) since: BootInstant,
     over: bool,
 }
-
-/// The backend call that a caller's task drives at the moment.
-type Carried = Option<(CallId, BoxFuture<Result<Answer, CallError>>)>;
 
 impl HoldStatus {
     pub(super) fn new() -> Self {
@@ -81,11 +77,11 @@ impl HoldHandle {
     pub(super) fn new(
         session: Arc<Session>,
         key: Key,
-        letters: Reader<Letter>,
+        progress: watch::Receiver<Progress>,
         hold: Arc<HoldStatus>,
     ) -> Self {
         let since = session.now();
-        Self { session, key, letters, hold, granted: Granted::default(), since, over: false }
+        Self { session, key, progress, hold, granted: Granted::default(), since, over: false }
     }
 
     /// Waits until the request is granted.
@@ -94,15 +90,14 @@ impl HoldHandle {
         want: &Want,
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<(), NotAcquired> {
-        let mut carried = None;
         loop {
-            match self.next_letter(&mut carried).await {
-                Letter::Queued(position) => {
+            match self.next().await {
+                Progress::Queued(position) => {
                     if let Some(on_queued) = on_queued {
                         on_queued(position);
                     }
                 }
-                Letter::Granted(granted) => {
+                Progress::Granted(granted) => {
                     self.since = self.now();
                     if let Some(max) = want.max_hold {
                         self.hold.ends_at.store((self.since + max).as_nanos(), Ordering::SeqCst);
@@ -110,11 +105,11 @@ impl HoldHandle {
                     self.granted = granted;
                     return Ok(());
                 }
-                Letter::NotAcquired(why) => {
+                Progress::NotAcquired(why) => {
                     self.over = true;
                     return Err(why);
                 }
-                Letter::Carry(..) | Letter::Released(_) => {}
+                Progress::Asked | Progress::Released(_) => {}
             }
         }
     }
@@ -158,40 +153,26 @@ impl HoldHandle {
 
     /// Releases the hold and waits for the answer.
     pub(crate) async fn release(mut self) -> Releasing {
-        self.session.0.input(Input::Release(self.key, can_carry()));
-        let mut carried = None;
+        self.session.0.input(Input::Release(self.key, Place::here(&self.session.0.lease_thread)));
         loop {
-            if let Letter::Released(how) = self.next_letter(&mut carried).await {
-                self.over = true;
-                return how;
+            match self.next().await {
+                Progress::Released(how) => {
+                    self.over = true;
+                    return how;
+                }
+                // The session has ended without an answer.
+                Progress::NotAcquired(_) => return Releasing::Ambiguous,
+                Progress::Asked | Progress::Queued(_) | Progress::Granted(_) => {}
             }
         }
     }
 
-    /// The next letter for this caller; meanwhile drives the call that it received last.
-    async fn next_letter(&mut self, carried: &mut Carried) -> Letter {
-        loop {
-            let work = poll_fn(|context| match carried {
-                Some((call, future)) => future.as_mut().poll(context).map(|result| (*call, result)),
-                None => Poll::Pending,
-            });
-            let (call, result) = tokio::select! {
-                biased;
-                letter = self.letters.recv() => match letter {
-                    Some(Letter::Carry(call, future)) => {
-                        *carried = Some((call, future));
-                        continue;
-                    }
-                    Some(letter) => return letter,
-                    None => return Letter::NotAcquired(NotAcquired::ShuttingDown),
-                },
-                done = work => done,
-            };
-            *carried = None;
-            // Letters caused by this input are read by the next iteration: a wake-up here would schedule this task once
-            // more and wake a thread for it.
-            self.letters.look_up();
-            self.session.0.input(Input::Event(to_event(call, result)));
+    /// The next progress of the request.
+    async fn next(&mut self) -> Progress {
+        match self.progress.changed().await {
+            Ok(()) => self.progress.borrow_and_update().clone(),
+            // The session dropped the sender without an end, as it does when it is shut down.
+            Err(_) => Progress::NotAcquired(NotAcquired::ShuttingDown),
         }
     }
 

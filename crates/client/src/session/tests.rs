@@ -74,7 +74,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         linger: Duration::ZERO,
         renew: true,
     };
-    let session = Session::start(backend, spec, "alice", Worker::start("test").unwrap());
+    let session = Session::start(backend, spec, "alice", LeaseThread::start("test").unwrap());
     let inner = &session.0;
     let elsewhere = |inputs: Vec<Input>| {
         let told = inner.clone();

@@ -17,7 +17,7 @@ use crate::error::{BackendError, Busy, LossCause};
 use crate::info::LockInfo;
 use crate::machine::{Answer, Granted, Push, Spec};
 use crate::time::{Alarm, BootInstant, Clock};
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: usize = 20;
@@ -85,7 +85,7 @@ impl MemoryService {
             }),
         });
         let (weak, alarm) = (Arc::downgrade(&service), service.alarm.clone());
-        match Worker::start("lockkeeper-memory") {
+        match LeaseThread::start("lockkeeper-memory") {
             Ok(worker) => worker.run(Box::pin(keep_turning(weak, alarm))),
             Err(error) => panic!("memory: can't start its thread: {error}"),
         }

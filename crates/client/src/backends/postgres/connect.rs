@@ -18,17 +18,17 @@ use super::line::Line;
 use super::settings::{Server, Settings};
 use super::tls::{Tls, tls};
 use crate::error::{BackendError, BackendErrorKind};
-use crate::worker::{self, Worker};
+use crate::io::{LeaseThread, SharedLeaseThread};
 
 /// One thread for all PostgreSQL clients of the process.
-static IO: worker::Shared = worker::Shared::new();
+static IO: SharedLeaseThread = SharedLeaseThread::new();
 
 /// Opens connections. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Connector {
     settings: Arc<Settings>,
     tls: Tls,
-    worker: Worker,
+    worker: LeaseThread,
 }
 
 /// A connection with a driver task, so that calls can share it. Closed on drop.
@@ -59,7 +59,7 @@ impl Connector {
     }
 
     /// The thread that drives the connections.
-    pub(super) fn worker(&self) -> &Worker {
+    pub(super) fn worker(&self) -> &LeaseThread {
         &self.worker
     }
 

@@ -1,7 +1,7 @@
 //! A connection driven by its user: no other task performs its I/O, so that a statement crosses to no other task or
 //! thread.
 //!
-//! Its time limits work on the backend's thread only (`Worker::timer`). A user on another runtime hands the connection
+//! Its time limits work on the backend's thread only (`LeaseThread::timer`). A user on another runtime hands the connection
 //! to that thread if it takes long.
 
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tokio_postgres::{Client, Notification, Row, SimpleQueryRow, Statement};
 use super::answer::{NoAnswer, answered_by, rows};
 use super::cancel::Cancel;
 use super::carried::Carried;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// A connection for one user at a time. Closed on drop.
 pub(super) struct Line {
@@ -20,11 +20,11 @@ pub(super) struct Line {
     client: Client,
     carried: Carried,
     cancel: Cancel,
-    worker: Worker,
+    worker: LeaseThread,
 }
 
 impl Line {
-    pub(super) fn new(client: Client, carried: Carried, cancel: Cancel, worker: Worker) -> Self {
+    pub(super) fn new(client: Client, carried: Carried, cancel: Cancel, worker: LeaseThread) -> Self {
         Self { client, carried, cancel, worker }
     }
 

@@ -18,7 +18,7 @@ use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Host;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// Shortest interval between two reads of the map.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -29,7 +29,7 @@ pub(super) struct Cluster(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
-    worker: Worker,
+    worker: LeaseThread,
     wakes: Wakes,
     client: String,
     seeds: Vec<Host>,
@@ -54,7 +54,7 @@ impl Cluster {
     pub(super) async fn open(
         settings: &Settings,
         seeds: &[Host],
-        worker: &Worker,
+        worker: &LeaseThread,
         wakes: Wakes,
     ) -> Result<Self, ConnectError> {
         let cluster = Self(Arc::new(Inner {

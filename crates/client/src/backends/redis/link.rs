@@ -26,7 +26,7 @@ use super::target::Target;
 use crate::backend::CallError;
 use crate::backends::leased::{EntryId, Wake, Wakes};
 use crate::error::ConnectError;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// Time limit for a new connection, with its handshake and subscription.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -87,7 +87,7 @@ impl Link {
     /// connections.
     pub(super) async fn open(
         target: Target,
-        worker: &Worker,
+        worker: &LeaseThread,
         wakes: Wakes,
         client: &str,
         each: usize,

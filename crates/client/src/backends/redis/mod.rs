@@ -37,7 +37,7 @@ use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-use crate::worker::{Shared, Worker};
+use crate::io::{LeaseThread, SharedLeaseThread};
 use servers::Servers;
 
 #[cfg_attr(
@@ -76,8 +76,8 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
 }
 
 /// The worker thread that all Redis connections of this process share.
-pub(crate) fn worker() -> Result<Worker, BackendError> {
-    static WORKER: Shared = Shared::new();
+pub(crate) fn worker() -> Result<LeaseThread, BackendError> {
+    static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     WORKER.get("lockkeeper-redis").map_err(|error| {
         let what = format!("the thread for Redis can't be started: {error}; raise the limit of threads");
         BackendError::caused(BackendErrorKind::Operator, what, error)
@@ -87,7 +87,7 @@ pub(crate) fn worker() -> Result<Worker, BackendError> {
 struct Redis {
     servers: Servers,
     wakes: Wakes,
-    worker: Worker,
+    worker: LeaseThread,
     capabilities: Capabilities,
 }
 
@@ -161,7 +161,7 @@ impl Backend for Redis {
         &self.capabilities
     }
 
-    fn worker(&self) -> Option<Worker> {
+    fn worker(&self) -> Option<LeaseThread> {
         Some(self.worker.clone())
     }
 

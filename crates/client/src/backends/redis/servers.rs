@@ -10,7 +10,7 @@ use super::settings::{Settings, Topology};
 use super::store::RedisStore;
 use crate::backends::leased::{Store, Wakes};
 use crate::error::{BackendError, ConnectError};
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// Cheap to clone; clones share the servers.
 #[derive(Clone)]
@@ -23,7 +23,7 @@ impl Servers {
     pub(super) async fn open(
         settings: &Settings,
         topology: Topology,
-        worker: &Worker,
+        worker: &LeaseThread,
         wakes: Wakes,
     ) -> Result<Self, ConnectError> {
         Ok(match topology {

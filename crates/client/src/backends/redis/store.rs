@@ -34,7 +34,7 @@ use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wakes};
 use crate::error::{BackendError, BackendErrorKind, Busy, ConnectError};
 use crate::machine::Granted;
 use crate::url::Host;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// Bounds in ms of the random pause before the first waiter checks again a lock that another client holds.
 const FOREIGN_LOOKS: (u64, u64) = (50, 150);
@@ -71,7 +71,7 @@ pub(crate) type Written = Cmd;
 pub(crate) async fn open_store(
     host: &Host,
     settings: &Settings,
-    worker: &Worker,
+    worker: &LeaseThread,
     wakes: Wakes,
     client: &str,
 ) -> Result<Arc<RedisStore>, ConnectError> {
@@ -83,7 +83,7 @@ impl RedisStore {
     pub(super) async fn open(
         settings: &Settings,
         topology: Topology,
-        worker: &Worker,
+        worker: &LeaseThread,
         wakes: Wakes,
     ) -> Result<Self, ConnectError> {
         let client = Self::new_client()?;
@@ -94,7 +94,7 @@ impl RedisStore {
     pub(super) async fn open_node(
         settings: &Settings,
         host: &Host,
-        worker: &Worker,
+        worker: &LeaseThread,
         wakes: Wakes,
         client: &str,
     ) -> Result<Arc<Self>, ConnectError> {
@@ -115,7 +115,7 @@ impl RedisStore {
     async fn open_as(
         settings: &Settings,
         topology: Topology,
-        worker: &Worker,
+        worker: &LeaseThread,
         wakes: Wakes,
         fair: bool,
         client: &str,

@@ -57,7 +57,7 @@ use crate::info::{Finding, LockInfo};
 use crate::machine::{Push, Spec};
 use crate::time::BootInstant;
 use crate::url::Url;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// With fewer, no server may fail.
 const SERVERS_MIN: usize = 3;
@@ -106,7 +106,7 @@ fn settings(url: &Url) -> Result<redis::Settings, ConnectError> {
 }
 
 /// Connects to all servers at once. A majority must succeed; the others are retried in the background.
-async fn first_contact(servers: &[Arc<Server>], worker: &Worker) -> Result<(), ConnectError> {
+async fn first_contact(servers: &[Arc<Server>], worker: &LeaseThread) -> Result<(), ConnectError> {
     let majority = majority_of(servers.len());
     let (says, mut said) = unbounded_channel();
     for server in servers {
@@ -163,7 +163,7 @@ struct Redlock {
     servers: Vec<Arc<Server>>,
     store: Arc<RedlockStore<Server>>,
     wakes: Wakes,
-    worker: Worker,
+    worker: LeaseThread,
 }
 
 const NO_TOKENS: (&str, &str) = (
@@ -278,7 +278,7 @@ impl Backend for Redlock {
         &CAPABILITIES
     }
 
-    fn worker(&self) -> Option<Worker> {
+    fn worker(&self) -> Option<LeaseThread> {
         Some(self.worker.clone())
     }
 

@@ -16,7 +16,7 @@ use crate::backends::leased::{Entry, Renewed, Store, Tried, Wake, Wakes};
 use crate::backends::redis::{self, Identity, RedisStore};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::url::Host;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// Pauses between attempts to use an unusable server: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -32,7 +32,7 @@ pub(super) struct Server {
     pub(super) wakes: Wakes,
     host: Host,
     settings: redis::Settings,
-    worker: Worker,
+    worker: LeaseThread,
     met: Met,
     /// The name by which all servers know this client, so that one encoded call fits all of them.
     client: Arc<str>,
@@ -62,7 +62,7 @@ impl Server {
         host: &Host,
         settings: redis::Settings,
         client: Arc<str>,
-        worker: Worker,
+        worker: LeaseThread,
         met: Met,
     ) -> Arc<Self> {
         Arc::new(Self {

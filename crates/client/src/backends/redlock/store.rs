@@ -23,7 +23,7 @@ use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
 use crate::machine::Granted;
 use crate::time::BootInstant;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// Attempts without waiting are repeated up to this number of rounds while rivals split the nodes and none has a
 /// majority.
@@ -45,7 +45,7 @@ pub(super) struct Inner<S> {
     /// Unanswered take-backs, by node.
     pub(super) owed: Vec<AtomicUsize>,
     pub(super) majority: usize,
-    pub(super) worker: Worker,
+    pub(super) worker: LeaseThread,
     /// The listeners of the sessions.
     wakes: Wakes,
     pub(super) now: fn() -> BootInstant,
@@ -64,7 +64,7 @@ struct Trouble {
 }
 
 impl<S: NodeStore> RedlockStore<S> {
-    pub(super) fn new(nodes: Vec<Node<S>>, worker: Worker, wakes: Wakes, now: fn() -> BootInstant) -> Self {
+    pub(super) fn new(nodes: Vec<Node<S>>, worker: LeaseThread, wakes: Wakes, now: fn() -> BootInstant) -> Self {
         let inner = Arc::new(Inner {
             names: nodes.iter().map(|node| node.name.clone()).collect(),
             owed: nodes.iter().map(|_| AtomicUsize::new(0)).collect(),

@@ -32,7 +32,7 @@ use crate::info::{LockInfo, ServiceStatus, SessionInfo};
 use crate::machine::{Answer, Push, Spec};
 use crate::url::Url;
 use crate::watch::{Watch, WatchEvent};
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 use addresses::Addresses;
 use carrier::SessionKey;
 use driver::{GrpcClient, random};
@@ -101,7 +101,7 @@ impl Backend for Service {
 
     /// Sessions run on the stream's thread: a stream that this client closes is reported to its sessions before the
     /// service can see the close (`linger`).
-    fn worker(&self) -> Option<Worker> {
+    fn worker(&self) -> Option<LeaseThread> {
         Some(self.owner.worker.clone())
     }
 

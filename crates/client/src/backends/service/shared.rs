@@ -20,7 +20,7 @@ use crate::backend::{BoxFuture, Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Push, Spec};
 use crate::time::{Alarm, Clock};
-use crate::worker::{self, Worker};
+use crate::io::{LeaseThread, SharedLeaseThread};
 
 type Handle = oneshot::Sender<Result<Answer, CallError>>;
 
@@ -262,12 +262,12 @@ impl ServiceShared {
 
 /// One thread carries all streams of a process: the tasks that it wakes can submit their next calls before the stream
 /// is polled again, so one frame carries them all. Two such threads would wake each other for single items.
-static IO: worker::Shared = worker::Shared::new();
+static IO: SharedLeaseThread = SharedLeaseThread::new();
 
 /// Reference of the users of a service: dropping the last one ends the stream and the thread.
 pub(super) struct Owner {
     pub(super) shared: Arc<ServiceShared>,
-    pub(super) worker: Worker,
+    pub(super) worker: LeaseThread,
 }
 
 impl Owner {

@@ -12,7 +12,7 @@ use super::search::{NODE_LIMIT, Search};
 use super::shared::ServiceShared;
 use crate::backend::BoxFuture;
 use crate::error::{BackendError, BackendErrorKind};
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// How long a call is retried, over all nodes in turn. Longer than a change of leader takes.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ pub(super) enum Repeat {
 /// Sends unary calls on the library's thread, so that connections outlive the caller's runtime.
 #[derive(Clone)]
 pub(super) struct Asker {
-    worker: Worker,
+    worker: LeaseThread,
     /// Used for its addresses only.
     shared: Arc<ServiceShared>,
     /// The connection that answered last.
@@ -43,7 +43,7 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    pub(super) fn new(worker: Worker, shared: Arc<ServiceShared>) -> Self {
+    pub(super) fn new(worker: LeaseThread, shared: Arc<ServiceShared>) -> Self {
         Self { worker, shared, good: Arc::default() }
     }
 

@@ -39,7 +39,7 @@ use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{Finding, LockInfo};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 use draws::Draws;
 use pool::{Desk, Pool};
 pub(super) use server::{gives_tokens, is_held_and_fences};
@@ -64,7 +64,7 @@ struct Shared {
     pool: Pool,
     desk: Desk,
     draws: Draws,
-    worker: Worker,
+    worker: LeaseThread,
 }
 
 struct Advisory {
@@ -185,7 +185,7 @@ impl Backend for Advisory {
         &self.capabilities
     }
 
-    fn worker(&self) -> Option<Worker> {
+    fn worker(&self) -> Option<LeaseThread> {
         Some(self.shared.worker.clone())
     }
 

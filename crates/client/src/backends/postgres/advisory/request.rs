@@ -14,13 +14,13 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{BoxFuture, CallError};
 use crate::machine::{Answer, Push};
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 pub(super) struct Request {
     pub(super) seq: Seq,
     pub(super) wants: Wants,
     pushes: UnboundedSender<Push>,
-    worker: Worker,
+    worker: LeaseThread,
     state: Mutex<State>,
     /// The keeper, while callers poll it.
     keeper: Mutex<Option<BoxFuture<()>>>,
@@ -79,7 +79,7 @@ pub(super) enum Word {
 }
 
 impl Request {
-    pub(super) fn new(seq: Seq, wants: Wants, pushes: UnboundedSender<Push>, worker: Worker) -> Self {
+    pub(super) fn new(seq: Seq, wants: Wants, pushes: UnboundedSender<Push>, worker: LeaseThread) -> Self {
         let state = State {
             answer: None,
             ending: Ending::NotYet,

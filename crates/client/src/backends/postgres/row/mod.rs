@@ -40,7 +40,7 @@ use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{Finding, LockInfo};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// DDL of the tables and functions, run by `lockkeeper postgres init`. Idempotent.
 pub(super) const SCHEMA: &str =
@@ -127,7 +127,7 @@ static CAPABILITIES: Capabilities = Capabilities {
 struct RowBackend {
     store: Arc<RowStore>,
     wakes: Wakes,
-    worker: Worker,
+    worker: LeaseThread,
     /// Time limit for inspect, list, token check, break and findings.
     limit: Duration,
     /// The listener task; taken when the first session or `findings` starts it.
@@ -259,7 +259,7 @@ impl Backend for RowBackend {
         &CAPABILITIES
     }
 
-    fn worker(&self) -> Option<Worker> {
+    fn worker(&self) -> Option<LeaseThread> {
         Some(self.worker.clone())
     }
 

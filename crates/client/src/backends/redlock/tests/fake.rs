@@ -16,7 +16,7 @@ use crate::backends::redlock::store::RedlockStore;
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::Granted;
 use crate::time::BootInstant;
-use crate::worker::Worker;
+use crate::io::LeaseThread;
 
 /// A node's behaviour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -290,7 +290,7 @@ pub(super) fn client(nodes: &[Fake]) -> (RedlockStore<Fake>, Wakes) {
         Node { name: format!("n{}", index + 1), wakes, store: Arc::new(fake.clone()) }
     };
     let nodes = nodes.iter().enumerate().map(node).collect();
-    (RedlockStore::new(nodes, Worker::of_this_test(), wakes.clone(), now), wakes)
+    (RedlockStore::new(nodes, LeaseThread::of_this_test(), wakes.clone(), now), wakes)
 }
 
 pub(super) const TTL: Duration = Duration::from_secs(10);

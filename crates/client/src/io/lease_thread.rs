@@ -16,34 +16,34 @@ use crate::backend::BoxFuture;
 
 /// Spawns futures on the thread, which ends once all handles are dropped and all futures have completed.
 #[derive(Clone)]
-pub(crate) struct Worker {
+pub(crate) struct LeaseThread {
     jobs: UnboundedSender<BoxFuture<()>>,
     runtime: Handle,
 }
 
 /// One thread for all its users, for as long as any of them has a handle.
-pub(crate) struct Shared(Mutex<Option<(WeakUnboundedSender<BoxFuture<()>>, Handle)>>);
+pub(crate) struct SharedLeaseThread(Mutex<Option<(WeakUnboundedSender<BoxFuture<()>>, Handle)>>);
 
-impl Shared {
+impl SharedLeaseThread {
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
     /// Returns the running thread, or starts one.
-    pub(crate) fn get(&self, name: &str) -> std::io::Result<Worker> {
+    pub(crate) fn get(&self, name: &str) -> std::io::Result<LeaseThread> {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((jobs, runtime)) = &*shared
             && let Some(jobs) = jobs.upgrade()
         {
-            return Ok(Worker { jobs, runtime: runtime.clone() });
+            return Ok(LeaseThread { jobs, runtime: runtime.clone() });
         }
-        let worker = Worker::start(name)?;
+        let worker = LeaseThread::start(name)?;
         *shared = Some((worker.jobs.downgrade(), worker.runtime.clone()));
         Ok(worker)
     }
 }
 
-impl Worker {
+impl LeaseThread {
     /// Starts the thread.
     pub(crate) fn start(name: &str) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -108,7 +108,7 @@ impl Worker {
 /// A point in time, on the thread.
 #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "others leave their limits to tokio"))]
 pub(crate) struct Timer<'a> {
-    worker: &'a Worker,
+    worker: &'a LeaseThread,
     at: Instant,
     sleep: Option<Pin<Box<Sleep>>>,
 }

@@ -1,0 +1,369 @@
+//! Connections for the runtimes of callers.
+//!
+//! Each runtime has connections of its own, which are opened on it, and whose tasks run on it. They are opened on
+//! demand, and closed when they fail, after a time without use, or with their runtime. A connection serves one call at
+//! a time ([`Pool::alone`]), or many at once ([`Pool::shared`]); the users of one pool all do the same.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::runtime::{Handle, Id};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::LeaseThread;
+use crate::backend::BoxFuture;
+use crate::error::{BackendError, BackendErrorKind};
+
+/// Shortest and longest pause between failed attempts to open a shared connection.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// How the connections of one lock service are opened.
+pub(crate) trait Connect: Send + Sync + 'static {
+    type Connection: Send + Sync + 'static;
+
+    /// Opens a connection, within a time limit. Runs on the runtime that will use it; so do the tasks that it spawns.
+    fn connect(&self) -> BoxFuture<Result<Self::Connection, BackendError>>;
+
+    /// Whether further calls may use the connection.
+    fn is_usable(&self, connection: &Self::Connection) -> bool;
+}
+
+/// Bounds of a pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolLimits {
+    /// Shared connections of one runtime. A small number: each call looks at all of them.
+    pub(crate) shared_each: usize,
+    /// Connections of all runtimes together.
+    pub(crate) total: usize,
+    /// How long a connection without users is kept.
+    pub(crate) idle: Duration,
+}
+
+/// Clones share the connections.
+pub(crate) struct Pool<C: Connect>(Arc<Inner<C>>);
+
+struct Inner<C: Connect> {
+    connector: C,
+    limits: PoolLimits,
+    /// Each open connection has a permit.
+    open: Arc<Semaphore>,
+    state: Mutex<State<C::Connection>>,
+    /// Notified when a shared connection was opened, or an attempt failed.
+    changed: Notify,
+}
+
+struct State<T> {
+    /// The connections that may be handed out, by runtime; the one that was returned last is last.
+    available: HashMap<Id, Vec<Arc<Member<T>>>>,
+    /// The runtimes on which a shared connection is being opened.
+    opening: HashSet<Id>,
+    pause: Duration,
+    not_before: Instant,
+    trouble: Option<BackendError>,
+}
+
+/// An open connection.
+struct Member<T> {
+    connection: T,
+    runtime: Id,
+    users: AtomicUsize,
+    /// When it was last returned.
+    returned: Mutex<Instant>,
+    discarded: AtomicBool,
+    /// A task of the runtime holds the other end, so that this one is closed once the runtime has ended.
+    runtime_runs: oneshot::Sender<()>,
+    _open: OwnedSemaphorePermit,
+}
+
+/// A connection in use. Returned to the pool on drop.
+pub(crate) struct Used<C: Connect> {
+    pool: Arc<Inner<C>>,
+    member: Arc<Member<C::Connection>>,
+    alone: bool,
+}
+
+impl<C: Connect> Clone for Pool<C> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<C: Connect> Pool<C> {
+    /// The lease thread closes idle connections.
+    pub(crate) fn new(connector: C, limits: PoolLimits, lease_thread: &LeaseThread) -> Self {
+        let state = State {
+            available: HashMap::new(),
+            opening: HashSet::new(),
+            pause: PAUSES.0,
+            not_before: Instant::now(),
+            trouble: None,
+        };
+        let inner = Arc::new(Inner {
+            connector,
+            limits,
+            open: Arc::new(Semaphore::new(limits.total)),
+            state: Mutex::new(state),
+            changed: Notify::new(),
+        });
+        lease_thread.run(Box::pin(close_idle(Arc::downgrade(&inner), limits.idle)));
+        Self(inner)
+    }
+
+    /// The error of the last failed attempt to open a connection, unless one was opened since.
+    pub(crate) fn trouble(&self) -> Option<BackendError> {
+        self.0.state().trouble.clone()
+    }
+
+    /// Waits for the current runtime's connection with the fewest users. If all of them have users and the limits
+    /// allow it, another one is opened in the background. Has no time limit; [`Self::trouble`] says why there is no
+    /// connection.
+    pub(crate) async fn shared(&self) -> Used<C> {
+        loop {
+            let changed = self.0.changed.notified();
+            tokio::pin!(changed);
+            // From here on no notification is missed.
+            changed.as_mut().enable();
+            match self.0.least_used() {
+                Ok(used) => return used,
+                Err(look_again) => {
+                    tokio::select! {
+                        () = changed => {}
+                        () = sleep_until(look_again) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// A connection that nobody else uses until the returned value is dropped: an idle one of the current runtime, or
+    /// a new one.
+    ///
+    /// # Errors
+    /// All connections are in use, or the error of opening one.
+    pub(crate) async fn alone(&self) -> Result<Used<C>, BackendError> {
+        let runtime = Handle::current();
+        if let Some(used) = self.0.take_idle(runtime.id()) {
+            return Ok(used);
+        }
+        let (opened_in, opened) = oneshot::channel();
+        let (pool, permit) = (self.0.clone(), self.0.permit()?);
+        // A task of its own: if the caller stops waiting, the connection becomes an idle one.
+        runtime.spawn(async move {
+            let opened = pool.open(permit).await;
+            drop(opened_in.send(opened.map(|(member, over)| {
+                tokio::spawn(over);
+                Used { pool, member, alone: true }
+            })));
+        });
+        opened.await.unwrap_or_else(|_| Err(runtime_failed()))
+    }
+}
+
+impl<C: Connect> Inner<C> {
+    fn state(&self) -> MutexGuard<'_, State<C::Connection>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_usable(&self, member: &Member<C::Connection>) -> bool {
+        !member.discarded.load(Ordering::Relaxed)
+            && !member.runtime_runs.is_closed()
+            && self.connector.is_usable(&member.connection)
+    }
+
+    /// Takes the idle connection that was returned last.
+    fn take_idle(self: &Arc<Self>, runtime: Id) -> Option<Used<C>> {
+        loop {
+            let member = self.state().available.get_mut(&runtime)?.pop()?;
+            if self.is_usable(&member) {
+                member.users.fetch_add(1, Ordering::Relaxed);
+                return Some(Used { pool: self.clone(), member, alone: true });
+            }
+        }
+    }
+
+    /// The shared connection with the fewest users. `Err`: when to look again.
+    fn least_used(self: &Arc<Self>) -> Result<Used<C>, Instant> {
+        let runtime = Handle::current();
+        let id = runtime.id();
+        let mut state = self.state();
+        let members = state.available.entry(id).or_default();
+        members.retain(|member| self.is_usable(member));
+        let users = |member: &&Arc<Member<C::Connection>>| member.users.load(Ordering::Relaxed);
+        let least = members.iter().min_by_key(users).cloned();
+        let all_have_users = least.as_ref().is_none_or(|member| users(&member) > 0);
+        let now = Instant::now();
+        let opens = all_have_users
+            && members.len() < self.limits.shared_each
+            && state.not_before <= now
+            && !state.opening.contains(&id);
+        if opens {
+            state.opening.insert(id);
+        }
+        let look_again = state.not_before.max(now + PAUSES.0);
+        if let Some(member) = &least {
+            member.users.fetch_add(1, Ordering::Relaxed);
+        }
+        // The spawned task takes this lock when it is dropped, which happens at once if the runtime is shutting down.
+        drop(state);
+        if opens {
+            let opening = Opening { pool: self.clone(), runtime: id };
+            runtime.spawn(opening.run());
+        }
+        least.map(|member| Used { pool: self.clone(), member, alone: false }).ok_or(look_again)
+    }
+
+    /// Makes room for one more connection. If other runtimes have all of them, an idle one of theirs is closed.
+    fn permit(&self) -> Result<OwnedSemaphorePermit, BackendError> {
+        if let Ok(permit) = self.open.clone().try_acquire_owned() {
+            return Ok(permit);
+        }
+        let idle = {
+            let mut state = self.state();
+            state.available.values_mut().find_map(|members| {
+                let idle = members.iter().position(|member| member.users.load(Ordering::Relaxed) == 0)?;
+                Some(members.swap_remove(idle))
+            })
+        };
+        drop(idle);
+        self.open.clone().try_acquire_owned().map_err(|_| {
+            let what = format!(
+                "all {} connections of this client are in use, and each hold and each wait needs one of its own: release some, \
+                 or raise `connections=` and the server's limit of connections",
+                self.limits.total
+            );
+            BackendError::new(BackendErrorKind::Refused, what)
+        })
+    }
+
+    /// Opens a connection on the current runtime, with one user. The returned future must run there: it ends with the
+    /// connection.
+    async fn open(
+        &self,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<(Arc<Member<C::Connection>>, impl Future<Output = ()> + Send + use<C>), BackendError> {
+        let connected = self.connector.connect().await;
+        self.state().trouble = connected.as_ref().err().cloned();
+        let (runtime_runs, over) = oneshot::channel();
+        let member = Member {
+            connection: connected?,
+            runtime: Handle::current().id(),
+            users: AtomicUsize::new(1),
+            returned: Mutex::new(Instant::now()),
+            discarded: AtomicBool::new(false),
+            runtime_runs,
+            _open: permit,
+        };
+        let over = async move { drop(over.await) };
+        Ok((Arc::new(member), over))
+    }
+}
+
+/// A shared connection that is being opened. Dropped with its task, also when the runtime ends.
+struct Opening<C: Connect> {
+    pool: Arc<Inner<C>>,
+    runtime: Id,
+}
+
+impl<C: Connect> Opening<C> {
+    async fn run(self) {
+        let opened = match self.pool.permit() {
+            Ok(permit) => self.pool.open(permit).await,
+            Err(error) => Err(error),
+        };
+        match opened {
+            Ok((member, over)) => {
+                self.add(member);
+                drop(self);
+                over.await;
+            }
+            Err(error) => self.failed(error),
+        }
+    }
+
+    fn add(&self, member: Arc<Member<C::Connection>>) {
+        member.users.store(0, Ordering::Relaxed);
+        let mut state = self.pool.state();
+        state.available.entry(self.runtime).or_default().push(member);
+        state.pause = PAUSES.0;
+    }
+
+    fn failed(&self, error: BackendError) {
+        tracing::debug!(%error, "no further connection");
+        let mut state = self.pool.state();
+        state.not_before = Instant::now() + state.pause;
+        state.pause = (state.pause * 2).min(PAUSES.1);
+        state.trouble = Some(error);
+    }
+}
+
+impl<C: Connect> Drop for Opening<C> {
+    fn drop(&mut self) {
+        self.pool.state().opening.remove(&self.runtime);
+        self.pool.changed.notify_waiters();
+    }
+}
+
+impl<C: Connect> Used<C> {
+    /// Never hands it out again: its state is unknown, or it does not answer.
+    pub(crate) fn discard(&self) {
+        self.member.discarded.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its runtime is the current one. The connection makes progress only while its runtime runs.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn is_here(&self) -> bool {
+        Handle::try_current().is_ok_and(|here| here.id() == self.member.runtime)
+    }
+}
+
+impl<C: Connect> Deref for Used<C> {
+    type Target = C::Connection;
+
+    fn deref(&self) -> &C::Connection {
+        &self.member.connection
+    }
+}
+
+impl<C: Connect> Drop for Used<C> {
+    fn drop(&mut self) {
+        *self.member.returned.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.member.users.fetch_sub(1, Ordering::Relaxed);
+        if self.alone && self.pool.is_usable(&self.member) {
+            let mut state = self.pool.state();
+            state.available.entry(self.member.runtime).or_default().push(self.member.clone());
+        }
+    }
+}
+
+/// Closes unusable connections, and those that were idle for too long, until the pool is dropped.
+async fn close_idle<C: Connect>(pool: Weak<Inner<C>>, idle: Duration) {
+    loop {
+        sleep(idle / 4).await;
+        let Some(pool) = pool.upgrade() else { return };
+        let closed = {
+            let now = Instant::now();
+            let is_kept = |member: &mut Arc<Member<C::Connection>>| {
+                let returned = *member.returned.lock().unwrap_or_else(PoisonError::into_inner);
+                let in_use = member.users.load(Ordering::Relaxed) > 0;
+                pool.is_usable(member) && (in_use || now - returned < idle)
+            };
+            let mut state = pool.state();
+            let closed: Vec<_> =
+                state.available.values_mut().flat_map(|members| members.extract_if(.., |m| !is_kept(m))).collect();
+            state.available.retain(|_, members| !members.is_empty());
+            closed
+        };
+        // After the lock is free: closing a connection may run code of its library.
+        drop(closed);
+    }
+}
+
+fn runtime_failed() -> BackendError {
+    let what = "a connection could not be opened on this tokio runtime: it is shutting down, or was built without \
+                `enable_all()`";
+    BackendError::new(BackendErrorKind::Operator, what)
+}
