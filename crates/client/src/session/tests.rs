@@ -80,7 +80,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         let told = inner.clone();
         std::thread::spawn(move || inputs.into_iter().for_each(|input| told.input(input))).join().unwrap();
     };
-    let (letters, mut read) = mailbox();
+    let (progress_in, mut progress) = watch::channel(Progress::Asked);
     let wanted = Arc::new(Wanted {
         names: vec!["a".parse().unwrap()],
         mode: lockkeeper_core::Mode::Exclusive,
@@ -96,13 +96,16 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         max_hold: None,
         grace: Duration::ZERO,
     };
-    let caller = Caller { wanted, letters, hold: Arc::new(HoldStatus::new()), carries: false };
+    let place = Place::LeaseThread(inner.lease_thread.clone());
+    let hold = Arc::new(HoldStatus::new());
+    let caller = Caller { wanted, progress: progress_in, hold, place: place.clone() };
     inner.with_state(|state| {
-        elsewhere(vec![Input::Acquire(Key(1), caller, want), Input::Release(Key(1), false)]);
+        elsewhere(vec![Input::Acquire(Key(1), caller, want), Input::Release(Key(1), place)]);
         assert!(state.machine.is_idle(), "they are not worked off by two at once");
     });
-    assert!(matches!(read.recv().await, Some(Letter::Granted(_))), "in the order in which they were said");
-    assert!(matches!(read.recv().await, Some(Letter::Released(Releasing::Released))));
+    // The release was processed after the acquire, so that it found a hold.
+    let released = |progress: &Progress| matches!(progress, Progress::Released(Releasing::Released));
+    assert!(progress.wait_for(released).await.is_ok());
     inner.with_state(|_| elsewhere(vec![Input::Event(Event::Shutdown)]));
     assert!(session.is_closed());
 }
@@ -128,4 +131,32 @@ async fn many_callers_on_many_threads_are_all_answered() {
     for done in tokio::time::timeout(Duration::from_secs(60), all).await.expect("somebody still waits") {
         done.unwrap();
     }
+}
+
+/// A call that ends with its runtime counts as sent and not answered: the session goes on and cleans up.
+#[test]
+fn a_call_that_ends_with_its_runtime_is_an_unanswered_one() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let other = runtime();
+    let locks = other.block_on(Locks::connect("memory:")).unwrap();
+    let holder = other.block_on(locks.mutex("a").acquire()).unwrap();
+    let ended = runtime();
+    let _waiting = ended.spawn({
+        let lock = locks.mutex("a");
+        async move { lock.acquire().await.map(drop) }
+    });
+    ended.block_on(async {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while locks.inspect(&"a".parse().unwrap()).await.unwrap().waiter_count == 0 {
+            assert!(Instant::now() < deadline, "it does not wait");
+            tokio::task::yield_now().await;
+        }
+    });
+    drop(ended);
+    other.block_on(async {
+        holder.release().await.unwrap();
+        let lock = locks.mutex("a");
+        let next = tokio::time::timeout(Duration::from_secs(10), lock.acquire());
+        next.await.expect("the abandoned wait is in the way").unwrap().release().await.unwrap();
+    });
 }
