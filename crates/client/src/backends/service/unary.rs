@@ -197,10 +197,14 @@ fn stopped() -> BackendError {
 
 /// Whether another node, or the same one after a while, may answer.
 fn is_nobodys(status: &Status) -> bool {
-    matches!(
-        status.code(),
-        Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Aborted
-    )
+    // Only the transport on this side attaches a source: an HTTP/2 stream that ends with its node gets the code
+    // `Internal`, too.
+    let is_of_transport = std::error::Error::source(status).is_some();
+    is_of_transport
+        || matches!(
+            status.code(),
+            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Aborted
+        )
 }
 
 /// Converts a node's refusal.
@@ -215,4 +219,18 @@ fn refusal(status: &Status) -> BackendError {
     };
     let text = if status.message().is_empty() { status.code().description() } else { status.message() };
     BackendError::new(kind, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The `watch` command goes on after the first, and ends with the second.
+    #[test]
+    fn an_error_of_the_transport_is_told_from_an_internal_error_of_a_node() {
+        let mut of_transport = Status::internal("h2 protocol error");
+        of_transport.set_source(Arc::new(std::io::Error::other("reset")));
+        assert_eq!(refusal(&of_transport).kind, BackendErrorKind::Unreachable);
+        assert_eq!(refusal(&Status::internal("a bug")).kind, BackendErrorKind::Operator);
+    }
 }
