@@ -22,7 +22,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// The links of node 1.
+    /// The peers of node 1.
     fn new() -> Self {
         let (inbox, handover) =
             (Arc::new(Inbox::default()), Arc::new(Handover::new(crate::ELECTION_TIMEOUT)));
