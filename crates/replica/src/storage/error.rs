@@ -12,7 +12,7 @@ const NEXT: &str = "Nothing was changed. A node of a cluster: remove it (`lockke
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// A newer program wrote it.
+    /// A newer program wrote the file.
     #[error(
         "`{file}` has format {found}, this program reads formats up to {FORMAT_VERSION}; nothing was changed. \
          Use the newer program that wrote it"
