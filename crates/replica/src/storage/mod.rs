@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `candidate` | the state that this node announces until its cluster is bootstrapped |
 //! | `founding` | the bootstrap record: cluster and node identity, written once, before the first vote |
-//! | `log-N` | segment N of the log, of fixed size; numbers are consecutive, from the oldest segment that is needed |
+//! | `log-N` | segment N of the log, of fixed size; consecutive numbers from the oldest segment that is needed |
 //! | `snapshot-I` | the table after entry I |
 //! | `….new` | an unfinished file; removed at every start |
 //! | `restore-unfinished` | marker of an interrupted restore; every start rejects the directory |
