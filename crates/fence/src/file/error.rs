@@ -34,7 +34,7 @@ pub enum FileError {
         /// The limit of the wait.
         waited: Duration,
     },
-    /// The mark file is damaged. It is never treated as "never seen".
+    /// The mark file is damaged. The file is never treated as "never fenced".
     #[error(
         "the marks in `{}` are damaged: {why}; nothing was done. Stop all writers, find the last token granted \
          (`lockkeeper check-token`), remove this file and its `.lock`, and enter once with that token",
@@ -101,7 +101,7 @@ impl FileError {
     }
 }
 
-/// What to do about common faults; the cause itself is the error's source.
+/// Advice on common faults; the cause itself is the error's source.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => ": it does not exist; create it, or correct the path",
@@ -130,7 +130,7 @@ pub enum Unguardable {
     /// The path does not end in a file name.
     #[error("it names no file; give the path of a file")]
     NoName,
-    /// `….fence`, `….fence.lock` or `….fence.new`.
+    /// The name ends in `.fence`, `.fence.lock` or `.fence.new`.
     #[error(
         "names ending in `.fence`, `.fence.lock` and `.fence.new` are the fence's own; give the guarded file"
     )]
