@@ -69,7 +69,7 @@ fn libtest(line: &str) -> Option<Tally> {
 
 /// Parses `Summary [   0.004s] 5 tests run: 3 passed (1 slow), 1 failed, 1 timed out, 7 skipped`.
 ///
-/// Tests that neither passed nor were skipped have failed, whichever word nextest uses for that. The summary of a
+/// Tests that neither passed nor were skipped have failed; nextest uses several words for that. The summary of a
 /// run that was interrupted begins with `3/5 tests run`.
 fn nextest(line: &str) -> Option<Tally> {
     let (_, after_time) = line.strip_prefix("Summary [")?.split_once("] ")?;

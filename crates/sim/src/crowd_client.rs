@@ -23,7 +23,7 @@ enum CrowdStage {
     Closes,
 }
 
-/// A request that has not ended, as far as the client knows.
+/// A request that has not ended, to the client's knowledge.
 struct Live {
     acquire: Command,
     is_granted: bool,
@@ -51,7 +51,7 @@ impl CrowdClient {
         self.live.is_empty() && self.over.is_empty()
     }
 
-    /// The requests that wait, as far as the client knows. Their acquires are sent again on each new stream.
+    /// The requests that wait, to the client's knowledge. Their acquires are sent again on each new stream.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (u64, Command)> {
         let waiting = self.live.iter().filter(|(_, live)| !live.is_granted);
         waiting.map(|(&seq, live)| (seq, live.acquire.clone()))

@@ -30,7 +30,7 @@ impl Guarded {
         section: Section,
         effect: Effect,
     ) -> Result<Self, DynamoDbError> {
-        // Some modes exclude the action, whatever the item's marks are.
+        // Some modes exclude the action even on an item without marks.
         if section.mode() == crate::ModeKind::Shared {
             let _ = crate::Marks::default().check(action, section)?;
         }

@@ -147,7 +147,7 @@ impl<'a> LockedFiles<'a> {
         }
     }
 
-    /// Writes the replacement under its temporary name; on failure the caller removes what is left of it.
+    /// Writes the replacement under its temporary name; on failure the caller removes it, if it exists.
     fn fill_temp(&self, like: Option<&Metadata>, bytes: &[u8]) -> io::Result<()> {
         // A file of that name was left by a killed process: no other process uses it, since this one holds the
         // flock.

@@ -26,7 +26,7 @@ pub struct NodeIdentity<'a> {
 }
 
 impl NodeIdentity<'_> {
-    /// The hello (first handshake message) for a connection to node `to`; 0 means whichever node is at the address.
+    /// The hello (first handshake message) for a connection to node `to`. 0 is for any node at the address.
     #[must_use]
     pub fn hello(&self, to: u64, lane: Lane) -> Hello {
         Hello {

@@ -109,8 +109,8 @@ impl MemoryDisk {
     pub fn crash(&self, mut choose: impl FnMut(u64) -> u64) {
         let mut state = self.lock();
         state.run += 1;
-        // For real disks, "all" or "nothing" is most likely. Independent choices for each sector alone would hardly
-        // ever result in either.
+        // For real disks, "all" or "nothing" is most likely. Independent choices for each sector alone would rarely
+        // result in either.
         let mood = choose(4);
         let arrives = |choose: &mut dyn FnMut(u64) -> u64| match mood {
             0 => false,

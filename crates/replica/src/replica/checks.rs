@@ -51,7 +51,7 @@ pub(super) struct Checks {
     right: Option<Digest>,
     /// Nodes whose digest after the entry of `own` differs from `own`.
     differ: BTreeSet<u64>,
-    /// When `own` was taken, or when an entry was last named because of a difference, whichever is later.
+    /// When `own` was taken, or, if that is later, when an entry was last named because of a difference.
     waits_since: Duration,
     /// Whether digests or members have changed since the last comparison.
     has_news: bool,

@@ -81,8 +81,8 @@ pub struct Config {
     pub tick: Duration,
     /// Bytes of applied entries kept in memory for lagging followers: [`TAIL_BYTES`].
     pub tail_bytes: usize,
-    /// A snapshot is due once the log has grown, since the last snapshot, by this many bytes or by that snapshot's
-    /// size, whichever is larger.
+    /// A snapshot is due once the log has grown, since the last snapshot, by this many bytes and by at least that
+    /// snapshot's size.
     pub snapshot_after: u64,
     /// Maximum work of a turn on committed entries, as a number of visited table entries: [`TURN_VISITS_MAX`]. The
     /// simulator sets it lower, so that few requests suffice to reach it.

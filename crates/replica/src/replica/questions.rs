@@ -78,7 +78,7 @@ impl Replica {
         }
     }
 
-    /// Returns one page. Its work is bounded, whatever the table's size, since other requests wait meanwhile.
+    /// Returns one page. Its work is bounded even if the table is large, since other requests wait meanwhile.
     fn list(&self, prefix: Option<&LockName>, max: usize, after: u64) -> v1::ListResponse {
         let (mut locks, mut cursor, mut looked, mut bytes) = (Vec::new(), Some(after), 0, 0);
         while let Some(from) = cursor

@@ -106,8 +106,8 @@ impl Handover {
     }
 
     /// A number for a connection, greater than those of all older ones. Must be drawn when the connection is
-    /// accepted, or before it is opened: of two connections of a peer the one with the higher number wins, in
-    /// whatever order their handshakes end.
+    /// accepted, or before it is opened: of two connections of a peer the one with the higher number is kept, even
+    /// if its handshake ends first.
     pub(crate) fn number(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }

@@ -79,7 +79,7 @@ impl From<Refused> for LedgerError {
 }
 
 impl OpenLedger {
-    /// Opens the ledger `name` at this address, for workers that use its fence as `fence` says.
+    /// Opens the ledger `name` at this address, for workers that use its fence in the way of `fence`.
     ///
     /// # Errors
     /// The address is not a resource, or the resource can't be used.
