@@ -1,5 +1,5 @@
-//! A node's event loop: it handles the input, writes what must be durable, and then sends the output that depends
-//! on the write.
+//! A node's event loop: it handles the input, writes the record that must be durable, and then sends the output
+//! that depends on the write.
 
 use std::fmt::Write as _;
 
