@@ -92,9 +92,9 @@ pub enum SqliteError {
         resource: String,
         /// The row's slot.
         slot: i64,
-        /// Its `any_token`.
+        /// The row's `any_token`.
         any: i64,
-        /// Its `writer_token`.
+        /// The row's `writer_token`.
         writer: i64,
     },
     /// `enter` was called while a transaction was open on the connection.

@@ -97,7 +97,7 @@ pub enum RestoreError {
     NotEmpty {
         /// The directory.
         data: PathBuf,
-        /// One of its entries.
+        /// The name of an entry of the directory.
         found: String,
     },
     /// The wall clock is behind the backup.

@@ -32,7 +32,7 @@ pub enum DirectoryError {
     InUse {
         /// The data directory.
         path: PathBuf,
-        /// Its owner, if known.
+        /// The process that uses the directory, if known.
         pid: Option<u32>,
     },
     /// The system refused a step.

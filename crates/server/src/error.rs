@@ -138,7 +138,7 @@ pub enum ServeError {
     Snapshot {
         /// The data directory.
         directory: PathBuf,
-        /// Its position in the log.
+        /// The snapshot's position in the log.
         index: u64,
         /// The fault of the snapshot.
         why: String,

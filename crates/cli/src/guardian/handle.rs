@@ -99,7 +99,7 @@ pub enum GuardianEvent {
     LeftBehind {
         /// The number of remaining descendants.
         total: u32,
-        /// Their process ids, at most 32.
+        /// The process ids of the first 32 of them.
         pids: Vec<i32>,
     },
     /// SIGTERM was sent to all descendants; SIGKILL follows.

@@ -176,7 +176,7 @@ pub(crate) fn kill_all() {
 pub(crate) enum Reaped {
     /// A child ended or changed: its id and wait status.
     Changed { pid: i32, status: i32 },
-    /// There are children; none has changed state.
+    /// This process has children, and none has changed state.
     Nothing,
     /// No child is left, and therefore no descendant.
     NobodyLeft,

@@ -35,7 +35,7 @@ pub(super) struct NameNode {
     first_child: NodeId,
     next: NodeId,
     prev: NodeId,
-    /// Holds strictly below, counted once for each name of a request.
+    /// Holds strictly below this name, counted once for each name of a request.
     pub(super) below: HoldsBelow,
     waiting_below: Option<Box<WaitersBelow>>,
     pub(super) here: Here,

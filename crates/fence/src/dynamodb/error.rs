@@ -41,7 +41,7 @@ pub enum DynamoDbError {
     Damaged {
         /// The attribute.
         attribute: String,
-        /// Its value, as JSON.
+        /// The attribute's value, as JSON.
         value: String,
     },
     /// The check passed, but the caller's own condition did not hold. Nothing was done.
@@ -59,7 +59,7 @@ pub enum DynamoDbError {
     /// A request of a transaction was refused; nothing was done.
     #[error("request {} of the transaction: {why}", index + 1)]
     Member {
-        /// Its index, from 0.
+        /// The index of the request, from 0.
         index: usize,
         /// The reason.
         why: Box<DynamoDbError>,

@@ -93,11 +93,11 @@ pub(super) fn peek(paths: &Paths) -> Result<Marks, FileError> {
 /// The lock file, as this process has it open.
 #[derive(Debug)]
 enum LockFile {
-    /// Reading without the flock; the file was never fenced.
+    /// There is no lock file, because the file was never fenced: the marks are read without the flock.
     Absent,
-    /// Reading without the flock.
+    /// The lock file is open, but not locked, to read the marks.
     Seen(File),
-    /// Locked until dropped or until the process ends.
+    /// The lock file is locked until this value is dropped, or until the process ends.
     Held(Flock<File>),
 }
 

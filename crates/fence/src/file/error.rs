@@ -55,7 +55,7 @@ pub enum FileError {
     MarksNewer {
         /// The mark file.
         path: PathBuf,
-        /// Its format.
+        /// The version of the file's format.
         version: u32,
     },
     /// The lock file records that marks existed, but the mark file is missing.
@@ -138,7 +138,7 @@ pub enum Unguardable {
     /// A symlink: its target could be fenced under another name, with other marks.
     #[error("it is a symlink to `{}`; give that path itself", target.display())]
     Symlink {
-        /// Its target.
+        /// The target of the symlink.
         target: PathBuf,
     },
     /// A file with several hard links: writes through the other names would bypass the fence.

@@ -43,7 +43,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(10);
 pub(super) struct Objects {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) holds: Holds,
-    /// Most puts of one change.
+    /// The largest number of puts for one change.
     pub(super) tries: u32,
 }
 

@@ -81,7 +81,7 @@ pub enum ObjectError {
     OtherFence {
         /// The resource.
         resource: String,
-        /// Its actual kind.
+        /// The actual kind of the object.
         found: &'static str,
         /// The fence that it belongs to.
         use_instead: &'static str,
@@ -106,7 +106,7 @@ pub enum ObjectError {
     Newer {
         /// The resource.
         resource: String,
-        /// Its format.
+        /// The version of the object's format.
         version: u32,
     },
     /// The content is too long to be stored with the marks.

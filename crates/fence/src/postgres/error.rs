@@ -56,9 +56,9 @@ pub enum PostgresError {
         resource: String,
         /// The row's slot.
         slot: i32,
-        /// Its `any_token`.
+        /// The row's `any_token`.
         any: i64,
-        /// Its `writer_token`.
+        /// The row's `writer_token`.
         writer: i64,
     },
     /// A guarded table was written without a token.
@@ -67,14 +67,14 @@ pub enum PostgresError {
         /// The server's message, with the table.
         message: String,
     },
-    /// There is no row with this key in a table with its own marks.
+    /// A table with its own marks has no row with this key.
     #[error(
         "there is no row of {table} with this {key}; nothing was done: insert it, with its fence column at 0"
     )]
     RowAbsent {
         /// The table, quoted as in SQL.
         table: String,
-        /// Its key column, quoted.
+        /// The table's key column, quoted.
         key: String,
     },
     /// A fence column is NULL.
@@ -85,7 +85,7 @@ pub enum PostgresError {
     ColumnNull {
         /// The table, quoted as in SQL.
         table: String,
-        /// Its fence column, quoted.
+        /// The table's fence column, quoted.
         column: String,
     },
     /// The value in a fence column is not a token.
@@ -95,9 +95,9 @@ pub enum PostgresError {
     ColumnOutOfRange {
         /// The table, quoted as in SQL.
         table: String,
-        /// Its fence column, quoted.
+        /// The table's fence column, quoted.
         column: String,
-        /// Its value.
+        /// The column's value.
         value: i64,
     },
     /// An `UPDATE` matched no row although the mark is not above the token: the row was inserted after the

@@ -46,7 +46,7 @@ pub enum RedisFenceError {
         resource: String,
         /// The key in another slot.
         key: String,
-        /// Its slot.
+        /// The slot of that key.
         slot: u16,
         /// The slot of the marks.
         marks_slot: u16,
@@ -56,7 +56,7 @@ pub enum RedisFenceError {
     /// A command that is not allowed in a fenced write; nothing was sent.
     #[error("`{command}` can't be part of a fenced write: {why}")]
     Command {
-        /// Its name.
+        /// The command's name.
         command: String,
         /// The reason, and the remedy.
         why: &'static str,
@@ -105,7 +105,7 @@ pub enum RedisFenceError {
         key: String,
         /// The field of the hash.
         field: String,
-        /// Its value.
+        /// The field's value.
         value: String,
     },
     /// The server returned an error; nothing was done.

@@ -45,7 +45,7 @@ pub enum MarksError {
     Newer {
         /// The file of marks.
         path: PathBuf,
-        /// Its format.
+        /// The version of the file's format.
         version: u32,
     },
     /// A system call failed.

@@ -48,7 +48,7 @@ impl Lag {
         self.silent.insert(NOBODY, 0);
     }
 
-    /// The snapshot at this index is being sent to `node`.
+    /// To be called when the snapshot at this index is being sent to `node`.
     pub(super) fn sent(&mut self, node: u64, index: u64) {
         self.needs.remove(&NOBODY);
         self.needs.insert(node, (index, true));

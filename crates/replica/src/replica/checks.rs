@@ -70,7 +70,7 @@ impl Checks {
         }
     }
 
-    /// Whether `applied` is the named entry; clears the name once it is reached.
+    /// Whether `applied` is the named entry. Once that entry is reached, no entry is named any more.
     pub(super) fn is_reached(&mut self, applied: u64) -> bool {
         if self.named == 0 || applied < self.named {
             return false;

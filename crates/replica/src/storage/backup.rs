@@ -30,7 +30,7 @@ pub enum BackupError {
     NewerFormat {
         /// The file.
         file: String,
-        /// Its format version.
+        /// The version of the file's format.
         found: u32,
     },
     /// The content was changed after it was written, or the file never was a backup.

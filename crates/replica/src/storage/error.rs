@@ -20,7 +20,7 @@ pub enum OpenError {
     NewerFormat {
         /// The file.
         file: String,
-        /// Its format version.
+        /// The version of the file's format.
         found: u32,
     },
     /// Synced bytes were changed or are missing. They are never read as data (P10).

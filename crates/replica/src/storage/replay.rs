@@ -44,7 +44,7 @@ struct Segment {
     header: Header,
     seed: u32,
     bytes: Vec<u8>,
-    /// Offset of the end of its records, in bytes.
+    /// Offset of the end of the segment's records, in bytes.
     end: usize,
     highest: u64,
     sealed: bool,

@@ -35,7 +35,7 @@ pub(crate) struct World {
 pub(crate) struct Node {
     id: u64,
     founding: Founding,
-    /// `None` while it is down.
+    /// `None` while the node is down.
     replica: Option<Replica>,
     /// Whether the node takes no turns, as after SIGSTOP; its input waits.
     pub(crate) is_stopped: bool,

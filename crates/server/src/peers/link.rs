@@ -142,7 +142,7 @@ pub(super) struct Incoming {
 pub(super) enum Looked {
     /// Everything that had arrived was read.
     Empty,
-    /// There may be more to read.
+    /// The socket may have more to read.
     More,
     /// The other side has closed the connection, and everything was read before.
     Closed,

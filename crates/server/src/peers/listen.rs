@@ -41,8 +41,8 @@ impl LoggedRefusals {
     }
 }
 
-/// Answers incoming connections, for as long as it is polled. `number` is called when a connection is accepted;
-/// `take` gets its value with the connection, once both sides have accepted each other.
+/// Answers incoming connections, for as long as it is polled. `number` is called for each accepted connection;
+/// `take` gets that number with the connection, once both nodes have accepted each other.
 pub(super) async fn listen<N: Copy + Send + 'static>(
     listener: &TcpListener,
     own: Arc<dyn Greeter>,

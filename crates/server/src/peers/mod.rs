@@ -281,7 +281,7 @@ struct Links {
 struct In {
     number: u64,
     bytes: Incoming,
-    /// There may be unread bytes.
+    /// The socket may have unread bytes.
     is_ready: bool,
     /// The other side has closed it.
     is_ending: bool,

@@ -19,18 +19,18 @@ pub(super) fn now() -> u64 {
 /// A step of a worker, or a reply that it received.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum JournalStep {
-    /// Requests the lock.
+    /// The worker requests the lock.
     Asked,
-    /// Acquired the lock.
+    /// The worker has acquired the lock.
     Granted { token: Option<Token> },
-    /// Raised the marks by `enter`.
+    /// The worker has raised the marks by `enter`.
     Entered,
-    /// Read the ledger.
+    /// The worker has read the ledger.
     Read,
-    /// Found its hold lost, and wrote nothing. `believed_until`: when the hold ended for the worker: at its
-    /// deadline, or at the library's report of the loss if that was earlier.
+    /// The worker has found its hold lost, and wrote nothing. `believed_until`: when the hold ended for the worker:
+    /// at its deadline, or at the library's report of the loss if that was earlier.
     GaveUp { believed_until: Option<u64> },
-    /// Is about to write this update.
+    /// The worker is about to write this update.
     Writes { update: String },
     /// The write of this update succeeded.
     Acknowledged { update: String },
@@ -38,7 +38,7 @@ pub(super) enum JournalStep {
     Stale { offered: u64, highest: u64 },
     /// The lock or the resource failed; a write in progress may or may not have taken effect.
     Trouble { why: String },
-    /// Is about to release the lock.
+    /// The worker is about to release the lock.
     Releasing,
 }
 

@@ -47,7 +47,7 @@ type Heard = Arc<Mutex<Vec<(String, HeaderMap)>>>;
 struct Leader {
     address: SocketAddr,
     heard: Heard,
-    /// Cancelled to close its connections.
+    /// Cancelled to close the leader's connections.
     dead: CancellationToken,
     task: JoinHandle<()>,
 }
