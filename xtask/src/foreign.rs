@@ -60,7 +60,8 @@ const REGISTRIES: &[Registry] = &[
         },
         setting: "python3 -m pip config list",
         libraries: &[
-            // Its `Lock` is SET NX PX with a random token, and scripts that compare the token. Needs Python 3.10.
+            // redis-py's `Lock` is SET NX PX with a random token, and scripts that compare the token. Needs Python
+            // 3.10.
             Library { name: "redis", version: "8.1.0", used_by: "the tests beside redis-py" },
             // S3 in memory. moto's extra `server` installs far more; the next libraries are those that moto's S3
             // needs.

@@ -32,8 +32,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const NAMES: usize = 16;
 /// For how long pairs run before the kill.
 const BEFORE: Duration = Duration::from_millis(500);
-/// For how long the client is observed after the kill. A second gap counts too, for example if it reaches a node
-/// that is not ready yet.
+/// For how long the client is observed after the kill. A second gap counts too, for example if the client reaches a
+/// node that is not ready yet.
 const AFTER: Duration = Duration::from_secs(3);
 /// A system that completes no pair within this time has no figures.
 const SERVES_WITHIN: Duration = Duration::from_secs(30);

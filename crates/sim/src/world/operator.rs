@@ -35,7 +35,7 @@ pub(super) struct Operator {
     /// The number of nodes that the operator still has to add, to replace removed ones.
     owed: u64,
     wipes: u64,
-    /// The nodes to remove next, from the last to the first.
+    /// The nodes to remove next, in reverse order.
     pub(super) plan: Vec<Id>,
     /// `(node, ally)`: once the plan is carried out, `node` loses power, and can then reach only `ally`.
     pub(super) trap: Option<(Id, Id)>,
