@@ -71,7 +71,8 @@ impl Poller {
     }
 
     /// Sleeps until an event, or for `at_most`. Does not sleep if the bell was rung since the last call, or if
-    /// `is_idle` returns false; it is called last, so no input is missed. Returns whether the sockets were polled.
+    /// `is_idle` returns false; `is_idle` is called last, so no input is missed. Returns whether the sockets were
+    /// polled.
     pub(super) fn sleep(&mut self, at_most: Option<Duration>, is_idle: impl FnOnce() -> bool) -> bool {
         let awake = self.bell.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire);
         let may_sleep = awake.is_ok() && is_idle();
