@@ -3,7 +3,8 @@
 //! Reaching a limit is an error for the client that reached it and changes nothing for other clients (M1). An honest
 //! client never reaches one.
 
-/// Maximum length of a lock name in bytes. A name fits into the key of every backend, together with our prefix.
+/// Maximum length of a lock name in bytes. A name of this length fits into the key of every backend, together with
+/// our prefix.
 pub const NAME_BYTES_MAX: usize = 512;
 /// Maximum number of segments of a name. It bounds the work of every command, since the names that cover a name are
 /// the prefixes of that name (M2).

@@ -59,7 +59,8 @@ impl AddAssign for Digest {
     }
 }
 
-/// Appends one item. One byte is reserved for the length; the content is moved only if its length takes more.
+/// Appends one item. One byte is reserved for the length; the content is moved only if its length takes more than
+/// that.
 fn put(out: &mut Vec<u8>, tag: u8, parts: impl FnOnce(&mut ItemWriter<'_>)) -> Digest {
     let at = out.len();
     out.extend_from_slice(&[0, tag]);

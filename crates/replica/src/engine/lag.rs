@@ -16,7 +16,7 @@ const SNAPSHOT_BYTES_MAX: usize = 256 << 20;
 const TAILS_MAX: usize = 16;
 /// After this many ticks (a minute) without a message from a follower, no entries are kept for it.
 const SILENT_TICKS_MAX: u32 = 3_000;
-/// Stands for the followers that need a snapshot in progress, until it is sent to one of them.
+/// The id that stands for all followers that need the snapshot in progress, until it is sent to one of them.
 const NOBODY: u64 = 0;
 
 /// Retains the entries after `after`, up to `bytes_max` in total.
@@ -42,7 +42,7 @@ impl Lag {
         Self { keep, ..Self::default() }
     }
 
-    /// A snapshot at this index was begun for one or more followers.
+    /// To be called when a snapshot at this index was begun for one or more followers.
     pub(super) fn begun(&mut self, index: u64) {
         self.needs.insert(NOBODY, (index, true));
         self.silent.insert(NOBODY, 0);
@@ -79,7 +79,7 @@ impl Lag {
         self.needs.retain(|node, (after, _)| *after >= first && is_waited_for(*node));
     }
 
-    /// Clears the state: this node does not lead.
+    /// To be called when this node does not lead: clears the state.
     pub(super) fn forget(&mut self) {
         self.needs.clear();
         self.silent.clear();

@@ -11,7 +11,7 @@ use super::convert::{from_stored, to_conf_state};
 use super::lag::Pin;
 use super::{Position, Start};
 
-/// Capacity of the buffer that is kept while it has no entries.
+/// Capacity that the buffer keeps while it has no entries.
 const ENTRIES_KEPT: usize = 64;
 
 pub(super) struct Tail {

@@ -252,7 +252,7 @@ fn ring_wakes_the_wait_also_just_before_it_sleeps() {
                 inbox.ring();
             }
         });
-        // Without the ring it would sleep forever.
+        // Without the ring, `wait` would sleep forever.
         node.peers.wait(None);
         ringer.join().expect("it has rung");
     }
