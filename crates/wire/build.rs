@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // As `Bytes`, an entry's data are shared instead of copied.
         .bytes(".lockkeeper.store.v1.Entry.data")
         .build_server(grpc)
-        // This type counts its items before it decodes them.
+        // The crate's own type counts the items before it decodes them.
         .extern_path(".lockkeeper.v1.ClientFrame", "crate::frame::ClientFrame")
         .compile_fds(files)?;
     Ok(())

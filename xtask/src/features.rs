@@ -1,8 +1,8 @@
 //! The cargo features that targets require. Without them cargo silently leaves the targets out.
 //!
-//! Responsible for no test being skipped silently: checks, tests and docs of packages enable every feature that a test
-//! or benchmark of those packages requires. Other features (such as those that add the clients of other systems) stay
-//! off.
+//! Responsible for no test being skipped silently: checks, tests and docs of packages enable every feature that a
+//! test or benchmark of those packages requires. Other features stay off, such as those that add the clients of
+//! other systems.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -11,7 +11,7 @@ use cargo_metadata::{Metadata, MetadataCommand};
 
 use crate::TaskResult;
 
-/// Enables them for `packages`, or for the whole workspace if that is empty.
+/// Enables the required features of `packages`, or of the whole workspace if `packages` is empty.
 pub(crate) fn turn_on(cargo: &mut Command, packages: &[String]) -> TaskResult {
     let features = required(&metadata()?, packages);
     if !features.is_empty() {

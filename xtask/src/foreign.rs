@@ -1,9 +1,9 @@
-//! Libraries of other languages that the tests use: lock clients that must exclude ours and be excluded by them, and
-//! emulators of cloud stores.
+//! Libraries of other languages that the tests use: lock clients that must exclude ours and be excluded by them,
+//! and emulators of cloud stores.
 //!
-//! Responsible for the list of them, and for one folder for each package registry below `target/foreign` that contains
-//! exactly the listed libraries. pip's and npm's own settings choose the registry. May not install a language: python3,
-//! pip, node and npm are programs like others, see [`crate::needs`].
+//! Responsible for the list of the libraries, and for one folder for each package registry below `target/foreign`
+//! that contains exactly the listed libraries. The settings of pip and npm choose the registry's address. May not
+//! install a language: python3, pip, node and npm are ordinary programs, see [`crate::needs`].
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,14 +15,15 @@ use nix::fcntl::{Flock, FlockArg};
 use crate::TaskResult;
 use crate::process::{not_started, run, shown};
 
-/// Lists the contents of a registry's folder. Written last, so a folder that has it is complete.
+/// The file that lists the contents of a registry's folder. It is written last, so a folder that has it is
+/// complete.
 const STAMP: &str = "installed.txt";
 
-/// A pinned library: a release that locks in another way must change this list, not break a test some day.
+/// A library with a pinned version: otherwise a release that locks in another way would break a test unexpectedly.
 struct Library {
-    /// Its name in the registry.
+    /// The library's name in the registry.
     name: &'static str,
-    /// Its exact version: the one whose source was read.
+    /// The exact version, whose source was read.
     version: &'static str,
     used_by: &'static str,
 }
@@ -30,20 +31,20 @@ struct Library {
 /// A package registry, and the libraries that the tests need from it.
 struct Registry {
     name: &'static str,
-    /// The registry's folder in [`root`]; crates/client/tests/interop and the fences' tests use it.
+    /// The name of the registry's folder in [`root`]; crates/client/tests/interop and the fences' tests use it.
     folder: &'static str,
     /// The separator between a library's name and its version.
     at: &'static str,
-    /// Prints the version of the language; another version may need other packages.
+    /// Prints the version of the language: its libraries are installed again when the language changes.
     language: fn() -> Command,
-    /// Installs into an empty folder; names and versions are appended.
+    /// The command that installs into an empty folder; names and versions are appended.
     install: fn(&Path) -> Command,
-    /// Shows the configured registry; for the error of a failed installation.
+    /// The command that shows the configured registry, for the error of a failed installation.
     setting: &'static str,
     libraries: &'static [Library],
 }
 
-/// The libraries that the tests need. A test that needs another one adds it here.
+/// All libraries that the tests need. A test that needs another library adds it here.
 const REGISTRIES: &[Registry] = &[
     Registry {
         name: "PyPI",
@@ -51,17 +52,19 @@ const REGISTRIES: &[Registry] = &[
         at: "==",
         language: || command("python3", &["--version"]),
         install: |folder| {
-            // The same python3 that the tests start. A target folder does not touch the system's packages, so Debian's
-            // pip allows it without a virtual environment.
+            // The python3 that the tests start too. With `--target`, pip does not touch the system's packages, so
+            // Debian's pip allows this without a virtual environment.
             let mut pip = command("python3", &["-m", "pip", "install", "--quiet", "--no-input"]);
             pip.args(["--disable-pip-version-check", "--root-user-action=ignore", "--target"]).arg(folder);
             pip
         },
         setting: "python3 -m pip config list",
         libraries: &[
-            // `Lock`: SET NX PX with a random token, and scripts that compare it. Needs Python 3.10.
+            // redis-py's `Lock` is SET NX PX with a random token, and scripts that compare the token. Needs Python
+            // 3.10.
             Library { name: "redis", version: "8.1.0", used_by: "the tests beside redis-py" },
-            // In-memory S3. Its extra `server` installs far more; the next libraries are those that its S3 needs.
+            // S3 in memory. moto's extra `server` installs far more; the next libraries are those that moto's S3
+            // needs.
             Library { name: "moto", version: "5.2.5", used_by: "the tests of fences in S3" },
             Library { name: "flask", version: "3.1.2", used_by: "the same" },
             Library { name: "flask-cors", version: "6.0.1", used_by: "the same" },
@@ -81,15 +84,16 @@ const REGISTRIES: &[Registry] = &[
         language: || command("node", &["--version"]),
         install: |folder| {
             let mut npm = command("npm", &["install", "--loglevel=error", "--no-audit", "--no-fund"]);
-            // Install scripts of packages are disabled.
+            // The install scripts of packages are not run.
             npm.args(["--ignore-scripts", "--no-package-lock", "--save=false", "--prefix"]).arg(folder);
             npm
         },
         setting: "npm config get registry",
         libraries: &[
-            // The newest release of line 5, which its page recommends, and which never left beta.
+            // The newest release of version 5, which the library's page recommends, and which was never more than a
+            // beta.
             Library { name: "redlock", version: "5.0.0-beta.2", used_by: "the tests beside node-redlock" },
-            // redlock's page recommends ioredis. Line 5 is the newest that runs on Debian's node.
+            // redlock's page recommends ioredis. Version 5 is the newest that runs on Debian's node.
             Library { name: "ioredis", version: "5.11.1", used_by: "the same" },
             // The newest release that runs on Debian's node.
             Library {
@@ -103,7 +107,8 @@ const REGISTRIES: &[Registry] = &[
     },
 ];
 
-/// Installs the missing libraries of [`REGISTRIES`]. If none is missing, reads two small files and starts two programs.
+/// Installs the missing libraries of [`REGISTRIES`]. If none is missing, this reads two small files and starts two
+/// programs.
 pub(crate) fn install() -> TaskResult {
     let root = root()?;
     let _turn = turn(&root)?;

@@ -1,11 +1,11 @@
 //! The project's own tool, run as `cargo xtask`: checks, fixes, tests and benchmarks.
 //!
-//! Responsible for calling the right tools with the right arguments in the right order, and for reporting the results.
-//! May not contain knowledge about locks: the proof of a property is in its test.
+//! Responsible for calling the right tools with the right arguments in the right order, and for reporting the
+//! results. May not contain knowledge about locks: properties of locks are checked by tests.
 //!
-//! Reading order: [`parts`] (`verify` and `fix`), [`testing`] (`test`), [`tally`] (counting tests), [`needs`] (required
-//! programs and their installation), [`foreign`] (libraries of other languages), [`sim`], [`services`] (other lock
-//! services), [`mod@bench`] (comparison with them), [`process`].
+//! Reading order: [`parts`] (`verify` and `fix`), [`testing`] (`test`), [`tally`] (counting tests), [`needs`]
+//! (required programs and their installation), [`foreign`] (libraries of other languages), [`sim`], [`services`]
+//! (other lock services), [`mod@bench`] (comparison with those), [`process`].
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
@@ -30,7 +30,7 @@ use crate::parts::Part;
 use crate::services::Services;
 use crate::testing::Selection;
 
-/// The result of a task. An error is a text for people, one line unless a tool has already printed more.
+/// The result of a task. An error is a text for people, of one line unless a tool has already printed more.
 pub(crate) type TaskResult<T = ()> = Result<T, String>;
 
 #[derive(Parser)]

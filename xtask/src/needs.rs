@@ -1,8 +1,8 @@
 //! The programs that checks, tests, services and benchmarks need besides cargo, and their installation.
 //!
-//! Responsible for the lists of programs that checks and tests need (a service's needs are in its own entry), and for
-//! an error of one line that names missing programs where it may not install them. May not start a service: see
-//! [`crate::services`].
+//! Responsible for the lists of programs that checks and tests need, and for an error of one line with the missing
+//! programs where this tool may not install them. The needs of a service are in its [`crate::services`] entry. May
+//! not start a service.
 
 use std::env;
 use std::process::Command;
@@ -15,13 +15,13 @@ use crate::process::{cargo, has_cargo_tool, run};
 
 /// A cargo subcommand that `verify` calls.
 pub(crate) struct CargoTool {
-    /// Run by `cargo NAME`, installed from the package `cargo-NAME`.
+    /// The tool is run by `cargo NAME`, and installed from the package `cargo-NAME`.
     pub(crate) name: &'static str,
     /// The version that the project's settings were written for.
     version: &'static str,
 }
 
-/// Checks deny.toml.
+/// Checks the dependencies by deny.toml.
 pub(crate) const DENY: CargoTool = CargoTool { name: "deny", version: "0.20.2" };
 
 /// All cargo tools that `verify` needs.
@@ -30,7 +30,7 @@ const CARGO_TOOLS: &[CargoTool] = &[DENY];
 /// A required file, and the Debian package that contains it.
 #[derive(Clone, Copy)]
 pub(crate) struct Need {
-    /// A program's name, searched as the rig does ([`find`]), or an absolute path for other files.
+    /// A program's name, which is searched as the rig does ([`find`]), or the absolute path of another file.
     pub(crate) program: &'static str,
     pub(crate) package: &'static str,
     pub(crate) used_by: &'static str,
@@ -42,8 +42,8 @@ impl Need {
     }
 }
 
-/// All programs that the tests need. A test that needs another one adds it here, so that `cargo xtask test` passes on a
-/// machine that has only Rust.
+/// All programs that the tests need. A test that needs another program adds it here, so that `cargo xtask test`
+/// passes on a machine that has only Rust.
 const TEST_NEEDS: &[Need] = &[
     Need {
         program: "cc",
@@ -56,7 +56,7 @@ const TEST_NEEDS: &[Need] = &[
     Need { program: "setpriv", package: "util-linux", used_by: "the tests that start servers of others" },
     Need { program: "timeout", package: "coreutils", used_by: "the same" },
     Need::of(network::IP, "the tests of a cluster with a cut network"),
-    // The package contains the sentinel too.
+    // This package contains the sentinel, too.
     Need::of(redis::SERVER, "the tests of Redis and Redlock"),
     Need::of(redis::CLI, "the same"),
     Need::of(postgres::SERVER, "the tests of PostgreSQL"),
@@ -113,8 +113,8 @@ pub(crate) fn install_test_needs() -> TaskResult {
     foreign::install()
 }
 
-/// Installs the missing programs of `needs` with apt-get if run as root; otherwise returns an error of one line with
-/// their names.
+/// Installs the missing programs of `needs` with apt-get if run as root; otherwise returns an error of one line
+/// with their names.
 ///
 /// `who_needs` begins the error's text: `the tests need`.
 pub(crate) fn install(needs: &[Need], who_needs: &str) -> TaskResult {
@@ -141,7 +141,7 @@ pub(crate) fn install(needs: &[Need], who_needs: &str) -> TaskResult {
     run(Command::new("apt-get").args(["update", "--quiet"]))?;
     run(Command::new("apt-get")
         .env("DEBIAN_FRONTEND", "noninteractive")
-        // Another apt-get may be running: two minutes are enough for it to finish.
+        // If another apt-get is running, waits up to two minutes for its end.
         .args(["-o", "DPkg::Lock::Timeout=120"])
         .args(["install", "--quiet", "--yes", "--no-install-recommends"])
         .args(&packages))?;
@@ -160,7 +160,7 @@ fn missing(needs: &[Need]) -> Vec<Need> {
     needs.iter().filter(|need| find(need.program).is_none()).copied().collect()
 }
 
-/// Uses `id`, since std has no call for it and xtask contains no unsafe code.
+/// Runs `id`, because std can't return the user id, and xtask contains no unsafe code.
 fn is_root() -> bool {
     Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }

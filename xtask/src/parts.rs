@@ -1,7 +1,7 @@
 //! The checks of `verify`, and the fixes of `fix`.
 //!
-//! Responsible for the arguments of each check; CI calls it too, so they are defined only here. `verify` may not change
-//! a file of the project, including Cargo.lock (hence `--locked` everywhere).
+//! Responsible for the arguments of each check. They are defined only here, since CI calls `verify` too. `verify`
+//! may not change a file of the project, including Cargo.lock (hence `--locked` everywhere).
 
 use std::fmt;
 use std::time::Instant;
@@ -58,7 +58,8 @@ pub(crate) fn verify(parts: &[Part]) -> TaskResult {
     if failed.is_empty() { Ok(()) } else { Err(format!("verify failed: {}", failed.join(", "))) }
 }
 
-/// Formats, then applies clippy's safe fixes. Also works with uncommitted changes: it is meant to run before a commit.
+/// Formats, then applies clippy's safe fixes. Works with uncommitted changes too, because it is meant to run before
+/// a commit.
 pub(crate) fn fix() -> TaskResult {
     run(cargo().args(["fmt", "--all"]))?;
     let mut clippy = cargo();
@@ -86,8 +87,9 @@ fn check(part: Part) -> TaskResult {
     }
 }
 
-/// The library and the command are both called `lockkeeper`, so their pages would have the same address; cargo warns
-/// about that and plans to reject it. They are built in two runs, the library last, so that its pages remain.
+/// Builds the docs. The library and the command are both called `lockkeeper`, so their pages would have the same
+/// address; cargo warns about that and plans to reject it. So they are built in two runs, the library last, so that
+/// its pages remain.
 fn docs() -> TaskResult {
     const COMMAND: &str = "lockkeeper-cli";
     let doc = || {

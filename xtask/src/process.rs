@@ -1,7 +1,7 @@
 //! Starts other programs.
 //!
-//! Responsible for finding cargo, printing each command before it runs, and formatting exit statuses. May not know why
-//! a command is run.
+//! Responsible for finding cargo, printing each command before it runs, and formatting exit statuses. Knows nothing
+//! about the purpose of a command.
 
 use std::env;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub(crate) fn enter_workspace() -> TaskResult {
     })
 }
 
-/// The cargo that started xtask, so that checks and tests use one toolchain.
+/// The cargo that started xtask, so that checks and tests use the same toolchain.
 pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
@@ -49,7 +49,7 @@ pub(crate) fn not_started(command: &Command, error: &std::io::Error) -> String {
     format!("cannot start `{}`: {error}", shown(command))
 }
 
-/// Formats `command` as typed: the program without its folder, then the arguments.
+/// Formats `command` as it would be typed: the program without its folder, then the arguments.
 pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut text = program.file_name().unwrap_or(command.get_program()).to_string_lossy().into_owned();

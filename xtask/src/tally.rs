@@ -1,7 +1,7 @@
 //! Counts tests in the output of the test runners.
 //!
-//! Responsible for two formats of the summary line, libtest's and nextest's. May not guess: a line of another format
-//! counts nothing, and the caller treats a run that counted nothing as a failure.
+//! Responsible for the two formats of the summary line, libtest's and nextest's. A line of another format adds
+//! nothing to the count, and the caller treats a run without any count as a failure.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -57,7 +57,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// `test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 2 filtered out; finished in 0.01s`
+/// Parses `test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 2 filtered out; finished in 0.01s`.
 fn libtest(line: &str) -> Option<Tally> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let mut counts = counts.split("; ");
@@ -67,16 +67,16 @@ fn libtest(line: &str) -> Option<Tally> {
     })
 }
 
-/// `Summary [   0.004s] 5 tests run: 3 passed (1 slow), 1 failed, 1 timed out, 7 skipped`
+/// Parses `Summary [   0.004s] 5 tests run: 3 passed (1 slow), 1 failed, 1 timed out, 7 skipped`.
 ///
-/// Tests that neither passed nor were skipped have failed, under any name that nextest uses. The summary of a run that
-/// was interrupted begins with `3/5 tests run`.
+/// Tests that neither passed nor were skipped have failed; nextest uses several words for that. The summary of a
+/// run that was interrupted begins with `3/5 tests run`.
 fn nextest(line: &str) -> Option<Tally> {
     let (_, after_time) = line.strip_prefix("Summary [")?.split_once("] ")?;
     let (run, endings) = after_time.split_once(" run: ")?;
     let run = run.strip_suffix(" tests").or_else(|| run.strip_suffix(" test"))?;
     let run: u64 = run.split('/').next()?.parse().ok()?;
-    // The first result is `N passed`; its details in brackets may contain commas, and follow the number.
+    // The first result is `N passed`. Details in brackets may follow it, and may contain commas.
     let (passed, ending) = endings.split_once(' ')?;
     let passed = passed.parse().ok().filter(|passed| *passed <= run)?;
     ending.starts_with("passed").then_some(Tally { passed, failed: run - passed })

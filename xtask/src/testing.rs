@@ -1,7 +1,7 @@
 //! Runs every test of the workspace.
 //!
-//! Responsible for installing the tests' needs, for running tests and doctests, and for a reliable final count: a run
-//! without tests is a failure, and so is a part that failed without a failed test.
+//! Responsible for installing the tests' needs, for running tests and doctests, and for a reliable final count: a
+//! run without tests is a failure, and so is a runner that fails although it counted no failed test.
 
 use std::env;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
@@ -18,7 +18,7 @@ use crate::needs::install_test_needs;
 use crate::process::{cargo, has_cargo_tool, not_started, shown};
 use crate::tally::{Runner, Tally};
 
-/// How long the output may stay open after the test runner has exited, before a leaked process is reported.
+/// If the output is still open this long after the test runner has exited, a leaked process is reported.
 const OUTPUT_CLOSES_WITHIN: Duration = Duration::from_secs(30);
 
 /// Which tests to run.
@@ -74,7 +74,7 @@ pub(crate) fn run(selection: &Selection) -> TaskResult {
 impl Selection {
     fn nextest(&self) -> TaskResult<Command> {
         let mut cargo = cargo();
-        // Whether any test ran is checked over all parts together.
+        // Whether any test ran is checked later, over all runners together.
         cargo.args(["nextest", "run", "--no-fail-fast", "--no-tests=pass"]);
         self.choose_packages(&mut cargo)?;
         cargo.args(&self.filters);
@@ -107,7 +107,7 @@ impl Selection {
         features::turn_on(cargo, &self.packages)
     }
 
-    /// Whether a selected package can have doctests: cargo rejects `--doc` for a package without a library.
+    /// Whether a selected package can have doctests. Cargo rejects `--doc` for a package without a library.
     fn with_doctests(&self) -> TaskResult<bool> {
         if self.packages.is_empty() {
             return Ok(true);
@@ -129,18 +129,19 @@ impl Selection {
 
 /// Runs `command`, prints its output as it arrives, and counts the tests in it. Also returns whether it succeeded.
 ///
-/// Both outputs use one pipe, so that failure messages stay in place.
+/// Stdout and stderr use one pipe, so that failure messages appear where they were printed.
 fn run_counted(runner: Runner, command: &mut Command) -> TaskResult<(Tally, bool)> {
     eprintln!("$ {}", shown(command));
     let no_pipe = |error| format!("cannot make a pipe: {error}");
     let (reader, writer) = std::io::pipe().map_err(no_pipe)?;
     command.stdout(writer.try_clone().map_err(no_pipe)?).stderr(writer);
-    // Tools print no colours into a pipe by default.
+    // By default, tools print no colours into a pipe.
     if std::io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none() {
         command.env("CARGO_TERM_COLOR", env::var_os("CARGO_TERM_COLOR").unwrap_or_else(|| "always".into()));
     }
     let mut child = command.spawn().map_err(|error| not_started(command, &error))?;
-    // The command holds our copies of the pipe's write end, which would keep the reader waiting forever.
+    // `command` holds our copies of the pipe's write end, which would keep the reader waiting forever, so replace
+    // them.
     command.stdout(std::process::Stdio::inherit()).stderr(std::process::Stdio::inherit());
 
     let (counted, tally) = mpsc::channel();

@@ -1,5 +1,5 @@
-//! All exit codes, and the message that each prints on standard error. `docs/cli.md` has the same table; a test
-//! compares the two.
+//! All exit codes of the program. `docs/cli.md` has the same table, with their meanings for users; a test compares
+//! the two.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ pub const USAGE: u8 = 64;
 pub const UNAVAILABLE: u8 = 69;
 /// Internal error: a bug in this program.
 pub const INTERNAL: u8 = 70;
-/// A lock directory, a data directory, a status file or a manual page can't be created; `restore`: the data directory is
-/// not empty.
+/// A lock directory, a data directory, a status file or a manual page can't be created; `restore`: the data
+/// directory is not empty.
 pub const CANNOT_CREATE: u8 = 73;
 /// Reading or writing failed (for example, the disk is full), or the stored data are damaged or newer than this
 /// program.
@@ -26,13 +26,13 @@ pub const IO: u8 = 74;
 /// `run`: the lock was not free, or not within the wait limit (`--busy-exit` changes the code). `serve`: another
 /// process has the address or the data directory.
 pub const BUSY: u8 = 75;
-/// `run`: the lock was lost before the command was started or while it ran (`--lost-exit` changes the code); or less
-/// than the grace was left of its lease, so the command was not started.
+/// `run`: the lock was lost before the command was started or while it ran (`--lost-exit` changes the code); or its
+/// lease was to end within the grace, so the command was not started.
 pub const LOST: u8 = 76;
 /// Permission denied by a file or directory mode, or a read-only filesystem.
 pub const PERMISSION: u8 = 77;
-/// No lock directory is configured and no default can be determined. `serve`: a new data directory needs a first
-/// token, and the clock can't provide one. `restore`: the clock is behind the backup.
+/// No lock directory is configured and no default can be determined. `serve`: a new data directory needs a lower
+/// bound for its first token, and the clock can't provide one. `restore`: the clock is behind the backup.
 pub const CONFIG: u8 = 78;
 /// `fence`: the token is stale.
 pub const STALE: u8 = 79;
@@ -119,7 +119,7 @@ fn code_of(error: &std::io::Error) -> Option<u8> {
 fn system_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a std::io::Error> {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        // A shared source appears in the chain as its `Arc`.
+        // A source that is shared is in the chain as an `Arc`.
         let shared = error.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>();
         let found = shared.map_or_else(|| error.downcast_ref(), |shared| shared.downcast_ref());
         if found.is_some() {

@@ -12,7 +12,7 @@ use crate::exit::{CONFIG, Failure, USAGE};
 /// The lock directory for the whole host, used if an administrator has created it.
 const SYSTEM_DIR: &str = "/var/lib/lockkeeper";
 
-/// The lock service's address: the given one, or a directory of this host.
+/// Returns the lock service's address: the given one, or that of a lock directory of this host.
 ///
 /// # Errors
 /// No address was given and no default directory can be determined.
@@ -32,7 +32,7 @@ pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
     Ok(format!("file://{path}"))
 }
 
-/// The address for display, without its password.
+/// Returns the address for display, without its password.
 pub fn shown(url: &str) -> String {
     url.parse::<lockkeeper::url::Url>().map_or_else(|error| error.to_string(), |url| url.to_string())
 }
@@ -65,7 +65,7 @@ fn default_dir() -> Result<(PathBuf, &'static str), Failure> {
     }
 }
 
-/// Connects a client whose label contains user, host, process id and purpose.
+/// Connects with a label that contains user, host, process id and purpose.
 ///
 /// # Errors
 /// The lock service can't be used.
@@ -84,7 +84,7 @@ fn label(purpose: &str) -> String {
 /// Parses a lock name from an argument, which need not be UTF-8.
 ///
 /// # Errors
-/// It is not a valid lock name.
+/// The argument is not a valid lock name.
 pub fn lock_name(typed: &OsStr) -> Result<LockName, Failure> {
     LockName::parse_bytes(typed.as_bytes()).map_err(|error| Failure::new(USAGE, error.to_string()))
 }
@@ -92,7 +92,7 @@ pub fn lock_name(typed: &OsStr) -> Result<LockName, Failure> {
 /// Parses `5s`, `500ms`, `2m`, `1h30m`.
 ///
 /// # Errors
-/// It is not a duration; the message has the argument and the accepted formats.
+/// The argument is not a duration; the message contains it, and the accepted formats.
 pub fn duration(typed: &str) -> Result<Duration, String> {
     if typed == "0" {
         return Ok(Duration::ZERO);

@@ -17,7 +17,7 @@ use lockkeeper_core::{
     SnapshotProgress, Table,
 };
 
-/// The system allocator with a count of the allocated bytes, by requested size and without the allocator's overhead.
+/// The system allocator, with a count of the bytes that are allocated now: the requested sizes, without overhead.
 struct Counting;
 
 static BYTES_OUT: AtomicUsize = AtomicUsize::new(0);
@@ -58,7 +58,7 @@ struct Bench {
     names: Names,
 }
 
-/// Pseudo-random names of 32 bytes: the outputs of splitmix64.
+/// Pseudo-random names of 32 bytes, from the outputs of splitmix64.
 struct Names(u64);
 
 impl Names {
@@ -103,8 +103,9 @@ impl Bench {
         bench
     }
 
-    /// A table with `count` held locks, half of them with a name of two segments, after most locks were released and
-    /// others acquired in batches. Requests, names and texts are then scattered over the memory, each in another order.
+    /// A table with `count` held locks, half of them with a name of two segments. Before, most locks were released
+    /// and others acquired, in batches, so that requests, names and texts are scattered over the memory, each in
+    /// another order.
     fn with_held_all_over_the_memory(count: usize) -> Self {
         let mut bench = Self::new();
         let mut held: Vec<Seq> = (0..count).map(|_| bench.acquire_one_of_two_kinds()).collect();
@@ -190,10 +191,10 @@ fn acquire_and_finish_a_free_lock_beside_held_ones(bencher: Bencher<'_, '_>, hel
         });
 }
 
-/// One lock is held, and `waiters` requests wait for it. Measures the release, which grants the first waiter; the next
-/// sample releases that hold. Each released request is replaced by a new one at the end of the queue, outside of the
-/// measured part. A sample has one release: with more, divan would prepare their inputs in advance, and the queue would
-/// be longer than `waiters`.
+/// One lock is held, and `waiters` requests wait for it. Measures the release, which grants the first waiter; the
+/// next sample releases the hold of that waiter. Outside of the measured part, a new request joins the end of the
+/// queue for each one released. A sample has one release: with more, divan would prepare their inputs in advance,
+/// and the queue would be longer than `waiters`.
 fn end_with_waiters(bencher: Bencher<'_, '_>, waiters: usize, held: usize) {
     let mut bench = Bench::with_held(held);
     let name = LockName::parse("orders/42").expect("a legal name");
@@ -237,7 +238,7 @@ fn snapshot_of_held_locks(bencher: Bencher<'_, '_>, held: usize) {
     bencher.counter(ItemsCount::new(held)).bench_local(|| bench.table.snapshot());
 }
 
-/// While a piece is written, no command is applied. The recommended budget takes less than 2 ms.
+/// The time of one piece: no command is applied while it is written. The recommended budget takes less than 2 ms.
 #[divan::bench(args = [1_000, 5_000, 10_000, 20_000], sample_size = 1, sample_count = 1000)]
 fn piece_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>, budget: usize) {
     let bench = RefCell::new(Bench::with_held_all_over_the_memory(1_000_000));
@@ -250,7 +251,7 @@ fn piece_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>, budget: u
             }
         })
         .bench_local_values(|()| {
-            // A new buffer for each piece, because the disk worker takes ownership of it.
+            // A new buffer for each piece, because in production the disk worker takes ownership of the buffer.
             let mut piece = Vec::new();
             let _state = black_box(bench.borrow_mut().table.snapshot_piece(budget, &mut piece));
             piece
@@ -300,7 +301,7 @@ fn restore_of_a_million_held_locks(bencher: Bencher<'_, '_>) {
     });
 }
 
-/// Pairs of new locks, as above, while a snapshot is in progress but does not advance.
+/// Pairs of acquire and finish of new locks, while a snapshot is in progress but does not advance.
 #[divan::bench]
 fn acquire_and_finish_beside_a_million_held_ones_and_a_walk(bencher: Bencher<'_, '_>) {
     let bench = RefCell::new(Bench::with_held(1_000_000));
@@ -323,7 +324,7 @@ fn acquire_and_finish_beside_a_million_held_ones_and_a_walk(bencher: Bencher<'_,
         });
 }
 
-/// Releases of locks that were held at the start of the snapshot: each old state must be saved first.
+/// Releases of locks that were held when the snapshot began: the old state of each must be saved first.
 #[divan::bench(args = [false, true], sample_size = 1)]
 fn finish_of_a_lock_that_a_walk_has_still_to_write(bencher: Bencher<'_, '_>, walking: bool) {
     let bench = RefCell::new(Bench::with_held(1_000_000));
@@ -351,7 +352,7 @@ fn finish_of_a_lock_that_a_walk_has_still_to_write(bencher: Bencher<'_, '_>, wal
         });
 }
 
-/// The worst case for a command during a snapshot.
+/// The command that must save most old states for a snapshot: the worst case.
 #[divan::bench(args = [false, true], sample_size = 1, sample_count = 3)]
 fn end_of_a_session_that_holds_a_million_locks(bencher: Bencher<'_, '_>, walking: bool) {
     bencher

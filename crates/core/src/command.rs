@@ -159,6 +159,7 @@ pub struct Break {
     pub reason: Box<str>,
     /// Operator, for the audit log.
     pub by: Box<str>,
-    /// Skips the holder's time to react. Until the holder has stopped by itself, exclusion is not guaranteed (B2).
+    /// Skips the holder's time to react. Exclusion is then not guaranteed until the holder has stopped by itself
+    /// (B2).
     pub now: bool,
 }

@@ -14,8 +14,8 @@ use crate::types::{ModeKind, Ticket, Token};
 /// `Err` describes the violation.
 pub type CheckResult = Result<(), String>;
 
-/// Checks all state invariants. With a backlog it checks only those that always hold: waiters that could be granted may
-/// still wait then, and requests of ended sessions may still exist.
+/// Checks all state invariants. If the table has a backlog, checks only those that hold even then: waiters that
+/// could be granted may still wait, and requests of ended sessions may still exist.
 ///
 /// # Errors
 /// The first violation.
@@ -31,7 +31,7 @@ pub fn all(table: &Table) -> CheckResult {
     p8_queue(&snapshot)
 }
 
-/// P1: holds of one lock never conflict, including closed and revoked holds; permits have distinct slots.
+/// P1: holds of one lock never conflict, closed and revoked holds included; permits have distinct slots.
 ///
 /// # Errors
 /// The two conflicting holds, or the slot held twice.

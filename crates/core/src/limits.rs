@@ -3,10 +3,11 @@
 //! Reaching a limit is an error for the client that reached it and changes nothing for other clients (M1). An honest
 //! client never reaches one.
 
-/// Maximum length of a lock name in bytes. It fits into the key of every backend together with our prefix.
+/// Maximum length of a lock name in bytes. A name of this length fits into the key of every backend, together with
+/// our prefix.
 pub const NAME_BYTES_MAX: usize = 512;
-/// Maximum number of segments of a name. It bounds the work of every command: the names that cover a name are its
-/// prefixes (M2).
+/// Maximum number of segments of a name. It bounds the work of every command, since the names that cover a name are
+/// the prefixes of that name (M2).
 pub const NAME_SEGMENTS_MAX: usize = 32;
 /// Maximum number of names in one request, counted before merging (N1). It bounds the work of one command.
 pub const NAMES_PER_REQUEST_MAX: usize = 64;
@@ -38,8 +39,8 @@ pub const CLOSED_HOLDS_MAX: usize = 1 << 20;
 ///
 /// [`Table::bytes`]: crate::Table::bytes
 pub const TABLE_BYTES_MAX: u64 = 4 << 30;
-/// Maximum number of earlier waiters visited to compute a queue position. Positions beyond it are lower bounds unless
-/// an exact count is cheap.
+/// Maximum number of earlier waiters visited to compute a queue position. A greater position is reported as a lower
+/// bound, unless an exact count is cheap.
 pub const POSITION_LOOK_MAX: usize = 1_000;
 /// Maximum number of holds visited to find one that conflicts with a busy request.
 pub const HOLDER_LOOK_MAX: usize = 64;
@@ -54,7 +55,7 @@ pub const HOLDS_LISTED_BYTES_MAX: usize = 1 << 17;
 pub const PERMIT_WAITERS_PASSED_MAX: usize = 1_024;
 /// Maximum number of kept answers that one command drops when `done_through` rises. Later commands drop the others.
 pub const FORGOTTEN_PER_COMMAND_MAX: usize = 4_096;
-/// Maximum number of names that one command visits in the grant pass (G1), and the same again for requests of ended
+/// Maximum work of one command in the grant pass (G1), in visited names, and the same again for requests of ended
 /// sessions. The rest is left to [`Command::Resume`](crate::Command::Resume) (M2).
 pub const WORK_PER_COMMAND_MAX: usize = 1 << 13;
 /// Maximum length of a hold's value in bytes.
@@ -65,7 +66,8 @@ pub const META_BYTES_MAX: usize = 1024;
 pub const LABEL_BYTES_MAX: usize = 256;
 /// Highest token: 2^53 − 1, so that tokens are exact in JSON, JavaScript and SQL `bigint` (P2).
 pub const TOKEN_MAX: u64 = (1 << 53) - 1;
-/// Highest argument of `RaiseTokens` for a table that has issued tokens, so that a typo can't exhaust its tokens (T3).
+/// Highest argument of `RaiseTokens` for a table that has issued tokens, so that a typing error can't use up its
+/// tokens (T3).
 pub const RAISE_TOKENS_MAX: u64 = 1 << 52;
 /// The newest version of the rules that this binary supports (V1).
 pub const RULES_VERSION: u32 = 1;

@@ -19,8 +19,9 @@ pub enum Reply {
     Granted(Grant),
     /// The request is queued.
     Queued {
-        /// Number of earlier waiters that overlap the request (Q1). A lower bound where an exact count would visit more
-        /// than [`limits::POSITION_LOOK_MAX`] entries: the number of waiters found among those visited (M2).
+        /// Number of earlier waiters that overlap the request (Q1). A lower bound where an exact count would visit
+        /// more than [`limits::POSITION_LOOK_MAX`] waiters: then the number of those found among the visited ones
+        /// (M2).
         position: u64,
         /// For a permit: the limits in force, one per name in byte order (L4).
         limits: Vec<u32>,
@@ -28,12 +29,12 @@ pub enum Reply {
     /// The names are not free, and the request does not wait.
     Busy {
         /// The session of the conflicting live hold with the lowest token. `None` if only waiters and closed holds
-        /// conflict, for a retry, and if none was found among [`limits::HOLDER_LOOK_MAX`] entries (M2).
+        /// conflict, if no such hold was found among [`limits::HOLDER_LOOK_MAX`] holds (M2), and for a retry.
         holder: Option<SessionId>,
         /// Number of waiters that overlap the request (Q1), counted as `position` of [`Reply::Queued`]; 0 for a retry.
         queued_ahead: u64,
     },
-    /// The request has ended in this way.
+    /// The end of the request that was the target.
     Finished(End),
     /// The hold is under a break that waits for its holder (B1).
     Revoked {
@@ -74,17 +75,18 @@ pub struct PermitGrant {
 /// The way in which a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum End {
-    /// It waited, and its client left the queue.
+    /// The request waited, and its client left the queue.
     Left,
-    /// It held, and its client released it.
+    /// The request held, and its client released it.
     Released,
-    /// It held, and an operator's break ended it, also if its client finished it under the break.
+    /// The request held, and an operator's break ended it, or its client finished it while it was under the break.
     Broken,
-    /// It waited, and its wait limit passed.
+    /// The request waited, and its wait limit passed.
     TimedOut,
-    /// It never held or waited: it was busy or refused.
+    /// The request never held or waited: it was busy or refused.
     NotAcquired,
-    /// The table has no record of it: never seen, or dropped after `done_through` passed it.
+    /// The table has no record of the request: it was never seen, or its answer was dropped after `done_through`
+    /// passed it.
     Gone,
 }
 
@@ -98,7 +100,7 @@ pub enum Effect {
         /// The session.
         session: SessionId,
     },
-    /// A hold came under a break that waits; starts the leader's timer (B1).
+    /// A break marked a hold as revoked and waits for its holder; starts the leader's timer (B1).
     Revoked {
         /// Session of the hold.
         session: SessionId,
@@ -120,7 +122,7 @@ pub enum Effect {
     Closed {
         /// The token of the ended hold.
         token: Token,
-        /// Time from the end, in milliseconds.
+        /// How long the hold stays closed, counted from its end, in milliseconds.
         ms: u64,
     },
     /// A waiter was granted.
@@ -298,8 +300,8 @@ pub enum Rejection {
         /// Requested value of the counter.
         above: u64,
     },
-    /// A version of the rules that this binary doesn't support. Nothing was changed, and a node that gets this **must
-    /// stop** before it applies any further command (V1).
+    /// The binary doesn't support this version of the rules. Nothing was changed, and a node that gets this reply
+    /// **must stop** before it applies any further command (V1).
     #[error("rules version {version} is unknown here (newest known: {known}); upgrade this node")]
     UnknownRules {
         /// Requested version.

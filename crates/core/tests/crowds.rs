@@ -197,7 +197,7 @@ fn many_readers_are_granted_over_several_commands() {
     let _released = bounded.apply(finish(writer, 2, 1));
     let first = bounded.granted();
     assert!(first > 0 && (first as u64) < CROWD, "{first} at once");
-    // A request that arrives in between queues behind the readers that could be granted.
+    // A request that arrives before the backlog is drained queues behind the readers that could be granted.
     let late = bounded.apply(Command::Acquire(wants(writer, 3, &["a"], Mode::Exclusive)));
     assert!(matches!(late, Reply::Queued { .. }));
     bounded.drain();
@@ -216,7 +216,7 @@ fn pass_over_readers_blocked_at_another_name_is_bounded() {
     let _released = bounded.apply(finish(writer, 3, 1));
     let resumes = bounded.drain();
     assert_eq!((bounded.granted(), resumes > 2), (0, true), "{resumes} pieces");
-    // The next release at the same name visits none of them again.
+    // The next release at the same name does not visit any of these waiters again.
     let _granted = bounded.apply(Command::Acquire(wants(writer, 4, &["x"], Mode::Shared)));
     let before = bounded.table.visits();
     let _released = bounded.apply(finish(writer, 5, 4));
@@ -240,8 +240,8 @@ fn confirmed_answers_are_dropped_over_several_commands() {
         let wants = wants(session, seq, &["a"], Mode::Shared);
         Command::Acquire(Acquire { done_through: Seq(done_through), ..wants })
     };
-    // All answers but the last are confirmed, so they don't count towards the limit, although one command does not drop
-    // all of them.
+    // All answers but the last are confirmed. They don't count towards the limit of kept answers, although one
+    // command does not drop all of them.
     let reply = bounded.apply(again(2 * CROWD - 1, 2 * CROWD + 1));
     assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
     let forgotten = bounded.apply(finish(session, 2 * CROWD + 2, CROWD - 1));

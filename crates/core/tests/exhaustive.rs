@@ -25,8 +25,8 @@ use lockkeeper_core::{Snapshot, invariants};
 
 use oracle::pair::Pair;
 
-/// Number of new states at each depth, as counted by this test. A change of a rule or of the alphabet changes them;
-/// check that the change is intended.
+/// Number of new states at each depth, as this test counts them. A change of a rule or of the alphabet changes
+/// these numbers; check that the change is intended.
 const NEW_STATES: [usize; 6] = [1, 19, 318, 5_038, 78_375, 1_224_592];
 
 /// `invariants::all` on the current snapshot.

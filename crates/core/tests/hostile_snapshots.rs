@@ -68,7 +68,7 @@ fn config(cases: u32) -> ProptestConfig {
     config
 }
 
-/// A state reached by a random history.
+/// A snapshot of a table after a random history.
 fn some_snapshot() -> impl Strategy<Value = Snapshot> {
     let plain = vec(random_steps::step(), 1..60);
     let crowded = vec(random_steps::crowding_step(), 1..60);
@@ -85,7 +85,7 @@ fn some_snapshot() -> impl Strategy<Value = Snapshot> {
     })
 }
 
-/// Restores a stream in pieces, and checks the size of its largest allocation.
+/// Restores a stream in pieces of `cut` bytes, and checks the size of the largest allocation.
 fn restore(bytes: &[u8], cut: usize) -> Result<Table, SnapshotError> {
     LARGEST.set(0);
     let mut restorer = Restorer::new(1);
@@ -95,8 +95,8 @@ fn restore(bytes: &[u8], cut: usize) -> Result<Table, SnapshotError> {
         assert_eq!(result.as_ref().err(), Some(&why), "a restorer that has failed stays so");
     }
     let _ = Snapshot::decode(bytes);
-    // One byte of input may encode a small list element; slabs have an initial capacity; the bitmap of a permit takes
-    // up to 8 KiB.
+    // The bound allows for lists with elements of one byte in the input, for the initial capacity of slabs, and for
+    // the bitmap of a permit, which takes up to 8 KiB.
     let bound = 64 * bytes.len() + (1 << 14);
     assert!(LARGEST.get() <= bound, "{} bytes asked for at once, for {}", LARGEST.get(), bytes.len());
     result
@@ -162,7 +162,7 @@ proptest! {
         let mut bad = good.clone();
         damages.into_iter().for_each(|damage| harm(&mut bad, damage));
         let result = restore(&bad, cut);
-        // Two damages may cancel out, or swap two whole items.
+        // A damaged stream may still be valid, if two damages cancel out or two whole items were swapped.
         if let Ok(table) = result {
             prop_assert_eq!(table.snapshot(), snapshot);
         }
@@ -174,7 +174,7 @@ proptest! {
     }
 }
 
-/// Replaces one field by a value from elsewhere in the snapshot, or by a limit of its range.
+/// A change of one field of a snapshot: to a value from elsewhere in it, or to a limit of the field's range.
 #[derive(Clone, Debug)]
 enum Lie {
     Counter(u8, u64),
@@ -361,8 +361,8 @@ fn resume(table: &mut Table) {
     panic!("a backlog that does not end");
 }
 
-/// A session with a kept answer, two holders of a lock with two permits, a waiter for a third permit, a closed hold and
-/// a shared hold.
+/// A table with a session that has a kept answer, two holders of a lock with two permits, a waiter for a third
+/// permit, a closed hold and a shared hold.
 fn full() -> Snapshot {
     let mut table = Table::new(1);
     let steps = [
@@ -462,7 +462,7 @@ fn every_inconsistency_has_its_own_error() {
     for (change, words) in cases {
         refused(change, words);
     }
-    // Values that two holds can't share.
+    // Two holds get the same token, or the same slot.
     let token =
         |s: &mut Snapshot, at: usize, to: Token| *token_of(&mut s.requests[at]).expect("a hold").0 = to;
     refused(|s| token(s, 1, Token::MIN), "two holds have the token 1");
@@ -470,7 +470,7 @@ fn every_inconsistency_has_its_own_error() {
     refused(|s| slots(s, vec![0]), "has a permit that is taken");
     refused(|s| slots(s, vec![65_536]), "the wrong permits");
     refused(|s| slots(s, vec![]), "the wrong permits");
-    // Restoring a stream also detects inconsistencies that `decode` would detect first.
+    // The inconsistencies that `Snapshot::decode` detects first are also detected when a stream is restored.
     let mut stream = full();
     stream.requests[1].ticket = stream.requests[0].ticket;
     let error = restore(&stream.encode(), 10).err().expect("a ticket is there twice").to_string();
@@ -500,7 +500,7 @@ fn excessive_item_length_is_refused_before_its_bytes_arrive() {
     assert!(error.to_string().contains("an item has 34359738367 bytes"), "{error}");
 }
 
-/// Item length, then a header with the old format's number.
+/// The bytes are an item's length, then a header with the number of an old format.
 #[test]
 fn unknown_format_is_refused_by_its_number() {
     let error = Snapshot::decode(&[6, 0, 1, 1, 0, 0, 0]).unwrap_err();

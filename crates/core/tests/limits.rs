@@ -1,8 +1,8 @@
 //! Limits that take many commands to reach: each returns an error to the client that reached it, and changes nothing
 //! for others (M1, R6, D4).
 //!
-//! Tested on the table alone, because the oracle is too slow for these numbers. This includes the limits of 2^20 on
-//! sessions and on the requests of one session, without a release build.
+//! Tested on the table alone, because the oracle is too slow for these numbers. Includes the limits of 2^20 on
+//! sessions and on the requests of one session; no release build is needed.
 
 use lockkeeper_core::limits::{
     CLOSED_HOLDS_MAX, KEPT_ANSWERS_MAX, REQUESTS_PER_SESSION_MAX, SESSIONS_MAX, STORED_LIMITS_MAX,
@@ -72,14 +72,14 @@ fn session_with_too_many_kept_answers_is_refused_but_can_finish() {
     let over = KEPT_ANSWERS_MAX + 2;
     // Alice's session is not affected.
     assert!(matches!(ask(&mut table, wants(ALICE, 2, &["c"])), Reply::Granted(_)));
-    // The content is not checked at this point, and this refusal is not kept: a retry returns `gone` (R6).
+    // The content is not checked before this limit, and this refusal is not kept: a retry returns `gone` (R6).
     assert_eq!(ask(&mut table, wants(BOB, over, &[])), Reply::Refused(Rejection::TooManyKeptAnswers));
     assert_eq!(ask(&mut table, wants(BOB, over, &[])), Reply::Finished(End::Gone));
     // Retries of live requests or kept answers are answered as usual, and a Finish is never refused (R4).
     assert!(matches!(ask(&mut table, wants(BOB, 1, &["b"])), Reply::Granted(_)));
     assert_eq!(finish(&mut table, BOB, over + 1, 1), Reply::Finished(End::Released));
     assert_eq!(finish(&mut table, BOB, over + 1, 1), Reply::Finished(End::Released));
-    // Confirming answers makes room for the same command.
+    // Once Bob's client confirms answers, the next command is executed.
     let confirming = Acquire { done_through: Seq(3), ..wants(BOB, over + 2, &["b"]) };
     assert!(matches!(ask(&mut table, confirming), Reply::Granted(_)));
 }
@@ -99,7 +99,8 @@ fn a_name_takes_a_limited_number_of_waiters() {
     let full = Reply::Refused(Rejection::TooManyWaiters { name: name("a") });
     assert_eq!(ask(&mut table, waits(ALICE, 2, &["a", "c"])), full);
     assert_eq!(ask(&mut table, waits(ALICE, 2, &["b"])), full, "it is kept (R6)");
-    // Counted for each exact name, and checked after busy. The queue of another name is not affected.
+    // Waiters are counted for each exact name, and after the check whether the request would wait at all. The queue
+    // of another name is not affected.
     assert!(matches!(ask(&mut table, wants(ALICE, 3, &["a"])), Reply::Busy { .. }));
     assert!(matches!(ask(&mut table, waits(ALICE, 4, &["a/b"])), Reply::Queued { position: 0, .. }));
     // When a waiter leaves, one more may wait.
@@ -120,7 +121,7 @@ fn the_table_stores_a_limited_number_of_limits() {
     let full = Reply::Refused(Rejection::TooManyStoredLimits);
     assert_eq!(set(&mut table, "more", Some(3)), full);
     assert_eq!(set(&mut table, "n7", Some(4)), Reply::Done, "one that is stored may change");
-    // An implied limit is not a stored one, and can't become one now.
+    // An implied limit does not count as stored, and can't become a stored one while there are too many.
     let permit = Acquire { mode: Mode::Permit { of: Some(2) }, ..wants(ALICE, 1, &["p"]) };
     assert!(matches!(ask(&mut table, permit), Reply::Granted(_)));
     assert_eq!(set(&mut table, "p", Some(5)), full);
@@ -133,7 +134,7 @@ fn the_table_stores_a_limited_number_of_limits() {
 fn the_table_keeps_a_limited_number_of_holds_closed() {
     let mut table = table();
     let keeps = |session, seq, text: &str| Acquire { keep_closed_ms: 1000, ..wants(session, seq, &[text]) };
-    // Half of them are closed, the other half live with `keep_closed`.
+    // Half of the counted holds are closed, the other half live with `keep_closed`.
     let half = CLOSED_HOLDS_MAX / 2;
     for seq in 1..=CLOSED_HOLDS_MAX {
         let mut acquire = keeps(ALICE, seq, &format!("n{seq}"));

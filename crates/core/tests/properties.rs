@@ -1,9 +1,9 @@
 //! Properties over random histories: the table agrees with the naive oracle, and retries, duplicates and losses are
 //! harmless.
 //!
-//! The first property generates arbitrary commands, sensible or not; the third one simulates an honest client on a lossy
-//! network. `PROPTEST_CASES` sets the number of histories of each. A failing history is shrunk, printed, and stored in
-//! `properties.regressions` beside this file.
+//! The first property generates arbitrary commands, sensible or not; the third one simulates honest clients on a
+//! lossy network. `PROPTEST_CASES` sets the number of histories of each property. A failing history is shrunk,
+//! printed, and stored in `properties.regressions` beside this file.
 
 mod lossy_client;
 mod oracle;
@@ -86,7 +86,8 @@ fn play_with_little_work(work_max: usize, steps: impl IntoIterator<Item = Step>)
 proptest! {
     #![proptest_config(config(8_000))]
 
-    /// Compares reply, effects and snapshot and checks every invariant after every command, also after a restart.
+    /// Compares reply, effects and snapshot, and checks every invariant, after every command and after every
+    /// restart.
     #[test]
     fn table_and_oracle_agree_after_every_command(steps in vec(random_steps::step(), 1..70)) {
         let verdict = play(steps);
@@ -97,8 +98,8 @@ proptest! {
 proptest! {
     #![proptest_config(config(600))]
 
-    /// The same with many waiters: one release may grant several waiters of several queues, and must grant no other
-    /// (G1, P8).
+    /// As the property above, with many waiters: one release may grant several waiters of several queues, and must
+    /// grant no others (G1, P8).
     #[test]
     fn table_and_oracle_agree_on_long_queues(
         steps in vec(random_steps::crowding_step(), 50..220),
@@ -111,8 +112,9 @@ proptest! {
 proptest! {
     #![proptest_config(config(8_000))]
 
-    /// P7 and P8 for an honest client that loses frames and answers: at rest there is no orphaned hold or waiter, and
-    /// every acquire had one final outcome, which equals the actual one.
+    /// P7 and P8 for honest clients whose frames and answers are lost: once the network has recovered, no hold or
+    /// waiter is orphaned, and every acquire had one final answer at its client, which equals what happened at the
+    /// table.
     #[test]
     fn lossy_network_leaves_no_orphans_and_one_outcome_per_acquire(
         acts in vec(lossy_client::act(), 1..90),

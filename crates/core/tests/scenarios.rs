@@ -29,7 +29,7 @@ fn scenario_files() -> Vec<PathBuf> {
     files
 }
 
-/// The same text with the current answers.
+/// Runs a scenario; returns its text with the actual answers.
 fn play(text: &str) -> Result<String, String> {
     let mut stage = Stage::new();
     let mut lines = Vec::new();

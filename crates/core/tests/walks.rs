@@ -1,9 +1,9 @@
 //! A snapshot written in pieces equals the table at its start, even if commands are applied between the pieces; and
 //! writing it changes no result.
 //!
-//! Random commands and pieces alternate on a table, and the commands also run on a twin without snapshots. The written
-//! stream is restored, compared with the plain snapshot taken at its start, and given all commands applied since: it
-//! must then equal the table.
+//! Random commands and pieces of snapshots alternate on one table; the commands also run on a twin that takes no
+//! snapshots. The stream that was written is restored and compared with the plain snapshot taken at its start. Then
+//! all commands applied since the start are applied to the restored table, which must then equal the original.
 
 mod random_steps;
 
@@ -27,7 +27,7 @@ enum Act {
     Abandon,
 }
 
-/// Pieces are small and rare, so that most of the table changes while a snapshot is in progress.
+/// Pieces are small and rare, so that most of the table changes before a snapshot is complete.
 fn act(step: impl Strategy<Value = Step>) -> impl Strategy<Value = Act> {
     prop_oneof![
         50 => step.prop_map(Act::Step),
@@ -62,7 +62,7 @@ struct World {
     now: Snapshot,
     history: Vec<Command>,
     walk: Option<Walk>,
-    /// Size in bytes of the pieces in which a stream is read.
+    /// Size in bytes of the parts in which a stream is read back.
     cut: usize,
     /// The bound on a command's work.
     work_max: usize,
@@ -181,7 +181,7 @@ impl World {
         if restored.snapshot() != *expected {
             return Err(format!("{expected:?} was restored as {:?}", restored.snapshot()));
         }
-        // The restored table has another memory order than the original, but the same digest.
+        // The restored table has another memory order than the original, but must have the same digest.
         if whole_walk(&mut restored).1 != digest {
             return Err("a walk over the restored table has another digest".to_owned());
         }
@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    /// Ends the history with a complete snapshot.
+    /// Completes the snapshot in progress, or else a new one, and checks it.
     fn settle(&mut self) -> Result<(), String> {
         if self.walk.is_none() {
             self.begin()?;
@@ -249,7 +249,8 @@ proptest! {
 proptest! {
     #![proptest_config(config(400))]
 
-    /// The same with many waiters: queues must be restored in order, although the snapshot follows the memory order.
+    /// As the property above, with many waiters: queues must be restored in order, although the stream follows the
+    /// memory order.
     #[test]
     fn snapshot_in_pieces_preserves_long_queues(
         acts in vec(act(random_steps::crowding_step()), 50..250),
@@ -263,7 +264,8 @@ proptest! {
 proptest! {
     #![proptest_config(config(2_000))]
 
-    /// The same with commands that leave nearly all work in the backlog: the snapshot contains the backlog.
+    /// As the property above, with commands that leave nearly all work in the backlog, which the snapshot must
+    /// contain.
     #[test]
     fn snapshot_in_pieces_contains_the_backlog(
         acts in vec(act(random_steps::crowding_step()), 30..120),
@@ -310,8 +312,7 @@ fn with_held(count: u64) -> Table {
     table
 }
 
-/// A command that changes many entries during a snapshot saves their old states for it. These are also written in
-/// pieces.
+/// A command that changes many entries during a snapshot saves their old states. These are written in pieces too.
 #[test]
 fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
     let mut table = with_held(20_000);
@@ -328,7 +329,7 @@ fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
     let digest = loop {
         let before = stream.len();
         let state = table.snapshot_piece(10, &mut stream);
-        // A chunk of saved items has 64 KiB plus the rest of its last item.
+        // A chunk of saved items has 64 KiB at most, plus the rest of its last item.
         assert!(stream.len() - before < (1 << 16) + 1000, "a piece of {} bytes", stream.len() - before);
         pieces += 1;
         if let SnapshotProgress::Done { digest } = state {

@@ -2,8 +2,8 @@
 //!
 //! `cargo bench -p lockkeeper-fence --features http --bench http [DIRECTORY]`. The marks are stored in DIRECTORY,
 //! or in the system's directory for temporary files (which may be in memory, where a sync costs nothing). Targets:
-//! with a token that was seen before, 1.2 × the handler's p50; with a new token that plus one `fdatasync`. Prints,
-//! asserts nothing.
+//! with a token that was seen before, 1.2 × the handler's p50; with a new token, that plus one `fdatasync`. Only
+//! prints; asserts nothing.
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 use std::fs::File;
@@ -21,9 +21,9 @@ use tokio::net::{TcpListener, TcpStream};
 
 const PAGE: usize = 4096;
 const ROUNDS: usize = 3000;
-/// Fewer requests with a new token, since each takes a commit.
+/// The number of requests with a new token: fewer, since each takes a commit.
 const RAISES: usize = 400;
-/// Concurrent clients with new tokens, each with its own resource: their commits are shared.
+/// The number of concurrent clients with new tokens. Each has its own resource, and their commits are shared.
 const AT_ONCE: usize = 64;
 
 struct Client {
@@ -38,7 +38,7 @@ impl Client {
         Self { stream, answer: vec![0; 4096] }
     }
 
-    /// One `PUT`, which must return 200; returns its duration.
+    /// Sends one `PUT`, which must return 200; returns its duration.
     async fn put(&mut self, path: &str, token: u64) -> Duration {
         let request = format!(
             "PUT {path} HTTP/1.1\r\nHost: here\r\nFencing-Token: {token}\r\nContent-Length: 3\r\n\r\none"
@@ -68,7 +68,7 @@ fn handler() -> Router {
     Router::new().route("/{what}", put(async |body: String| if body == "one" { "done" } else { "what?" }))
 }
 
-/// The disk's time to append and sync one page.
+/// The time that the disk takes to append and sync one page.
 fn append(file: &mut File) -> Duration {
     let begun = Instant::now();
     file.write_all(&[7; PAGE]).expect("room");
@@ -76,11 +76,12 @@ fn append(file: &mut File) -> Duration {
     begun.elapsed()
 }
 
-/// The disk's time for a commit like the store's: five scattered pages in a file of constant size, and one sync.
+/// The time that the disk takes for a commit like the store's: five scattered pages in a file of constant size, and
+/// one sync.
 fn commit(file: &File, number: u64) -> Duration {
     let begun = Instant::now();
     for page in 0..5 {
-        // Different ones of 256 pages each time.
+        // Other pages for each commit, of 256 in total.
         let at = (number * 37 + page * 53) % 256 * PAGE as u64;
         file.write_all_at(&[u8::try_from(number % 256).expect("a byte"); PAGE], at).expect("room");
     }

@@ -11,7 +11,7 @@ use lockkeeper_fence::{Section, Token};
 use lockkeeper_rig::Postgres;
 use tokio_postgres::{Client, NoTls, Statement};
 
-/// Writes per turn, and turns per variant.
+/// Writes per measurement; the next constant is the number of measurements per variant.
 const WRITES: usize = 400;
 const TURNS: usize = 7;
 
@@ -25,7 +25,7 @@ struct Table {
 }
 
 impl Table {
-    /// BEGIN, UPDATE, COMMIT, with the check pipelined with the update: no round trip of its own.
+    /// BEGIN, UPDATE, COMMIT. The check is pipelined with the update, so it needs no round trip of its own.
     async fn pipelined(&mut self) -> Outcome {
         let transaction = self.client.transaction().await?;
         let (checked, written) = tokio::join!(
@@ -37,7 +37,7 @@ impl Table {
         Ok(transaction.commit().await?)
     }
 
-    /// BEGIN, UPDATE, COMMIT, with or without the check in front.
+    /// BEGIN, UPDATE, COMMIT, with or without the check before the update.
     async fn transaction(&mut self, fenced: bool) -> Outcome {
         let transaction = self.client.transaction().await?;
         if fenced {
@@ -72,7 +72,7 @@ enum Kind {
     Statement,
 }
 
-/// The p50 without and with the fence.
+/// The p50 of a write without the fence and with it.
 async fn compare(table: &mut Table, kind: Kind) -> Outcome<(Duration, Duration)> {
     let mut p50s = [Vec::new(), Vec::new()];
     for turn in 0..2 * TURNS {

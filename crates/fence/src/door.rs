@@ -6,15 +6,16 @@
 //! running. Pure state machine: no clock, no storage, no blocking. The caller keeps the waiting requests and passes
 //! each [`WaitOutcome`] on.
 //!
-//! What a check alone loses: A (token 5) is checked and passes, then its handler stalls; B (token 6) is checked,
-//! passes, runs, ends and is acknowledged; A's handler resumes and overwrites B's write. With admission, 6 waits
-//! until A's handler has ended, and as soon as 6 has asked for admission, lower tokens are refused.
+//! What would be lost with a check alone: A (token 5) is checked and passes, then its handler stalls; B (token 6)
+//! is checked, passes, runs, ends and is acknowledged; A's handler resumes and overwrites B's write. With
+//! admission, B waits until A's handler has ended; and as soon as B has asked for admission, lower tokens are
+//! refused.
 //!
 //! Admission is decided by [`Marks::check`] on in-memory marks that start empty. They need to cover only the time
 //! in which sections are admitted or wait; the durable marks cover everything earlier. So the order at a resource
 //! is: ask for admission ([`Door::knock`]), wait until admitted, *then* check the durable marks, then run the
-//! effect, then leave. Since every section is checked while it is admitted, a higher token always finds either the
-//! durable mark raised by the lower one or the lower one still admitted.
+//! effect, then leave. Since every section is checked while it is admitted, a section with a higher token finds
+//! either the durable mark that the lower one has raised, or the lower one still admitted.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,7 +43,7 @@ pub struct WaitOutcome {
 pub enum Knock {
     /// Admitted at once.
     Inside(Place),
-    /// An admitted section must leave first; an [`WaitOutcome`] follows.
+    /// A section that is admitted must leave first; a [`WaitOutcome`] follows.
     Waits(Place),
 }
 
@@ -53,8 +54,8 @@ static KNOCKS: AtomicU64 = AtomicU64::new(0);
 pub struct Door {
     marks: Marks,
     /// Admitted and waiting sections. The admitted ones are pairwise compatible (`together`), and so are the
-    /// waiting ones: a waiting section that is incompatible with a new one has the lower token and was refused when
-    /// the new one arrived.
+    /// waiting ones: when a new section arrives that is incompatible with a waiting one, the waiting one has the
+    /// lower token and is refused.
     people: BTreeMap<Place, Person>,
 }
 
@@ -66,18 +67,20 @@ struct Person {
 }
 
 impl Door {
-    /// Asks for admission. Waiting sections whose token is stale now are refused, through `answers`.
+    /// Asks for admission. Waiting sections whose token this makes stale are refused; `answers` gets their
+    /// outcomes.
     ///
     /// # Errors
-    /// [`Refused`]: a later section is or was admitted or waiting here, or the section may not do `action` at all.
+    /// [`Refused`]: a section with a higher token is or was admitted or waiting here, or the mode does not allow
+    /// `action`.
     pub fn knock(
         &mut self,
         action: Action,
         section: Section,
         answers: &mut Vec<WaitOutcome>,
     ) -> Result<Knock, Refused> {
-        // Only the durable marks record whether a token was used: a retry may arrive while the first try is
-        // admitted.
+        // Checked as a write, so that an equal token may wait: only the durable marks record whether a token was
+        // used, and a retry may arrive while the first try is admitted.
         let action = if action == Action::CheckOnce { Action::Write } else { action };
         let _ = self.marks.check(action, section)?;
         let marks = &self.marks;
@@ -101,8 +104,8 @@ impl Door {
         Ok(if inside { Knock::Inside(place) } else { Knock::Waits(place) })
     }
 
-    /// Removes a section, admitted or waiting; no effect if it was refused before. Sections that waited for it are
-    /// admitted, through `answers`.
+    /// Removes a section, admitted or waiting; no effect if it was refused before. Admits the sections that waited
+    /// for it; `answers` gets their outcomes.
     pub fn leave(&mut self, place: Place, answers: &mut Vec<WaitOutcome>) {
         self.people.remove(&place);
         let waiting: Vec<(Place, Section)> = self

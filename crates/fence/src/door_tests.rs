@@ -21,7 +21,7 @@ fn permit(slot: u32, value: u64) -> Section {
     Section::permit(slot, token(value)).expect("a slot")
 }
 
-/// A `Door`, and all answers that it returned.
+/// A `Door`, and the outcomes that its last call returned.
 #[derive(Default)]
 struct Watched {
     door: Door,
@@ -154,7 +154,7 @@ proptest! {
     #[test]
     fn admitted_sections_are_compatible_and_every_waiting_section_is_answered(steps in steps()) {
         let mut door = Watched::default();
-        // The model's own state: each section, and whether it is admitted.
+        // The model: each section, and whether it is admitted.
         let mut there: Vec<(Place, Section, bool)> = Vec::new();
         let mut waited = 0;
         for step in steps {
@@ -207,7 +207,7 @@ proptest! {
             prop_assert_eq!(door.door.inside().count(), there.iter().filter(|(.., inside)| *inside).count());
             prop_assert_eq!(door.door.waiting(), there.iter().filter(|(.., inside)| !inside).count());
         }
-        // All sections leave: every waiting one is admitted in the process, and the `Door` becomes unused.
+        // In the end all sections leave: every waiting one is admitted on the way, and the `Door` becomes unused.
         let mut came_in = 0;
         while let Some(at) = there.iter().position(|(.., inside)| *inside) {
             let (place, ..) = there.remove(at);

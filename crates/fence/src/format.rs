@@ -8,8 +8,9 @@
 //! slot 3 any 20 writer 20
 //! check 3f1c0a5d9b7e2468
 //! ```
-//! `any` is the highest token that passed, `writer` the highest that passed as a writer; `base` has the marks for sections
-//! without a slot, `slot 3` those of slot 3. 0: no token has passed yet. The last line is the XXH3 of all bytes before it.
+//! `any` is the highest token that passed, `writer` the highest that passed as a writer; `base` has the marks for
+//! sections without a slot, `slot 3` those of slot 3. 0 means that no token has passed yet. The last line is the
+//! XXH3 of all bytes before it.
 
 use std::fmt::Write as _;
 
@@ -29,7 +30,7 @@ const MAGIC: &str = "lockkeeper-fence ";
 /// Why bytes could not be decoded as marks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Unreadable {
-    /// The format version is another one.
+    /// The program does not support this format version.
     Newer { version: u32 },
     /// The bytes are truncated, corrupted, edited, or not a mark file.
     Corrupt { why: &'static str },
@@ -60,7 +61,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
         version => return Err(Unreadable::Newer { version }),
     }
     let marks = lines::parse(body.lines().skip(1)).ok_or(corrupt("a line is not one of a mark file"))?;
-    // Only the canonical form is valid: input that a lax parse accepts does not re-encode to the same bytes.
+    // Only the canonical form is valid. The parser accepts other forms, but they don't re-encode to the same bytes.
     if encode(&marks) == bytes {
         Ok(marks)
     } else {

@@ -3,9 +3,9 @@
 //! A lock service can't guarantee that a client still holds a lock when its write arrives. A lock is safe only if
 //! the resource checks its *token*: a fence stores the highest token seen (its *mark*) and refuses lower ones.
 //!
-//! Call `enter` before reading. A check on writes only loses updates: A (token 5) reads 10 and stalls; B (token 6)
-//! reads 10; A resumes and writes 11, which is accepted because token 6 has not written yet; B writes 11. So a
-//! section calls `enter` first, which raises the mark durably, and reads only after that:
+//! Call `enter` before reading. If only writes were checked, updates could be lost: A (token 5) reads 10 and
+//! stalls; B (token 6) reads 10; A resumes and writes 11, which is accepted because token 6 has not written yet; B
+//! writes 11. So a section calls `enter` first, which raises the mark durably, and reads only after that:
 //!
 //! ```
 //! use lockkeeper_core::Token;
@@ -24,7 +24,7 @@
 //! # }
 //! ```
 //!
-//! Every fence has the same shape: `enter(section)`, a write whose check and effect are one atomic step, and
+//! Every fence has the same calls: `enter(section)`, a write whose check and effect are one atomic step, and
 //! `check_once` for a blind effect. All take a [`Section`] and refuse with [`Refused`]. They share no trait because
 //! effects differ in type (bytes, a closure, a statement in the caller's transaction); they share the rule,
 //! [`Marks::check`], and the tests.

@@ -15,7 +15,7 @@ use lockkeeper_core::limits::PERMITS_MAX;
 
 use crate::rule::{Marks, Pair};
 
-/// Most bytes that the lines of any marks take: every slot with the longest numbers.
+/// The most bytes that the lines of marks can take: every slot, with the longest numbers.
 pub(crate) const BYTES_MAX: u64 = 64 + PERMITS_MAX as u64 * 64;
 
 /// Appends the lines of `marks`; equal marks give equal lines.

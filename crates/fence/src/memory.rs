@@ -91,7 +91,8 @@ impl MemoryFence {
     }
 }
 
-/// Ignores poisoning: a panic in an effect leaves raised marks behind, which is harmless for later sections.
+/// Ignores poisoning: a panic in an effect can only leave raised marks behind, which is harmless for later
+/// sections.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -42,7 +42,7 @@ pub enum BadResource {
     Empty,
     /// The name is too long.
     TooLong {
-        /// Its length in bytes.
+        /// The name's length in bytes.
         bytes: usize,
     },
     /// The name has a control character, which would be invisible in errors and logs.

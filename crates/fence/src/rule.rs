@@ -25,7 +25,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// A section under an exclusive hold: a writer without a slot, checked against the marks of every slot.
+    /// A section under an exclusive hold: a writer, checked against the marks of every slot.
     #[must_use]
     pub const fn exclusive(token: Token) -> Self {
         Self { mode: ModeKind::Exclusive, slot: None, token }
@@ -103,7 +103,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// Two marks. `None` means that no such token has passed yet: any token passes.
+/// The two marks of one slot, or of the base. `None` means that no such token has passed yet: any token passes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Pair {
     /// The highest token that passed.
@@ -122,7 +122,7 @@ impl Pair {
 /// The marks of one resource (F-b). The default is a resource never seen, which accepts any token.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Marks {
-    /// The marks for tokens without a slot; also those of every slot never seen.
+    /// The marks for tokens without a slot. They also apply to every slot that was never seen.
     pub base: Pair,
     /// The pairs of seen slots with a mark above the base. A slot's effective marks are the greater of its own and
     /// the base's.
@@ -135,7 +135,8 @@ pub struct Marks {
 pub enum Passed {
     /// The marks rose, and must be durable before the effect.
     Raised,
-    /// No mark rose: the token is not new, or it is a reader's and a later section has raised `any` above it.
+    /// No mark rose: the token is not new; or it is a reader's, and a reader with a higher token has raised `any`
+    /// above it.
     Unchanged,
 }
 
@@ -187,7 +188,7 @@ impl Marks {
                 let before = std::mem::replace(pair, pair.max(to));
                 rose |= *pair != before;
             }
-            // Drop slots without a mark above the base: marks stay small, and equal marks have equal
+            // Drops slots without a mark above the base, so that the marks stay small, and equal marks have equal
             // representations.
             let base = self.base;
             self.slots.retain(|_, own| own.max(base) != base);
@@ -214,7 +215,7 @@ pub enum Refused {
     Stale {
         /// The token of the refused section.
         offered: Token,
-        /// The mark that its token is below.
+        /// The mark, which is above the section's token.
         highest: Token,
     },
     /// `check_once` with a token that has passed before (F-d).

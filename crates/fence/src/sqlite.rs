@@ -42,8 +42,8 @@ use lockkeeper_core::{Slot, Token};
 use crate::resource::{BadResource, checked};
 use crate::rule::{Action, Marks, Pair, Passed, Refused, Section};
 
-/// The table that [`install`] creates: one row per resource (slot -1) and one per permit slot seen. 0 is a mark
-/// that no token has reached.
+/// The table that [`install`] creates: one row per resource (slot -1), and one per permit slot seen. The value 0
+/// means that no token has passed.
 pub const SCHEMA_SQL: &str = "CREATE TABLE IF NOT EXISTS lockkeeper_fence_marks (
     resource     TEXT    NOT NULL,
     slot         INTEGER NOT NULL,
@@ -82,7 +82,7 @@ pub enum SqliteError {
         "this database has no table lockkeeper_fence_marks; call `lockkeeper_fence::sqlite::install` once"
     )]
     NotInstalled(#[source] rusqlite::Error),
-    /// A row of marks that no fence writes.
+    /// A row of the marks has values that no fence writes.
     #[error(
         "the marks of `{resource}` are damaged: slot {slot} has any_token {any}, writer_token {writer}. Stop all writers, \
          find the last token granted (`lockkeeper check-token`), and call `reset` with it"
@@ -92,9 +92,9 @@ pub enum SqliteError {
         resource: String,
         /// The row's slot.
         slot: i64,
-        /// Its `any_token`.
+        /// The row's `any_token`.
         any: i64,
-        /// Its `writer_token`.
+        /// The row's `writer_token`.
         writer: i64,
     },
     /// `enter` was called while a transaction was open on the connection.
@@ -224,8 +224,8 @@ pub fn enter_within(
     pass(transaction, Action::Enter, resource, section)
 }
 
-/// Checks. Must be the first statement of a transaction that writes. All its writes take effect with the commit, or
-/// none.
+/// Checks the section. Must be the first statement of a transaction that writes. All writes of the transaction take
+/// effect with its commit, or none.
 ///
 /// # Errors
 /// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`SqliteError::Busy`], most likely
@@ -280,11 +280,11 @@ fn pass(
     section: Section,
 ) -> Result<(), SqliteError> {
     checked(resource)?;
-    // Write before reading the marks: in a DEFERRED transaction this takes the write lock, or fails if another
+    // Writes before it reads the marks. In a DEFERRED transaction this takes the write lock, or fails if another
     // connection committed a write after this transaction's first read. It rewrites the rows of the marks that this
-    // section is checked against even if none rises: a transaction with a lower `synchronous` level may have raised
-    // them, and this commit makes them durable. `slot` is part of the key, so SQLite deletes and inserts the row;
-    // an update of other columns to equal values would write nothing.
+    // section is checked against, even if no mark rises: a transaction with a lower `synchronous` level may have
+    // raised them, and this commit makes them durable. `slot` is set because it is part of the key, so SQLite
+    // deletes and inserts the row; an update of other columns to equal values would write nothing.
     transaction
         .prepare_cached(
             "UPDATE lockkeeper_fence_marks SET slot = slot WHERE resource = ?1 AND slot IN (-1, ?2)",
@@ -339,7 +339,7 @@ fn load(connection: &Connection, resource: &str) -> Result<Marks, SqliteError> {
     Ok(marks)
 }
 
-/// 0 is a mark that no token has reached; outer `None` is not a mark.
+/// Converts a stored value. `Some(None)` for 0: no token has passed. `None` for a value that is no mark.
 fn mark(value: i64) -> Option<Option<Token>> {
     match value {
         0 => Some(None),
@@ -370,7 +370,7 @@ fn synchronous(connection: &Connection) -> Result<u8, SqliteError> {
 fn means(doing: &'static str, error: rusqlite::Error) -> SqliteError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => SqliteError::Busy(error),
-        // The variant that carries this text depends on rusqlite features, which the caller chooses.
+        // Recognized by its text, since the error variant depends on rusqlite features, which the caller chooses.
         _ if error.to_string().contains("no such table: lockkeeper_fence_marks") => {
             SqliteError::NotInstalled(error)
         }

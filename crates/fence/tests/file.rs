@@ -54,7 +54,7 @@ fn a_stale_write_changes_nothing_and_the_marks_outlive_the_process() {
     assert_eq!(fence.read().expect("readable"), None);
     fence.write(exclusive(5), b"five").expect("live");
 
-    // A second value stands in for another process: both share only the files.
+    // A second value acts as another process: the two share only the files.
     let other = FileFence::new(dir.path().join("data")).expect("a fence");
     other.enter(exclusive(6)).expect("later");
     let refused = fence.write(exclusive(5), b"late").expect_err("stale");
@@ -108,7 +108,7 @@ fn content_of_any_size_and_names_of_any_bytes_work() {
 fn mode_and_owner_are_kept_and_copied_to_the_fences_files() {
     let (_dir, fence) = fenced();
     fs::write(fence.path(), "old").expect("written");
-    // Only root can change the owner; other users' files must keep their own id.
+    // Root may give the file to another owner, to test that the owner is kept; other users can't.
     let ours = fs::metadata(fence.path()).expect("a file");
     let (user, group) = if ours.uid() == 0 { (65_534, 65_533) } else { (ours.uid(), ours.gid()) };
     chown(fence.path(), Some(user), Some(group)).expect("root, or no change");
@@ -133,7 +133,7 @@ fn a_symlink_is_refused_and_its_target_named() {
     let target = target.canonicalize().expect("a path");
     assert_eq!(unguardable(FileFence::new(&link)), Unguardable::Symlink { target });
 
-    // Also a symlink that replaced the file after the fence was created.
+    // A symlink that replaced the file after the fence was created is refused, too.
     let fence = FileFence::new(dir.path().join("later")).expect("a fence");
     fence.write(exclusive(1), b"x").expect("live");
     fs::remove_file(fence.path()).expect("removed");
@@ -202,7 +202,7 @@ fn a_directory_can_be_guarded_by_effects_but_not_replaced() {
     assert!(!ran, "a refused effect never runs");
 }
 
-/// Every call that could accept a stale token.
+/// Asserts that every call that could accept a stale token returns the expected error.
 fn all_refuse(fence: &FileFence, what: &str, expected: fn(&FileError) -> bool) {
     let section = exclusive(99);
     let answers = [
@@ -256,7 +256,7 @@ fn missing_marks_are_not_treated_as_never_seen() {
     fs::remove_file(beside(&fence, ".fence")).expect("removed");
     all_refuse(&fence, "vanished", |error| matches!(error, FileError::MarksMissing { .. }));
 
-    // The remedy in the error text: without both files the fence starts from scratch, at the given token.
+    // The remedy of the error text: without both files the fence starts from scratch, at the given token.
     fs::remove_file(beside(&fence, ".fence.lock")).expect("removed");
     fence.enter(exclusive(17)).expect("as never seen");
     assert!(matches!(fence.enter(exclusive(16)), Err(FileError::Refused(_))));

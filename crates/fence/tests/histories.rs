@@ -1,7 +1,8 @@
 //! All fence histories of 3 tokens × 6 steps, 4 × 5 and 2 × 8 (F-e), in every assignment of modes and slots.
 //!
-//! A step is a section's enter, read, write or check_once. Histories that reach the same state are merged and
-//! counted, so each assertion covers every single one. Mutants of the rule show that the properties detect faults.
+//! A step is a section's enter, read, write or check_once. Histories that reach the same state are merged, and
+//! their number is counted, so each assertion covers all of them. Mutants of the rule show that the properties
+//! detect faults.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::collections::HashMap;
@@ -9,7 +10,7 @@ use std::collections::HashMap;
 use lockkeeper_core::{ModeKind, Slot, Token};
 use lockkeeper_fence::{Action, Marks, Pair, Passed, Refused, Section};
 
-/// A rule under test: the real one, or a mutant.
+/// A rule under test: the production rule, or a mutant.
 type Rule = fn(&mut Marks, Action, Section) -> Result<Passed, Refused>;
 
 /// How a section holds its lock.
@@ -19,7 +20,8 @@ enum Kind {
     Shared,
     Permit(Slot),
     PermitWithoutSlot,
-    /// Exclusive, then shared from some step on; a write sent before the downgrade still has mode exclusive (F-c).
+    /// Exclusive, then shared from some step on; a write that was sent before the downgrade still has mode
+    /// exclusive (F-c).
     Downgrades,
 }
 
@@ -79,7 +81,7 @@ struct State {
     acknowledged: Tokens,
     passed: Tokens,
     passed_as_writer: Tokens,
-    /// A section read before it entered, or wrote before it read.
+    /// Whether a section read before it entered, or wrote before it read.
     reckless: bool,
 }
 
@@ -123,7 +125,7 @@ fn explore_one(rule: Rule, sections: &[Kind], steps: u32) -> Result<(u64, u64), 
                         format!("{why}; tokens 1.. are {sections:?}; trace: {}", longer.text(sections))
                     })?;
                     if left == 0 {
-                        // A final state: `take` has checked it, and no step follows, so it need not be stored.
+                        // A final state needs not be stored: `take` has checked it, and no step follows.
                         ended += histories;
                     } else {
                         next.entry(after).or_insert((0, longer)).0 += histories;
@@ -220,7 +222,7 @@ fn take(rule: Rule, sections: &[Kind], before: &State, token: usize, step: Step)
     Ok(state)
 }
 
-/// The earlier sections that must make this one stale, derived from the history alone, not from marks.
+/// The sections that must make this one stale if they passed, derived from the history alone, not from marks.
 fn later_sections(sections: &[Kind], state: &State, token: usize, writer: bool, action: Action) -> Tokens {
     let passed = if writer { state.passed } else { state.passed_as_writer };
     (0..sections.len())
@@ -242,12 +244,12 @@ fn real(marks: &mut Marks, action: Action, section: Section) -> Result<Passed, R
     marks.check(action, section)
 }
 
-/// Runs all histories of the real rule; checks their number against the closed form, and both against known
-/// figures.
+/// Runs all histories of the production rule. Checks their number against a closed formula, and the numbers of
+/// histories and states against known figures.
 fn every_history_keeps_the_promises(tokens: usize, steps: u32, histories: u64, states: u64) {
     let count = explore(real, tokens, steps).unwrap_or_else(|why| panic!("{why}"));
     println!("{tokens} tokens x {steps} steps: {count:?}");
-    // Each assignment has a fixed number of choices per step, the same at every step.
+    // For an assignment, the number of choices is the same at every step.
     let mut choices = vec![0];
     for _ in 0..tokens {
         let with = |sum: u64| KINDS.iter().map(move |kind| sum + kind.steps().len() as u64);

@@ -1,5 +1,5 @@
-//! The file fence with real processes: killed inside an effect, with resource limits, and without privileges. The
-//! suite kills processes at random points.
+//! The file fence with real processes: killed inside an effect, with resource limits, and without privileges. (The
+//! common suite kills processes at random points.)
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -19,7 +19,7 @@ use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 mod child;
 use child::{finished_well, lines, tell};
 
-/// `Some` in the child process: its directory and its argument.
+/// In the child process: its directory and its argument.
 fn as_child() -> Option<(PathBuf, u64)> {
     child::as_child().map(|(dir, argument)| (dir.into(), argument))
 }
@@ -120,7 +120,7 @@ fn a_user_without_rights_is_told_what_is_missing() {
             denied(own);
             allow(&inside.join(own), 0o644);
         }
-        // A flock needs no write permission on the lock file, once the file has its content.
+        // Taking the flock needs no write permission on the lock file, once that file has its content.
         allow(&inside.join("data.fence.lock"), 0o444);
         fence.enter(exclusive(2)).expect("readable is enough");
         return;

@@ -47,14 +47,14 @@ impl Resource {
     }
 }
 
-/// Why `enter` exists: the stalled holder resumes before the later token has written.
+/// Shows why `enter` exists: the stalled holder resumes before the holder of the later token has written.
 #[test]
 fn a_check_on_writes_only_loses_an_update_and_enter_does_not() {
     let (a, b) = (exclusive(5), exclusive(6));
 
     let mut writes_only = Resource { number: 10, ..Resource::default() };
     let a_read = writes_only.number;
-    let b_read = writes_only.number; // a has stalled, its lease is over, b has the lock
+    let b_read = writes_only.number; // A has stalled, its lease has ended, B has the lock
     assert_eq!(writes_only.write(a, a_read + 1), Ok(Passed::Raised), "a wakes: nobody wrote with 6 yet");
     assert_eq!(writes_only.write(b, b_read + 1), Ok(Passed::Raised));
     assert_eq!(writes_only.number, 11, "two acknowledged updates, one of them lost");
@@ -78,7 +78,7 @@ fn f6_permits_of_different_slots_run_concurrently() {
     assert_eq!(resource.write(permit(0, 1), 1), stale(1, 2), "within a slot the later one counts");
 }
 
-/// P3-a requires *all* sections to enter: one that does not is enough to lose an update.
+/// P3-a requires *all* sections to enter: an update can be lost if a single one does not.
 #[test]
 fn f7_a_later_section_that_does_not_enter_loses_the_update_of_one_that_did() {
     let mut resource = Resource { number: 10, ..Resource::default() };

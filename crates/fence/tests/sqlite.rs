@@ -1,4 +1,4 @@
-//! The SQLite fence: the common suite on files, also with several processes, and its own tests.
+//! The SQLite fence: the common suite on files, with several processes too, and its own tests.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,8 @@ mod suite;
 suite::contract!(in_wal_mode => Number<true>, lasting);
 suite::contract!(with_a_rollback_journal => Number<false>, lasting);
 
-/// A number in its own database. Uses the documented calls; `busy_timeout` covers concurrent writers.
+/// A number in a database of its own, behind the fence. Uses the documented calls; `busy_timeout` covers concurrent
+/// writers.
 struct Number<const WAL: bool> {
     database: Mutex<Connection>,
     path: PathBuf,
@@ -26,8 +27,8 @@ struct Number<const WAL: bool> {
 fn open(path: &std::path::Path, wal: bool) -> Connection {
     let database = Connection::open(path).expect("a file");
     database.busy_timeout(Duration::from_secs(30)).expect("a setting");
-    // Tests kill processes, not the system, so a dead process's writes survive without a sync. With a sync, a write
-    // takes long enough for a kill to hit it.
+    // Tests kill processes, not the system, so what a process wrote before it died survives without a sync. But
+    // with syncs, a write takes long enough for a kill to hit it; hence FULL for WAL.
     database.pragma_update(None, "synchronous", if wal { "FULL" } else { "OFF" }).expect("a setting");
     let mode = if wal { "WAL" } else { "DELETE" };
     database.pragma_update_and_check(None, "journal_mode", mode, |_| Ok(())).expect("a setting");
@@ -151,7 +152,7 @@ fn missing_table_is_refused_with_the_remedy() {
     assert_eq!(fence::marks(&database, "stock").expect("kept").base.any, Some(token(7)));
 }
 
-/// A DEFERRED transaction with a read before the check: its snapshot is older than the mark that another section
+/// A DEFERRED transaction reads before its check, so its snapshot is older than the mark that another section
 /// raised.
 #[test]
 fn a_deferred_transaction_that_read_before_a_later_enter_does_not_pass() {
@@ -171,7 +172,7 @@ fn a_deferred_transaction_that_read_before_a_later_enter_does_not_pass() {
     assert_eq!(pieces, 10);
 }
 
-/// Even if no mark rises: the check of an equal token must block later sections until its transaction ends.
+/// The check of an equal token raises no mark; even so, it must block later sections until its transaction ends.
 #[test]
 fn a_deferred_transaction_holds_the_write_lock_from_its_check_on() {
     let (_dir, mut first, mut second) = two();
@@ -284,8 +285,8 @@ fn names_and_numbers_at_the_limits_work_and_a_reset_lowers_all_marks() {
 }
 
 /// A transaction of a connection with `synchronous = OFF` has raised the mark, so a power loss may undo it. `enter`
-/// with the same token raises nothing, but must make the mark durable before it returns Ok. A child process counts
-/// its syncs, which only `enter` requests.
+/// with the same token raises no mark, but must make it durable before it returns Ok. A child process counts its
+/// syncs, which only `enter` requests.
 #[test]
 fn enter_with_a_token_that_was_here_syncs_the_mark_that_is_not_durable_yet() {
     let permit = |slot| Section::permit(slot, token(7)).expect("a slot");

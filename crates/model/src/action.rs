@@ -8,9 +8,10 @@ use std::fmt;
 pub enum Action {
     /// A quarter of a ttl passes. The leaders in the bit mask are stalled meanwhile.
     Tick { stalled: u8 },
-    /// The client stamps and sends a renewal, and it arrives.
+    /// The client stamps and sends a renewal, which arrives at once.
     Send { stream: u8 },
-    /// The client sends a renewal that does not arrive before its stream has ended.
+    /// The client sends a renewal that is delayed for so long that its acknowledgement will not extend the client's
+    /// lease.
     SendLate { stream: u8 },
     /// The client detects the end of its stream, or closes it.
     Hang,
@@ -40,9 +41,10 @@ pub enum Action {
     Acknowledge(u8),
     /// A leader begins the second step of an expiry: the session has reached its deadline, or its stream was closed.
     BeginCheck(u8),
-    /// A majority confirms the leader after that.
+    /// A majority confirms the leader after the check began.
     ConfirmCheck(u8),
-    /// All input that had arrived when the check began is read as well: the leader decides.
+    /// All input that had arrived when the check began is read: the leader decides whether to propose the session's
+    /// end.
     Decide(u8),
     /// The session's end is committed and applied.
     CommitEnd(u8),

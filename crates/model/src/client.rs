@@ -57,7 +57,8 @@ impl Model {
         }
     }
 
-    /// Renewals that are pending on this stream no longer extend the lease deadline, and `linger` may have begun.
+    /// The client detects the end of its stream, or closes it. Renewals that are pending on the stream no longer
+    /// extend the lease deadline, and `linger` may have begun.
     pub(crate) fn hang(&self, state: &mut State) {
         let stream = std::mem::take(&mut state.client.stream);
         state.stream_mut(stream).end = CloseProgress::Network;
@@ -77,7 +78,7 @@ impl Model {
         stream.end = CloseProgress::Open;
     }
 
-    /// The client receives an acknowledgement. It ignores those for earlier streams.
+    /// The client receives an acknowledgement. It ignores acknowledgements for earlier streams.
     pub(crate) fn heard(state: &mut State, call: KeepAliveCall, names_revoked: bool) {
         state.late_ack |= call.late;
         if call.stream == state.client.stream {

@@ -63,8 +63,8 @@ fn shorten(model: Model, holds: fn(&Model, &State) -> bool, mut path: Vec<Action
     path
 }
 
-/// The number of events after which the promise is broken; `None` if it is not, or if an event is impossible at its
-/// place.
+/// The number of events after which the promise is broken. `None` if the promise is not broken, or if an event of
+/// the path is not possible in the state before it.
 fn until_broken(model: Model, holds: fn(&Model, &State) -> bool, path: &[Action]) -> Option<usize> {
     let mut state = State::first();
     for (index, &action) in path.iter().enumerate() {

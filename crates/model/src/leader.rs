@@ -8,7 +8,7 @@ use crate::state::{
 };
 
 impl Model {
-    /// The time until the deadline after a renewal is read now, in ticks.
+    /// The time until the deadline that a renewal read now gives the session, in ticks.
     pub(crate) fn full(&self) -> u8 {
         if self.has(Rule::ClockAfterInput) { TTL } else { TTL - 1 }
     }
@@ -113,7 +113,8 @@ impl Model {
         }
     }
 
-    /// From here on no renewal of the stream extends the lease or is acknowledged.
+    /// The leader reads the close of a stream: from here on no renewal of the stream extends the lease or is
+    /// acknowledged.
     pub(crate) fn read_end(&self, state: &mut State, number: u8, stream: u8) {
         state.end_stream(stream);
         let newer = state.calls_at(number, CallStage::Socket).any(|call| call.stream > stream);
@@ -131,7 +132,7 @@ impl Model {
         }
     }
 
-    /// The client has its full ttl to reconnect.
+    /// The leader ends a stream itself. The client then has its full ttl to reconnect.
     pub(crate) fn drop_stream(&self, state: &mut State, number: u8, stream: u8) {
         state.end_stream(stream);
         let (linger, full, ours) = (self.linger, self.full(), self.has(Rule::ClientsCloseOnly));

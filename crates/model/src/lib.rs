@@ -3,9 +3,9 @@
 //!
 //! Responsible for showing that the rules for session deadlines suffice, and which of them are necessary: each is a
 //! switch in [`Rule`], and a promise must break in the model without it (except [`Rule::ExpiryRound`], see
-//! `docs/SAFETY.md`). This is a model, not the production code: it applies the rules in quarters of a ttl and omits
-//! everything else. The simulator (`crates/sim`) and the tests of `crates/replica` check the code against the rules;
-//! `docs/SAFETY.md` compares the three.
+//! `docs/SAFETY.md`). The model shares no code with production: it applies the rules in quarters of a ttl and omits
+//! everything else. The simulator (`crates/sim`) and the tests of `crates/replica` check the code against the
+//! rules; `docs/SAFETY.md` compares what the model, the simulator and those tests prove.
 //!
 //! Reading order: `rule` (the rules that can be left out), `state` (the model's state), `action` (the events), then
 //! `client`, `network`, `leader`, `election` and `clock` (when each event is possible, and its effect), `model` (the

@@ -27,24 +27,25 @@ pub struct State {
     pub(crate) calls: [KeepAliveCall; CALLS],
     pub(crate) streams: [ModelStream; STREAMS],
     pub(crate) leaders: [Leader; LEADERS],
-    /// The newest leader that a majority elected. The first is 0, and each has a higher term than those before.
+    /// The newest leader that a majority has elected. The first leader is 0, and each has a higher term than those
+    /// before.
     pub(crate) elected: u8,
-    /// The first entry of that leader's own term is not applied yet.
+    /// The first entry of the newest leader's own term is not applied yet.
     pub(crate) first_pending: bool,
-    /// The session's end is in that leader's log, from an earlier leader, and will be committed with the first entry of
-    /// that leader's own term.
+    /// The session's end is in the newest leader's log, from an earlier leader, and will be committed with the
+    /// first entry of the newest leader's own term.
     pub(crate) inherited: bool,
-    /// The session's end is in some log, and it is not decided yet whether it will be committed.
+    /// The session's end is in some leader's log, and it is not decided yet whether it will be committed.
     pub(crate) floating: bool,
     /// The session's end is applied: its locks can be granted to others.
     pub(crate) ended: bool,
     /// `broken`: the break is applied, and the hold is revoked. `opened`: the lock of the revoked hold was opened.
     pub(crate) broken: bool,
     pub(crate) opened: bool,
-    /// P6 is broken: a renewal was acknowledged that had arrived at a leader after a later one was elected.
+    /// P6 is broken: a leader acknowledged a renewal that had arrived after a later leader was elected.
     pub(crate) late_ack: bool,
-    /// P9 is broken: the end of a session was proposed although it had sent a renewal in time, or had not had its full
-    /// ttl.
+    /// P9 is broken: the end of a session was proposed although its client had sent a renewal in time, or although
+    /// the session had not had its full ttl.
     pub(crate) hasty_end: bool,
 }
 
@@ -62,20 +63,20 @@ pub(crate) struct ModelClient {
 /// A renewal: a keep-alive or an attach. The first on a stream is its attach.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub(crate) struct KeepAliveCall {
-    /// The stream that carries it; 0 for an unused slot.
+    /// The stream that carries the renewal; 0 for an unused slot.
     pub(crate) stream: u8,
-    /// Ticks until the client's lease deadline, if the renewal were acknowledged now.
+    /// Ticks until the client's lease deadline, if the renewal is acknowledged now.
     pub(crate) worth: u8,
     pub(crate) place: CallStage,
-    /// It arrived after a later leader was elected.
+    /// The renewal arrived after a later leader was elected.
     pub(crate) late: bool,
-    /// It had arrived when the leader's check began.
+    /// The renewal had arrived when the leader's check began.
     pub(crate) old: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub(crate) enum CallStage {
-    /// Delayed on its way to the leader. Its client no longer waits for it.
+    /// Delayed on its way to the leader. The client no longer waits for the acknowledgement.
     #[default]
     Network,
     /// Arrived, and not read yet.
@@ -88,10 +89,10 @@ pub(crate) enum CallStage {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct ModelStream {
-    /// The leader that it leads to.
+    /// The leader at the other end of the stream.
     pub(crate) to: u8,
     pub(crate) end: CloseProgress,
-    /// Its close had arrived when the leader's check began.
+    /// The stream's close had arrived when the leader's check began.
     pub(crate) old: bool,
 }
 
@@ -114,7 +115,7 @@ pub(crate) struct Leader {
     /// The rest of the ttl since this leader became active: the lower bound for `linger`, and the time that P9
     /// guarantees.
     pub(crate) zero: u8,
-    /// `attach`: the highest attach that was read. `attached`: its stream is open.
+    /// `attach`: the highest attach that was read. `attached`: the stream of that attach is open.
     pub(crate) attach: u8,
     pub(crate) attached: bool,
     pub(crate) round: QuorumRead,
@@ -137,7 +138,7 @@ pub(crate) enum Role {
     Coming,
     /// Active as the leader; or deposed without having learned of it.
     Ready,
-    /// It has applied the session's end.
+    /// The leader has applied the session's end.
     Done,
 }
 
@@ -217,7 +218,7 @@ impl State {
         self.ended && !self.leaders.iter().any(acts)
     }
 
-    /// The renewals on streams to this leader, in this place.
+    /// The renewals on streams to this leader, at this stage.
     pub(crate) fn calls_at(&self, leader: u8, place: CallStage) -> impl Iterator<Item = &KeepAliveCall> {
         let there = move |call: &&KeepAliveCall| {
             call.stream > 0 && call.place == place && self.stream(call.stream).to == leader
@@ -255,7 +256,7 @@ impl State {
                 leader.check = None;
             }
         }
-        // Acknowledgements that would not extend the client's lease.
+        // Renewals whose acknowledgement would not extend the client's lease deadline.
         self.forget(|call| call.worth == 0 && matches!(call.place, CallStage::Waiting | CallStage::Round));
         for call in self.calls.iter_mut().filter(|call| call.place != CallStage::Socket) {
             call.old = false;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use lockkeeper_model::{Model, Rule, explore, path};
 
-/// Sessions expire by silence.
+/// Sessions expire only after their ttl without a renewal.
 const SILENCE: Model = Model {
     leaders: 2,
     streams: 2,
@@ -23,8 +23,8 @@ const LINGER: Model = Model { linger: true, drops: true, ..SILENCE };
 /// An operator breaks a hold, and sessions do not expire.
 const BREAK: Model = Model { expiry: false, breaks: true, ..SILENCE };
 
-/// The model in which a promise breaks without this rule, and those promises. `None`: no promise breaks with two or
-/// three leaders; `docs/SAFETY.md` gives the reason to keep the rule.
+/// The model in which promises break without this rule, and the promises that break. `None`: no promise breaks with
+/// two or three leaders; `docs/SAFETY.md` gives the reason to keep the rule.
 fn missed(rule: Rule) -> Option<(Model, &'static [&'static str])> {
     match rule {
         Rule::Round | Rule::LaterRound => Some((SILENCE, &["P5", "P6"])),
@@ -79,7 +79,8 @@ fn expiry_without_a_quorum_read_breaks_no_promise_in_the_model() {
     assert!(page().contains("`expiry-round`"), "docs/SAFETY.md says why it stays");
 }
 
-/// The one exception to P5, as documented: a middlebox closes the stream, and the client still relies on its lease.
+/// The one exception to P5, as documented: a middlebox closes the stream, and the client, which does not notice,
+/// still relies on its lease.
 #[test]
 fn with_linger_a_middlebox_can_break_p5_and_nothing_else() {
     let world = Model { calls: 1, drops: false, middlebox: true, ..LINGER };

@@ -11,46 +11,48 @@ use crate::event::StreamId;
 /// A timer that fires.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Timer {
-    /// A session was silent for its ttl. That alone does not end it: its expiry needs a quorum read and a drain of
-    /// the input, too (P9).
+    /// A session was silent for its ttl. That alone does not end the session: its expiry also needs a quorum read
+    /// and a drain barrier (P9).
     Session(SessionId),
-    /// A request has waited for its limit (W1).
+    /// A waiter's wait limit has passed (W1).
     TimeOut(SessionId, Seq),
-    /// A closed hold opens (D3).
+    /// A closed hold's time is over (D3).
     EndDelay(Token),
     /// The holder of a revoked hold has had its ttl to react (B1).
     EndRevoked(Token),
 }
 
-/// Leader-only state of a session, not in the table.
+/// State of a session that only the leader has; not in the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
     pub(crate) ttl: Duration,
     pub(crate) linger: Duration,
     pub(crate) deadline: Duration,
-    /// The deadline that this leader gave when it took over; a closed stream never moves the deadline below it.
+    /// The deadline that this leader gave when it took over. A closed stream never moves the deadline below this.
     floor: Duration,
     /// Time of this session's entry in `timers`: at or before `deadline`.
     scheduled: Duration,
-    /// The highest attach number received, and the stream that carries the session.
+    /// The highest attach number received; the next field is the stream of that attach.
     pub(crate) attach: u64,
     pub(crate) stream: Option<StreamId>,
     /// Holds under a break: every acknowledgement names them (B1).
     pub(crate) revoked: BTreeSet<Seq>,
-    /// Last unconfirmed end sent since the attach, if more may remain; `None` if none remain or none were sent.
+    /// The seq of the last unconfirmed end sent since the attach, if more may remain; `None` if none remain or none
+    /// were sent.
     pub(crate) ends_sent_to: Option<Seq>,
-    /// The session's end is proposed: nothing is acknowledged for it until that is applied or taken back.
+    /// The session's end is proposed: nothing is acknowledged for the session until the end is applied or taken
+    /// back.
     pub(crate) ending: bool,
 }
 
-/// Maximum number of waits removed when a session ends; the rest is removed over later turns.
+/// Maximum number of wait limits removed at once when a session ends; the rest is removed over later turns.
 const WAITS_PER_END: usize = 1024;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Deadlines {
     leases: BTreeMap<SessionId, Lease>,
     timers: BTreeSet<(Duration, Timer)>,
-    /// Deadlines of the timers that can be cancelled.
+    /// Deadlines of the timers that can be cancelled, to find them in `timers`.
     waits: BTreeMap<(SessionId, Seq), Duration>,
     closed: BTreeMap<Token, Duration>,
     /// Number of sessions by ttl.
@@ -124,7 +126,7 @@ impl Deadlines {
         Some(lease)
     }
 
-    /// Removes at most `most` waits of ended sessions.
+    /// Removes at most `most` wait limits of ended sessions.
     fn forget_waits(&mut self, most: usize) {
         for _ in 0..most {
             let Some(&session) = self.ended.last() else { return };
@@ -158,7 +160,8 @@ impl Deadlines {
         }
     }
 
-    /// Starts a wait limit. Only the first `Queued` starts it; a retry's does not restart it (E1).
+    /// Starts a wait limit. A limit that runs already is not restarted, since a retry's `Queued` must not prolong
+    /// it (E1).
     pub(crate) fn waits(&mut self, session: SessionId, seq: Seq, until: Duration) {
         if self.waits.contains_key(&(session, seq)) {
             return;
@@ -212,7 +215,7 @@ impl Deadlines {
         taken
     }
 
-    /// Reschedules a session at its deadline: it proved to be alive, or its queued expiry was taken back.
+    /// Reschedules a session at its deadline: the session proved to be alive, or its queued expiry was taken back.
     pub(crate) fn again(&mut self, session: SessionId) {
         if let Some(lease) = self.leases.get_mut(&session) {
             self.timers.remove(&(lease.scheduled, Timer::Session(session)));

@@ -34,15 +34,15 @@ pub enum Event {
     },
     /// A unary call arrived.
     Asked(AskId, Question),
-    /// The caller of a unary call, or the watcher, is gone.
+    /// The caller of a unary call or watch is gone.
     Dropped(AskId),
     /// The watcher has read everything sent to it, so the next part of its initial state may follow.
     WatchRead(AskId),
     /// The drain barrier with this number is complete: all input that had arrived at its [`Output::Drain`] has been
     /// delivered as events.
     Drained(u64),
-    /// Peer messages, in order of arrival. A turn has some MiB of entries at most, since all entries of a turn become
-    /// one log record.
+    /// Peer messages, in order of arrival. The caller passes some MiB of entries per turn at most, since all
+    /// entries of a turn become one log record.
     Peer(Vec<PeerMessage>),
     /// A connection to a peer is established, and its handshake is done.
     PeerUp {
@@ -62,28 +62,27 @@ pub enum Event {
     SnapshotStepDone,
     /// The last [`SnapshotStep`] failed. This snapshot is abandoned; another is taken later.
     SnapshotFailed,
-    /// A leader's snapshot was received completely and is on disk under no final name yet.
+    /// A snapshot from the leader was received completely; its file does not have its final name yet.
     SnapshotReceived(Box<Received>),
     /// The outcome of an [`Output::SendSnapshot`]; exactly one for each.
     SnapshotSent {
         /// The receiver.
         to: u64,
-        /// Whether the follower has the snapshot or needs it no more.
+        /// Whether the follower has the snapshot or does not need it any more.
         arrived: bool,
     },
     /// Stop the node: hand over leadership, then end the streams.
     ShutDown,
 }
 
-/// A snapshot received from a leader, with the table built from it. It takes effect only once the consensus has
-/// accepted it as newer. The caller keeps the file until [`Write::installs`](crate::Write::installs) or
-/// [`Output::SnapshotUnused`] names its index.
+/// A snapshot received from a leader. It takes effect only once the consensus has accepted it as newer. The caller
+/// keeps its file until [`Write::installs`](crate::Write::installs) or [`Output::SnapshotUnused`] names its index.
 pub struct Received {
-    /// The leader's description of it.
+    /// The leader's description of the snapshot.
     pub offer: SnapshotOffer,
-    /// The table built from its pieces.
+    /// The table built from the snapshot's pieces.
     pub table: Table,
-    /// Total length of its pieces in bytes.
+    /// Total length of the pieces in bytes.
     pub bytes: u64,
 }
 
@@ -143,13 +142,13 @@ pub enum Question {
         /// The limit; `None` deletes it.
         limit: Option<u32>,
     },
-    /// Store a snapshot for a backup that covers everything answered before this call.
+    /// Store a snapshot for a backup. It includes everything that was answered before this call.
     Backup,
     /// The node's status. Answered by every node, whether it leads or not.
     Status,
     /// The cluster members and their replication progress.
     Members,
-    /// Change the members. Succeeds at once if the change is already made.
+    /// Change the members. Succeeds at once if the change was made already.
     Change(Change),
     /// Transfer leadership.
     Transfer {
@@ -207,8 +206,8 @@ pub enum Answer {
 /// An output to be carried out by the caller.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Output {
-    /// Send these messages to a peer, in this order, before other outputs: so the peers' disks work in parallel to
-    /// this node's.
+    /// Send these messages to a peer, in this order, before other outputs: the peers then write to their disks
+    /// while this node writes to its own.
     Peer(u64, Vec<PeerMessage>),
     /// Send these items to a client, in one frame.
     Items(StreamId, Vec<v1::ServerItem>),
@@ -226,28 +225,28 @@ pub enum Output {
     /// Send the stored snapshot with this head to a follower over a separate connection, then return
     /// [`Event::SnapshotSent`].
     SendSnapshot(Box<SnapshotOffer>),
-    /// The received snapshot that ends with this entry is not newer: remove its file.
+    /// The received snapshot of this index is not newer than the log: remove its file.
     SnapshotUnused(u64),
     /// The cluster members from now on, with their known addresses.
     Members(Members),
-    /// This node was removed from the cluster: it stops for good.
+    /// This node was removed from the cluster: stop it for good.
     Removed,
     /// Two nodes built different tables from the same log: report it.
     Differs(Difference),
-    /// This node's table is corrupt: it stops for good, and nothing it sends from now on may count.
+    /// This node's table is corrupt: stop it for good, and send nothing more.
     Wrong(Difference),
 }
 
 /// Digests of two nodes' tables that differ after the same log entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// Index of the last entry in both.
+    /// Index of the entry after which the tables were compared.
     pub index: u64,
     /// Digest of this node's table.
     pub own: u128,
     /// The other node.
     pub node: u64,
-    /// Digest of its table.
+    /// Digest of the other node's table.
     pub theirs: u128,
 }
 
@@ -255,9 +254,9 @@ pub struct Difference {
 /// entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LostEntries {
-    /// The member whose message proves it.
+    /// The member whose message shows that entries are missing.
     pub peer: u64,
-    /// Index of that entry.
+    /// Index of the acknowledged or committed entry.
     pub acknowledged: u64,
     /// Index of the last entry in this node's log.
     pub last: u64,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Boot time without stalls: one turn advances the clock by a bounded amount, however long ago the last one was. So
-/// time during which the leader did not run counts against no session (P9).
+/// Boot time without stalls: a turn advances the clock by a bounded amount, however long ago the previous turn was.
+/// So time during which the leader did not run counts against no session (P9).
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseClock {
     last_turn: Duration,
@@ -21,7 +21,7 @@ impl LeaseClock {
         self.last_turn = self.last_turn.max(now);
     }
 
-    /// The reading if a turn began at `now`.
+    /// The reading that a turn beginning at `now` would get; does not advance the clock.
     pub(crate) fn peek(&self, now: Duration, step_max: Duration) -> Duration {
         self.reading + now.saturating_sub(self.last_turn).min(step_max)
     }

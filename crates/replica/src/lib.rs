@@ -3,8 +3,8 @@
 //!
 //! Clock, randomness, disk and network are injected, so production and the simulator run the same code.
 //!
-//! Reading order: [`event`] (inputs and outputs), [`replica`] (one turn of the event loop), `book` (leader's timers),
-//! `engine` (raft-rs), [`storage`] (log and snapshots on disk).
+//! Reading order: [`event`] (inputs and outputs), [`replica`] (one turn of the event loop), `deadlines` (the
+//! leader's timers), `engine` (raft-rs), [`storage`] (log and snapshots on disk).
 
 pub mod bootstrap;
 mod deadlines;

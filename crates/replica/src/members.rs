@@ -1,10 +1,10 @@
 //! Cluster membership as recorded in the log, and the checks of membership changes.
 //!
-//! The members are not part of the table, whose digest is over locks; every snapshot's head carries them.
+//! The members are not part of the table, whose digest covers only locks; the head of every snapshot contains them.
 //!
-//! A new node follows as a learner until it has caught up, then becomes a voter. A node is removed by joint
-//! consensus (majorities of the old and the new configuration), which a `Leave` entry ends. The module is pure: all
-//! nodes that apply the same entries have the same members.
+//! A new node starts as a learner; once it has caught up, it becomes a voter. A node is removed by joint consensus
+//! (majorities of the old and the new configuration), which a `Leave` entry ends. The module is pure: all nodes
+//! that apply the same entries have the same members.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ const INCARNATION_BYTES: usize = 16;
 /// The members of a cluster after an entry of the log.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Members {
-    /// Index of the last entry that changed them; 0 for the bootstrap members.
+    /// Index of the last entry that changed the members; 0 for the bootstrap members.
     pub at: u64,
     /// Current members by id.
     pub nodes: BTreeMap<u64, Member>,
@@ -66,7 +66,7 @@ pub enum Rejected {
         /// A free id.
         next: u64,
     },
-    /// Its data directory is a copy of another member's, or the node is that member under another id.
+    /// The node's data directory is a copy of another member's, or the node is that member under another id.
     #[error(
         "the data directory of node {node} is that of node {of}: each node needs one of its own, that was empty when it \
          was first started"
@@ -90,7 +90,7 @@ pub enum Rejected {
     AddressTaken {
         /// The id.
         node: u64,
-        /// The member that has it.
+        /// The member that has the address.
         of: u64,
         /// The address.
         address: String,
@@ -152,7 +152,7 @@ impl Members {
         Self { at: 0, nodes, configuration, removed: BTreeMap::new() }
     }
 
-    /// Applies the change in log entry `index`; `configuration` is the consensus' result of it.
+    /// Applies the change in log entry `index`; `configuration` is the one that the consensus has after the change.
     pub(crate) fn apply(&mut self, index: u64, change: &store::MembersChange, configuration: Configuration) {
         match &change.what {
             Some(Change::Add(member)) => drop(self.nodes.insert(member.node, member.clone())),
@@ -205,7 +205,7 @@ impl Members {
         highest.saturating_add(1)
     }
 
-    /// Whether the change is already made, so that a retry after a lost answer succeeds.
+    /// Whether the change was made already, so that a retry after a lost answer succeeds.
     #[must_use]
     pub fn has_made(&self, change: &Change) -> bool {
         match change {

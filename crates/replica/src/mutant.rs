@@ -1,10 +1,11 @@
-//! Deliberate faults that the simulator must detect: checks that find none of these can't be trusted to find other
-//! faults. They are run-time switches, so that one build serves all; production never sets one.
+//! Deliberate faults that the simulator must detect: a simulator that misses one of these can't be trusted to find
+//! other faults. They are run-time switches, so that one build serves all; production never sets one.
 
-/// One violated rule.
+/// A fault; each violates one rule.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub enum Mutant {
-    /// A session expires by the leader's clock alone, without a drain of the input that had arrived by its deadline.
+    /// A session expires by the leader's clock alone, before all input that had arrived by its deadline was
+    /// handled.
     ExpiryWithoutDrain,
     /// A keep-alive is acknowledged although the session's expiry is already proposed.
     KeepAliveAfterEnd,
@@ -12,17 +13,18 @@ pub enum Mutant {
     OlderAttachAccepted,
     /// A break releases the hold at once, before its holder has given up.
     BreakOpensAtOnce,
-    /// A wait limit ends its request by a `Finish`, without a check that it was not granted meanwhile (trace F1).
+    /// A wait limit ends its request by a `Finish`, which does not check whether the request was granted meanwhile
+    /// (trace F1).
     TimeOutUnchecked,
     /// The lease clock counts time during which the leader did not run.
     LeaseCountsStalls,
-    /// A new leader gives existing sessions no ttl.
+    /// A new leader does not give existing sessions a new ttl.
     ZeroPointForgotten,
     /// A closed stream moves a deadline below the one that a new leader gave.
     LingerBelowFloor,
-    /// A retried acquire is executed again, under another number.
+    /// A retried acquire is executed again, under another seq.
     DedupForgotten,
-    /// Later commands enter the log first.
+    /// Commands are proposed in another order than they arrived.
     WrongQueueOrder,
     /// A `Finish` ends the latest hold of its session instead of the one it names.
     FinishEndsAny,
@@ -50,7 +52,7 @@ pub enum Mutant {
     MembersAppliedEarly,
     /// A follower answers `CheckToken` calls.
     FollowerAnswersCheckToken,
-    /// A new leader does not complete a removal that is in its joint configuration.
+    /// A new leader does not complete a removal whose joint configuration an earlier leader began.
     NeverLeavesJoint,
     /// A leader drops the entries that a follower needs after the snapshot being sent to it.
     TailNotPinned,
@@ -61,7 +63,7 @@ pub enum Mutant {
     /// A new leader answers before the first entry of its own term is applied, so it may not have applied what
     /// earlier leaders acknowledged.
     AckBeforeOwnEntry,
-    /// Newer rules take effect as soon as the leader supports them, whether or not the other members do (V1).
+    /// Newer rules take effect as soon as the leader supports them, even if another member does not (V1).
     RulesRaisedUnasked,
     /// A session expires at its deadline without a quorum read or a drain of its input.
     ExpiryAtDeadline,

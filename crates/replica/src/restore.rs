@@ -1,9 +1,9 @@
 //! The changes to a table when a backup of it is restored.
 //!
-//! Responsible for: no session, hold or waiter of the old cluster stays alive. Its sessions expire, so a lock-delay
-//! that a client requested stays in force: the client's work may still be running. Waiters are removed first; otherwise
-//! the expiry of one session would grant a lock to a session that is about to expire. No token that the old cluster
-//! issued, before or after the backup, is issued again (P2).
+//! Responsible for: no session, hold or waiter of the old cluster stays alive. Its sessions expire rather than
+//! close, so that a lock-delay that a client requested stays in force: the client's work may still be running.
+//! Waiters are removed first; otherwise the expiry of one session would grant a lock to a session that is about to
+//! expire. No token that the old cluster issued, before or after the backup, is issued again (P2).
 
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, LockName, Reply, Seq, SnapshotProgress, Table};
@@ -15,12 +15,12 @@ use crate::storage::{self, Existing, LogOptions, OpenError};
 /// The number of items per snapshot piece.
 const ITEMS_PER_PIECE: usize = 4096;
 
-/// A summary of the changes: the entries that were dropped, and those that stay.
+/// A summary of the changes: which state was dropped, and which remains.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Dropped {
     /// The ended sessions: their ids and labels.
     pub sessions: Vec<(u64, String)>,
-    /// The number of holds that ended with them.
+    /// The number of holds that ended with the sessions.
     pub holds: usize,
     /// The number of waiters that were removed.
     pub waiters: usize,
@@ -31,12 +31,12 @@ pub struct Dropped {
     pub limits: usize,
 }
 
-/// Ends all sessions, holds and waiters of the old cluster; new tokens are above `tokens_above`.
+/// Ends all sessions, holds and waiters of the old cluster, and raises the token counter to `tokens_above`.
 ///
 /// # Errors
 /// The table's refusal, if its token counter can't be raised to `tokens_above`.
 pub fn end_old_life(table: &mut Table, tokens_above: u64) -> Result<Dropped, String> {
-    // Effects and replies are addressed to the old cluster's clients, and are dropped.
+    // Effects and replies would go to the old cluster's clients, so they are dropped.
     let mut unheard = Vec::new();
     let _ = table.apply_whole(Command::Resume, &mut unheard);
     let before = table.snapshot();
@@ -88,7 +88,7 @@ pub fn write<D: Disk>(
     founding: &Founding,
     table: &mut Table,
 ) -> Result<Existing<D>, OpenError> {
-    // A snapshot iterator that the caller has begun would make `begin_snapshot` fail.
+    // Otherwise a snapshot iterator that the caller has begun would make `begin_snapshot` fail.
     table.abandon_snapshot();
     let began = table.begin_snapshot();
     let digest = std::cell::Cell::new(0);
@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// A table and shorthands for commands that must succeed.
+    /// A table, with methods for commands that must succeed.
     struct Old(Table);
 
     impl Old {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use lockkeeper_core::Token;
 
-/// Tokens rise with time, so one entry (second, first token issued in it) covers all tokens of that second.
+/// Tokens rise with time, so one pair (second, first token issued in it) covers all tokens of that second.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Since(VecDeque<(Duration, u64)>);
 
-/// Above this, every other entry of the older half is dropped: the age of an old hold need not be exact to the
-/// second.
+/// When there are more pairs than this, every other one of the older half is dropped: the age of an old hold need
+/// not be exact to the second.
 const ENTRIES_MAX: usize = 1 << 14;
 
 impl Since {
@@ -29,7 +29,8 @@ impl Since {
         }
     }
 
-    /// The earliest time at which the token may have been issued; `None` if it was issued before this leader began.
+    /// The earliest time at which the token may have been issued; `None` if it was issued before this leader took
+    /// over.
     pub(crate) fn of(&self, token: Token) -> Option<Duration> {
         let after = self.0.partition_point(|&(_, first)| first <= token.get());
         after.checked_sub(1).map(|index| self.0[index].0)

@@ -15,11 +15,11 @@ pub const CONTAINER: &str = "lockkeeper";
 
 /// The account of every emulator.
 pub const ACCOUNT: &str = "devstoreaccount1";
-/// Its key: no secret, it is in the public manual.
+/// The account's key. It is no secret: the emulator's manual contains it.
 pub const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// Makes the container, by a signed request.
+/// Creates the container by a signed request; run by `node`.
 const MAKE_CONTAINER: &str = r"
 const [port, container, account, key] = process.argv.slice(1);
 const headers = { 'x-ms-date': new Date().toUTCString(), 'x-ms-version': '2021-08-06' };
@@ -35,7 +35,7 @@ require('http').request({ host: '127.0.0.1', port, path, method: 'PUT', headers 
 }).on('error', (error) => { console.error(error.message); process.exitCode = 1; }).end();
 ";
 
-/// An Azurite with an empty container, on plain HTTP; its data are lost when it ends. Ended when dropped.
+/// An Azurite server with an empty container, on plain HTTP. Its data are lost when it ends. Ended when dropped.
 pub struct Azurite {
     // Ended before its folder is removed and its port released.
     slot: ProcessSlot,
@@ -44,11 +44,11 @@ pub struct Azurite {
 }
 
 impl Azurite {
-    /// Starts an emulator; returns once it answers. `foreign` is the folder with the packages that `cargo xtask test`
-    /// installs from registries.
+    /// Starts an emulator; returns once the container is created. `foreign` is the folder with the packages that
+    /// `cargo xtask test` installs from registries.
     ///
     /// # Panics
-    /// `node` or Azurite is missing, or it doesn't start.
+    /// `node` or Azurite is missing, or Azurite doesn't start.
     #[must_use]
     pub fn start(foreign: &Path) -> Self {
         let program = installed(foreign, "npm", "node_modules/azurite").join("dist/src/blob/main.js");

@@ -35,7 +35,7 @@ impl RedisCluster {
         for (place, node) in cluster.nodes.iter().enumerate() {
             let (first, after) = (place * SLOTS / nodes, (place + 1) * SLOTS / nodes);
             node.cli(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &(after - 1).to_string()]);
-            // Distinct epochs: otherwise the nodes would have to resolve a conflict first.
+            // Distinct epochs: with equal ones the nodes would have to resolve a conflict first.
             node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]);
         }
         for node in &cluster.nodes[1..] {
@@ -45,7 +45,7 @@ impl RedisCluster {
         cluster
     }
 
-    /// Its nodes; each may be killed, stopped and started again on its own.
+    /// The cluster's nodes; each may be killed, stopped and started again on its own.
     #[must_use]
     pub fn nodes(&self) -> &[Redis] {
         &self.nodes
@@ -61,7 +61,7 @@ impl RedisCluster {
     /// The node that stores `key`.
     ///
     /// # Panics
-    /// The first running node does not answer, or knows no node for the slot.
+    /// The first running node does not answer, or knows no node for the slot of `key`.
     #[must_use]
     pub fn node_of(&self, key: &str) -> &Redis {
         let asked = self.nodes.iter().find(|node| node.pid().is_some()).expect("a node runs");
@@ -101,11 +101,11 @@ impl RedisCluster {
         }
     }
 
-    /// Waits until every node reports that all slots are served and that it knows all others, e.g. after one was
-    /// started again.
+    /// Waits until every node reports that all slots are served and that it knows all other nodes, e.g. after one
+    /// was started again.
     ///
     /// # Panics
-    /// That does not happen in time.
+    /// A node does not report that within a minute.
     pub fn wait_until_whole(&self) {
         let known = format!("cluster_known_nodes:{}", self.nodes.len());
         for node in &self.nodes {

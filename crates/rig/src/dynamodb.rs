@@ -1,6 +1,6 @@
 //! An emulator of Amazon DynamoDB, from PyPI: moto.
 //!
-//! Responsible for starting it, with one empty table. Its data are lost when it ends.
+//! Responsible for starting the emulator, with one empty table. Its data are lost when it ends.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -21,8 +21,8 @@ pub const TABLE: &str = "lockkeeper";
 /// The header that a request needs: moto takes the region from it, and checks no signature.
 pub const AUTHORIZATION: &str = "AWS4-HMAC-SHA256 Credential=test/20200101/us-east-1/dynamodb/aws4_request, SignedHeaders=host, Signature=0";
 
-/// A server with DynamoDB's API on plain HTTP. It serves one request at a time: moto checks a condition and writes in
-/// two steps, while DynamoDB guarantees one atomic step. Ended when dropped.
+/// A server with DynamoDB's API on plain HTTP. It serves one request at a time: moto checks a condition and writes
+/// in two steps, while DynamoDB guarantees one atomic step. Ended when dropped.
 pub struct DynamoDb {
     // Ended before its folder is removed and its port released.
     slot: ProcessSlot,
@@ -31,11 +31,11 @@ pub struct DynamoDb {
 }
 
 impl DynamoDb {
-    /// Starts a server with the empty table [`TABLE`]. `foreign` is the folder with the packages that
-    /// `cargo xtask test` installs from registries.
+    /// Starts a server with the empty table [`TABLE`]. `foreign` is the folder with the packages that `cargo xtask
+    /// test` installs from registries.
     ///
     /// # Panics
-    /// `python3` or moto is missing, or it doesn't start.
+    /// `python3` or moto is missing, or moto doesn't start.
     #[must_use]
     pub fn start(foreign: &Path) -> Self {
         let library = installed(foreign, "pypi", "moto");
@@ -98,7 +98,7 @@ fn make_table(port: u16) -> Result<(), String> {
         Ok(String::from_utf8_lossy(&answer).into_owned())
     };
     let answer = ask().map_err(|error| error.to_string())?;
-    // The table exists if an earlier answer was lost.
+    // The table exists already if the answer to an earlier attempt was lost.
     if answer.starts_with("HTTP/1.1 200") || answer.contains("ResourceInUseException") {
         Ok(())
     } else {

@@ -1,7 +1,7 @@
 //! A folder for a server's data, log and settings.
 //!
-//! Responsible for cleaning up: a folder is removed with its test, and that of a killed test when the next test makes
-//! one.
+//! Responsible for cleaning up: a folder is removed when its test ends. If the test is killed, the next test that
+//! makes a folder removes it.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -13,10 +13,10 @@ use nix::unistd::{User, geteuid};
 /// The user that runs servers which refuse to run as root.
 pub(crate) const UNPRIVILEGED: &str = "postgres";
 
-/// The prefix of the names of all folders; it is followed by the server's name and the pid of the test.
+/// The prefix of the names of all folders; the server's name and the pid of the test follow it.
 const PREFIX: &str = "lockkeeper-rig-";
 
-/// A folder that is removed when this is dropped.
+/// A folder that is removed when this value is dropped.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -39,7 +39,7 @@ impl Folder {
         self.path().join("data")
     }
 
-    /// The server's output of all its starts.
+    /// The output of the server, of all its starts.
     pub(crate) fn log(&self) -> PathBuf {
         self.path().join("log")
     }
@@ -53,7 +53,7 @@ fn remove_left() {
         let words = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').nth(1));
         let Some(pid) = words.and_then(|pid| pid.parse::<u32>().ok()) else { continue };
         if !Path::new(&format!("/proc/{pid}")).exists() {
-            // Fails if another test removes it at the same time, or if it belongs to another user.
+            // Fails if another test removes the folder at the same time, or if it belongs to another user.
             let _ = fs::remove_dir_all(folder.path());
         }
     }
@@ -67,7 +67,8 @@ pub(crate) fn make_for_unprivileged(folder: &Path) {
     give_away(folder);
 }
 
-/// Changes the owner of `path` to [`UNPRIVILEGED`] if this process is root; otherwise all servers run as its own user.
+/// Makes [`UNPRIVILEGED`] the owner of `path` if this process is root; otherwise all servers run as this process's
+/// user.
 pub(crate) fn give_away(path: &Path) {
     if !geteuid().is_root() {
         return;

@@ -1,10 +1,11 @@
 //! Real third-party servers for tests, each owned by one test: started on loopback, killed, stopped, started again.
 //!
-//! Responsible for the start and the end of each program, and for leaving nothing behind: a server is a child of the
-//! test, dies with it however the test ends, and has its own data, log and port. Must not depend on Lockkeeper.
+//! Responsible for the start and the end of each program, and for leaving nothing behind: a server is a child of
+//! the test, is killed when the test ends for any reason, and has its own data, log and port. Must not depend on
+//! Lockkeeper.
 //!
-//! All failures are panics with advice: a test without its server must not look passed. The panic for a missing program
-//! names its Debian package.
+//! All failures are panics that name a remedy: a test whose server is missing must fail, and not be skipped. The
+//! panic for a missing program names its Debian package.
 //!
 //! Reading order: `program.rs` (command lines), `process.rs` (the lifecycle of a server), `port.rs`, `folder.rs`, then
 //! one module for each server.

@@ -1,4 +1,5 @@
-//! A network for one test: hosts with an address each, and links between them that can be cut in one direction.
+//! A network for one test: hosts that each have an address, and links between them that can be cut in one
+//! direction.
 //!
 //! Responsible for leaving nothing behind: the hosts are unnamed network namespaces, which vanish with the last process
 //! in them and the last [`Network`]. Needs root, and `ip`.
@@ -27,10 +28,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes a network with this many hosts. The calling thread moves into the router's namespace, and with it every
-    /// thread and process that it starts later: they reach all hosts, regardless of cuts between those, and nothing
-    /// else, not even other tests on 127.0.0.1. So this must come first in a test, before a runtime is made; and the
-    /// test needs a process of its own if state that all tests of a process share is to be in the namespace.
+    /// Makes a network with this many hosts. The calling thread moves into the router's namespace, and so does
+    /// every thread and process that it starts later. They reach all hosts, regardless of cuts between hosts, and
+    /// nothing else, not even other tests on 127.0.0.1.
+    ///
+    /// So this must come first in a test, before a runtime is made. If the test uses threads that all tests of a
+    /// process share, it needs a process of its own: such threads stay in the namespace in which they were started.
     ///
     /// # Panics
     /// This process is not root, or `ip` is missing.
@@ -64,13 +67,13 @@ impl Network {
         address(number.expect("there is such a host"))
     }
 
-    /// Runs `does` in a host's namespace: processes that it starts, and sockets that it opens, are there.
+    /// Runs `does` in a host's namespace: processes that it starts and sockets that it opens belong to the host.
     pub fn at<T: Send>(&self, host: usize, does: impl FnOnce() -> T + Send) -> T {
         within(&self.hosts[host], does)
     }
 
-    /// Drops all packets from one host to another from now on, without an error to either; the other direction stays
-    /// open.
+    /// Drops all packets from one host to another from now on; neither host gets an error. The other direction
+    /// stays open.
     pub fn cut(&self, from: usize, to: usize) {
         let (from, to) = (self.address(from), self.address(to));
         within(&self.middle, || ip(&format!("rule add from {from} to {to} blackhole")));

@@ -1,16 +1,17 @@
 //! A reserved port on 127.0.0.1.
 //!
-//! Responsible for a server finding its port free, also when it is killed and started again. Does not listen itself.
+//! Responsible for keeping a server's port free for it, also while the server is killed and started again. Does not
+//! listen itself.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
-/// A port that is reserved for as long as this lives.
+/// A port that is reserved until this value is dropped.
 ///
-/// The socket is bound, but does not listen. The kernel then gives the port neither to a socket that binds to any free
-/// port nor to an outgoing connection; a server that names it can bind it nevertheless, as both sides set
-/// `SO_REUSEADDR` and only one of them listens. While the server is dead, connections are refused, as by a machine
+/// The socket is bound, but does not listen. The kernel then gives the port neither to a socket that binds to any
+/// free port nor to an outgoing connection. A server that names the port can still bind it, as both sides set
+/// `SO_REUSEADDR` and only one of them listens. While the server is dead, connections are refused, as on a machine
 /// without the server.
 #[derive(Debug)]
 pub struct Port {

@@ -62,7 +62,7 @@ impl Postgres {
         postgres.started()
     }
 
-    /// Starts a server that requires passwords (SCRAM): `password` for the superuser, their own for other roles.
+    /// Starts a server that requires passwords (SCRAM); `password` is the superuser's.
     #[must_use]
     pub fn with_password(password: &str) -> Self {
         let mut postgres = Self::unstarted(&[]);
@@ -166,7 +166,7 @@ impl Postgres {
         }
     }
 
-    /// `kill -9` of all its processes at once; when this returns the port and all connections are closed.
+    /// `kill -9` of all the server's processes at once; when this returns, the port and all connections are closed.
     pub fn kill(&self) {
         self.slot.kill();
     }
@@ -203,8 +203,8 @@ impl Postgres {
         self.start_again();
     }
 
-    /// SIGSTOP of all its processes: the server does not answer, its connections stay open. When this returns all are
-    /// stopped.
+    /// SIGSTOP of all the server's processes: the server does not answer, its connections stay open. When this
+    /// returns, all processes are stopped.
     pub fn stop(&self) {
         self.slot.stop();
     }
@@ -214,7 +214,7 @@ impl Postgres {
         self.slot.cont();
     }
 
-    /// Kills the server and deletes its data. If it ran, it is started again, without data.
+    /// Deletes the server's data. A running server is killed first, and then started again without data.
     pub fn wipe(&self) {
         let ran = self.pid().is_some();
         if ran {
@@ -228,7 +228,7 @@ impl Postgres {
         }
     }
 
-    /// The pid of its first process, if it runs.
+    /// The pid of the server's first process, if it runs.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.slot.pid()
@@ -280,8 +280,8 @@ fn found(program: Program) -> PathBuf {
 /// Initialises `folder` as the data of a new PostgreSQL, with the superuser `postgres`; connections need no password.
 ///
 /// # Errors
-/// PostgreSQL is missing, or initdb fails: with its output. If this process is root, the server's user is `postgres`,
-/// who must be able to traverse all folders above.
+/// PostgreSQL is missing, or `initdb` fails; the text has its output. If this process is root, the server runs as
+/// the user `postgres`, who must be able to traverse all parents of `folder`.
 pub fn initialise(folder: &Path) -> Result<(), String> {
     make_for_unprivileged(folder);
     let line = CommandLine::new(found(INITDB))
@@ -322,7 +322,7 @@ fn set_password(folder: &Path, password: &str) -> Result<(), String> {
     if output.status.success() && !said.contains("ERROR") { Ok(()) } else { Err(said.into_owned()) }
 }
 
-/// Copies a template of initialised data, which the first caller makes.
+/// Copies a template of initialised data into `data`. The first caller on this machine makes the template.
 fn prepare(data: &Path) {
     INITDB.path();
     let Some(target) = target() else {
@@ -338,7 +338,7 @@ fn prepare(data: &Path) {
     let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error);
     let lock = lock.expect("a file can be locked");
     if !template.exists() {
-        // Made in a folder that the server's user can traverse, which the target folder need not be.
+        // Made in another folder first: the server's user can traverse that one, and perhaps not the target folder.
         let folder = Folder::new("initdb");
         initialise(&folder.data()).unwrap_or_else(|why| panic!("{why}"));
         let unfinished = made.join("unfinished");
@@ -364,11 +364,11 @@ fn target() -> Option<PathBuf> {
     program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
 }
 
-/// Removes the shared memory segment of a killed PostgreSQL. A machine has a limit of some thousand segments; only the
-/// next start with the same data would remove this one.
+/// Removes the shared memory segment of a killed PostgreSQL. PostgreSQL itself would remove it only at its next
+/// start with the same data, and a machine has a limit of some thousand segments.
 fn forget_shared_memory(data: &Path) {
     let Ok(pid_file) = fs::read_to_string(data.join("postmaster.pid")) else { return };
     let Some((_, id)) = pid_file.lines().nth(6).and_then(|line| line.trim().rsplit_once(' ')) else { return };
-    // Fails if the segment is gone; must not panic, as it may run during a panic.
+    // Fails if the segment is gone. Must not panic, as this function may run during a panic.
     let _ = Command::new(IPCRM.name).args(["--shmem-id", id]).output();
 }

@@ -1,7 +1,7 @@
 //! One running server: all its processes, from its start to its end.
 //!
-//! Responsible for a server never outliving the test, and for stops and kills that are complete when the call returns.
-//! Independent of the kind of server.
+//! Responsible for a server never outliving the test, and for stops and kills that are complete when the call
+//! returns. The same for all kinds of servers.
 
 use std::fs::{self, File};
 use std::io;
@@ -26,7 +26,8 @@ pub(crate) struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts the server; its output is appended to `log`. If this process ends, the server gets the signal `orphaned`.
+    /// Starts the server; its output is appended to `log`. When this process ends, the server gets the signal
+    /// `orphaned`.
     pub(crate) fn start(line: &CommandLine, orphaned: Signal, log: &Path) -> Self {
         SETPRIV.path();
         let file = File::options().create(true).append(true).open(log);
@@ -42,7 +43,7 @@ impl ServerProcess {
     /// Polls `ready` until it returns `Ok`.
     ///
     /// # Panics
-    /// The server has ended, or isn't ready in time; the text has the end of its log.
+    /// The server has ended, or isn't ready in time; the text has the last lines of its log.
     pub(crate) fn wait_until_ready(&mut self, name: &str, mut ready: impl FnMut() -> Result<(), String>) {
         let mut ended = None;
         let waited = wait(|| {
@@ -56,13 +57,14 @@ impl ServerProcess {
         waited.unwrap_or_else(|why| panic!("{name} is not ready: {why}; {log}"));
     }
 
-    /// Stops all its processes. When this returns, none of them runs.
+    /// Stops all processes of the server. When this returns, none of them runs.
     fn stop(&self) {
         wait(|| self.try_stop()).unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// Succeeds if two listings of the processes agree and all were stopped at the first: a process that the first
-    /// listing missed was forked before its parent stopped, and the second listing has it.
+    /// Succeeds if two listings of the processes agree and all processes were stopped at the first listing. A
+    /// process that the first listing missed was forked before its parent stopped, and the second listing contains
+    /// it.
     fn try_stop(&self) -> Result<(), String> {
         let all = self.all();
         let running: Vec<Pid> = all.iter().filter(|pid| !stands_still(**pid)).copied().collect();
@@ -75,15 +77,15 @@ impl ServerProcess {
         Err(format!("processes {running:?} do not stop"))
     }
 
-    /// Continues all its processes.
+    /// Continues all processes of the server.
     fn cont(&self) {
         for pid in self.all().into_iter().rev() {
             let _ = kill(pid, Signal::SIGCONT);
         }
     }
 
-    /// `kill -9` of all its processes at once: they are stopped first, so that none observes another's death. When this
-    /// returns they are gone, and so are their connections.
+    /// `kill -9` of all processes of the server at once: they are stopped first, so that none observes another's
+    /// death. When this returns, they are gone, and so are their connections.
     ///
     /// # Errors
     /// A process could not be killed.
@@ -97,7 +99,7 @@ impl ServerProcess {
         gone(&all)
     }
 
-    /// Sends `signal`, and waits until all its processes are gone.
+    /// Sends `signal` to the first process, and waits until all processes of the server are gone.
     ///
     /// # Errors
     /// The server does not end.
@@ -117,7 +119,7 @@ impl ServerProcess {
         Pid::from_raw(i32::try_from(self.child.id()).expect("the system's pids are i32"))
     }
 
-    /// The first process, then all its descendants.
+    /// The server's first process, then all its descendants.
     fn all(&self) -> Vec<Pid> {
         let parents: Vec<(Pid, Pid)> = fs::read_dir("/proc")
             .into_iter()
@@ -177,7 +179,7 @@ impl ProcessSlot {
         process.end(signal).unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// For a drop: ends the process if it runs, by force if the signal does not end it.
+    /// For a drop: ends the process if it runs. Its own drop kills it if the signal does not end it.
     pub(crate) fn clear(&self, signal: Signal) {
         if let Some(mut process) = self.get().take() {
             let _ = process.end(signal);
@@ -199,8 +201,8 @@ impl Drop for ServerProcess {
     }
 }
 
-/// Spawns on a thread that lives as long as this process: the parent-death signal is sent when the *thread* ends that
-/// started the child, and a test may start its servers on a thread that ends early.
+/// Spawns `command` on a thread that lives as long as this process. The kernel sends the parent-death signal when
+/// the *thread* ends that started the child, and a test may start its servers on a thread that ends early.
 fn spawn(command: Command) -> io::Result<Child> {
     type Order = (Command, SyncSender<io::Result<Child>>);
     static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
@@ -247,7 +249,8 @@ fn stat(pid: i32) -> Option<(char, i32)> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The state follows the program's name, which may contain anything; then comes the parent.
+/// Parses a line of `/proc/PID/stat`: the state follows the program's name, which may contain any character; then
+/// comes the parent.
 fn parse_stat(text: &str) -> Option<(char, i32)> {
     let (_, rest) = text.rsplit_once(") ")?;
     let mut words = rest.split(' ');

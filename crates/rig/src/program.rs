@@ -22,16 +22,16 @@ pub struct Program {
     pub package: &'static str,
 }
 
-/// Starts other programs as another user, and ends them with this process.
+/// The program that starts other programs as another user, and has the kernel end them with this process.
 pub(crate) const SETPRIV: Program = Program { name: "setpriv", package: "util-linux" };
-/// Ends a client of a server that does not answer.
+/// The program that ends a client whose server does not answer.
 pub(crate) const TIMEOUT: Program = Program { name: "timeout", package: "coreutils" };
 
 impl Program {
     /// The path of the program.
     ///
     /// # Panics
-    /// It is missing; the text names the package and the commands that install everything.
+    /// The program is missing; the text names its package, and the commands that install all packages.
     pub(crate) fn path(self) -> PathBuf {
         let Self { name, package } = self;
         find(name).unwrap_or_else(|| {
@@ -43,8 +43,9 @@ impl Program {
     }
 }
 
-/// The path of the program `name`: in Debian's folder of the newest PostgreSQL, in PATH, or in one of the two folders
-/// of system programs that PATH often lacks for ordinary users. An absolute path is returned as it is, if it exists.
+/// The path of the program `name`: in Debian's folder of the newest PostgreSQL, in PATH, or in one of the two
+/// folders of system programs that an ordinary user's PATH often lacks. An absolute path is returned unchanged if
+/// it exists.
 #[must_use]
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -56,7 +57,8 @@ pub fn find(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Debian installs the servers of several versions beside each other, none of them in PATH.
+/// The folder of the newest PostgreSQL's programs. Debian installs several versions beside each other, none of them
+/// in PATH.
 fn newest_postgres() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?.filter_map(Result::ok);
     let programs = versions.filter_map(|entry| {
@@ -120,8 +122,9 @@ impl CommandLine {
         self.through(&["--pdeathsig", signal.as_str()])
     }
 
-    /// The command, run by setpriv with these options; setpriv replaces itself with the program. A change of user
-    /// clears the parent-death signal, so one setpriv does both: it sets the signal last.
+    /// The command, run by setpriv with these options; setpriv then replaces itself by the program. A change of
+    /// user clears the parent-death signal, so one setpriv does both: it changes the user, and sets the signal
+    /// last.
     fn through(&self, options: &[&str]) -> Command {
         let mut options = options.to_vec();
         let user = [format!("--reuid={UNPRIVILEGED}"), format!("--regid={UNPRIVILEGED}")];
@@ -143,7 +146,7 @@ impl CommandLine {
 
 /// Runs `program` to its end and returns its output without the final newline, or its error output.
 ///
-/// A client of a stopped server would wait forever: after 30 s that is an error.
+/// Runs under `timeout`: a client of a stopped server would wait forever, so after 30 s that is an error.
 pub(crate) fn ask(program: Program, change: impl FnOnce(&mut Command)) -> Result<String, String> {
     let mut command = Command::new(TIMEOUT.path());
     command.args(["--kill-after=1", "30"]).arg(program.path());

@@ -13,7 +13,7 @@ use crate::shim::{Shim, ShimClock};
 use crate::tls::Certificates;
 use crate::wait::wait;
 
-/// The server; also the sentinel.
+/// The server's program; it is also the sentinel's.
 pub const SERVER: Program = Program { name: "redis-server", package: "redis-server" };
 /// The command line client.
 pub const CLI: Program = Program { name: "redis-cli", package: "redis-tools" };
@@ -26,7 +26,7 @@ pub struct Redis {
     // Ended before its folder is removed and its port released.
     slot: ProcessSlot,
     port: Port,
-    /// The port for the other nodes of a cluster.
+    /// The port for the other nodes of the cluster, if the server is a cluster node.
     bus: Option<Port>,
     folder: Folder,
     settings: Vec<String>,
@@ -45,8 +45,8 @@ impl Redis {
     }
 
     /// Starts a server with further settings, as the words of a command line: `&["--appendonly", "yes"]`, or
-    /// `&["--user", "alice", "on", ">secret", "~jobs/*", "+@all"]`. With `--requirepass` also [`Redis::cli`] uses that
-    /// password.
+    /// `&["--user", "alice", "on", ">secret", "~jobs/*", "+@all"]`. With `--requirepass`, [`Redis::cli`] uses that
+    /// password too.
     #[must_use]
     pub fn with(settings: &[&str]) -> Self {
         Self::unstarted(settings).started()
@@ -104,7 +104,8 @@ impl Redis {
         self
     }
 
-    /// Starts a replica of this server with the same settings and the true time; returns once it is in sync.
+    /// Starts a replica of this server, with the same settings and without a clock to set; returns once the replica
+    /// is in sync.
     ///
     /// # Panics
     /// This server uses TLS; or those of [`Redis::start`].
@@ -166,7 +167,7 @@ impl Redis {
         &self.tls.as_ref().expect("only `with_tls` has certificates").stranger
     }
 
-    /// The server's wall clock. Its offset is kept over all starts.
+    /// The server's wall clock. Its offset stays the same when the server is started again.
     ///
     /// # Panics
     /// The server was not started by [`Redis::with_clock`].
@@ -201,7 +202,7 @@ impl Redis {
         })
     }
 
-    /// `kill -9`; when this returns the port is closed.
+    /// `kill -9`; when this returns, the port is closed.
     pub fn kill(&self) {
         self.slot.kill();
     }
@@ -237,7 +238,7 @@ impl Redis {
         self.start_again();
     }
 
-    /// SIGSTOP: the server does not answer, its connections stay open. When this returns it is stopped.
+    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is stopped.
     pub fn stop(&self) {
         self.slot.stop();
     }
@@ -247,7 +248,7 @@ impl Redis {
         self.slot.cont();
     }
 
-    /// Kills the server and deletes its data. If it ran, it is started again, without data.
+    /// Deletes the server's data. A running server is killed first, and then started again without data.
     pub fn wipe(&self) {
         let ran = self.pid().is_some();
         if ran {
@@ -259,13 +260,13 @@ impl Redis {
         }
     }
 
-    /// Its pid, if it runs.
+    /// The server's pid, if it runs.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.slot.pid()
     }
 
-    /// The port for the other nodes of its cluster.
+    /// The port for the other nodes of the server's cluster.
     pub(crate) fn bus(&self) -> String {
         self.bus.as_ref().expect("it is a node").number().to_string()
     }
@@ -276,7 +277,7 @@ impl Redis {
         self.settings.get(place + 1).map(String::as_str)
     }
 
-    /// A refused login is an answer too.
+    /// Succeeds once the server answers; a refused login counts as an answer.
     fn answers(&self) -> Result<(), String> {
         match self.try_cli(&["PING"]) {
             Ok(answer) if answer == "PONG" => Ok(()),
@@ -294,7 +295,7 @@ pub fn line(port: u16, folder: &Path, settings: &[impl AsRef<str>]) -> CommandLi
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
         .path(folder)
         .args(["--save", "", "--appendonly", "no"])
-        // Serves a replica at once, instead of waiting 5 s for further replicas.
+        // So a replica is served at once; by default, the server waits 5 s for further replicas.
         .args(["--repl-diskless-sync-delay", "0"])
         // A process title would overwrite the command line, which identifies the owner of the process.
         .args(["--set-proc-title", "no"])

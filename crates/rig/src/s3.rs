@@ -1,6 +1,6 @@
 //! Emulators of Amazon S3, from PyPI and npm.
 //!
-//! Responsible for starting them, each with an empty bucket. Their data are lost when they end.
+//! Responsible for starting the emulators, each with an empty bucket. Their data are lost when they end.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,16 +14,16 @@ use crate::port::Port;
 use crate::process::{ProcessSlot, ServerProcess};
 use crate::program::{CommandLine, Program};
 
-/// Runs moto.
+/// The program that runs moto.
 pub const PYTHON: Program = Program { name: "python3", package: "python3" };
-/// Runs s3rver and Azurite.
+/// The program that runs s3rver and Azurite.
 pub const NODE: Program = Program { name: "node", package: "nodejs" };
 
 /// The bucket that exists from the start.
 pub const BUCKET: &str = "lockkeeper";
 
-/// moto compares the ETag and stores the object in two steps, and serves each connection on a thread. S3 guarantees
-/// that of two puts with the same condition one is refused: so this serves one request at a time.
+/// moto compares the ETag and stores the object in two steps, and serves each connection on a thread of its own. S3
+/// guarantees that of two puts with the same condition one is refused, so this script serves one request at a time.
 pub(crate) const MOTO: &str = "\
 import sys, threading
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -35,7 +35,7 @@ def one_at_a_time(environ, start_response):
 run_simple('127.0.0.1', int(sys.argv[1]), one_at_a_time, threaded=True, request_handler=MotoRequestHandler)
 ";
 
-/// A server with S3's API, on plain HTTP, for any client. Ended when dropped.
+/// A server with S3's API, on plain HTTP. Ended when dropped.
 pub struct S3 {
     // Ended before its folder is removed and its port released.
     slot: ProcessSlot,
@@ -44,11 +44,11 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// Starts a server with S3's guarantees for conditional puts: moto. `foreign` is the folder with the packages that
-    /// `cargo xtask test` installs from registries.
+    /// Starts a server with S3's guarantees for conditional puts: moto. `foreign` is the folder with the packages
+    /// that `cargo xtask test` installs from registries.
     ///
     /// # Panics
-    /// `python3` or moto is missing, or it doesn't start.
+    /// `python3` or moto is missing, or moto doesn't start.
     #[must_use]
     pub fn start(foreign: &Path) -> Self {
         let library = installed(foreign, "pypi", "moto");
@@ -66,7 +66,7 @@ impl S3 {
     /// Starts a server that ignores the conditions of puts: s3rver.
     ///
     /// # Panics
-    /// `node` or s3rver is missing, or it doesn't start.
+    /// `node` or s3rver is missing, or s3rver doesn't start.
     #[must_use]
     pub fn without_conditions(foreign: &Path) -> Self {
         let program = installed(foreign, "npm", "node_modules/s3rver").join("bin/s3rver.js");
@@ -126,7 +126,7 @@ pub(crate) fn installed(foreign: &Path, registry: &str, library: &str) -> std::p
     folder
 }
 
-/// Creates the bucket, by a request without a signature, which neither emulator requires for that.
+/// Creates the bucket by an unsigned request: neither emulator requires a signature for that.
 fn make_bucket(port: u16) -> Result<(), String> {
     let ask = || -> std::io::Result<String> {
         let mut server = TcpStream::connect(("127.0.0.1", port))?;

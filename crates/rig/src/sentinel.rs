@@ -14,10 +14,10 @@ use crate::wait::wait;
 /// The sentinels' name for the primary.
 const NAME: &str = "main";
 const SENTINELS: usize = 3;
-/// The time without an answer after which a primary counts as down. A shorter time is exceeded by accident on a busy
-/// machine.
+/// A primary that has not answered for this long counts as down. On a busy machine, a healthy primary may exceed a
+/// shorter time.
 const DOWN_AFTER_MS: u32 = 2_000;
-/// Two attempts at a failover are at least twice this apart.
+/// Two attempts at a failover are at least twice this time apart.
 const FAILOVER_TIMEOUT_MS: u32 = 3_000;
 
 /// Two Redis servers and three sentinels, which promote one server when the other does not answer for two seconds.
@@ -36,7 +36,8 @@ struct One {
 }
 
 impl Sentinel {
-    /// Starts all of them; returns once each sentinel knows both servers and the other sentinels.
+    /// Starts both servers and all sentinels; returns once each sentinel knows both servers and the other
+    /// sentinels.
     ///
     /// # Panics
     /// Redis is missing or doesn't start.
@@ -98,10 +99,10 @@ impl Sentinel {
         server.expect("there are two servers")
     }
 
-    /// Waits until all sentinels report another primary than `former`, and it accepts writes.
+    /// Waits until all sentinels report another primary than `former`, and that primary accepts writes.
     ///
     /// # Panics
-    /// That does not happen in time.
+    /// That takes more than a minute.
     pub fn wait_for_another_than(&self, former: &Redis) {
         let changed = wait(|| {
             for one in &self.sentinels {
@@ -153,7 +154,7 @@ impl One {
         })
     }
 
-    /// The answer has the address, then the port.
+    /// The port of the primary. The answer has the address on its first line, and the port on its second.
     fn primary_port(&self) -> Result<u16, String> {
         let told = self.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME])?;
         let port = told.lines().nth(1).and_then(|port| port.parse().ok());

@@ -1,6 +1,6 @@
 //! Faults of the machine for one process: a disk that fails or is slow, a wall clock that jumps.
 //!
-//! Responsible for `shim.c`: compiling it, and its numbers. [`Shim::environment`] loads it into a process.
+//! Responsible for `shim.c`: compiling it, and changing its numbers. [`Shim::environment`] loads it into a process.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use crate::program::Program;
 const COMPILER: Program = Program { name: "cc", package: "gcc libc6-dev" };
 const SOURCE: &str = include_str!("shim.c");
 
-/// The numbers of `shim.c`, by index.
+/// The numbers that control `shim.c`, by index.
 #[derive(Clone, Copy)]
 pub enum Number {
     /// The extra duration of each sync, in milliseconds.
@@ -31,7 +31,7 @@ pub enum Number {
 
 const NUMBERS: u64 = 6;
 
-/// The shim that wraps the system calls of one process.
+/// The shim, which wraps system calls of the process that loads it.
 pub struct Shim {
     library: PathBuf,
     path: PathBuf,
@@ -39,7 +39,7 @@ pub struct Shim {
 }
 
 impl Shim {
-    /// Compiles the shim into `folder`; all numbers are 0, which changes nothing.
+    /// Compiles the shim into `folder`. All numbers are 0 at first: then the shim changes nothing.
     ///
     /// # Panics
     /// There is no C compiler.

@@ -8,13 +8,13 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 
 use crate::folder::give_away;
 
-/// The files of a certificate authority, and of a certificate by it for `localhost` and `127.0.0.1`.
+/// The files of a certificate authority, and of a certificate that it issued for `localhost` and `127.0.0.1`.
 pub(crate) struct Certificates {
     /// The authority that clients must trust.
     pub(crate) ca: PathBuf,
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
-    /// Another authority, which has signed nothing.
+    /// The certificate of another authority, which has signed nothing.
     pub(crate) stranger: PathBuf,
 }
 
@@ -44,10 +44,10 @@ impl Certificates {
     }
 }
 
-/// An authority with a new key; all have the same name.
+/// A certificate authority with a new key. All authorities have the same name.
 fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::default();
-    // Must differ from the server's name: a certificate with the same issuer and subject counts as self-signed.
+    // The name must differ from the server's: a certificate with the same issuer and subject counts as self-signed.
     params.distinguished_name.push(DnType::CommonName, "lockkeeper-rig authority");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().expect("the system has randomness");

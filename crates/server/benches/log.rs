@@ -21,7 +21,7 @@ fn timed(work: impl FnOnce()) -> Duration {
     began.elapsed()
 }
 
-/// The quantile `part` of `times`, 0 to 1.
+/// Returns the quantile `part` (0 to 1) of `times`.
 fn quantile(times: &mut [Duration], part: f64) -> Duration {
     times.sort_unstable();
     times[(times.len() as f64 * part) as usize]
@@ -36,7 +36,7 @@ fn bare_file(path: &std::path::Path) -> File {
 
 #[expect(clippy::print_stdout, reason = "a bench prints its figures")]
 fn main() {
-    // On the build's disk: in a memory filesystem fdatasync would cost nothing.
+    // On the disk that has the build directory: in a memory filesystem `fdatasync` would cost nothing.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made");
     let bare = bare_file(&dir.path().join("bare"));
     let disk = DataDirectory::own(dir.path().join("data")).expect("nobody has it");

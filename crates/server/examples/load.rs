@@ -1,5 +1,5 @@
-//! Load for a node: N logical clients in closed loops (acquire, release, again), each with its own session and its own
-//! lock, over few connections; beside it the cost of one bare `fdatasync` in the same directory.
+//! Load for a node: N logical clients, each with its own session and lock, acquire and release in closed loops over
+//! a few connections. Also prints the cost of one bare `fdatasync` in the same directory.
 //!
 //! `cargo run --release -p lockkeeper-server --example load -- http://127.0.0.1:5625 CLIENTS CONNECTIONS SECONDS DIRECTORY`
 
@@ -79,7 +79,7 @@ async fn load(
     Ok(waits)
 }
 
-/// A logical client.
+/// A logical client: one session that acquires and releases one lock.
 struct LoadClient {
     session: u64,
     seq: u64,

@@ -1,7 +1,8 @@
 //! Backups as files: inspection, and restore into the data directory of a new cluster.
 //!
-//! Responsible for: a file is read to its end and verified before anything is written; a directory that is not empty is
-//! left alone; tokens continue above all that the old cluster issued, also after the backup was taken (P2, T1).
+//! Responsible for: a file is read to its end and verified before anything is written; no file is written into a
+//! directory that is not empty; tokens continue above all that the old cluster issued, also after the backup was
+//! taken (P2, T1).
 
 use std::fs;
 use std::io;
@@ -17,7 +18,8 @@ use crate::data::{first_tokens, id, random};
 use crate::disk::{DataDirectory, DataFile, DirectoryError};
 use crate::error::ServeError;
 
-/// Entries that an empty directory may have: the lock file of its owner, and the directory of a new filesystem.
+/// Entries that an empty directory may have: the lock file of its owner, and the directory `lost+found` of a new
+/// filesystem.
 const NOTHING: [&str; 2] = ["lock", "lost+found"];
 
 /// A summary of a backup.
@@ -95,7 +97,7 @@ pub enum RestoreError {
     NotEmpty {
         /// The directory.
         data: PathBuf,
-        /// One of its entries.
+        /// The name of an entry of the directory.
         found: String,
     },
     /// The wall clock is behind the backup.
@@ -154,14 +156,14 @@ pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
 
 fn founding(node: u64, tokens_above: u64, rules: u32) -> Result<Founding, ServeError> {
     let incarnation = id()?;
-    // Its addresses are given when the node is started.
+    // The node's addresses are set when it is started.
     let member = Member { node, incarnation: incarnation.clone(), ..Member::default() };
     Ok(Founding { cluster: id()?, node, incarnation, members: vec![member], tokens_above, rules })
 }
 
-/// A number above every token that the old cluster can have issued: the backup's counter bounds those until the backup
-/// was taken, and since then fewer than one a microsecond were issued. A second restore of the same file is later, so
-/// by the same rule its tokens are above those of the first.
+/// A number above every token that the old cluster can have issued: the backup's counter, plus one token for each
+/// microsecond since the backup was taken. A second restore of the same file is later, so by the same rule its
+/// tokens are above those of the first.
 fn tokens_above(contents: &Contents, asked: Option<u64>, now: SystemTime) -> Result<u64, RestoreError> {
     let max = limits::RAISE_TOKENS_MAX;
     let above = match (now.duration_since(contents.taken), asked) {
@@ -203,8 +205,9 @@ fn read(file: &Path) -> Result<(Contents, Table), RestoreError> {
     Ok((contents, table))
 }
 
-/// Checked before the directory is owned, which would create a file in an unrelated directory. If it has an unfinished
-/// restore, the storage decides instead: it knows that restore's files.
+/// Called before the directory is owned, since owning creates a file, perhaps in an unrelated directory. A
+/// directory with an unfinished restore is accepted here; the storage checks it, since only the storage recognizes
+/// that restore's files.
 fn check_empty(data: &Path) -> Result<(), RestoreError> {
     let read = || -> io::Result<Vec<String>> {
         let names = fs::read_dir(data)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
@@ -232,7 +235,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The error, with its cause where it has one.
+/// Formats the error, with its cause if it has one.
 fn with_cause(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error} ({cause})"),

@@ -23,7 +23,8 @@ const TOKENS_EPOCH_SECONDS: u64 = 1_767_225_600;
 /// The default id of the node of a single-node cluster.
 const NODE: u64 = 1;
 
-/// The reason why no node may start with these data any more, stored as a file with a text.
+/// The reason why no node may start with these data any more. Stored as a file, named after the reason, that
+/// contains an error text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unusable {
     /// The node's table differed from that of its cluster.
@@ -51,7 +52,7 @@ impl Unusable {
     }
 }
 
-/// The most bytes that are read of the text.
+/// The most bytes that are read of the error text in that file.
 const REASON_BYTES_MAX: u64 = 4096;
 
 /// The state that a node starts from.
@@ -145,7 +146,7 @@ pub(crate) fn open<D: Disk>(
     }
 }
 
-/// Writes the founding record, and opens the data.
+/// Writes the founding record, and then recovers the data as [`open`] does.
 ///
 /// # Errors
 /// Those of [`open`].
@@ -158,7 +159,7 @@ pub(crate) fn found<D: Disk>(
     recover(disk, &told.data, existing)
 }
 
-/// Stores a candidate durably.
+/// Stores a candidate's identity durably.
 ///
 /// # Errors
 /// The directory can't be written.
@@ -170,7 +171,7 @@ pub(crate) fn stand<D: Disk>(
     storage::stand(disk, candidate).map_err(failed(told))
 }
 
-/// Marks the data so that no later start accepts them: the fault may be in a snapshot already.
+/// Marks the data as unusable, so that no later start accepts them: the wrong values may be in a snapshot already.
 ///
 /// # Errors
 /// The disk's error.
@@ -256,8 +257,9 @@ fn member(told: &ServerOptions, addresses: Addresses<'_>, incarnation: Vec<u8>) 
     }
 }
 
-/// The greater of `asked` and the microseconds since 2026, which are above every token of an earlier table here that
-/// granted fewer than a million a second. The only use of a wall clock (T1).
+/// The greater of `asked` and the microseconds since 2026. The latter are above every token of an earlier table in
+/// this directory, provided that the table granted fewer than a million a second. The only use of a wall clock
+/// (T1).
 pub(crate) fn first_tokens(asked: Option<u64>, now: SystemTime) -> Result<u64, ServeError> {
     let max = limits::RAISE_TOKENS_MAX;
     if let Some(above) = asked.filter(|above| *above > max) {
@@ -296,7 +298,7 @@ fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result
         Some(snapshot) => read_table(snapshot, directory, seed)?,
         None => Table::with_rules(seed, rules(&founding)?),
     };
-    // Only after the newest snapshot was read to its end.
+    // Old snapshots are removed only after the newest one was read to its end.
     if let Err(error) = leftovers.run(disk) {
         tracing::warn!(%error, "old snapshots in `{}` could not be removed: {error}", directory.display());
     }

@@ -15,7 +15,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 /// The file whose flock is the ownership. The file stays when the process ends; the flock doesn't.
 const LOCK: &str = "lock";
-/// For the node's user only: the data name clients, the locks that they wait for, and values.
+/// Other users of the machine have no access: the data contain the names of clients and locks, and values.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
@@ -32,7 +32,7 @@ pub enum DirectoryError {
     InUse {
         /// The data directory.
         path: PathBuf,
-        /// Its owner, if known.
+        /// The process that uses the directory, if known.
         pid: Option<u32>,
     },
     /// The system refused a step.

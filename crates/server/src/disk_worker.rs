@@ -19,7 +19,7 @@ use crate::peers::Arrived;
 /// The interval of checks that the data directory still exists: writes acknowledged after its deletion are lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A task for the disk worker; tasks are done in the order in which they were sent.
+/// A task for the disk worker, which executes tasks in the order in which they were sent.
 pub(crate) enum Chore {
     /// One step of the snapshot; the next one is sent after this one's result.
     Step(SnapshotStep),
@@ -39,9 +39,9 @@ pub(crate) enum DiskTaskResult<D: Disk> {
     Spare(Spare<D::File>),
     /// The spare could not be made; the log makes its next segment itself.
     NoSpare,
-    /// The disk is full at a point where the node can't continue.
+    /// The disk is full, and the failed step is one without which the node can't continue.
     Full(io::Error),
-    /// A leader's snapshot has arrived.
+    /// A snapshot that the leader sent was received and written to a file.
     Received(Box<Received>, Box<Arrived<D>>),
     /// The data directory no longer exists; the thread has ended.
     Gone,
@@ -98,7 +98,7 @@ impl<D: Disk> Chores<D> {
             };
             if Instant::now() >= look {
                 if !(self.is_in_place)() {
-                    // Fails only while the process ends.
+                    // Sending fails only while the process ends.
                     let _ = self.done.send(DiskTaskResult::Gone);
                     return self.inbox.ring();
                 }
@@ -129,8 +129,8 @@ impl<D: Disk> Chores<D> {
     fn step(&mut self, writer: &mut Option<Open<D>>, step: SnapshotStep) -> DiskTaskResult<D> {
         let result = match (step, writer.take()) {
             (SnapshotStep::Begin(head), before) => {
-                // `before` is a snapshot that the replica gave up. A file that can't be removed now is removed at the
-                // next start.
+                // `before` is a snapshot that the replica has abandoned. If its file can't be removed now, the next
+                // start removes it.
                 drop(before.map(|before| before.writer.abandon()));
                 self.snapshots
                     .begin(&head)
@@ -139,7 +139,7 @@ impl<D: Disk> Chores<D> {
             (SnapshotStep::Piece(piece), Some(mut open)) => match open.write(&piece) {
                 Ok(()) => Ok(Some(open)),
                 Err(error) => {
-                    // A file that can't be removed now is removed at the next start.
+                    // If the file can't be removed now, the next start removes it.
                     drop(open.writer.abandon());
                     Err(error)
                 }
@@ -173,8 +173,8 @@ impl<D: Disk> Chores<D> {
         }
     }
 
-    /// Keeps the order: files whose removal failed are tried again first, since a gap in the log would look like data
-    /// loss.
+    /// Removes files in the order of the requests; files whose removal failed come first. Otherwise a segment could
+    /// be missing between two that remain, which would look like data loss.
     fn remove(&mut self, removal: Removal) {
         self.unremoved.then(removal);
         if let Err(error) = self.unremoved.run(&self.disk) {

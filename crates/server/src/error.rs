@@ -19,7 +19,7 @@ pub enum ServeError {
         "`{address}` is no address to listen on ({why}); give HOST:PORT, as in `127.0.0.1:5625` or `[::1]:5625`"
     )]
     Address {
-        /// As it was given.
+        /// The text that was given as the address.
         address: String,
         /// The fault of the address.
         why: String,
@@ -31,7 +31,7 @@ pub enum ServeError {
          if the network itself keeps strangers out"
     )]
     NotLoopback {
-        /// As it was given.
+        /// The text that was given as the address.
         address: String,
     },
     /// The address is a wildcard, which clients can't connect to.
@@ -40,7 +40,7 @@ pub enum ServeError {
          `--advertise HOST:PORT` with the one that they can reach"
     )]
     Wildcard {
-        /// As it was given.
+        /// The text that was given as the address.
         address: String,
     },
     /// The options about nodes are missing or contradict each other.
@@ -74,7 +74,7 @@ pub enum ServeError {
         directory: PathBuf,
         /// The node that the data belong to.
         found: u64,
-        /// As it was given.
+        /// The node id that the options give.
         told: u64,
     },
     /// The data directory is of a node that was about to bootstrap or join a cluster with others.
@@ -102,7 +102,7 @@ pub enum ServeError {
         /// The newest version that this program knows.
         known: u32,
     },
-    /// Another process listens there.
+    /// Another process listens on the address.
     #[error(
         "`{address}` is in use by another process (`ss -ltnp` names it); stop that one, or give another `--listen` (for \
          peers: `--peer-listen`)"
@@ -111,7 +111,7 @@ pub enum ServeError {
         /// The address.
         address: SocketAddr,
     },
-    /// The system refused to listen there.
+    /// The system refused to listen on the address.
     #[error("cannot listen on `{address}`: {source}")]
     Listen {
         /// The address.
@@ -138,7 +138,7 @@ pub enum ServeError {
     Snapshot {
         /// The data directory.
         directory: PathBuf,
-        /// Its position in the log.
+        /// The snapshot's position in the log.
         index: u64,
         /// The fault of the snapshot.
         why: String,
@@ -153,7 +153,7 @@ pub enum ServeError {
     /// The given lower bound is above the greatest token.
     #[error("tokens can't start above {above}: the greatest token is {max}; give a lower `--tokens-above`")]
     TokensAbove {
-        /// As it was given.
+        /// The lower bound that was given.
         above: u64,
         /// The greatest value that is allowed.
         max: u64,
@@ -194,7 +194,7 @@ pub enum ServeError {
     WrongTable {
         /// This node.
         node: u64,
-        /// Both digests, and where they were compared.
+        /// Both digests, and the log entry after which they were compared.
         difference: Difference,
     },
     /// Log entries that this node had acknowledged are missing: the disk lost them, or the directory was replaced by an
@@ -211,7 +211,7 @@ pub enum ServeError {
         node: u64,
         /// The data directory.
         directory: String,
-        /// The missing entries, and the peer that showed it.
+        /// The missing entries, and the peer whose message showed that they are missing.
         lost: LostEntries,
     },
     /// An earlier run with these data stopped for [`ServeError::EntriesLost`].
@@ -233,7 +233,7 @@ pub enum ServeError {
         /// The message of that run.
         why: String,
     },
-    /// The system refused a thread, a signal handler or the like.
+    /// The system refused to create a thread, a signal handler or the like.
     #[error("cannot {doing}: {source}")]
     System {
         /// The step, as a verb.
@@ -244,7 +244,7 @@ pub enum ServeError {
     /// A thread of this process panicked.
     #[error("the thread `{thread}` has panicked: this is a bug of ours; the panic's text stands above")]
     Panicked {
-        /// Its name.
+        /// The thread's name.
         thread: &'static str,
     },
 }
@@ -256,12 +256,12 @@ impl ServeError {
     }
 }
 
-/// As in `node 2, node 3`.
+/// Formats node ids as in `node 2, node 3`.
 fn listed(nodes: &[u64]) -> String {
     nodes.iter().map(|node| format!("node {node}")).collect::<Vec<_>>().join(", ")
 }
 
-/// The error, with its cause where it has one.
+/// Formats the error, with its cause if it has one.
 fn with_cause(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error} ({cause})"),

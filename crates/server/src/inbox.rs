@@ -15,10 +15,12 @@ use lockkeeper_wire::request::Request;
 
 use crate::peers::Bell;
 
-/// Streams are not read further while more requests than this are pending: the work of several turns.
+/// While the pending requests weigh this much or more, no further input is read from streams. Enough work for
+/// several turns.
 const REQUESTS_MAX: usize = 1 << 16;
 
-/// The share of `REQUESTS_MAX` that an event takes: its requests, each plus one for every 64 bytes of its content.
+/// The weight of an event, as counted against `REQUESTS_MAX`: one for each request, plus one for every 64 bytes of
+/// the request's content.
 pub(crate) fn weight(event: &Event) -> usize {
     match event {
         Event::Frame(_, requests) => requests.iter().map(request_weight).sum::<usize>().max(1),
@@ -39,11 +41,11 @@ fn request_weight(request: &Request) -> usize {
     1 + bytes / 64
 }
 
-/// Events for the replica.
+/// The queue of events for the replica.
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
-    /// The reader, and how to wake it.
+    /// How to wake the replica's thread, the only reader.
     replica: OnceLock<Sleeper>,
 }
 
@@ -60,7 +62,8 @@ struct Waiting {
     events: Vec<Event>,
     /// The weight of the events that were pushed and that the replica has not handled yet.
     requests: usize,
-    /// Tasks that read streams and wait for room, by their place in the order in which they began to wait.
+    /// Wakers of the tasks that have paused reading a stream until there is room, by the number that each drew when
+    /// it began to wait.
     paused: BTreeMap<u64, Waker>,
     last_turn: u64,
     is_closed: bool,
@@ -83,9 +86,9 @@ impl Inbox {
         }
     }
 
-    /// Ready if there is room for more requests; otherwise the calling task is woken as soon as there is. `turn` is the
-    /// task's place among the waiting tasks (not a turn of the replica), and is kept until the task finds room. Tasks
-    /// are woken in the order of their places, so that a task that always has more requests can't starve others.
+    /// Ready if there is room for more requests; otherwise the calling task is woken as soon as there is. `turn` is
+    /// the number that the task draws when it begins to wait (not a turn of the replica), kept until it finds room.
+    /// Tasks are woken in the order of these numbers, so a task that always has more requests can't starve others.
     pub(crate) fn poll_room(&self, turn: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<()> {
         let mut waiting = self.lock();
         if waiting.requests < REQUESTS_MAX {
@@ -100,27 +103,27 @@ impl Inbox {
         Poll::Pending
     }
 
-    /// Closes the inbox, since the process ends: the next [`Inbox::take`] returns `false`, and neither pending nor later
-    /// events are handled.
+    /// Closes the inbox because the process ends: the next [`Inbox::take`] returns `false`, and neither pending nor
+    /// later events are handled.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
         self.ring();
     }
 
-    /// Registers the present thread as the replica's.
+    /// Registers the calling thread as the replica's.
     pub(crate) fn is_mine(&self) {
-        // Already set for a thread that polls.
+        // Fails if a bell is registered already, which then remains the way to wake this thread.
         let _ = self.replica.set(Sleeper::Parks(std::thread::current()));
     }
 
     /// Registers the bell that wakes the replica's thread.
     pub(crate) fn rings(&self, bell: Arc<Bell>) {
-        // Never fails: the replica's thread registers itself later, when it runs.
+        // Never fails: the replica's thread calls `is_mine` later, when it runs.
         let _ = self.replica.set(Sleeper::Polls(bell));
     }
 
-    /// Moves all pending events into `events`, which must be empty. `handled` is the weight of the events handled since
-    /// the last call. Returns `false` if the process ends.
+    /// Moves all pending events into `events`, which must be empty. `handled` is the weight of the events handled
+    /// since the last call. Returns `false` if the inbox was closed.
     pub(crate) fn take(&self, events: &mut Vec<Event>, handled: usize) -> bool {
         let mut waiting = self.lock();
         waiting.requests -= handled;
@@ -141,7 +144,7 @@ impl Inbox {
     }
 }
 
-/// Outputs of the replica, for the one task of the front that takes them.
+/// The queue of the replica's outputs; one task of the front takes them.
 #[derive(Default)]
 pub(crate) struct Outbox(Mutex<OutboxContents>);
 
@@ -155,25 +158,25 @@ struct OutboxContents {
 /// The state of the replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum ReplicaStatus {
-    /// There is no leader, or this node leads and has not applied all that was committed.
+    /// There is no leader, or this node leads but has not yet applied all entries that were committed before.
     #[default]
     Waiting,
-    /// It leads and answers.
+    /// This node leads and answers.
     Ready,
-    /// It follows a leader, which answers.
+    /// This node follows a leader, which answers.
     Following {
         /// The leader's id.
         leader: u64,
     },
-    /// This node was shut down and has ended its streams. If it led, it first handed over leadership, unless no node
-    /// took it.
+    /// This node shuts down and has ended its streams. If it led, it has transferred the leadership before, unless
+    /// no node took over.
     Left,
-    /// Its thread has ended.
+    /// The replica's thread has ended.
     Ended,
 }
 
 impl Outbox {
-    /// Hands over a turn's outputs.
+    /// Appends the outputs of a turn of the replica.
     pub(crate) fn put(&self, outputs: &mut Vec<Output>, state: ReplicaStatus) {
         let mut done = self.lock();
         if outputs.is_empty() && done.state == state {
@@ -192,7 +195,8 @@ impl Outbox {
         }
     }
 
-    /// Moves all pending outputs into `outputs`, which must be empty. The task is woken when there are more.
+    /// Moves all pending outputs into `outputs`, which must be empty. The calling task is woken when there are
+    /// more.
     pub(crate) fn take(&self, outputs: &mut Vec<Output>, cx: &mut Context<'_>) -> ReplicaStatus {
         let mut done = self.lock();
         std::mem::swap(&mut done.outputs, outputs);

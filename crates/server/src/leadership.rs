@@ -12,7 +12,7 @@ use lockkeeper_wire::store::Configuration;
 /// or three.
 const PATIENCE: u32 = 4;
 
-/// A line for the log.
+/// A message about leadership, for the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LeadershipLine {
     is_warning: bool,
@@ -32,25 +32,25 @@ impl LeadershipLine {
     }
 }
 
-/// The leader that this node knows, over time.
+/// Tracks the leader that this node knows.
 #[derive(Debug)]
 pub(crate) struct Leadership {
     node: u64,
     patience: Duration,
     /// The last leader that was logged, and its term.
     told: Option<(u64, u64)>,
-    /// The start of the present period without a leader, and whether it was logged.
+    /// The start of the present period without a leader, and whether that period was logged already.
     without: Option<(Instant, bool)>,
 }
 
 impl Leadership {
-    /// `node` is this node; `election_timeout` scales the delay before a missing leader is logged.
+    /// `node` is this node's id; `election_timeout` scales the delay before a missing leader is logged.
     pub(crate) fn new(node: u64, election_timeout: Duration) -> Self {
         Self { node, patience: election_timeout * PATIENCE, told: None, without: None }
     }
 
-    /// Returns the lines to log given that `leader` leads in `term`: this node, or a node that it follows; `None` if it
-    /// knows no leader. `reached` is called only if the lines need the voters' connections.
+    /// Returns the lines to log. `leader` is the node that leads in `term`, perhaps this one; `None` if this node
+    /// knows no leader. `reached` is called only if a line lists the voters' connections.
     pub(crate) fn look(
         &mut self,
         now: Instant,
@@ -92,7 +92,7 @@ impl Leadership {
     }
 }
 
-/// The other voters that this node is and is not connected to, to explain a missing majority.
+/// The other voters, split by whether this node is connected to them: explains a missing majority.
 #[derive(Debug)]
 pub(crate) struct Reached {
     connected: Vec<u64>,
@@ -100,7 +100,7 @@ pub(crate) struct Reached {
 }
 
 impl Reached {
-    /// Of the voters other than `node`; `connected` are the nodes with connections both ways.
+    /// Splits the voters other than `node`. `connected` are the nodes with connections in both directions.
     pub(crate) fn new(node: u64, voters: &Configuration, connected: &BTreeSet<u64>) -> Self {
         let voters: BTreeSet<u64> = voters.voters.iter().chain(&voters.voters_outgoing).copied().collect();
         let others = voters.into_iter().filter(|voter| *voter != node);

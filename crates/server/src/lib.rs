@@ -7,9 +7,9 @@
 //! | --- | --- |
 //! | the caller of [`run()`] | all client connections (`front`); opening, accepting and handshakes of peer connections |
 //! | `lockkeeper-replica` | the replica's turns, including log writes and I/O on peer sockets (`node`, `peers`) |
-//! | `lockkeeper-disk` | snapshots, spare segments, removals (`chores`) |
+//! | `lockkeeper-disk` | snapshots, spare segments, removals (`disk_worker`) |
 //!
-//! Reading order: [`run()`], `node`, `inbox` (between the threads), `peers`, `front`.
+//! Reading order: [`run()`], `node`, `inbox` (the queues between the threads), `peers`, `front`.
 
 pub mod backup;
 mod clock;

@@ -29,7 +29,8 @@ use crate::peers::{Arrived, Peers};
 
 /// Most requests handled in one turn, which bounds the delay of keep-alives.
 const TURN_REQUESTS_MAX: usize = 1 << 14;
-/// Most log writes in one turn: between them no peer message is read and no tick is made.
+/// Most log writes in one turn: between two writes of a turn, no peer message is read, and the consensus gets no
+/// tick.
 const TURN_WRITES_MAX: usize = 2;
 /// The pause before another attempt after a spare segment could not be made.
 const SPARE_PAUSE: Duration = Duration::from_secs(10);
@@ -43,7 +44,7 @@ pub(crate) struct NodeThread<D: Disk> {
     pub(crate) node: u64,
     pub(crate) leadership: Leadership,
     pub(crate) peers: Peers,
-    /// Offers for the task that sends snapshots.
+    /// Snapshots to send to followers; the task that sends them receives these.
     pub(crate) offers: UnboundedSender<Box<SnapshotOffer>>,
     /// Received snapshots, by their index.
     pub(crate) incoming: BTreeMap<u64, Arrived<D>>,
@@ -89,8 +90,8 @@ impl<D: Disk> NodeThread<D> {
                 backlog.extend(arrived.drain(..));
             }
             self.peers.read(&mut from_peers);
-            // Read after the input: a keep-alive counts from its arrival or later, and an event that a peer's message
-            // causes (a new leader's zero point, from which its deadlines count) is not dated before that message (P5).
+            // The clock is read after the input (P5): a keep-alive then counts from its arrival or later, and a new
+            // leader's zero point, from which its deadlines count, is not dated before the message that caused it.
             self.replica.begin(clock::now());
             let begun = Instant::now();
             from_peers.drain(..).for_each(|event| self.replica.handle(event));
@@ -110,7 +111,8 @@ impl<D: Disk> NodeThread<D> {
             handled += requests;
             for _ in 0..TURN_WRITES_MAX {
                 let Some(write) = self.replica.advance()? else { break };
-                // These outputs depend on durable writes only, so they leave before the sync of the next write.
+                // The outputs so far depend only on writes that are durable, so they are sent before the next write
+                // is synced.
                 self.hand_over(&mut outputs)?;
                 let installed = write.installs().map(|index| self.install(index)).transpose()?;
                 self.append(write.record())?;
@@ -149,8 +151,8 @@ impl<D: Disk> NodeThread<D> {
         }
     }
 
-    /// A received snapshot replaces the log. The snapshot file gets its final name first; then the log restarts after
-    /// its index.
+    /// Replaces the log by a received snapshot. The snapshot file gets its final name first; then the log restarts
+    /// after the snapshot's index.
     fn install(&mut self, index: u64) -> Result<Sender<()>, ServeError> {
         let Some(Arrived { head, sealed, settled }) = self.incoming.remove(&index) else {
             // Continuing would reset the log to a snapshot that does not exist.
@@ -225,7 +227,7 @@ impl<D: Disk> NodeThread<D> {
                 output => outputs.push(output),
             }
         }
-        // Sent before clients are answered, so that the peers' disks work meanwhile.
+        // Peer messages are sent before clients are answered, so that the peers sync their logs meanwhile.
         self.peers.flush();
         let state = match self.replica.follows() {
             _ if self.replica.has_left() => ReplicaStatus::Left,
@@ -260,7 +262,7 @@ impl<D: Disk> NodeThread<D> {
                     return Err(ServeError::DiskFull { directory: self.directory.clone(), source });
                 }
                 DiskTaskResult::Received(_, arrived) if self.incoming.contains_key(&arrived.head.index) => {
-                    // The earlier snapshot of this index is about to be installed or discarded.
+                    // Another file for this index is already about to be installed or discarded.
                     self.chore(Chore::Remove(arrived.sealed.give_up()));
                 }
                 DiskTaskResult::Received(received, incoming) => {
@@ -296,7 +298,8 @@ impl<D: Disk> NodeThread<D> {
         let wake = self.replica.next_wake();
         let now = clock::now();
         if wake > now && self.replica.held_until().is_some() {
-            // Until then no client event can cause a proposal, so clients need not pay for waking this thread.
+            // While proposals are held back, no client event can cause one, so clients need not pay for waking this
+            // thread.
             self.peers.wait_for_peers(wake - now);
         } else if wake > now {
             self.peers.wait(Some(wake - now));
@@ -304,7 +307,7 @@ impl<D: Disk> NodeThread<D> {
     }
 }
 
-/// Whether the error means a full disk: not a defect, so the process stops without a core dump.
+/// Whether the error means a full disk: that is no bug, so the process exits with a message and does not abort.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

@@ -2,45 +2,45 @@
 
 use std::time::Duration;
 
-/// A log record was made durable.
+/// Records the duration of a write and sync of the log.
 pub(crate) fn synced(took: Duration) {
     metrics::histogram!("lockkeeper_log_sync_seconds").record(took.as_secs_f64());
 }
 
-/// A turn handled this many requests and took this long, the log's sync included.
+/// Records a turn: its number of requests, and its duration including the log's sync.
 pub(crate) fn turn(requests: usize, took: Duration) {
     metrics::histogram!("lockkeeper_turn_seconds").record(took.as_secs_f64());
     metrics::counter!("lockkeeper_requests_total").increment(requests as u64);
     metrics::histogram!("lockkeeper_turn_requests").record(requests as f64);
 }
 
-/// The replica's thread spent this long on one step of a snapshot.
+/// Records the time that one step of a snapshot took on the replica's thread.
 pub(crate) fn snapshot_step(took: Duration) {
     metrics::histogram!("lockkeeper_snapshot_step_seconds").record(took.as_secs_f64());
 }
 
-/// A snapshot is complete and durable.
+/// Records a complete, durable snapshot: how long it took, and its size.
 pub(crate) fn snapshot(took: Duration, bytes: u64) {
     metrics::histogram!("lockkeeper_snapshot_seconds").record(took.as_secs_f64());
     metrics::histogram!("lockkeeper_snapshot_bytes").record(bytes as f64);
 }
 
-/// Another node's table differs from this node's.
+/// Counts a difference between this node's table and another node's.
 pub(crate) fn differs() {
     metrics::counter!("lockkeeper_tables_differ_total").increment(1);
 }
 
-/// The number of open streams.
+/// Sets the number of open streams.
 pub(crate) fn streams(open: usize) {
     metrics::gauge!("lockkeeper_streams").set(open as f64);
 }
 
-/// The number of open client connections.
+/// Sets the number of open client connections.
 pub(crate) fn connections(open: usize) {
     metrics::gauge!("lockkeeper_connections").set(open as f64);
 }
 
-/// A stream was ended because of its client's behaviour.
+/// Counts a stream that was ended because of its client's behaviour.
 pub(crate) fn stream_refused(reason: &'static str) {
     metrics::counter!("lockkeeper_streams_refused_total", "reason" => reason).increment(1);
 }

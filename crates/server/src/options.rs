@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::error::ServeError;
 
-/// Default limit of client connections; the limit on open files may lower it. Each takes about 32 KiB with a session.
+/// Default limit of client connections; the limit on open files may lower it. A connection with a session takes
+/// about 32 KiB.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
 /// Default log growth between snapshots, in bytes. A snapshot lets the log be truncated; replaying this much at a start
@@ -72,7 +73,7 @@ impl ServerOptions {
         }
     }
 
-    /// The address to listen on, if it is allowed.
+    /// The address to listen on, resolved; an error if the options don't allow it.
     pub(crate) fn address(&self) -> Result<SocketAddr, ServeError> {
         let address = self.allowed(&self.listen)?;
         if address.ip().is_unspecified() && self.advertise.is_none() {
@@ -81,7 +82,7 @@ impl ServerOptions {
         Ok(address)
     }
 
-    /// The address to listen on for peers if the options give one, resolved and as typed.
+    /// The address to listen on for peers, resolved and as typed; `None` if the options give none.
     pub(crate) fn peer_address(&self) -> Result<Option<(SocketAddr, String)>, ServeError> {
         let nodes = |why: String| ServeError::Nodes { why };
         if self.node == Some(0) {
@@ -119,7 +120,7 @@ impl ServerOptions {
         typed.map(|typed| Ok((self.allowed(&typed)?, typed))).transpose()
     }
 
-    /// Each node of the list must have its own address that the others can connect to.
+    /// Checks that each node of `--cluster` has an address of its own to which the others can connect.
     fn check_list(&self) -> Result<(), ServeError> {
         let mut taken = BTreeMap::new();
         for (node, address) in &self.cluster {
@@ -154,7 +155,7 @@ impl ServerOptions {
     }
 }
 
-/// Splits an address to connect to.
+/// Splits an address that others connect to; `None` if it has no host, no port, or port 0.
 fn host_and_port(typed: &str) -> Option<(&str, u16)> {
     let (host, port) = typed.rsplit_once(':')?;
     let port = port.parse().ok().filter(|port| *port > 0)?;

@@ -40,8 +40,8 @@ use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 const BACKLOG: u32 = 4096;
 /// At shutdown, clients have this long to read their last messages.
 const FLUSH: Duration = Duration::from_secs(5);
-/// At shutdown, a leader waits this long for another node to lead. The replica itself gives up earlier, after some
-/// election time-outs, even at the greatest election time-out that may be set.
+/// At shutdown, a leader waits this long for another node to take over the leadership. The replica gives up
+/// earlier, after some election time-outs, even at the greatest election time-out that may be set.
 const HANDOVER: Duration = Duration::from_secs(35);
 /// File descriptors that are not client connections: the log, standard streams, the runtime's own.
 const FILES_RESERVED: u64 = 64;
@@ -54,7 +54,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// The address that it listens on.
+    /// The address on which the node listens for clients.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -84,7 +84,7 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
         .map_err(ServeError::system("start the runtime"))?;
     let entered = runtime.enter();
     let mut signals = Signals::new()?;
-    // Before anything is written: a node whose port is in use must not bootstrap a cluster.
+    // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
     let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
@@ -139,7 +139,7 @@ fn advertised(options: &ServerOptions, address: SocketAddr) -> String {
     }
 }
 
-/// The signals that end this process.
+/// The signals that stop the node.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -203,7 +203,8 @@ impl Peering {
         match told.is_empty() {
             false => Self::new(options.allowed(&told)?, told).map(Some),
             true if nodes.is_empty() => Ok(None),
-            // Bootstrapped alone: without a peer address it would wait for the other nodes without an error.
+            // The node was bootstrapped alone and other nodes were added: without a peer address it would wait for
+            // them forever, without an error.
             true => Err(ServeError::Unreachable {
                 directory: options.data.clone(),
                 node,
@@ -240,7 +241,7 @@ fn raise_file_limit(wanted: usize) -> usize {
     }
 }
 
-/// State of the tasks that talk to peers.
+/// What the tasks that communicate with peers need.
 struct Talk {
     listener: TcpListener,
     directory: Arc<Directory>,
@@ -255,7 +256,7 @@ struct Started {
     outbox: Arc<Outbox>,
     about: About,
     snapshots: Snapshots<DataDirectory>,
-    /// State of the tasks that talk to peers; `None` for a node without peers.
+    /// `None` for a node without peers.
     talk: Option<Talk>,
     replica: JoinHandle<Result<(), ServeError>>,
     chores: JoinHandle<()>,
@@ -354,7 +355,7 @@ impl Started {
 }
 
 fn about(founding: &Founding, members: &Members, advertised: &str) -> About {
-    // The present members: nodes that were added after the bootstrap may be in a snapshot only.
+    // Uses the present members: nodes that were added after the bootstrap may be in a snapshot only.
     let members = members.nodes.values().map(|member| (member.node, member.client_address.clone()));
     let mut clients: BTreeMap<u64, String> = members.collect();
     // This node's address may have changed since the bootstrap.
@@ -447,8 +448,8 @@ async fn serve(
 /// Notifies all streams, and waits until every connection has ended or the time is over.
 async fn flush(front: &Front, state: &mut watch::Receiver<ReplicaStatus>) {
     front.push(Event::ShutDown);
-    // Leadership is transferred first, and streams end with the new leader's id: clients whose connections ended
-    // earlier would reach nodes that still name this one as leader.
+    // The leadership is transferred first, so that streams end with the id of the new leader. Clients whose
+    // connections ended earlier would reach nodes that still name this node as the leader.
     let has_left = state.wait_for(|state| matches!(state, ReplicaStatus::Left | ReplicaStatus::Ended));
     if tokio::time::timeout(HANDOVER, has_left).await.is_err() {
         tracing::warn!("the leadership was not handed over in time");

@@ -1,4 +1,5 @@
-//! Snapshot transfers between nodes: a transfer arrives completely or not at all, and its sender receives the result.
+//! Snapshot transfers between nodes. A transfer arrives completely or not at all, and its sender receives the
+//! result.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use lockkeeper_wire::store::SnapshotTail;
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
 
-/// A sender without a result for this long gives up.
+/// A sender that has no result after this time gives up the transfer.
 const GIVES_UP_AFTER: Nanos = 12 * SECOND;
 
 /// Id of one snapshot transfer.
@@ -53,13 +54,13 @@ impl Core {
         self.after(GIVES_UP_AFTER, Happening::BulkSettles(id, false));
     }
 
-    /// Schedules the result for the sender. Only the first result counts.
+    /// Schedules the result for the sender. If several are scheduled, only the first counts.
     pub(crate) fn settle_bulk(&mut self, id: BulkId, arrived: bool) {
         let pause = self.dice.spread(MS / 10, 20 * MS);
         self.after(pause, Happening::BulkSettles(id, arrived));
     }
 
-    /// A node is gone: transfers to it fail.
+    /// Makes all transfers to a node fail, because its process has ended.
     pub(crate) fn bulks_gone(&mut self, node: Id) {
         let to_it = self.bulks.open.iter().filter(|(_, bulk)| bulk.offer.to == node);
         let to_it: Vec<BulkId> = to_it.map(|(&id, _)| id).collect();

@@ -10,8 +10,8 @@ pub(crate) type Nanos = u64;
 pub(crate) const MS: Nanos = 1_000_000;
 pub(crate) const SECOND: Nanos = 1_000 * MS;
 
-/// Largest deviation of a clock's rate, in parts per million. Two clocks then differ by 0.9 % at most; the margin of P5
-/// is 1 % between two clocks.
+/// The largest deviation of a clock's rate, in parts per million. Two clocks then differ by 0.9 % at most, which is
+/// less than the margin of 1 % that P5 assumes.
 pub(crate) const DRIFT_PPM_MAX: i64 = 4_500;
 
 const MILLION: i128 = 1_000_000;
@@ -29,7 +29,7 @@ impl DriftingClock {
         Self { true_base: 0, local_base: origin, ppm }
     }
 
-    /// The reading at a moment of true time.
+    /// The clock's reading at a moment of true time.
     pub(crate) fn at(&self, now: Nanos) -> Nanos {
         let passed = i128::from(now.saturating_sub(self.true_base));
         self.local_base + (passed * (MILLION + i128::from(self.ppm)) / MILLION) as Nanos
@@ -43,7 +43,7 @@ impl DriftingClock {
         BootInstant::from_nanos(self.at(now))
     }
 
-    /// The first moment of true time at which the reading is at least `local`.
+    /// The first moment of true time at which the clock reads at least `local`.
     pub(crate) fn when(&self, local: Nanos) -> Nanos {
         let left = i128::from(local.saturating_sub(self.local_base));
         let rate = MILLION + i128::from(self.ppm);

@@ -1,4 +1,4 @@
-//! State shared by all parts of the simulation: virtual time, the event queue, the RNG, the network and the oracle.
+//! The state that nodes, clients and network share: virtual time, the event queue, the RNG, and the oracle.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(crate) enum Happening {
     ToNode(StreamId, Up),
     /// A packet arrives at a client's socket.
     ToClient(StreamId, Down),
-    /// A node's event loop runs one turn.
+    /// A node's event loop runs once.
     NodeTurn {
         node: Id,
         run: u64,
@@ -41,7 +41,7 @@ pub(crate) enum Happening {
         node: Id,
         run: u64,
     },
-    /// The disk worker of a node completes a snapshot step.
+    /// A node's disk worker completes a step of storing a snapshot.
     NodeStored {
         node: Id,
         run: u64,
@@ -55,7 +55,7 @@ pub(crate) enum Happening {
         node: Id,
         run: u64,
     },
-    /// A node loses its disk, if the cluster can survive that now.
+    /// A node loses its disk, unless the cluster could not survive that now.
     NodeWiped {
         node: Id,
     },
@@ -67,24 +67,24 @@ pub(crate) enum Happening {
     NodeRestarts {
         node: Id,
     },
-    /// A node's process crashes; the time was chosen when the event was scheduled.
+    /// A node's process crashes. The fault that scheduled this has chosen the time.
     NodeDies {
         node: Id,
         power: bool,
     },
-    /// Cuts traffic in one direction between two nodes until `until`.
+    /// All traffic from one node to another is held back until `until`.
     Cut {
         from: Id,
         to: Id,
         until: Nanos,
     },
-    /// A node opens a connection to another.
+    /// A node opens a connection to another node.
     PeerDials {
         from: Id,
         run: u64,
         to: Id,
     },
-    /// A handshake request arrives. `any`: its sender has no list of nodes, so its target was picked at random.
+    /// A handshake request arrives. `any`: its sender knows no other nodes, so the receiver was picked at random.
     HelloArrives {
         from: Id,
         run: u64,
@@ -92,7 +92,7 @@ pub(crate) enum Happening {
         any: bool,
         hello: Box<Hello>,
     },
-    /// The handshake reply arrives.
+    /// The reply to a handshake request arrives.
     HelloAnswered {
         from: Id,
         run: u64,
@@ -101,7 +101,7 @@ pub(crate) enum Happening {
         any: bool,
         answer: Box<Result<Hello, Refusal>>,
     },
-    /// The next frame of a link between two nodes arrives.
+    /// The next frame on a link between two nodes arrives.
     PeerArrives(LinkId),
     /// A node detects that a link to or from it is closed.
     PeerCloses {
@@ -109,12 +109,12 @@ pub(crate) enum Happening {
         run: u64,
         link: LinkId,
     },
-    /// A snapshot transfer reaches its receiver (`BulkArrives`), or its sender receives the result (`BulkSettles`).
+    /// A snapshot transfer arrives at its receiver (`BulkArrives`), or its result at its sender (`BulkSettles`).
     BulkArrives(BulkId),
     BulkSettles(BulkId, bool),
     /// A link between two nodes breaks.
     PeerBreaks(LinkId),
-    /// A client's timers are due, or its pause ends.
+    /// A timer of a client is due, or its pause ends.
     ClientWakes {
         client: usize,
         life: u64,
@@ -124,7 +124,7 @@ pub(crate) enum Happening {
         client: usize,
         life: u64,
     },
-    /// A client's job runs its next step.
+    /// A job of a client runs its next step.
     JobStep {
         client: usize,
         life: u64,
@@ -135,7 +135,7 @@ pub(crate) enum Happening {
         client: usize,
         life: u64,
     },
-    /// The raw protocol client acts, or only sends a keep-alive.
+    /// The raw protocol client sends its next commands (`HandActs`), or only a keep-alive (`HandLives`).
     HandActs,
     HandLives,
     /// A crashed client restarts.
@@ -146,9 +146,9 @@ pub(crate) enum Happening {
     OperatorActs,
     /// Injects the next fault.
     Faults,
-    /// Faults end; from here on all pending work must complete.
+    /// Faults end. From here on all pending work must complete.
     FaultsEnd,
-    /// Periodic check whether all pending work has completed.
+    /// Checks whether all pending work has completed; recurs until it has.
     Settled,
 }
 
@@ -171,7 +171,7 @@ pub(crate) struct Core {
     pub(crate) present: Vec<Id>,
     /// The membership of the highest applied entry on any node.
     pub(crate) members: Members,
-    /// The request that the operator is waiting for, and the answer received.
+    /// The request whose answer the operator waits for, and the answer once it has arrived.
     pub(crate) awaited: Option<AskId>,
     pub(crate) answer: Option<Answer>,
 }
@@ -218,12 +218,12 @@ impl Core {
         Some(happening)
     }
 
-    /// All present nodes except `node`.
+    /// All nodes in `present` except `node`.
     pub(crate) fn others(&self, node: Id) -> Vec<Id> {
         self.present.iter().copied().filter(|&other| other != node).collect()
     }
 
-    /// A node has applied a membership change, or recovered its membership at start.
+    /// To be called when a node has applied a membership change, or has recovered its membership at a start.
     pub(crate) fn members_are(&mut self, members: &Members) {
         if members.at >= self.members.at {
             self.members = members.clone();
@@ -251,7 +251,7 @@ impl Core {
 }
 
 impl Happening {
-    /// Whether a client's state may change by this event.
+    /// Whether the event may change the state of a client.
     pub(crate) fn is_of_client(&self) -> bool {
         matches!(
             self,
@@ -267,7 +267,7 @@ impl Happening {
         )
     }
 
-    /// Whether the event is traced. Frequent events are left out: their consequences are traced.
+    /// Whether the event is traced. Frequent events are not; their effects are.
     pub(crate) fn is_told(&self) -> bool {
         !matches!(
             self,

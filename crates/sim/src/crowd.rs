@@ -1,7 +1,8 @@
-//! Crowds: scenarios in which one client queues hundreds of requests, with work budgets small enough for such a crowd
-//! to exceed them.
+//! Crowds: in some scenarios one client queues hundreds of requests. Work budgets are then so small that these
+//! requests exceed them.
 //!
-//! Only [`Budgets`] defines those: every table of a run, on the nodes and in the oracle, is created with its bound.
+//! Only [`Budgets`] defines the budgets: every table of a run, on the nodes and in the oracle, is created with the
+//! same ones.
 
 use lockkeeper_core::{Acquire, Command, IfBusy, LockName, Mode, Seq, SessionId, Table, limits};
 use lockkeeper_replica::{ENDS_PER_PART, TURN_VISITS_MAX};
@@ -11,14 +12,14 @@ use crate::rng::Rng;
 /// The name or subtree that all requests of a crowd compete for.
 pub(crate) const BASE: &str = "crowd";
 
-/// How the names of a crowd's requests relate.
+/// How the names of a crowd's requests conflict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Shape {
     /// All requests have the same name.
     Name,
-    /// Each request has its own name below one held subtree.
+    /// Each request has its own name, all below one held subtree.
     Subtree,
-    /// As `Subtree`, with names of the largest number of segments.
+    /// As `Subtree`, but the names have the largest number of segments.
     Deep,
 }
 
@@ -27,7 +28,7 @@ pub(crate) enum Shape {
 pub(crate) struct Crowd {
     pub(crate) shape: Shape,
     pub(crate) size: u64,
-    /// Share of shared requests, in percent.
+    /// Share of requests in mode `shared`, in percent.
     pub(crate) shared: u64,
     /// Share of requests with a wait limit, in percent.
     pub(crate) limited: u64,
@@ -38,7 +39,7 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// Some seeds have a crowd.
+    /// Chooses a crowd at random; most seeds have none.
     pub(crate) fn roll(dice: &mut Rng) -> Option<Self> {
         if !dice.chance(12) {
             return None;
@@ -57,7 +58,7 @@ impl Crowd {
         })
     }
 
-    /// The name of one request.
+    /// The lock name of one request.
     pub(crate) fn name(&self, number: u64) -> String {
         let deep = "/x".repeat(limits::NAME_SEGMENTS_MAX - 2);
         match self.shape {
@@ -67,20 +68,21 @@ impl Crowd {
         }
     }
 
-    /// Whether the request that blocks all others is for a subtree.
+    /// Whether the request that blocks all others holds a subtree.
     pub(crate) fn is_wide(&self) -> bool {
         self.shape != Shape::Name
     }
 }
 
-/// Work budgets of a turn of a node, and of a command. They are production's or smaller: with production's, only a
-/// crowd of tens of thousands would leave a backlog.
+/// The work budgets of a node's turn and of a command. They are those of production or smaller: with those of
+/// production, only tens of thousands of requests would leave a backlog.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budgets {
     work_max: usize,
     pub(crate) turn_visits_max: u64,
     pub(crate) ends_per_part: usize,
-    /// Most table entries that a node visits in one turn: its budget, plus one command that exceeds it.
+    /// The largest number of table entries that a node visits in one turn: its budget, plus one command that
+    /// exceeds it.
     pub(crate) visits_max: u64,
 }
 
@@ -98,20 +100,20 @@ impl Budgets {
         Self { work_max, turn_visits_max, ends_per_part, visits_max }
     }
 
-    /// Most table entries that a command visits. Requests of a simulation have one name each, so a command that ends a
-    /// request visits no more entries than an acquire of the longest name.
+    /// The largest number of table entries that this command visits. A command that ends a request visits no more
+    /// entries than an acquire of the longest name, since every request of the simulation has one name.
     pub(crate) fn visits_max_of(self, command: &Command) -> u64 {
         command.visits_max_with(self.work_max).min(self.visits_max - self.turn_visits_max)
     }
 
-    /// Applies the budget to a table. The budget decides which command grants which request, so all tables of a run
-    /// must have the same.
+    /// Applies the budget to a table. The budget decides which command makes which grant, so all tables of a run
+    /// must have the same one.
     pub(crate) fn table(self, table: Table) -> Table {
         table.with_work_max(self.work_max)
     }
 }
 
-/// No command of a simulation has more than one name, so none may visit more entries than this one.
+/// The acquire that visits the most entries: no command of the simulation has more than one name.
 fn longest_acquire() -> Command {
     let name = format!("{BASE}{}", "/x".repeat(limits::NAME_SEGMENTS_MAX - 1));
     Command::Acquire(Acquire {

@@ -1,5 +1,5 @@
-//! The crowd of the raw protocol client: one request that blocks all others, then the others; then the client waits or
-//! disconnects for a while, and finally lets all of them be granted, cancels them, or closes its session.
+//! The crowd of the raw protocol client. It sends one request that blocks all others, then the others. Then it
+//! waits or disconnects for a while; finally it lets all of them be granted, cancels them, or closes its session.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub(crate) struct CrowdClient {
     crowd: Crowd,
     stage: CrowdStage,
     live: BTreeMap<u64, Live>,
-    /// Requests to finish, or whose end is to be confirmed (R3).
+    /// Requests to be finished: to release or cancel them, or to confirm that they have ended (R3).
     over: Vec<u64>,
     away_until: Nanos,
 }
@@ -51,13 +51,13 @@ impl CrowdClient {
         self.live.is_empty() && self.over.is_empty()
     }
 
-    /// Requests that wait, to the client's knowledge: their acquires are sent again on each new stream.
+    /// The requests that wait, to the client's knowledge. Their acquires are sent again on each new stream.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (u64, Command)> {
         let waiting = self.live.iter().filter(|(_, live)| !live.is_granted);
         waiting.map(|(&seq, live)| (seq, live.acquire.clone()))
     }
 
-    /// Adds its next commands to a frame.
+    /// Adds the crowd's next commands to a frame.
     pub(crate) fn acts(
         &mut self,
         hand: &mut RawClient,
@@ -91,7 +91,7 @@ impl CrowdClient {
                     if core.dice.chance(self.crowd.closes) {
                         self.stage = CrowdStage::Closes;
                     } else if core.dice.chance(self.crowd.away) {
-                        // Sometimes too long: then the session expires with all its requests.
+                        // Sometimes longer than the ttl: then the session expires with all its requests.
                         let ttl = hand.ttl();
                         self.away_until = core.now + core.dice.within(ttl / 2, ttl * 11 / 10);
                     }
@@ -106,7 +106,8 @@ impl CrowdClient {
         }
     }
 
-    /// Finishes the first request, so that the others are granted, or all requests at once.
+    /// Schedules a finish for the first request and for granted ones, so that the others are granted, or for all
+    /// requests at once.
     fn drains(&mut self, at_once: bool) {
         self.stage = CrowdStage::Drains;
         let first = self.live.first_key_value().map(|(&seq, _)| seq);
@@ -140,7 +141,7 @@ impl CrowdClient {
         Some(hand.say(session, acquire))
     }
 
-    /// Handles a reply to one of its requests.
+    /// Handles a reply to a request of the crowd.
     pub(crate) fn hears(&mut self, seq: u64, what: &What) {
         match what {
             What::Granted(_) => {
@@ -159,7 +160,7 @@ impl CrowdClient {
         }
     }
 
-    /// Finishes all requests that have ended.
+    /// Adds the finishes of all requests in `over` to a frame.
     pub(crate) fn finishes(
         &mut self,
         hand: &mut RawClient,

@@ -1,4 +1,5 @@
-//! The disk worker: stores snapshots beside the event loop, one step at a time, and reads the newest one back.
+//! The disk worker of a node: stores snapshots while the event loop runs, one step at a time, and reads stored
+//! ones.
 
 use std::io;
 
@@ -11,7 +12,7 @@ use lockkeeper_wire::store::SnapshotTail;
 use crate::bulk::Bulk;
 use crate::crowd::Budgets;
 
-/// The snapshot being written, and the next step.
+/// The snapshot that is being written, and the next step of writing it.
 pub(crate) struct Chores {
     snapshots: Snapshots<MemoryDisk>,
     open: Option<(SnapshotWriter<MemoryDisk>, u64)>,
@@ -21,7 +22,7 @@ pub(crate) struct Chores {
 /// The result of a step.
 pub(crate) enum DiskTaskResult {
     Step,
-    /// The snapshot is abandoned; a later one will be begun.
+    /// The snapshot is abandoned; the replica begins another one later.
     Failed,
     /// The state of the disk is unknown, so the process must end (P10).
     Stop(io::Error),
@@ -32,7 +33,7 @@ impl Chores {
         Self { snapshots, open: None, todo: None }
     }
 
-    /// Reads the pieces of a stored snapshot to send them.
+    /// Reads the pieces of a stored snapshot, to be sent to another node.
     pub(crate) fn read(&self, index: u64) -> Result<(Vec<Vec<u8>>, SnapshotTail), String> {
         let mut reader = self.snapshots.open(index).map_err(|error| error.to_string())?;
         let mut pieces = Vec::new();
@@ -43,7 +44,7 @@ impl Chores {
         Ok((pieces, tail))
     }
 
-    /// Writes a received snapshot to a file that has no final name yet.
+    /// Writes a received snapshot to a file without its final name, so that a start ignores it.
     pub(crate) fn receive(
         &self,
         bulk: &Bulk,
@@ -61,7 +62,7 @@ impl Chores {
         Ok((sealed, budgets.table(table)))
     }
 
-    /// Carries out the pending step; `None` if there is none.
+    /// Carries out the pending step; returns `None` if there is none.
     pub(crate) fn step(&mut self, disk: &MemoryDisk) -> Option<DiskTaskResult> {
         let step = self.todo.take()?;
         let ends = matches!(step, SnapshotStep::Finish(_));
@@ -99,7 +100,7 @@ impl Chores {
     }
 }
 
-/// The table of the newest snapshot, or without one the table of a new cluster with these rules.
+/// The table of the newest snapshot. Without a snapshot: the empty table of a new cluster with this rules version.
 pub(crate) fn read_table(
     snapshot: Option<SnapshotReader<MemoryDisk>>,
     rules: u32,

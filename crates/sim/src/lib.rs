@@ -4,9 +4,10 @@
 //! Each node is the production replica on the production log; clients are the production state machine and carrier.
 //! Disk, network, clocks and randomness are simulated. A seed determines everything, so a run repeats byte for byte.
 //!
-//! Reading order: [`world`](run) (events), `node/mod.rs`, `peers.rs`, `chores.rs`, `client/mod.rs` and `client/job.rs`
-//! (participants), `hand.rs`, `crowd.rs`, `queued.rs`, `net.rs`, `scenario.rs`, `oracle/mod.rs` (checks), [`mutants`]
-//! (rules left out on purpose, which the checks must find).
+//! Reading order: [`world`](run) (the events), `node/mod.rs`, `peers.rs`, `disk_worker.rs`, `client/mod.rs` and
+//! `client/job.rs` (the nodes and clients), `raw_client.rs`, `crowd.rs` and `crowd_client.rs` (a client that sends
+//! frames directly), `net.rs`, `scenario.rs`, `oracle/mod.rs` (the checks), [`mutants`] (rules left out on purpose,
+//! which the checks must find).
 
 mod bulk;
 mod client;

@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs seeds until one finds the mutant, and prints how many that took.
+/// Runs seeds until a check finds the mutant, and prints how many were needed.
 fn hunt(mutant: &Mutant, args: &Args) -> bool {
     for seed in args.from..args.from + args.seeds {
         let report = run(seed, Some(*mutant), false);

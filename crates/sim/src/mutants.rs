@@ -1,8 +1,9 @@
-//! All faults that are built in on purpose, and the promises whose checks must find them. All are run-time switches.
+//! All faults that are built in on purpose, and the promises whose checks must find them. All are switched at run
+//! time.
 //!
-//! Mutants of the replica are switched in the production code (`lockkeeper_replica::mutant`). The others are faulty
-//! drivers: a node that replies too early, a client that computes a late deadline, a resource that does not check
-//! tokens.
+//! The replica's mutants are switches in the production code (`lockkeeper_replica::mutant`). The others are faults
+//! of the simulation around it: a node that replies too early, a client that computes a late deadline, a resource
+//! that does not check tokens.
 //!
 //! Two mutants of the replica are not listed. `TailNotPinned`: in the simulator, a follower that needs one snapshot
 //! after another catches up as soon as the clients are idle; the replica's cluster tests cover it step by step.
@@ -23,13 +24,13 @@ pub enum MutantLocation {
     DeadlineFromReceipt,
     /// A client's clock is slower than the margin of P5 allows.
     DriftBeyondMargin,
-    /// A session with `linger` keeps its full lease deadline after its stream has ended.
+    /// The session of a client with `linger` keeps its full lease deadline after its stream has ended.
     DetachUnheard,
     /// A retried command gets a new number.
     RetryRenumbered,
     /// A guard reports "held" after its loss was signalled.
     LossIgnored,
-    /// A dropped future does not withdraw its request.
+    /// A future that is dropped does not withdraw its request.
     DropForgotten,
     /// A grant extends the lease deadline like a keep-alive's acknowledgement.
     GrantRenews,
@@ -41,7 +42,7 @@ pub enum MutantLocation {
     WipedNodeVotes,
     /// The resource does not check tokens.
     NoFence,
-    /// The resource checks writes only; sections do not enter.
+    /// The resource checks tokens of writes only; sections do not enter the fence.
     FenceWithoutEnter,
 }
 
@@ -54,7 +55,7 @@ pub struct Mutant {
     pub place: MutantLocation,
     /// Description of the missing rule.
     pub what: &'static str,
-    /// The promises whose checks may find it, as a failure names them.
+    /// The promises whose checks may find it, as numbered in a failure report.
     pub caught_by: &'static [&'static str],
     /// A seed that found it when this was written: tests try it first. It may stop finding it with any change of the
     /// simulator or of the code that runs in it.

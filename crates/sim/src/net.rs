@@ -1,6 +1,6 @@
-//! The client network: frames over streams. Each direction of a stream keeps its order, as in TCP; there is no order
-//! between streams. A break may be detected by both sides at different times, by one side, or by neither; packets may
-//! be delayed for long; and the frames of a stream may be replayed on another one.
+//! The network between clients and nodes: frames on streams. Each direction of a stream keeps its order, as in TCP;
+//! there is no order between streams. When a stream breaks, both sides detect it at different times, or only one,
+//! or neither. Packets may be delayed for long, and the first frames of a stream may be replayed on another stream.
 
 use std::collections::BTreeMap;
 
@@ -34,15 +34,15 @@ pub(crate) struct SimStream {
     pub(crate) client: usize,
     pub(crate) life: u64,
     pub(crate) node: Id,
-    /// A replay of another stream; nothing it receives is delivered.
+    /// A replay of another stream: nothing that the node sends on it is delivered.
     pub(crate) is_ghost: bool,
-    /// The run (start count) of the node process that accepted it.
+    /// The run (start count) of the node process that accepted the stream.
     pub(crate) run: Option<u64>,
     up_at: Nanos,
     down_at: Nanos,
-    /// All packets are dropped.
+    /// All packets are dropped from now on.
     is_cut: bool,
-    /// Closed by the client, or known to the client as closed.
+    /// The client has closed the stream, or has learned that it is closed.
     pub(crate) is_over: bool,
     /// The first packets sent, kept for a replay.
     sent: Vec<Up>,
@@ -51,7 +51,7 @@ pub(crate) struct SimStream {
 pub(crate) struct Net {
     pub(crate) lines: BTreeMap<StreamId, SimStream>,
     next: u64,
-    /// For each client: packets in either direction are held back until this time.
+    /// For each client, the time until which packets in both directions are held back.
     held: Vec<Nanos>,
 }
 
@@ -76,14 +76,14 @@ impl Net {
         self.held.fill(0);
     }
 
-    /// Streams that the client has not seen closed, replays excluded.
+    /// Streams that the client considers open, without replays.
     pub(crate) fn open_lines(&self) -> Vec<StreamId> {
         let open = self.lines.iter().filter(|(_, line)| !line.is_over && !line.is_ghost);
         open.map(|(&id, _)| id).collect()
     }
 }
 
-/// Most packets kept for a replay, including the opening one, which is not repeated.
+/// The number of packets kept for a replay, including the opening packet, which is not repeated.
 const GHOST_FRAMES: usize = 6;
 
 impl Core {
@@ -132,7 +132,7 @@ impl Core {
         self.at(at, Happening::ToClient(stream, packet));
     }
 
-    /// The client closes a stream.
+    /// Closes a stream on the client's behalf.
     pub(crate) fn hang_up(&mut self, stream: StreamId) {
         if let Some(line) = self.net.lines.get_mut(&stream)
             && !std::mem::replace(&mut line.is_over, true)
@@ -146,7 +146,7 @@ impl Core {
         self.net.lines.get(&stream).is_some_and(|line| !line.is_cut)
     }
 
-    /// The network breaks a stream; each side detects it at a time of its own, or never.
+    /// Breaks a stream. Each side detects that at a time of its own, or never.
     pub(crate) fn break_line(&mut self, stream: StreamId) {
         let Some(line) = self.net.lines.get_mut(&stream) else { return };
         line.is_cut = true;
@@ -172,8 +172,8 @@ impl Core {
         }
     }
 
-    /// A node process is gone, and its streams with it. With `says_so` clients receive a close at once, otherwise only
-    /// in reply to their next packet.
+    /// Ends the streams of a node process that has ended. With `says_so`, clients receive a close at once;
+    /// otherwise only in reply to their next packet.
     pub(crate) fn node_gone(&mut self, node: Id, run: u64, says_so: bool) {
         let of_it = |line: &SimStream| line.node == node && line.run == Some(run) && !line.is_over;
         let lines = self.net.lines.iter().filter(|(_, line)| of_it(line));

@@ -1,15 +1,15 @@
 //! The network between nodes: one link for each ordered pair of nodes, on which frames keep their order, as in TCP.
 //!
 //! The sender opens a link, and only if both directions are open. While a direction is cut, frames wait. If the cut
-//! lasts longer than a connection survives, or the link breaks, the last frames are lost and each side detects the loss
-//! at a different time. Frames are opaque here.
+//! lasts longer than a connection survives, or the link breaks, the last frames are lost, and each side detects
+//! that at a different time. This module does not read the content of frames.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
 
-/// Id of one connection; it distinguishes events of an earlier connection from those of a later one.
+/// Id of one connection. It distinguishes the events of an earlier connection from those of a later one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct LinkId(pub(crate) u64);
 
@@ -23,11 +23,11 @@ pub(crate) struct SimPeerConnection {
     /// The run (start count) of each side's process.
     from_run: u64,
     pub(crate) to_run: u64,
-    /// Sent, but not yet arrived.
+    /// Frames that were sent and have not arrived.
     frames: VecDeque<Vec<u8>>,
-    /// Arrival time of the last frame.
+    /// The arrival time of the last frame.
     at: Nanos,
-    /// Frames sent from now on are lost, even if the sender has not detected it.
+    /// All frames that are sent from now on are lost, even if the sender has not detected the break.
     is_broken: bool,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Peers {
     links: BTreeMap<LinkId, SimPeerConnection>,
     /// The link in use, by (sender, receiver).
     in_use: BTreeMap<(Id, Id), LinkId>,
-    /// Traffic in this direction waits until this time.
+    /// Traffic from the first node to the second is held back until this time.
     cuts: BTreeMap<(Id, Id), Nanos>,
     last: u64,
 }
@@ -81,7 +81,7 @@ impl Core {
         self.after(pause, Happening::PeerDials { from, run, to });
     }
 
-    /// Opens the connection and replaces an older one. Returns false if either direction is cut.
+    /// Opens a connection, which replaces an older one. Returns false if either direction is cut.
     pub(crate) fn connect(&mut self, (from, from_run): (Id, u64), (to, to_run): (Id, u64)) -> bool {
         if !self.is_open(from, to) {
             return false;
@@ -96,7 +96,7 @@ impl Core {
         true
     }
 
-    /// Returns false if there is no link.
+    /// Sends a frame. Returns false if there is no link.
     pub(crate) fn send_peer(&mut self, from: Id, to: Id, frame: Vec<u8>) -> bool {
         let Some(&id) = self.peers.in_use.get(&(from, to)) else { return false };
         let latency = self.peer_latency();
@@ -111,7 +111,7 @@ impl Core {
         true
     }
 
-    /// The next frame of a link. `None`: the frame is held back by a cut, or lost.
+    /// Takes the next frame of a link. Returns `None` if a cut holds the frame back, or if it is lost.
     pub(crate) fn next_frame(&mut self, id: LinkId) -> Option<Vec<u8>> {
         let link = self.peers.links.get_mut(&id)?;
         if let Some(until) = self.peers.cuts.get(&(link.from, link.to)).copied().filter(|it| *it > self.now) {
@@ -123,7 +123,7 @@ impl Core {
         link.frames.pop_front()
     }
 
-    /// Cuts one direction for a while. Connections that would wait for too long break.
+    /// Cuts one direction for a while. A connection that would have to wait for too long breaks.
     pub(crate) fn cut(&mut self, from: Id, to: Id, until: Nanos) {
         let known = self.peers.cuts.entry((from, to)).or_default();
         *known = until.max(*known);
@@ -139,7 +139,8 @@ impl Core {
         }
     }
 
-    /// Breaks a link: a random part of its last frames is lost, and each side detects the break at a different time.
+    /// Breaks a link: a random number of its last frames are lost, and each side detects the break at a different
+    /// time.
     pub(crate) fn break_link(&mut self, id: LinkId) {
         let Some(link) = self.peers.links.get_mut(&id).filter(|link| !link.is_broken) else { return };
         link.is_broken = true;
@@ -150,7 +151,7 @@ impl Core {
         self.close_for(to, to_run, id, last);
     }
 
-    /// Breaks all connections on which `node` sends, and drops their frames; the sender detects it soon.
+    /// Breaks all connections on which `node` sends, and drops their frames. The node detects that soon.
     pub(crate) fn lose_sent(&mut self, node: Id) {
         let from_it = self.peers.in_use.iter().filter(|((from, _), _)| *from == node);
         let from_it: Vec<LinkId> = from_it.map(|(_, &id)| id).collect();
@@ -178,7 +179,7 @@ impl Core {
         self.at(not_before.max(self.now + pause), Happening::PeerCloses { node, run, link });
     }
 
-    /// A node detects that a link is closed. Returns the peer, unless the link has been replaced.
+    /// To be called when a node detects that a link is closed. Returns the peer, unless the link has been replaced.
     pub(crate) fn link_closed(&mut self, node: Id, id: LinkId) -> Option<Id> {
         let link = self.peers.links.get(&id)?;
         let (from, to) = (link.from, link.to);
@@ -192,8 +193,9 @@ impl Core {
         in_use.is_none_or(|it| it == id).then_some(from)
     }
 
-    /// Closes the links of a node that died. Frames it sent still arrive; after a power cut some of the last ones are
-    /// lost. Peers detect the loss soon if only the process died, and after the time-out after a power cut.
+    /// Closes the links of a node whose process has ended. Frames that it has sent still arrive; after a power cut
+    /// some of the last ones are lost. Its peers detect the end at once, or after a power cut only after the
+    /// time-out.
     pub(crate) fn links_gone(&mut self, node: Id, power: bool) {
         self.peers.in_use.retain(|(from, _), _| *from != node);
         let whole =
@@ -218,7 +220,7 @@ impl Core {
         }
     }
 
-    /// A node listens again: senders on connections to an earlier run of it receive a close.
+    /// To be called when a node has started: senders whose connections led to an earlier run of it receive a close.
     pub(crate) fn node_listens(&mut self, node: Id) {
         let stale = self.peers.in_use.iter().filter(|((_, to), _)| *to == node).map(|(_, id)| *id);
         let stale: Vec<(LinkId, Id, u64)> = stale

@@ -1,6 +1,6 @@
-//! A raw protocol client that sends frames directly. It repeats commands out of order, and uses operations that the
-//! library does not offer yet (values, downgrades). It keeps no lease deadline, so only the table and the replies are
-//! checked.
+//! A raw protocol client, which sends frames directly. It repeats commands out of order, and uses operations that
+//! the library does not offer yet (values, downgrades). It computes no lease deadline, so only the table and the
+//! replies are checked.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::crowd_client::CrowdClient;
 use crate::net::{Down, Up};
 use crate::node::node_at;
 
-/// How many recent commands are kept for repetition.
+/// The number of recent commands that are kept, to be repeated.
 const MEMORY: usize = 8;
 
 pub(crate) struct RawClient {
@@ -30,17 +30,17 @@ pub(crate) struct RawClient {
     is_attached: bool,
     alive_at: Nanos,
     heard_at: Nanos,
-    /// It sends nothing on its own until this time.
+    /// The client sends nothing on its own until this time.
     silent_until: Nanos,
     next_seq: u64,
-    /// Commands without a reply: sent again on the next stream, in order (R5).
+    /// Commands without a reply. They are sent again on the next stream, in order (R5).
     unanswered: BTreeMap<u64, Command>,
     said: Vec<Command>,
-    /// Its present request, and whether that is granted.
+    /// The seq of the present request, and whether the request is granted.
     request: Option<(u64, bool)>,
     is_leaving: bool,
     is_over: bool,
-    /// The crowd of requests that it queues, if the scenario has one.
+    /// The crowd of requests, if the scenario has one.
     crowd: Option<CrowdClient>,
 }
 
@@ -91,7 +91,7 @@ impl RawClient {
         core.after(pause, Happening::HandActs);
     }
 
-    /// Sends nothing on its own until then.
+    /// Makes the client send nothing on its own until then.
     pub(crate) fn is_silent_until(&mut self, until: Nanos) {
         self.silent_until = until;
     }
@@ -153,7 +153,7 @@ impl RawClient {
             frame.extend(command.map(|command| self.say(session, command)));
         }
         if core.is_stormy && core.dice.chance(15) && !self.said.is_empty() {
-            // A repeated command must change nothing, whether it was answered or not (P7).
+            // A repeated command must change nothing, whether the first was answered or not (P7).
             let again = core.dice.pick(&self.said);
             frame.push(item(session, again));
         }
@@ -266,7 +266,7 @@ impl RawClient {
         }
     }
 
-    /// Finishes all requests of the crowd that have ended, in one frame.
+    /// Sends the finishes of all requests that the crowd wants to finish, in one frame.
     fn finishes(&mut self, core: &mut Core) {
         let Some(stream) = self.stream.filter(|_| self.is_attached) else { return };
         if let (Some(session), Some(mut crowd)) = (self.session.map(SessionId), self.crowd.take()) {
@@ -285,7 +285,7 @@ impl RawClient {
             crowd.hears(item.seq, &what);
         }
         match what {
-            // A repeated open of the previous session.
+            // The reply to a repeated open of the previous session.
             What::Opened(opened) if opened.secret_prefix != secret_prefix(&self.secret) => {}
             What::Opened(_) | What::Attached(_) => {
                 self.session = Some(item.session);
@@ -293,11 +293,11 @@ impl RawClient {
                     return;
                 }
                 let session = SessionId(item.session);
-                // The grant of a waiting request may be lost, so its acquire is sent again (R5).
+                // The reply that granted a waiting request may be lost, so the acquire is sent again (R5).
                 self.unanswered.extend(self.crowd.iter().flat_map(CrowdClient::waiting));
                 let again = self.unanswered.values().map(|command| self::item(session, command.clone()));
                 let again: Vec<v1::ClientItem> = again.collect();
-                // The next action sends the close again.
+                // So the next action sends the close again.
                 self.is_leaving = false;
                 if !again.is_empty() {
                     core.send_up(stream, Up::Frame(again));
@@ -321,7 +321,7 @@ impl RawClient {
                 self.unanswered.remove(&item.seq);
                 let is_own = self.request.is_some_and(|(seq, _)| seq == item.seq);
                 let Some(session) = self.session.map(SessionId).filter(|_| is_own) else { return };
-                // However the request ended, the client confirms it (R3).
+                // Every end of a request is confirmed by a finish (R3).
                 self.request = None;
                 let (seq, target) = (Seq(self.next_seq), Seq(item.seq));
                 let done_through = self.done_through();

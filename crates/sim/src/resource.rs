@@ -1,20 +1,21 @@
-//! The protected resources, read and written by sections that may be stale: values behind the production fence (P3),
-//! and for each one an unfenced copy. Lost updates of the copies are counted: they are the reason for the fence.
+//! The protected resources. Sections read and write them, and may be stale. Each resource has a value behind the
+//! production fence (P3), and an unfenced copy. The copies lose updates, which are counted: they show that the
+//! fence is needed.
 
 use std::collections::BTreeMap;
 
 use lockkeeper_fence::{MemoryFence, Section};
 
-/// One value for each resource, and for each slot of a permit.
+/// The values of all resources, one for each resource and for each slot of a permit.
 #[derive(Default)]
 pub(crate) struct Resources {
     fence: MemoryFence,
     fenced: Values,
     unfenced: Values,
-    /// Sections rejected by the fence. If there are none in thousands of runs, the fence was never needed.
+    /// Sections that the fence rejected. If thousands of runs have none, they never needed the fence.
     pub(crate) refused: u64,
     pub(crate) written: u64,
-    /// Lost updates of the unfenced values.
+    /// Lost updates of the unfenced copies.
     pub(crate) lost: u64,
     checks: Checks,
 }
@@ -27,24 +28,24 @@ pub(crate) enum Checks {
     Nothing,
 }
 
-/// How often each part was written; exclusive sections write the part `None`.
+/// How often each value was written, by resource and slot. Exclusive sections write the slot `None`.
 #[derive(Default)]
 struct Values(BTreeMap<(String, Option<u32>), u64>);
 
-/// The versions that a section has read.
+/// The write counts that a section has read.
 type Read = Vec<((String, Option<u32>), u64)>;
 
 /// The values that a section read when it entered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct SectionRead {
-    /// `None`: the fence rejected the section.
+    /// `None` if the fence rejected the section.
     fenced: Option<Read>,
     unfenced: Read,
 }
 
 impl Values {
-    /// A permit's section depends on its own slot and on the writes of exclusive sections; an exclusive one on all
-    /// parts.
+    /// The section of a permit depends on its own slot, and on the writes of exclusive sections. An exclusive
+    /// section depends on all slots.
     fn read(&self, name: &str, slot: Option<u32>) -> Read {
         let of_name = self.0.iter().filter(|((other, _), _)| other == name);
         let read = of_name.filter(|((_, part), _)| slot.is_none() || part.is_none() || *part == slot);
@@ -61,7 +62,7 @@ impl Resources {
         Self { checks, ..Self::default() }
     }
 
-    /// Enters the fence and reads.
+    /// Enters the fence and reads the values.
     pub(crate) fn enter(&mut self, name: &str, section: Section) -> SectionRead {
         let unfenced = self.unfenced.read(name, section.slot());
         if self.checks == Checks::EnterAndWrite && self.fence.enter(name, section).is_err() {
@@ -71,8 +72,8 @@ impl Resources {
         SectionRead { fenced: Some(self.fenced.read(name, section.slot())), unfenced }
     }
 
-    /// Increments the value. Returns whether the fence accepted the write. `Err`: the write overwrites an update that
-    /// another section made behind the fence since this one entered.
+    /// Increments the value. Returns whether the fence accepted the write. `Err`: the fence accepted a write that
+    /// overwrites an update which another section has made since this section entered.
     pub(crate) fn write(&mut self, name: &str, section: Section, seen: &SectionRead) -> Result<bool, String> {
         let slot = section.slot();
         if self.unfenced.read(name, slot) != seen.unfenced {

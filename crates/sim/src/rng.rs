@@ -1,4 +1,4 @@
-//! The RNG of a run, its only source of randomness, seeded with the run's seed.
+//! The RNG of a run: its only source of randomness. Its seed is the run's.
 
 use crate::clock::Nanos;
 

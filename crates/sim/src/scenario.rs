@@ -1,5 +1,5 @@
-//! The scenario of a seed: cluster, clients, workload and faults. Each seed leaves some kinds of faults out, so that no
-//! kind masks another.
+//! The scenario of a seed: cluster, clients, workload and faults. Each seed omits some kinds of faults, so that
+//! frequent kinds do not hide the effects of others.
 
 use std::time::Duration;
 
@@ -16,22 +16,22 @@ use crate::rng::Rng;
 pub(crate) enum Fault {
     NodeCrash,
     NodeStall,
-    /// The event loop runs, but client sockets are not read.
+    /// The event loop runs, but does not read the clients' sockets.
     ReadStall,
     FailedSync,
     SlowDisk,
     /// One node is cut off from all others, in both directions.
     Partition,
-    /// Messages from one node to another do not arrive.
+    /// Traffic from one node to another is held back; the other direction is open.
     OneWay,
     /// A connection between two nodes breaks.
     PeerBreak,
     /// The leader is paused for a while, or crashes.
     LeaderStall,
     LeaderCrash,
-    /// The leader receives a leadership transfer request.
+    /// The leader is asked to transfer its leadership.
     Transfer,
-    /// Rolling restart of all nodes.
+    /// All nodes are restarted, one after another.
     Rolling,
     StreamBreak,
     /// A node closes a stream.
@@ -44,7 +44,7 @@ pub(crate) enum Fault {
     Operator,
     /// Frames sent on a stream are replayed later on another stream.
     Ghost,
-    /// A node forgets a vote that it has granted, because power fails during the write.
+    /// A node loses a vote that it has granted, because power fails during the write.
     LostVote,
     /// A leader is paused between sending a quorum read and receiving its acknowledgements.
     RoundInFlight,
@@ -54,17 +54,19 @@ pub(crate) enum Fault {
     JustLate,
     /// A node loses its disk.
     DiskLost,
-    /// A node loses its disk while another one lags and the leader crashes.
+    /// A node loses its disk while another one lags, and the leader crashes.
     WipedVoter,
     /// Two of three nodes are removed and do not learn of it.
     TwoRemovals,
-    /// A leadership transfer to a node that is cut off: nothing can be proposed until the transfer is given up.
+    /// A leadership transfer to a node that is cut off: nothing can be proposed until the leader gives the transfer
+    /// up.
     StuckTransfer,
     /// A stream breaks, and one side detects it before the other.
     Outage,
 }
 
-/// Fault sequences that independent random faults would almost never produce; a repeated entry has more weight.
+/// Fault sequences that independent random faults would almost never produce. A sequence that is listed several
+/// times is chosen more often.
 const CHAINS: [Fault; 15] = [
     Fault::LostVote,
     Fault::LostVote,
@@ -125,47 +127,47 @@ impl Fault {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
-    /// How many of the bootstrap nodes run an older binary, which does not support the newest rules: those with the
-    /// lowest ids.
+    /// How many of the bootstrap nodes, counted from the lowest id, run an older binary, which does not support the
+    /// newest rules version.
     pub(crate) old: u64,
     /// Probability that an idle operator starts to add or remove a node, in percent.
     pub(crate) changes: u64,
     pub(crate) nodes: u64,
     pub(crate) clients: usize,
-    /// One session for each spec, in every client.
+    /// The sessions of every client, one for each spec.
     pub(crate) specs: Vec<Spec>,
     pub(crate) ttl_max: Nanos,
     pub(crate) names: Vec<LockName>,
-    /// When faults end.
+    /// The time at which faults end.
     pub(crate) safety: Nanos,
     pub(crate) faults: Vec<Fault>,
     /// Mean time between two faults.
     pub(crate) fault_every: Nanos,
-    /// A node takes a snapshot when its log exceeds this size, in bytes.
+    /// A node takes a snapshot once its log exceeds this size, in bytes.
     pub(crate) snapshot_after: u64,
-    /// Size of the applied entries that a leader keeps for lagging followers, in bytes.
+    /// Size of the applied entries that a leader keeps in memory for lagging followers, in bytes.
     pub(crate) tail_bytes: usize,
     pub(crate) drift: i64,
     pub(crate) latency: (Nanos, Nanos),
     /// Latency between nodes.
     pub(crate) peer_latency: (Nanos, Nanos),
-    /// Duration of a log write on a disk that is not slow: least, most.
+    /// Duration of a log write on a disk that is not slow: least and most.
     pub(crate) disk: (Nanos, Nanos),
-    /// Longest pause between two jobs of a caller.
+    /// Longest pause of a caller between two jobs.
     pub(crate) idle_max: Nanos,
-    /// Duration of a step under a lock: least, most.
+    /// Duration of a step of a job that holds its lock: least and most.
     pub(crate) work: (Nanos, Nanos),
-    /// Share of jobs in mode `shared`, in percent. `permits` and `subtree` likewise; `drops` is the share of jobs
-    /// whose caller drops its acquire before the end.
+    /// Share of jobs in mode `shared`, in percent; `permits` and `subtree` likewise. `drops` is the share of jobs
+    /// whose caller drops its future if the request still waits after a random time.
     pub(crate) shared: u64,
     pub(crate) permits: u64,
     pub(crate) subtree: u64,
     pub(crate) drops: u64,
     pub(crate) permit_limit: u32,
     pub(crate) concurrency: u64,
-    /// Whether a raw protocol client takes part.
+    /// Whether the raw protocol client takes part.
     pub(crate) has_hand: bool,
-    /// The requests that the raw protocol client queues.
+    /// The requests that the raw protocol client queues, if any.
     pub(crate) crowd: Option<Crowd>,
     pub(crate) budgets: Budgets,
 }
@@ -174,7 +176,7 @@ impl Scenario {
     pub(crate) fn roll(dice: &mut Rng) -> Self {
         let ttl = dice.pick(&[1_000, 1_000, 1_000, 1_500, 1_500, 3_000, 9_000]) * MS;
         let nodes = dice.pick(&[1, 3, 3, 3, 5]);
-        // Some scenarios inject little but one fault sequence, repeatedly.
+        // Some scenarios inject one fault sequence repeatedly, and few other faults.
         let chain = (nodes > 1 && dice.chance(50)).then(|| dice.pick(&CHAINS));
         let lingers = dice.chance(if chain == Some(Fault::Outage) { 70 } else { 40 });
         let lock_delay = if dice.chance(25) { dice.spread(20 * MS, ttl) } else { 0 };
@@ -205,8 +207,8 @@ impl Scenario {
         let names = ["a", "a/b", "a/b/c", "d"];
         let count = dice.within(1, names.len() as u64) as usize;
         let names = names.iter().take(count).filter_map(|name| name.parse().ok()).collect();
-        // Nodes on one fast network with fast disks: a leader often holds its next batch back until the previous one is
-        // committed.
+        // In some scenarios all nodes are on one fast network with fast disks: then a leader often holds its next
+        // batch back until the previous one is committed.
         let is_near = dice.chance(25);
         let some = dice.within(0, nodes);
         let (old, changes) = (dice.pick(&[0, 0, 0, nodes, some]), dice.pick(&[0, 0, 2, 10, 30]));
@@ -250,8 +252,8 @@ impl Scenario {
         }
     }
 
-    /// Adds the crowd of some seeds, with a separate RNG: seeds without a crowd stay as they were before crowds
-    /// existed.
+    /// Adds a crowd to some seeds. It has an RNG of its own, so that the scenarios of all other seeds are the same
+    /// as before crowds existed.
     pub(crate) fn with_crowd(mut self, dice: &mut Rng) -> Self {
         self.crowd = Crowd::roll(dice);
         self.budgets = Budgets::roll(dice, self.crowd.as_ref());

@@ -1,4 +1,4 @@
-//! The trace of a run, one line for each event: always hashed, and kept on demand.
+//! The trace of a run, one line for each event. It is always hashed, and kept if that is requested.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::clock::Nanos;
 
-/// Two runs with the same hash had the same events in the same order.
+/// The trace. Two runs whose traces have the same hash had the same events in the same order.
 pub(crate) struct Trace {
     hash: Xxh3,
     line: String,

@@ -1,4 +1,4 @@
-//! A run depends on its seed alone: the same events in the same order, in this process and in another.
+//! A run depends only on its seed: it has the same events in the same order, in this process and in another.
 
 use std::process::Command;
 

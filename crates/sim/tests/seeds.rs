@@ -1,8 +1,9 @@
-//! Runs of seeds in which every promise must hold, in parts that run in parallel. A failure prints the replay command.
+//! Runs of seeds in which every promise must hold, divided into tests that run in parallel. A failure prints the
+//! replay command.
 
 use lockkeeper_sim::{Coverage, run, told};
 
-/// Seeds in each part; for a longer run use `cargo xtask sim --seeds 5000`.
+/// Seeds in each test; for a longer run use `cargo xtask sim --seeds 5000`.
 const SEEDS: u64 = 75;
 
 fn part(number: u64) -> Coverage {
@@ -16,7 +17,7 @@ fn part(number: u64) -> Coverage {
         }
     }
     assert!(broken.is_empty(), "{} of {SEEDS} seeds failed:\n{}", broken.len(), broken.join("\n"));
-    // The run must have exercised each promise.
+    // The seeds together must have exercised each promise.
     assert!(
         seen.grants > SEEDS
             && seen.expired > SEEDS
@@ -25,7 +26,7 @@ fn part(number: u64) -> Coverage {
             && seen.elections > SEEDS,
         "too little happened: {seen:?}"
     );
-    // No update was lost behind the fence, or a seed would have failed (P3).
+    // If an update behind the fence had been lost, a seed would have failed (P3).
     assert!(seen.fenced > 0, "no stale section met the fence: was it needed? {seen:?}");
     assert!(
         seen.changes > SEEDS && seen.wiped > 0 && seen.raised > 0,

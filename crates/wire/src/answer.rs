@@ -62,7 +62,7 @@ pub fn finished(end: End) -> v1::Finished {
     v1::Finished { end: end.into() }
 }
 
-/// A refusal: the code names the next step, the text is the table's.
+/// Encodes a refusal: the code determines the client's next step, the text is the rejection's, for people.
 #[must_use]
 pub fn refused(rejection: &Rejection) -> v1::Refused {
     v1::Refused { code: refused_code(rejection).into(), text: rejection.to_string(), secret_prefix: 0 }
@@ -113,7 +113,7 @@ pub fn read_grant(granted: &v1::Granted) -> Result<Grant, Malformed> {
 /// Decodes how a request ended.
 ///
 /// # Errors
-/// [`Malformed`] if this version does not support that value.
+/// [`Malformed`] if this version does not know the value.
 pub fn read_end(finished: v1::Finished) -> Result<End, Malformed> {
     match v1::End::try_from(finished.end) {
         Ok(v1::End::Left) => Ok(End::Left),

@@ -12,7 +12,7 @@ use crate::v1::ClientItem;
 /// first.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ClientFrame {
-    /// Handled in this order.
+    /// The items, handled in this order.
     pub items: Vec<ClientItem>,
 }
 

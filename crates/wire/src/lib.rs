@@ -1,8 +1,9 @@
-//! The protobuf schema of Lockkeeper, the code generated from it, and every conversion between it and the lock rules.
+//! The protobuf schema of Lockkeeper, the code generated from it, and every conversion between it and the lock
+//! rules.
 //!
-//! Responsible for: the meaning of bytes. No other crate defines wire formats; this crate contains no time, sockets or
-//! files. The conversions check the range of every field; the number of items and names in a frame is checked before it
-//! is decoded.
+//! Responsible for: the encoding of all messages between processes, and of the records on disk. No other crate
+//! defines wire formats; this crate uses no time, sockets or files. The conversions check the range of every field.
+//! The numbers of items and names in a client's frame are checked before the frame is decoded.
 //!
 //! Reading order: the schema in `proto/lockkeeper/v1/`, then [`request`] (a client's requests), [`answer`] (the
 //! service's answers), [`entry`] (commands in the log).
@@ -55,7 +56,7 @@ pub use lockkeeper::v1;
 /// The public interface as a `FileDescriptorSet`, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/lockkeeper.v1.descriptors.bin"));
 
-/// The default port for clients ("LOCK" on a phone).
+/// The default port for clients: the keys of "LOCK" on a phone.
 pub const DEFAULT_PORT: u16 = 5625;
 
 /// The default port for connections between nodes.

@@ -7,6 +7,6 @@
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
 /// The maximum number of items in a client's frame. An item of two bytes takes some 150 bytes once it is decoded.
 pub const FRAME_ITEMS_MAX: usize = 1 << 14;
-/// The maximum number of lock names in a client's frame, all items together. A name of one byte takes some 50 bytes
+/// The maximum number of lock names in a client's frame, over all items. A name of one byte takes some 50 bytes
 /// once it is decoded.
 pub const FRAME_NAMES_MAX: usize = 1 << 16;

@@ -213,8 +213,8 @@ fn checked_set_value(session: SessionId, it: v1::SetValue) -> Result<Command, Di
     Ok(set_value(session, it))
 }
 
-/// Also decodes acquires from the log, so it checks no limits: their content was checked before they were proposed, by
-/// the limits of that version, and the table checks it again.
+/// Also decodes acquires from the log, so no limits are checked here: the node that proposed the acquire has
+/// checked them, with the limits of its version, and the table checks them again.
 pub(crate) fn acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Malformed> {
     Ok(Command::Acquire(Acquire {
         session,
@@ -306,7 +306,7 @@ impl From<Request> for v1::ClientItem {
     }
 }
 
-/// Returns `None` for commands that no client sends; [`Request::Command`] never contains one.
+/// Returns `None` for commands that no client sends; [`Request::Command`] never contains such a command.
 fn command_item(command: Command) -> Option<What> {
     match command {
         Command::Acquire(it) => Some(What::Acquire(acquire_message(&it))),

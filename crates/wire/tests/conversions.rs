@@ -58,7 +58,7 @@ fn acquire() -> impl Strategy<Value = Acquire> {
     )
 }
 
-/// Commands that a session may send.
+/// Commands that a client may send for a session.
 fn own_command() -> impl Strategy<Value = Command> {
     let of = (any::<u64>().prop_map(SessionId), any::<u64>().prop_map(Seq), any::<u64>().prop_map(Seq));
     let done = any::<u64>().prop_map(Seq);
@@ -290,7 +290,8 @@ fn a_session_over_a_limit_is_refused_by_the_prefix_of_its_secret() {
     assert_eq!(refused.text, "`label` has 257 bytes, at most 256 are allowed");
 }
 
-/// A refusal without session and seq would be taken for the answer to another request.
+/// A refusal without session and seq would be taken for the answer to another request, so the whole frame is
+/// malformed.
 #[test]
 fn an_item_that_names_no_command_is_malformed() {
     let attach = What::Attach(v1::AttachSession { secret: vec![1; 3], attach: 1 });

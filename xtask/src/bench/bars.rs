@@ -1,15 +1,16 @@
 //! The performance targets ("bars") of our service, and how far it is from them.
 //!
-//! Responsible for the bars of one node and of three. Most bars are ratios to a system measured in the same run, since
-//! absolute figures depend on the day and the machine. Absolute bars exist for memory, which depends on neither, for
-//! the CPU of 10,000 sessions, whose target is a share of a core, and for the failover gap, which depends on settings.
+//! Responsible for the bars of one node and of three. Most bars are ratios to a system measured in the same run,
+//! since absolute figures depend on the day and the machine. Absolute bars exist only for the memory of held locks,
+//! which depends on neither, for the CPU of 10,000 sessions, whose target is a share of a core, and for the
+//! failover gap, which depends mostly on settings.
 
 use std::fmt;
 
 use crate::bench::System;
 use crate::bench::maths::ratio;
 
-/// The figure that a bar is compared with.
+/// What a bar is relative to.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Than {
     /// This factor times the figure of that system in the same run.
@@ -38,15 +39,18 @@ pub(crate) enum Better {
     Higher,
 }
 
-/// A bar missed by at most this share counts as met, with a remark in the report: two runs differ by as much.
+/// A bar missed by at most this share counts as met, with a remark in the report: the figures of two runs differ by
+/// as much.
 const TOLERANCE: f64 = 0.10;
 
-/// Bar for a hand-over, relative to etcd: 0.25 ms against 0.4 to 0.7 ms when the bar was set.
+/// The bar for a hand-over, relative to etcd. When it was set, our target was 0.25 ms, and etcd needed 0.4 to 0.7
+/// ms.
 const HANDOVER: Than = Than::Peer(System::Etcd, 0.6);
 
-/// The bars of one node. Comments give the two figures from which a ratio was derived: our target and the peer's.
+/// The bars of one node. Comments give the two figures from which a ratio was derived: our target and the other
+/// system's figure.
 pub(crate) const BARS: &[Bar] = &[
-    // Target 220 µs, peer 145 µs.
+    // Target 220 µs, Redis 145 µs.
     bar("single.acquire.p50", Than::Peer(System::RedisFsync, 1.5), Better::Lower),
     // As many as Redis with fsync.
     bar("pairs.64.rate", Than::Peer(System::RedisFsync, 1.0), Better::Higher),
@@ -65,14 +69,15 @@ pub(crate) const BARS: &[Bar] = &[
     bar("memory.bytes", Than::Figure(300.0), Better::Lower),
 ];
 
-/// Bar for a hand-over with three nodes, relative to ZooKeeper: 0.5 ms against 0.74 ms when the bar was set.
+/// The bar for a hand-over with three nodes, relative to ZooKeeper. When it was set, our target was 0.5 ms, and
+/// ZooKeeper needed 0.74 ms.
 const CLUSTER_HANDOVER: Than = Than::Peer(System::Zookeeper, 0.65);
 
 /// The bars of three nodes, relative to three nodes of each other system.
 pub(crate) const CLUSTER_BARS: &[Bar] = &[
-    // Target 400 µs, peer 682 µs.
+    // Target 400 µs, etcd 682 µs.
     bar("single.acquire.p50", Than::Peer(System::Etcd, 0.6), Better::Lower),
-    // Targets 40,000 and 100,000, peer 4,300 and 5,900.
+    // Targets 40,000 and 100,000; etcd 4,300 and 5,900.
     bar("pairs.64.rate", Than::Peer(System::Etcd, 9.0), Better::Higher),
     bar("pairs.256.rate", Than::Peer(System::Etcd, 15.0), Better::Higher),
     bar("handover.once.2.p50", CLUSTER_HANDOVER, Better::Lower),
@@ -93,7 +98,7 @@ const fn bar(id: &'static str, than: Than, better: Better) -> Bar {
 }
 
 impl Better {
-    /// The relation between a figure and its bar, for the report.
+    /// The sign between a figure and its bar in the report.
     pub(crate) fn sign(self) -> char {
         match self {
             Better::Lower => '≤',
@@ -114,7 +119,7 @@ pub(crate) enum BarResult {
 }
 
 impl Bar {
-    /// The value that ours must reach; `than` is the measured figure that the bar is relative to.
+    /// The value that our figure must reach; `than` is the measured figure that the bar is relative to.
     pub(crate) fn wanted(&self, than: f64) -> f64 {
         match self.than {
             Than::Peer(_, factor) | Than::Own(_, factor) => factor * than,
@@ -123,7 +128,7 @@ impl Bar {
         }
     }
 
-    /// Compares `ours` with `wanted`; `None` unless both are above zero.
+    /// Compares our figure with `wanted`; `None` unless both are above zero.
     pub(crate) fn verdict(&self, ours: f64, wanted: f64) -> Option<BarResult> {
         let by = match self.better {
             Better::Lower => ratio(ours, wanted)? - 1.0,

@@ -1,7 +1,8 @@
 //! Disk speed during the run: the latency of an fdatasync.
 //!
-//! Responsible for one number, measured before and after the run and before each turn: a durable service can't be
-//! faster than the disk at that moment, and a turn on a busy disk can't be compared with one on an idle disk.
+//! Responsible for one number, measured before and after the run and before each turn of a system. A durable
+//! service can't be faster than the disk at that moment, and a turn on a busy disk can't be compared with one on an
+//! idle disk.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -14,13 +15,13 @@ use crate::bench::maths::percentile;
 
 const RECORD: [u8; 128] = [0x5a; 128];
 const RECORDS: u64 = 4096;
-/// Duration of the measurement before and after the run.
+/// The duration of the measurements before and after the run.
 pub(crate) const LONG: Duration = Duration::from_secs(1);
-/// Duration of the measurement before each turn.
+/// The duration of the measurement before each turn of a system.
 pub(crate) const SHORT: Duration = Duration::from_millis(200);
 
-/// The p50 of a 128-byte write with fdatasync into a preallocated file, in microseconds. `at_once` threads write to
-/// separate files concurrently: one for each node of a cluster on this disk.
+/// The median latency of a 128-byte write with fdatasync into a preallocated file, in microseconds. `at_once`
+/// threads write to separate files concurrently: one for each node of a cluster on this disk.
 pub(crate) fn fdatasync_p50_us(folder: &Path, duration: Duration, at_once: usize) -> TaskResult<f64> {
     let writers: Vec<JoinHandle<TaskResult<Vec<u64>>>> = (0..at_once)
         .map(|number| {

@@ -1,8 +1,8 @@
 //! The effect of a leader's death on one client.
 //!
-//! Responsible for the gap: the longest time between the completion of two consecutive acquire/release pairs, of which
-//! the later one completes after the kill. May not help a system to recover: its client knows the addresses of all
-//! nodes from the start, and retries after each error or time-out.
+//! Responsible for the gap: the longest time between the completion of two consecutive acquire/release pairs, of
+//! which the later one completes after the kill. No system gets help to recover: the client knows the addresses of
+//! all nodes from the start, and retries after each error or time-out.
 
 use std::sync::{Arc, OnceLock};
 use std::thread::sleep;
@@ -21,23 +21,23 @@ use crate::services::catalogue::ServiceSpec;
 use crate::services::clusters::ThreeNodes;
 use crate::services::{self, ServiceLocation};
 
-/// A common setting; longer than any gap.
+/// A usual ttl, which is longer than any gap.
 const TTL: Duration = Duration::from_secs(10);
-/// Time-out of a call. Short in favour of etcd: its followers forward calls to a dead leader until they detect its
-/// death, and such calls are never answered.
+/// The time-out of a call. It is short in favour of etcd: its followers forward calls to a dead leader until they
+/// detect the death, and such calls are never answered.
 const CALL_ENDS_WITHIN: Duration = Duration::from_millis(100);
-/// Pause after an error, so that a client whose calls fail at once leaves CPU to the servers.
+/// The pause after an error, so that a client whose calls fail at once leaves CPU to the servers.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Number of locks that the client uses in rotation, as in `single`.
 const NAMES: usize = 16;
-/// How long pairs run before the kill.
+/// For how long pairs run before the kill.
 const BEFORE: Duration = Duration::from_millis(500);
-/// How long the client is observed after the kill. A second gap counts too, for example one caused by a node that is
-/// not ready yet.
+/// For how long the client is observed after the kill. A second gap counts too, for example if the client reaches a
+/// node that is not ready yet.
 const AFTER: Duration = Duration::from_secs(3);
-/// A system that completes no call for this long has no figures.
+/// A system that completes no pair within this time has no figures.
 const SERVES_WITHIN: Duration = Duration::from_secs(30);
-/// How long a cluster may take to elect a leader.
+/// The time limit for a cluster to elect a leader.
 const LEADS_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -52,7 +52,7 @@ pub(crate) async fn failover<P: Peer>(at: &str, cluster: &'static ThreeNodes) ->
     Ok(vec![("failover.gap.p50".to_owned(), median), ("failover.gap.max".to_owned(), longest)])
 }
 
-/// Measures one kill; returns when the node is ready again.
+/// Measures one kill of the leader; returns once its node is ready again.
 async fn gap<P: Peer>(at: &str, cluster: &'static ThreeNodes, kill: usize) -> TaskResult<Duration> {
     let peer = P::connect(Setup { at, clients: 1, contended: false, ttl: TTL }).await?;
     let killed = Arc::new(OnceLock::new());
@@ -67,7 +67,7 @@ async fn gap<P: Peer>(at: &str, cluster: &'static ThreeNodes, kill: usize) -> Ta
     .await?;
     let (peer, gap) = client.await.map_err(|error| error.to_string())??;
     blocking(move || services::revive(leader)).await?;
-    // Abandoned locks expire by their ttl; nothing that they could disturb is measured until then.
+    // Locks of abandoned calls expire by their ttl. Until then nothing is measured that they could disturb.
     let _ = timeout(SERVES_WITHIN, peer.close()).await;
     Ok(gap)
 }
@@ -76,7 +76,7 @@ async fn gap<P: Peer>(at: &str, cluster: &'static ThreeNodes, kill: usize) -> Ta
 async fn pairs<P: Peer>(peer: P, kill: usize, killed: Arc<OnceLock<Instant>>) -> TaskResult<(P, Duration)> {
     let mut ended = Instant::now();
     let mut gap = Duration::ZERO;
-    // A lock left behind by an abandoned call blocks no later call: the next calls use other names.
+    // A call that was abandoned may leave a lock held, so later calls use other names.
     let mut abandoned = 0;
     for number in 0.. {
         let name = format!("lockkeeper-bench/failover/{kill}-{abandoned}/{}", number % NAMES);
@@ -112,7 +112,7 @@ async fn pair<P: Peer>(peer: &P, name: &str) -> TaskResult {
     timeout(CALL_ENDS_WITHIN, peer.release(held)).await.map_err(late)?
 }
 
-/// Returns the leader, once there is one. Blocks the thread: not for use in async tasks.
+/// Returns the leader, once there is one. Must not be called in async tasks, because it blocks the thread.
 pub(crate) fn leader(cluster: &'static ThreeNodes) -> TaskResult<&'static ServiceSpec> {
     let until = Instant::now() + LEADS_WITHIN;
     let places: Vec<ServiceLocation> =
@@ -133,7 +133,7 @@ pub(crate) fn leader(cluster: &'static ThreeNodes) -> TaskResult<&'static Servic
     }
 }
 
-/// Runs blocking work on a thread for it.
+/// Runs blocking work on a thread of its own.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> TaskResult<T> + Send + 'static,
 ) -> TaskResult<T> {

@@ -1,6 +1,7 @@
 //! The list of figures in the report.
 //!
-//! Responsible for their ids, descriptions and order in the report. `workloads` measures them.
+//! Responsible for the ids and descriptions of the figures, and their order in the report. `workloads` measures
+//! them.
 
 use crate::bench::Workload;
 
@@ -15,9 +16,9 @@ pub(crate) const KILLS: usize = 7;
 /// One line of the report.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Figure {
-    /// Its name in the JSON file and in the bars.
+    /// The figure's name in the JSON file and in the bars.
     pub(crate) id: String,
-    /// Its description in the report.
+    /// The figure's description in the report.
     pub(crate) what: String,
     pub(crate) unit: &'static str,
     pub(crate) workload: Workload,

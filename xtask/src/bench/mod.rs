@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: measures our lock service and other ones, in turns, on one machine.
 //!
-//! Responsible for the options, and for rebuilding itself with the cargo feature `peers`, which adds the clients of the
-//! other systems. A missed bar is a line of the report, not a failure.
+//! Responsible for the options, and for running the benchmark in a build with the cargo feature `peers`, which adds
+//! the clients of the other systems. A missed bar is a line of the report, not a failure.
 //!
 //! Reading order: [`Bench`], then `plan` (order of the measurements), `workloads` (the measurements), `systems` (a
 //! driver for each system), `failover`, `figures`, `bars` and `maths`, `report`.

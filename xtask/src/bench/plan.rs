@@ -1,7 +1,7 @@
 //! The order of the measurements.
 //!
-//! Responsible for fresh servers, for turns (each system completes a round before any system begins the next, so that a
-//! slow minute of the machine affects all), and for a bounded duration.
+//! Responsible for fresh servers, for turns, and for a bounded duration. In each round every system has its turn
+//! before any system begins the next round, so that a slow minute of the machine affects all systems.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,19 +24,21 @@ use crate::services;
 use crate::services::catalogue::{ETCD, REDIS_FSYNC, REDIS_NOFSYNC, ServiceSpec, ZOOKEEPER};
 use crate::services::clusters::{ETCD_CLUSTER, NODES, ThreeNodes, ZOOKEEPER_CLUSTER};
 
-/// Time-out of a measurement: no system takes as long on a usable machine, and one that hangs is given up.
+/// The time-out of a measurement: on a usable machine no system takes as long, and a system that hangs is given up.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
-/// The results of each system's first turn are discarded: a server in Java is several times faster once it is compiled.
+/// The results of each system's first turn are discarded: a server in Java is several times faster once its code is
+/// compiled.
 const WARM_UP: &str = "warm-up";
-/// Limit of open descriptors: each ZooKeeper session takes one at each end; the rest is reserve.
+/// The limit of open descriptors: each ZooKeeper session takes one in the client and one in the server; the rest is
+/// reserve.
 const DESCRIPTORS: u64 = KEEPALIVE_SESSIONS as u64 + 1_000;
 
 /// A system under test, and its servers.
 struct Subject {
     system: System,
-    /// The address that its client connects to.
+    /// The address that the system's client connects to.
     at: String,
-    /// Its nodes. Empty if the system already runs elsewhere: then its processes can't be measured.
+    /// The system's nodes. Empty if the system already runs elsewhere: then its processes can't be measured.
     services: Vec<&'static ServiceSpec>,
     /// Set if the system has several nodes that we started.
     cluster: Option<&'static ThreeNodes>,
@@ -104,7 +106,7 @@ fn measure(
         }
         let system = name(subject.system);
         eprintln!("{what}: {system}, {}", name(workload));
-        // A server that has grown before would hide its growth, so `memory` begins with a fresh one.
+        // Memory that a server has allocated earlier would hide its growth, so `memory` begins with a fresh server.
         let fresh = if workload == Workload::Memory { restart(subject) } else { Ok(()) };
         let disk = fresh.and_then(|()| disk::fdatasync_p50_us(&folder, disk::SHORT, nodes));
         let measured = disk.and_then(|disk| Ok((disk, runtime.block_on(one(choice, workload, subject))?)));
@@ -169,7 +171,7 @@ async fn on<P: Peer>(choice: &Bench, workload: Workload, subject: &Subject) -> T
     match workload {
         Workload::Single => workloads::single::<P>(at, duration).await.map(Some),
         Workload::Pairs => workloads::pairs::<P>(at, duration).await.map(Some),
-        // Half the duration, because handover has eight measurements instead of one or two.
+        // Half the duration, because `handover` has eight measurements, and other workloads have one or two.
         Workload::Handover => workloads::handover::<P>(at, duration / 2).await.map(Some),
         Workload::Memory => match server(subject)? {
             Some(server) => workloads::memory::<P>(at, &server).await.map(Some),
@@ -191,7 +193,7 @@ async fn keep_alive(choice: &Bench, server: &ServerProcesses, subject: &Subject)
     let at = subject.at.as_str();
     let cores = match subject.system {
         System::Ours | System::OursAlone => {
-            // The sessions are on raw protocol streams, which do not look for the leader.
+            // The sessions are on raw protocol streams, which do not search for the leader.
             let at = match subject.cluster {
                 Some(cluster) => blocking(move || leader(cluster)).await.map(address)?,
                 None => at.to_owned(),
@@ -211,7 +213,7 @@ async fn keep_alive(choice: &Bench, server: &ServerProcesses, subject: &Subject)
     Ok(vec![("keepalive.cpu".to_owned(), cores * 100.0)])
 }
 
-/// The processes of a system's nodes; `None` if it runs elsewhere.
+/// The processes of a system's nodes; `None` if the system runs elsewhere.
 fn server(subject: &Subject) -> TaskResult<Option<ServerProcesses>> {
     let mut pids = Vec::new();
     for service in &subject.services {
@@ -240,7 +242,7 @@ fn address(node: &ServiceSpec) -> String {
     format!("127.0.0.1:{}", node.port)
 }
 
-/// Restarts the servers of a system with empty data, unless it runs elsewhere.
+/// Restarts the servers of a system with empty data, unless the system runs elsewhere.
 fn restart(subject: &Subject) -> TaskResult {
     services::down(&subject.services)?;
     services::up(&subject.services)
@@ -267,7 +269,7 @@ fn cluster(system: System) -> Option<&'static ThreeNodes> {
     }
 }
 
-/// The selected values, each once and in order; without a selection, the usual ones.
+/// The selected values, each once and in order; without a selection, those for which `is_usual` returns true.
 fn of<T: ValueEnum + Copy + PartialEq>(chosen: &[T], is_usual: impl Fn(T) -> bool) -> Vec<T> {
     let all = T::value_variants().iter().copied();
     all.filter(|value| if chosen.is_empty() { is_usual(*value) } else { chosen.contains(value) }).collect()

@@ -16,7 +16,7 @@ use crate::bench::maths::{median, ratio};
 use crate::bench::workloads::Measured;
 use crate::bench::{System, Workload, name};
 
-/// Ratio of disk latencies between turns above which durable systems can't be compared.
+/// If the disk latencies before two turns differ by more than this factor, durable systems can't be compared.
 const DISK_VARIES: f64 = 2.0;
 
 /// The measured values of a run.
@@ -24,7 +24,7 @@ pub(crate) struct BenchReport {
     systems: Vec<System>,
     figures: Vec<Figure>,
     bars: &'static [Bar],
-    /// How many nodes of each system write to the disk.
+    /// The number of nodes of each system, which write to the same disk.
     nodes: usize,
     /// One value for each round, by figure and system.
     values: BTreeMap<(String, System), Vec<f64>>,
@@ -82,7 +82,7 @@ impl BenchReport {
         self.failed.push(format!("{}: {error}", name(system)));
     }
 
-    /// An error that names every system whose measurements failed.
+    /// Returns an error that names every system whose measurements failed, if any.
     pub(crate) fn failures(&self) -> TaskResult {
         if self.failed.is_empty() {
             Ok(())
@@ -157,7 +157,8 @@ impl BenchReport {
         }
     }
 
-    /// The bar of a figure and its verdict; `None` without a bar, or without the figure that it is relative to.
+    /// The bar of a figure, and whether our figure meets it; `None` without a bar, or without the figure that the
+    /// bar is relative to.
     fn bar(&self, figure: &Figure) -> Option<String> {
         let bar = self.bars.iter().find(|bar| bar.id == figure.id)?;
         let (than, words) = match bar.than {
@@ -188,7 +189,7 @@ fn range<'a>(values: impl IntoIterator<Item = &'a f64>) -> (f64, f64) {
     values.into_iter().fold((f64::INFINITY, 0.0), |(least, most), value| (value.min(least), value.max(most)))
 }
 
-/// Formats with three significant digits, or all digits before the decimal point.
+/// Formats with three significant digits, or with all digits before the decimal point if there are more.
 fn short(value: f64) -> String {
     let decimals = if value.abs() >= 100.0 {
         0

@@ -1,4 +1,4 @@
-//! Resource usage of a system's server processes, read from `/proc`, without asking the servers.
+//! Resource usage of a system's server processes, read from `/proc`, so that the servers do no work for it.
 
 use std::fs;
 
@@ -43,7 +43,8 @@ fn read(pid: u32, file: &str) -> TaskResult<String> {
     fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}; did the server end?"))
 }
 
-/// Sum of the fields `utime` and `stime`. The second field, the process name, may contain spaces and brackets.
+/// The sum of the fields `utime` and `stime` of `/proc/PID/stat`. The second field, the process name, may contain
+/// spaces and brackets.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ').skip(11);

@@ -1,7 +1,7 @@
 //! The workloads: the same measurements for every system.
 //!
-//! Responsible for the clients (tasks of this process), the clock (that of this process), and for detecting two holders
-//! of one lock: a lock service that is fast because it doesn't exclude has no figures.
+//! Responsible for the clients (tasks of this process), the clock (that of this process), and for detecting two
+//! holders of one lock: a lock service gets no figures if it is fast because it doesn't exclude.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,13 +16,13 @@ use crate::bench::maths::percentile;
 use crate::bench::server::ServerProcesses;
 use crate::bench::systems::{Peer, Setup, TTL};
 
-/// Number of locks held in `memory`.
+/// The number of locks held in `memory`.
 const HELD: usize = 100_000;
-/// Number of clients that acquire them: enough to keep a durable server busy.
+/// The number of clients that acquire the locks of `memory`: enough to keep a durable server busy.
 const HOLDERS: usize = 64;
 /// Number of locks that the client of `single` uses in rotation.
 const SINGLE_NAMES: usize = 16;
-/// Excluded from the start of each measurement.
+/// The results of this first part of each measurement are discarded.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 /// Figures by id.
@@ -33,7 +33,7 @@ pub(crate) async fn single<P: Peer>(at: &str, duration: Duration) -> TaskResult<
     let peer = P::connect(Setup { at, clients: 1, contended: false, ttl: TTL }).await?;
     let names: Vec<String> =
         (0..SINGLE_NAMES).map(|number| format!("lockkeeper-bench/single/{number}")).collect();
-    // Runs as a task, because the main thread only waits and is no worker of the runtime.
+    // Runs as a task, because the main thread, which only waits for it, is no worker of the runtime.
     let client = tokio::spawn(async move {
         let from = Instant::now() + WARM_UP;
         let mut acquires = Vec::new();
@@ -99,8 +99,8 @@ pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> TaskResult<M
     Ok(measured)
 }
 
-/// One lock passes from holder to waiter. Timed from the holder's call of release to the completion of the next
-/// holder's acquire, if that acquire was called before the release.
+/// One lock passes from holder to waiter. A hand-over is timed from the holder's call of release to the completion
+/// of the next holder's acquire, if that acquire was called before the release.
 pub(crate) async fn handover<P: Peer>(at: &str, duration: Duration) -> TaskResult<Measured> {
     let mut measured = Measured::new();
     for waiters in WAITERS {
@@ -151,7 +151,8 @@ impl ContentionStage {
         nanos(self.since.elapsed())
     }
 
-    /// Acquires. Also returns the duration of the hand-over, if it was one.
+    /// Acquires the lock. Also returns the duration of the hand-over, if the client called acquire before the
+    /// release.
     async fn acquire<P: Peer>(&self, peer: &P, client: usize) -> TaskResult<(P::Held, Option<u64>)> {
         let asked = self.now();
         self.asking.fetch_add(1, Ordering::SeqCst);
@@ -171,7 +172,7 @@ impl ContentionStage {
     }
 }
 
-/// A holder releases once `waiters` clients wait; then each of them holds the lock once.
+/// One client holds the lock and releases it once `waiters` clients wait. Then each of them holds the lock once.
 async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> TaskResult<Vec<u64>> {
     let stage = Arc::new(ContentionStage::new());
     let (held, _) = stage.acquire(peer.as_ref(), waiters).await?;
@@ -187,8 +188,8 @@ async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> TaskResult<V
     while stage.asking.load(Ordering::SeqCst) <= waiters {
         sleep(Duration::from_millis(1)).await;
     }
-    // All clients have called acquire; every one of these systems registers a waiter within this time. A late request
-    // is still timed from the release.
+    // All clients have called acquire. Within this time every one of these systems registers a waiter. A request
+    // that is later still counts: it is timed from the release.
     sleep(Duration::from_millis(20) + Duration::from_micros(200) * waiters as u32).await;
     stage.release(peer.as_ref(), held).await?;
     let mut times = Vec::new();
@@ -198,7 +199,7 @@ async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> TaskResult<V
     Ok(times)
 }
 
-/// One client more than `waiters`; each acquires again right after its release.
+/// One client holds the lock while `waiters` clients wait; each acquires again right after its release.
 async fn holders_queue_again<P: Peer>(
     peer: &Arc<P>,
     waiters: usize,
@@ -227,7 +228,7 @@ async fn holders_queue_again<P: Peer>(
     Ok(times)
 }
 
-/// Growth of the server's memory for 100,000 held locks with names of 32 bytes, per lock.
+/// The growth of the server's memory for 100,000 held locks with names of 32 bytes, divided by the number of locks.
 pub(crate) async fn memory<P: Peer>(at: &str, server: &ServerProcesses) -> TaskResult<Measured> {
     let peer = Arc::new(P::connect(Setup { at, clients: HOLDERS, contended: false, ttl: TTL }).await?);
     let warm = hold(&peer, "warm", HOLDERS).await?;
@@ -268,7 +269,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A percentile of nanoseconds, in microseconds.
+/// A percentile of durations in nanoseconds, converted to microseconds.
 fn micros(nanos: &mut [u64], percent: usize) -> TaskResult<f64> {
     nanos.sort_unstable();
     let value = percentile(nanos, percent).ok_or("nothing was measured: not one came to its end in time")?;

@@ -1,12 +1,12 @@
-//! The services that can be started: one entry for each.
+//! The services that can be started: one [`ServiceSpec`] each.
 //!
-//! Responsible for ports, packages and command lines; they are defined only here, except that services which tests
-//! start too use the rig's command lines (`crates/rig`). A further service is one more entry. May not leave anything
-//! running: the functions here describe, prepare and probe.
+//! Responsible for their ports, packages and command lines, which are defined only here. Services that tests start
+//! too use the command lines of the rig (`crates/rig`). May not leave anything running: the functions here
+//! describe, prepare and probe.
 //!
-//! Ports are outside the ephemeral range (16430 is the benchmark's, for our own node), and none is the default port of
-//! any of these programs: Debian starts some of them when their package is installed, and those instances must not
-//! interfere.
+//! Ports are outside the ephemeral range (16430 is the benchmark's, for our own node), and none is the default port
+//! of any of these programs: Debian starts some of the programs when their package is installed, and those
+//! instances must not interfere.
 
 use std::fs;
 use std::process::Command;
@@ -21,23 +21,24 @@ use crate::services::{ServiceLocation, probe};
 /// One service: a process on 127.0.0.1.
 #[derive(Clone, Copy)]
 pub(crate) struct ServiceSpec {
-    /// Its name on the command line and the name of its folder.
+    /// The service's name on the command line, and the name of its folder.
     pub(crate) name: &'static str,
-    /// The name of its family on the command line.
+    /// The name of the service's family on the command line.
     pub(crate) family: &'static str,
-    /// Its port. The next higher port is reserved for it, too.
+    /// The service's port. The next higher port is reserved for the service, too.
     pub(crate) port: u16,
-    /// The Debian packages that it needs.
+    /// The Debian packages that the service needs.
     pub(crate) needs: &'static [Need],
-    /// Prints the version on stdout, whether the service runs or not.
+    /// The command that prints the version on stdout, whether the service runs or not.
     pub(crate) version: fn(&ServiceLocation) -> Command,
-    /// Prepares its folder before it starts.
+    /// Prepares the service's folder before a start.
     pub(crate) prepare: fn(&ServiceLocation) -> TaskResult,
-    /// Starts it in the foreground as one process, whose pid is used to stop and measure it.
+    /// The command that runs the service in the foreground as one process, whose pid is used to stop and measure
+    /// it.
     pub(crate) command: fn(&ServiceLocation) -> Command,
-    /// The signal for a graceful stop, even with connected clients.
+    /// The signal for a graceful stop. It must work while clients are connected.
     pub(crate) ends_by: Signal,
-    /// A service that it depends on, started with it.
+    /// A service that this one depends on, started before it.
     pub(crate) after: Option<&'static ServiceSpec>,
     /// Returns an error with the reason, unless the service is ready.
     pub(crate) ready: fn(&ServiceLocation) -> Result<(), String>,
@@ -64,7 +65,7 @@ pub(crate) const REDIS_FSYNC: ServiceSpec = ServiceSpec {
 pub(crate) const REDIS_NOFSYNC: ServiceSpec =
     ServiceSpec { name: "redis-nofsync", port: 16400, command: |place| redis(place, &[]), ..REDIS_FSYNC };
 
-/// A replica of [`REDIS_FSYNC`], to see which writes are lost when it becomes the primary.
+/// A replica of [`REDIS_FSYNC`]: it shows which writes are lost when it becomes the primary.
 const REDIS_REPLICA: ServiceSpec = ServiceSpec {
     name: "redis-replica",
     port: 16510,
@@ -74,7 +75,7 @@ const REDIS_REPLICA: ServiceSpec = ServiceSpec {
     ..REDIS_FSYNC
 };
 
-/// One of five independent servers.
+/// One of the independent servers of Redlock.
 const fn redlock(name: &'static str, port: u16) -> ServiceSpec {
     ServiceSpec { name, family: "redlock", port, ..REDIS_NOFSYNC }
 }
@@ -105,8 +106,8 @@ pub(crate) const ZOOKEEPER: ServiceSpec = ServiceSpec {
     version: |_| command("dpkg-query", &["--show", "--showformat=${Version}", "zookeeper"]),
     prepare: |place| zookeeper_settings(place, ""),
     command: |place| {
-        // The packaged script forks and keeps its pid elsewhere, so Java is started directly. The heap is large enough
-        // for the 100,000 locks of the benchmark.
+        // The packaged script forks and writes its pid elsewhere, so Java is started directly. The heap is large
+        // enough for the 100,000 locks of the benchmark.
         let mut command = Command::new("java");
         command.args(["-Xmx1g", "-cp", "/etc/zookeeper/conf:/usr/share/java/*"]);
         command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(place.folder.join("zoo.cfg"));
@@ -136,7 +137,8 @@ const POSTGRES: ServiceSpec = ServiceSpec {
     ready: postgres_ready,
 };
 
-/// A connection pool for [`POSTGRES`] in transaction mode: server connections are reassigned between transactions.
+/// A connection pool for [`POSTGRES`] in transaction mode: after each transaction, another client may get its
+/// connection.
 const PGBOUNCER: ServiceSpec = ServiceSpec {
     name: "pgbouncer",
     family: "pgbouncer",
@@ -196,7 +198,7 @@ pub(crate) fn etcd(place: &ServiceLocation, ports: &[u16]) -> Command {
     command
 }
 
-/// Writes the settings file of ZooKeeper at `place`: defaults and `more`.
+/// Writes the settings file of ZooKeeper at `place`: our usual settings, then `more`.
 pub(crate) fn zookeeper_settings(place: &ServiceLocation, more: &str) -> TaskResult {
     let settings = format!(
         "tickTime=2000\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
@@ -216,7 +218,8 @@ fn redis_version(_: &ServiceLocation) -> Command {
     version_of(redis::SERVER.name)
 }
 
-/// Debian installs some programs in places that only the rig searches.
+/// The command that prints the version of `program`. Debian installs some programs in folders that only the rig
+/// searches.
 fn version_of(program: &str) -> Command {
     let mut command = Command::new(lockkeeper_rig::find(program).unwrap_or_else(|| program.into()));
     command.arg("--version");
@@ -236,7 +239,7 @@ mod tests {
 
     use super::*;
 
-    /// Ports that these programs use when Debian starts them.
+    /// The ports that these programs use when Debian starts them.
     const DEFAULT_PORTS: [u16; 8] = [6379, 2379, 2380, 2181, 2888, 3888, 5432, 6432];
     /// The start of Linux' ephemeral port range.
     const EPHEMERAL_FROM: u16 = 32768;
@@ -281,7 +284,7 @@ mod tests {
     fn each_service_uses_its_own_folder_and_port_on_loopback() {
         for service in SERVICES {
             let root = tempfile::tempdir().unwrap();
-            // Some services run as another user, who must be able to enter the folder.
+            // Some services run as another user, who must be able to traverse the folder.
             fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
             let place = ServiceLocation { folder: root.path().join(service.name), port: service.port };
             fs::create_dir_all(place.data()).unwrap();

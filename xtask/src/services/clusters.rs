@@ -1,8 +1,8 @@
 //! Clusters of three nodes on this machine, for `cargo xtask bench --cluster`.
 //!
-//! Responsible for the settings that the nodes of one system need to know each other, and for the check whether a node
-//! is the leader. `cargo xtask services` does not start them, since few users want six more servers. The cluster of our
-//! own service is defined in the benchmark, beside its client.
+//! Responsible for the settings that the nodes of one system need to know each other, and for the check whether a
+//! node is the leader. `cargo xtask services` does not start these clusters, since few users want six more servers.
+//! The cluster of our own service is defined in the benchmark, beside its client.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ pub(crate) const NODES: usize = 3;
 /// Three nodes of one system.
 pub(crate) struct ThreeNodes {
     pub(crate) nodes: [ServiceSpec; NODES],
-    /// Returns an error with the reason, unless the node at that place is the leader.
+    /// Returns an error with the reason, unless the node at this location is the leader.
     pub(crate) leads: fn(&ServiceLocation) -> Result<(), String>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) const ETCD_CLUSTER: ThreeNodes = ThreeNodes {
     leads: |place| probe::ask(place.port, "GET /metrics HTTP/1.0\r\n\r\n", "\netcd_server_is_leader 1"),
 };
 
-/// ZooKeeper with the settings of its own example for several nodes.
+/// ZooKeeper with the settings that its own documentation shows for several nodes.
 pub(crate) const ZOOKEEPER_CLUSTER: ThreeNodes = ThreeNodes {
     nodes: [
         zookeeper_node("zookeeper-1", ZOOKEEPER_PORTS[0]),
@@ -52,7 +52,7 @@ const fn zookeeper_node(name: &'static str, port: u16) -> ServiceSpec {
         name,
         port,
         prepare: prepare_zookeeper,
-        // A node without a leader answers without a mode.
+        // A node that knows no leader answers without a mode.
         ready: |place| probe::ask(place.port, "srvr", "Mode: "),
         ..ZOOKEEPER
     }
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn node_names_and_ports_are_unique() {
         let mut names: Vec<&str> = SERVICES.iter().map(|service| service.name).collect();
-        // The two ports above a node's are reserved for it, too.
+        // A cluster's node has three ports: its own and the next two.
         let mut ports: Vec<u16> =
             SERVICES.iter().flat_map(|service| [service.port, service.port + 1]).collect();
         for node in CLUSTERS.iter().flat_map(|cluster| &cluster.nodes) {

@@ -1,8 +1,9 @@
 //! Other lock services for tests and benchmarks: installs, starts on loopback, and stops them.
 //!
-//! Responsible for the lifetime of each: one process, a folder below `target/services`, its own port. [`catalogue`]
-//! lists the services and their command lines, [`pidfile`] checks the ownership of a process, [`probe`] checks
-//! readiness. May not keep data between two starts: a service begins with an empty folder.
+//! Responsible for the lifetime of each service, which is one process with its own port and a folder below
+//! `target/services`. [`catalogue`] lists the services and their command lines, [`pidfile`] checks the ownership of
+//! a process, [`probe`] checks readiness. `up` begins with an empty folder; only `revive` keeps the data of the
+//! previous run.
 
 pub(crate) mod catalogue;
 #[cfg(any(test, feature = "peers"))]
@@ -30,9 +31,9 @@ use crate::needs::{self, Need};
 use crate::process::not_started;
 use crate::services::catalogue::{SERVICES, ServiceSpec};
 
-/// Time limit for a service to become ready. The slowest, a Java one, needs about a second on an idle machine.
+/// The time limit for a service to become ready. The slowest, in Java, needs about a second on an idle machine.
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// Time limit for a graceful stop; then the service is killed.
+/// The time limit for a graceful stop; after it the service is killed.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -42,8 +43,8 @@ const DETACHING: &[Need] = &[
     Need { program: "bash", package: "bash", used_by: "the services, which keep no descriptors of ours" },
 ];
 
-/// Closes every descriptor but the first three, then executes the program: a lock or a pipe of our caller must not stay
-/// open while the service runs.
+/// Closes every descriptor but the first three, then executes the program. Otherwise a lock or a pipe of our caller
+/// would stay open while the service runs.
 const CLOSE_AND_BECOME: &str = r#"for fd in /proc/self/fd/*; do fd=${fd##*/}; ((fd > 2)) && eval "exec $fd>&-"; done
 exec "$@""#;
 
@@ -78,13 +79,13 @@ pub(crate) fn run(task: &Services) -> TaskResult {
 
 /// The folder and port of a service.
 pub(crate) struct ServiceLocation {
-    /// Absolute, so that the service's command line identifies the process as ours.
+    /// Absolute, so that it identifies the service's process as ours.
     pub(crate) folder: PathBuf,
     pub(crate) port: u16,
 }
 
 impl ServiceLocation {
-    /// The service's data. Emptied before each start.
+    /// The service's data, which `up` deletes before it starts the service.
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.join("data")
     }
@@ -130,7 +131,7 @@ pub(crate) fn revive(service: &ServiceSpec) -> TaskResult {
     wait_until_ready(service, &place, Some(child))
 }
 
-/// Stops `service` with `signal`.
+/// Stops `service` with `signal`; returns an error if it did not run.
 #[cfg(feature = "peers")]
 pub(crate) fn end(service: &ServiceSpec, signal: Signal) -> TaskResult {
     let root = root()?;
@@ -197,7 +198,7 @@ fn select(names: &[String]) -> TaskResult<Vec<&'static ServiceSpec>> {
     Ok(SERVICES.iter().filter(wanted).collect())
 }
 
-/// Returns `services`, each preceded by the service it depends on.
+/// Returns `services`, each preceded by the service that it depends on.
 fn with_needed<'a>(services: &[&'a ServiceSpec]) -> Vec<&'a ServiceSpec> {
     let mut all: Vec<&ServiceSpec> = Vec::new();
     for service in services {
@@ -210,8 +211,8 @@ fn with_needed<'a>(services: &[&'a ServiceSpec]) -> Vec<&'a ServiceSpec> {
     all
 }
 
-/// Starts all `services` that don't run, waits until all are ready, and returns for each whether it was started. All
-/// are started before the first wait: the nodes of a cluster become ready together.
+/// Starts all `services` that don't run, waits until all are ready, and returns for each whether it was started.
+/// All are started before the first wait, because the nodes of a cluster become ready only together.
 fn start(services: &[&ServiceSpec], root: &Path) -> TaskResult<Vec<bool>> {
     let mut children = Vec::new();
     for service in services {
@@ -226,7 +227,7 @@ fn start(services: &[&ServiceSpec], root: &Path) -> TaskResult<Vec<bool>> {
     Ok(started)
 }
 
-/// Starts `service`, which doesn't run, with an empty folder.
+/// Starts `service`, which doesn't run, in an empty folder.
 fn start_empty(service: &ServiceSpec, place: &ServiceLocation) -> TaskResult<Child> {
     let name = service.name;
     if TcpStream::connect(("127.0.0.1", place.port)).is_ok() {
@@ -252,8 +253,8 @@ fn spawn(service: &ServiceSpec, place: &ServiceLocation) -> TaskResult<Child> {
     let log = File::create(place.log()).map_err(|error| failed("make its log", error))?;
     let log_too = log.try_clone().map_err(|error| failed("open its log", error))?;
     let plain = (service.command)(place);
-    // A new session, so that an interrupt on our terminal doesn't reach it. setsid executes the program with the same
-    // pid unless setsid leads a process group, which it never does here.
+    // A new session, so that an interrupt on our terminal doesn't reach the service. setsid executes the program
+    // with the same pid, unless setsid leads a process group, which it never does here.
     let mut command = Command::new("setsid");
     command.args(["bash", "-c", CLOSE_AND_BECOME, "bash"]).arg(plain.get_program()).args(plain.get_args());
     command.envs(plain.get_envs().filter_map(|(key, value)| Some((key, value?))));
@@ -264,12 +265,12 @@ fn spawn(service: &ServiceSpec, place: &ServiceLocation) -> TaskResult<Child> {
     Ok(child)
 }
 
-/// Waits until `service` is ready. Returns an error if it ends before. `child` is its process if we started it.
+/// Waits until `service` is ready. Returns an error if it ends earlier. `child` is its process if we started it.
 fn wait_until_ready(service: &ServiceSpec, place: &ServiceLocation, mut child: Option<Child>) -> TaskResult {
     let name = service.name;
     let until = Instant::now() + READY_WITHIN;
     loop {
-        // Not checked by the environment if there is a child: it can't be read while setsid executes the service.
+        // A child is not checked by its environment, which can't be read while setsid executes the service.
         let has_ended = match &mut child {
             Some(child) => !matches!(child.try_wait(), Ok(None)),
             None => place.pid().is_none(),
@@ -291,12 +292,13 @@ fn wait_until_ready(service: &ServiceSpec, place: &ServiceLocation, mut child: O
     }
 }
 
-/// Stops the process at `place` with `ends_by`, or with SIGKILL if that fails. Returns whether a process ran.
+/// Stops the process at `place` with `ends_by`, or with SIGKILL if that does not end it in time. Returns whether a
+/// process ran.
 fn stop(place: &ServiceLocation, ends_by: Signal) -> TaskResult<bool> {
     let Some(pid) = place.pid() else { return Ok(false) };
     let target = Pid::from_raw(i32::try_from(pid).map_err(|_| format!("pid {pid} is no pid"))?);
     for signal in [ends_by, Signal::SIGKILL] {
-        // An error is ignored: the process may have ended since the check.
+        // The error is ignored: the process may have ended since the check.
         let _ = kill(target, signal);
         let until = Instant::now() + ENDS_WITHIN;
         while Instant::now() < until {
@@ -437,7 +439,7 @@ mod tests {
             ..SERVICES[0]
         };
         let place = place(&service, root.path());
-        // Like a lock inherited from the calling shell: a descriptor without close-on-exec.
+        // A descriptor without close-on-exec, like a lock inherited from the calling shell.
         let inherited = nix::unistd::dup(std::io::stdin()).unwrap();
         assert_eq!(place.pid(), None);
         assert_eq!(start(&[&service], root.path()), Ok(vec![true]));

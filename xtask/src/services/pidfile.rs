@@ -1,12 +1,12 @@
 //! Process ownership: the pid file, and the check that its pid still belongs to the process that we started.
 //!
-//! Responsible for never signalling a process that is not ours. The pid alone is not enough: after a reboot, or after
-//! enough other processes, it belongs to another one.
+//! Responsible for never signalling a process that is not ours. The pid alone does not identify the process: after
+//! a reboot, or after enough other processes, another process has it.
 
 use std::path::Path;
 use std::{fs, io};
 
-/// The environment variable of each service that names its folder.
+/// The environment variable with the folder of the service, set for each service's process.
 pub(crate) const MARK: &str = "LOCKKEEPER_SERVICE_FOLDER";
 
 pub(crate) fn write(file: &Path, pid: u32) -> io::Result<()> {
@@ -20,8 +20,8 @@ pub(crate) fn read(file: &Path) -> Option<u32> {
 
 /// Whether process `pid` exists and was started for `folder`.
 ///
-/// Checks its environment, then its command line: programs that set their title overwrite one or the other. A zombie
-/// has neither.
+/// Checks the process's environment, then its command line, because programs that set their title overwrite one or
+/// the other. A zombie has neither.
 pub(crate) fn is_ours(pid: u32, folder: &Path) -> bool {
     let folder = folder.as_os_str().as_encoded_bytes();
     let read = |what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
@@ -30,8 +30,8 @@ pub(crate) fn is_ours(pid: u32, folder: &Path) -> bool {
     is_marked || contains(&read("cmdline"), folder)
 }
 
-/// Whether process `pid` has ended with all its threads; true for a zombie. This differs from `!is_ours`: a process
-/// loses its environment first, then its first thread, and its sockets with its last one.
+/// Whether process `pid` has ended with all its threads; true for a zombie. This is not the same as `!is_ours`: an
+/// ending process loses its environment first, then its first thread, and its sockets only with its last thread.
 pub(crate) fn has_ended(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
     // The state follows the process name, which may contain any characters.
@@ -64,7 +64,7 @@ mod tests {
             let mut command = Command::new("sh");
             command.args(["-c", "read _"]).stdin(Stdio::piped()).env_remove(MARK);
             let sleeper = Self(change(&mut command).spawn().unwrap());
-            // A process is visible before its arguments are; its environment appears last.
+            // A process is visible before its arguments are. Its environment is visible last.
             let environment = format!("/proc/{}/environ", sleeper.pid());
             wait_until(|| fs::read(&environment).is_ok_and(|bytes| !bytes.is_empty()));
             sleeper

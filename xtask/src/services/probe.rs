@@ -1,6 +1,6 @@
 //! Readiness checks of services.
 //!
-//! Responsible for one request and one answer over TCP on loopback. May not know any service: the catalogue defines the
+//! Responsible for one request and one answer over TCP on loopback. Knows no service: the catalogue defines the
 //! request and the expected answer.
 
 use std::io::{Read, Write};
@@ -10,8 +10,8 @@ use std::time::Duration;
 /// A service on loopback answers within a millisecond; a busy machine may need longer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Sends `question` to 127.0.0.1:`port` and reads until `wanted` has arrived. If `wanted` is empty, a port that accepts
-/// connections is enough.
+/// Sends `question` to 127.0.0.1:`port` and reads until `wanted` has arrived. If `wanted` is empty, it is enough
+/// that the port accepts connections.
 ///
 /// # Errors
 /// Connection refused, an unexpected answer, or no answer.
@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers one connection with `answer` in two pieces, after a request of `length` bytes.
+    /// Serves one connection: reads a request of `length` bytes, then sends `answer` in two pieces.
     fn answering(length: usize, answer: [&'static str; 2]) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -1,7 +1,7 @@
 //! Lint as a test: compares the project's pages and sources with the repository.
 //!
-//! Responsible for facts that a compiler can't check: names and links in the docs, file sizes, unfinished code, paths
-//! of one machine. May not judge style; rustfmt and clippy do.
+//! Responsible for facts that a compiler can't check: names and links in the docs, file sizes, unfinished code, and
+//! absolute paths of one machine. May not judge style; rustfmt and clippy do.
 //!
 //! Every test collects all problems before it fails, so that one run reports everything.
 
@@ -28,7 +28,7 @@ fn root() -> PathBuf {
 
 /// The files that git tracks, relative to the root, except files deleted but not yet committed.
 fn tracked() -> Vec<PathBuf> {
-    // A clone owned by another user is accepted: nothing in it is executed.
+    // git otherwise refuses a clone that another user owns. Nothing in it is executed.
     let output = Command::new("git")
         .args(["-c", "safe.directory=*", "ls-files", "-z"])
         .current_dir(root())
@@ -49,7 +49,7 @@ fn tracked() -> Vec<PathBuf> {
     files
 }
 
-/// Tracked text files whose name ends in `.EXTENSION` (all for an empty extension), with their text.
+/// Tracked text files whose name ends in `.EXTENSION`, with their text; all text files if `extension` is empty.
 fn texts(extension: &str) -> Vec<(PathBuf, String)> {
     let suffix = if extension.is_empty() { String::new() } else { format!(".{extension}") };
     let files = tracked().into_iter().filter(|file| file.to_string_lossy().ends_with(&suffix));
@@ -181,7 +181,7 @@ fn no_source_file_is_too_long() {
 
 /// Type names that may be defined any number of times, since each is known by its module.
 const CONVENTIONAL_TYPES: [&str; 3] = ["Args", "Error", "Settings"];
-/// The connection handling of these is being replaced; their types are counted once that is done.
+/// The connection handling in these files is being replaced; their types are counted once that is done.
 const TYPES_NOT_COUNTED: [&str; 6] = [
     "crates/client/src/backends/leased/",
     "crates/client/src/backends/postgres/",
@@ -190,7 +190,7 @@ const TYPES_NOT_COUNTED: [&str; 6] = [
     "crates/client/src/mailbox.rs",
     "crates/client/src/worker.rs",
 ];
-/// A name with more definitions means a different thing in each file that a reader opens.
+/// The most definitions of one type name. With more, a reader could not know which type a name means.
 const DEFINITIONS_MAX: usize = 2;
 
 /// The name of the type that a line defines. Associated types, which are indented, are not definitions.
@@ -269,7 +269,7 @@ fn no_source_refers_to_a_page_that_is_not_in_the_repository() {
 
 #[test]
 fn no_code_is_unfinished_and_no_test_is_disabled() {
-    // Split, so that this file contains none of them.
+    // The words are split, so that this file contains none of them.
     let forbidden = [
         concat!("to", "do!("),
         concat!("unimpl", "emented!("),
@@ -286,8 +286,8 @@ fn no_code_is_unfinished_and_no_test_is_disabled() {
     report(&problems);
 }
 
-/// raft-rs' protobuf parser has a known flaw (deny.toml): no code may call it, and only the engine's folder may use
-/// raft-rs' types.
+/// raft-rs' protobuf parser has a known vulnerability (deny.toml), so no code may call it. Only the engine's folder
+/// may use raft-rs' types.
 #[test]
 fn raft_rs_types_stay_in_one_folder_and_its_parser_is_unused() {
     let engine = Path::new("crates/replica/src/engine");
@@ -325,14 +325,16 @@ fn no_tracked_file_names_a_path_of_one_machine() {
     report(&problems);
 }
 
-/// The folder of one machine (without its first slash) that `line` names by an absolute path.
+/// If `line` contains an absolute path of one machine, returns the path's first folder, without the slash before
+/// it.
 fn machine_path(line: &str) -> Option<&'static str> {
     let in_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
     ["work", "root", "home", "tmp/h"].into_iter().find(|folder| {
         line.match_indices(&format!("/{folder}")).any(|(start, found)| {
             let before = line[..start].chars().next_back();
             let after = line[start + found.len()..].chars().next();
-            // `jobs/work` and `../work` are relative; `/worker` is another folder. A path may begin after `//` and `:`.
+            // `jobs/work` and `../work` are relative, and `/worker` is another folder. A path may follow `//` or
+            // `:`.
             let absolute = before.is_none_or(|c| !in_word(c) && !matches!(c, '.' | '}' | ')' | '>' | '*'));
             absolute && after.is_none_or(|c| !in_word(c))
         })
@@ -341,7 +343,7 @@ fn machine_path(line: &str) -> Option<&'static str> {
 
 #[test]
 fn machine_paths_are_distinguished_from_similar_names() {
-    // `@` stands for the slash, so that this file contains none of them.
+    // `@` stands for a slash, so that this file contains no such path.
     for path in ["@work/x", "cd @root", "file://@home/me", "'@tmp/h'"] {
         assert!(machine_path(&path.replace('@', "/")).is_some(), "{path}");
     }

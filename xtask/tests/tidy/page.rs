@@ -1,12 +1,12 @@
-//! The parts of a Markdown page that tidy checks: links, headings, code spans.
+//! The contents of a Markdown page that the tests check: links, headings, code spans.
 //!
-//! Responsible for parsing only; the checks are elsewhere.
+//! Responsible only for parsing; the checks are in `main.rs`.
 
 use std::collections::BTreeSet;
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-/// The checked parts of a Markdown page.
+/// The contents of a Markdown page that the tests check.
 #[derive(Default)]
 pub(crate) struct Page {
     /// Targets of links and images.
@@ -24,7 +24,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Whether a heading with the text `heading` is above, at any level.
+    /// Whether a heading with the text `heading` is among the headings above the span.
     pub(crate) fn is_under(&self, heading: &str) -> bool {
         self.headings.iter().any(|above| above.trim_start_matches(|c: char| !c.is_alphabetic()) == heading)
     }
@@ -67,8 +67,8 @@ impl Page {
         page
     }
 
-    /// The anchor as common renderers compute it: lower case, words joined by `-`, other signs dropped, repeats
-    /// numbered.
+    /// Adds the heading's anchor, as common renderers compute it: lower case, words joined by `-`, other signs
+    /// dropped, repeated anchors numbered.
     fn add_anchor(&mut self, heading: &str) {
         let kept = heading.trim().to_lowercase();
         let slug: String = kept

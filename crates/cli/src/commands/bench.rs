@@ -20,7 +20,7 @@ use crate::exit::{Failure, INTERNAL, OK, UNAVAILABLE};
 use crate::output;
 use crate::settings;
 
-/// Sessions that are not closed in time expire by themselves.
+/// The time limit for closing sessions; a session that is not closed in time expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// One acquire and its release, in nanoseconds since boot.
@@ -39,7 +39,7 @@ struct Figures {
     pairs: Vec<Pair>,
     seconds: f64,
     cpu_us: f64,
-    /// The number of library clients that the tasks shared.
+    /// The number of library clients that the tasks share.
     connections: Option<usize>,
     bytes_per_lock: Option<f64>,
 }
@@ -90,7 +90,7 @@ fn progress(seconds: u64) -> ProgressBar {
     bar
 }
 
-/// One client: has its own session and runs acquire-release pairs until it is stopped.
+/// Runs one client: opens a session, and repeats acquire and release until the run is over.
 async fn client(
     locks: &Locks,
     workload: Workload,
@@ -132,8 +132,8 @@ async fn client(
     Ok(pairs)
 }
 
-/// A ttl that is unique to the task, since locks with equal ttls share a session. The differences are below 1 ms, the
-/// resolution of the protocol, so the service gets the same ttl from all sessions.
+/// A ttl that is unique to the task: locks with equal ttls share a session, and each task needs its own. The
+/// differences are below 1 ms, the resolution of the protocol, so the service gets the same ttl for all sessions.
 fn own_session(seconds: u64, number: u32) -> Duration {
     Duration::from_secs(seconds) + Duration::from_nanos(u64::from(number))
 }
@@ -217,7 +217,7 @@ async fn memory(url: &str, held: u32) -> Result<Figures, Failure> {
     let mut guards = Vec::with_capacity(held as usize);
     let before = resident_bytes()?;
     for number in 0..held {
-        // 32 bytes, the same name length as in published figures for other services.
+        // Names of 32 bytes, the same length as in published figures for other services.
         guards.push(locks.mutex(format!("lockkeeper-bench/memory/{number:08}")).acquire().await?);
     }
     let grown = resident_bytes()?.saturating_sub(before);
@@ -253,7 +253,7 @@ fn print(args: &Bench, url: &str, figures: &Figures) -> Result<(), Failure> {
     pairs.sort_unstable_by_key(|pair| pair.token);
     let acquire = sorted(pairs.iter().map(|pair| pair.granted - pair.asked).collect());
     let release = sorted(pairs.iter().map(|pair| pair.released - pair.releasing).collect());
-    // From the call of a release to the next holder's grant, if that holder was already waiting.
+    // The time from the call of a release to the next holder's grant; only if that holder was already waiting.
     let handoffs: Vec<u64> = if args.workload == Workload::Handoff {
         let waited = pairs.windows(2).filter(|two| two[1].asked < two[0].releasing);
         sorted(waited.map(|two| two[1].granted.saturating_sub(two[0].releasing)).collect())

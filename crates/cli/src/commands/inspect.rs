@@ -23,7 +23,7 @@ pub(super) async fn ls(args: Ls) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-/// A lock on one line.
+/// Formats a lock on one line.
 pub(super) fn summary(info: &LockInfo) -> String {
     let holders: Vec<String> = info.holders.iter().map(holder_text).collect();
     let mut text =

@@ -65,8 +65,8 @@ fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failu
     run_on(tokio::runtime::Builder::new_current_thread().enable_all().build(), work)
 }
 
-/// Runs on a multi-thread runtime: a bench should measure the runtime that server programs use, where waking a
-/// task from another thread is also cheaper.
+/// Runs on a multi-thread runtime: a benchmark should measure the runtime that server programs use, and waking a
+/// task from another thread is cheaper there.
 fn block_on_all_cores(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     run_on(tokio::runtime::Builder::new_multi_thread().enable_all().build(), work)
 }

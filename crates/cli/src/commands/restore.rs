@@ -12,7 +12,7 @@ use crate::args::Restore;
 use crate::exit::{CANNOT_CREATE, CONFIG, Failure, IO, OK, chain, code_below};
 use crate::output;
 
-/// The largest number of sessions, and of closed locks, in the text output.
+/// The largest number of sessions, and of closed holds, that the text output names.
 const NAMED_MAX: usize = 10;
 
 pub(super) fn restore(args: Restore) -> Result<u8, Failure> {

@@ -19,7 +19,7 @@ use crate::settings;
 
 /// The polling interval for services without a watch.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// The pause between two attempts to watch again.
+/// The pause before another attempt to watch, after the service became unreachable.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Prints the current state, then changes, until a signal arrives.
@@ -45,7 +45,7 @@ pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
     }
 }
 
-/// Returns at the first signal that ends the program.
+/// Returns at the first signal that must end the program.
 async fn ended(signals: &mut Signals) {
     use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     while !matches!(signals.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {}
@@ -54,7 +54,7 @@ async fn ended(signals: &mut Signals) {
 /// Watching ends only with an error or a signal.
 type Never = std::convert::Infallible;
 
-/// Prints the changes that the service pushes. Reconnects if the service becomes unreachable.
+/// Prints the changes that the service pushes. Watches again if the service became unreachable.
 async fn follow(
     locks: &Locks,
     prefix: Option<&LockName>,
@@ -72,14 +72,14 @@ async fn follow(
     }
 }
 
-/// Reads one stream to its end and returns the error that ended it.
+/// Reads one watch to its end and returns the error that ended it.
 async fn follow_once(watch: &mut Watch, told: &mut PrintedState) -> Result<BackendError, Failure> {
     told.begin();
     loop {
         match watch.next().await {
             Some(Ok(WatchEvent::State(info) | WatchEvent::Changed(info))) => told.lock(info)?,
             Some(Ok(WatchEvent::Synced)) => told.synced()?,
-            // Event of a newer library.
+            // A kind of event that only newer libraries know.
             Some(Ok(_)) => {}
             Some(Err(error)) => return Ok(error),
             None => return Err(Failure::new(INTERNAL, "the watch ended without saying why; watch again")),
@@ -87,8 +87,8 @@ async fn follow_once(watch: &mut Watch, told: &mut PrintedState) -> Result<Backe
     }
 }
 
-/// Polls the list of locks. A hold that begins and ends between two polls is not printed, but is evident from the
-/// gap in the tokens.
+/// Polls the list of locks. A hold that begins and ends between two polls is not printed, but the gap in the tokens
+/// shows that it existed.
 async fn look(locks: &Locks, prefix: Option<&LockName>, told: &mut PrintedState) -> Result<Never, Failure> {
     loop {
         told.begin();
@@ -103,13 +103,13 @@ async fn look(locks: &Locks, prefix: Option<&LockName>, told: &mut PrintedState)
 /// The state printed so far.
 struct PrintedState {
     json: bool,
-    /// A fingerprint of each lock in use.
+    /// What was printed of each lock in use, for comparison.
     known: BTreeMap<LockName, String>,
-    /// The locks received since the current synchronisation began.
+    /// The locks received since the whole state began to be sent again.
     seen: BTreeMap<LockName, String>,
-    /// At least one synchronisation is complete.
+    /// Whether the whole state was received at least once.
     was_synced: bool,
-    /// A synchronisation is in progress.
+    /// Whether the whole state is being received.
     is_syncing: bool,
     is_interrupted: bool,
 }
@@ -126,7 +126,7 @@ impl PrintedState {
         }
     }
 
-    /// A synchronisation begins.
+    /// To be called when the whole state begins to be received.
     fn begin(&mut self) {
         self.seen.clear();
         self.is_syncing = true;
@@ -156,7 +156,8 @@ impl PrintedState {
         Ok(())
     }
 
-    /// The synchronisation is complete: locks that were printed before and not received now are no longer in use.
+    /// To be called when the whole state was received: locks that were printed before and not received now are no
+    /// longer in use.
     fn synced(&mut self) -> Result<(), Failure> {
         let gone: Vec<LockName> =
             self.known.keys().filter(|name| !self.seen.contains_key(*name)).cloned().collect();
@@ -178,7 +179,7 @@ impl PrintedState {
         Ok(())
     }
 
-    /// Printed once for each interruption.
+    /// Prints that the watch is interrupted, once for each interruption.
     fn interrupted(&mut self, error: &BackendError) -> Result<(), Failure> {
         if std::mem::replace(&mut self.is_interrupted, true) {
             return Ok(());
@@ -202,7 +203,7 @@ impl PrintedState {
     }
 }
 
-/// The fields whose change is printed; ages are left out.
+/// The fields whose change is printed, as one text; ages are left out.
 fn fingerprint(info: &LockInfo) -> String {
     let holders: Vec<_> = info
         .holders

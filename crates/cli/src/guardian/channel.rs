@@ -1,8 +1,8 @@
-//! One end of the socket between wrapper and guardian.
+//! One end of the socket between the wrapper (`lockkeeper run`) and its guardian process.
 //!
-//! Never blocks, since the peer may be stopped (SIGSTOP) for any length of time. Messages that the socket does
-//! not accept wait in a queue. The channel does not interpret messages, with one exception: a newer "valid until"
-//! replaces an older one at the end of the queue.
+//! Never blocks, since the peer may be stopped (SIGSTOP) for any length of time. Messages that the socket does not
+//! accept wait in a queue. The channel does not interpret messages, with one exception: a new "valid until"
+//! replaces one at the end of the queue, so at most the newest waits.
 
 use std::collections::VecDeque;
 use std::io;
@@ -42,7 +42,7 @@ impl Channel {
     }
 
     /// Sends or queues a message. Socket errors are not reported here: they mean that the peer is gone, which
-    /// `receive` reports.
+    /// `receive` reports. If `replaces_waiting`, it replaces a message of the same kind at the end of the queue.
     pub(crate) fn send(&mut self, message: Vec<u8>, replaces_waiting: bool) {
         if replaces_waiting && self.waiting.back().is_some_and(|last| last.first() == message.first()) {
             self.waiting.pop_back();
@@ -63,7 +63,7 @@ impl Channel {
         }
     }
 
-    /// True if messages are queued: `flush` must be called once the socket is writable.
+    /// Whether messages are queued: then `flush` must be called once the socket is writable.
     pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }

@@ -4,8 +4,8 @@
 
 use super::protocol::Reason;
 
-/// Bounds of the margin between SIGKILL and the deadline, in ns. The margin must cover one scan of `/proc`, the
-/// kernel's teardown of large processes, and a busy machine; a longer margin shortens the job's grace.
+/// Bounds of the margin between SIGKILL and the deadline, in ns. The margin must suffice for one scan of `/proc`
+/// and for the kernel's teardown of large processes, on a busy machine. A longer margin shortens the job's grace.
 const MARGIN_NS_MIN: u64 = 50_000_000;
 const MARGIN_NS_MAX: u64 = 1_000_000_000;
 
@@ -18,11 +18,11 @@ pub(crate) fn margin(grace: u64) -> u64 {
 /// The guardian's next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeadlineStep {
-    /// Do nothing before that time; `None`: no time is set.
+    /// Do nothing before this time; `None`: until a time is set.
     Wait(Option<u64>),
-    /// SIGTERM to all descendants, once, for this reason.
+    /// Send SIGTERM to all descendants, once, for this reason.
     Terminate(Reason),
-    /// SIGKILL to all descendants, repeated until none is left.
+    /// Send SIGKILL to all descendants, repeatedly until none is left.
     Kill,
 }
 
@@ -43,8 +43,9 @@ impl Schedule {
         Self { valid_until, grace, ending: None }
     }
 
-    /// Moves the deadline, unless termination has begun: a job that received SIGTERM is shutting down, and a late
-    /// renewal must not leave it half alive. After that, an earlier deadline only brings SIGKILL forward.
+    /// Moves the deadline. If termination has begun, the deadline can't move to a later time: a job that received
+    /// SIGTERM is shutting down, and a late renewal must not leave it half alive. An earlier deadline then moves
+    /// SIGKILL to an earlier time.
     pub(crate) fn set_valid_until(&mut self, at: u64) {
         match &mut self.ending {
             None => self.valid_until = Some(at),
@@ -52,8 +53,8 @@ impl Schedule {
         }
     }
 
-    /// Ends all descendants: SIGTERM now, SIGKILL at the earlier of `kill_at` and one margin before the lock's
-    /// deadline. A second call can only bring SIGKILL forward.
+    /// Ends all descendants: SIGTERM now, SIGKILL at `kill_at`, or one margin before the lock's deadline if that is
+    /// earlier. A second call can only move SIGKILL to an earlier time.
     pub(crate) fn end(&mut self, reason: Reason, kill_at: u64) {
         let kill_at = self.last_moment().map_or(kill_at, |last| last.min(kill_at));
         match &mut self.ending {
@@ -71,7 +72,7 @@ impl Schedule {
         self.ending.is_some()
     }
 
-    /// True if the time for SIGTERM has come, which is too late to start a command.
+    /// Whether SIGTERM is due; then it is too late to start a command.
     pub(crate) fn is_due(&self, now: u64) -> bool {
         self.term_at().is_some_and(|at| at <= now)
     }

@@ -1,8 +1,8 @@
 //! The wrapper's side: starts a guarded command, sends it orders, and receives its events.
 //!
 //! The caller decides what a loss or an exit means for `lockkeeper run`. This module guarantees that the command
-//! and all its descendants are gone when it returns [`GuardianEvent::Gone`] or [`GuardianEvent::GuardianDied`]: the caller may
-//! release the lock only then.
+//! and all its descendants are gone when it returns [`GuardianEvent::Gone`] or [`GuardianEvent::GuardianDied`]:
+//! only then may the caller release the lock.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -30,20 +30,20 @@ use super::{GUARDIAN_ARGUMENT, boot_now, tree};
 pub struct Spec {
     /// The command and its arguments, looked up in `PATH` as `execvp` does. Must not be empty.
     pub argv: Vec<OsString>,
-    /// Changes to the environment: a value sets, `None` removes.
+    /// Changes to the environment: `Some` sets a variable, `None` removes it.
     pub env: Vec<(OsString, Option<OsString>)>,
-    /// File descriptors that constitute the lock, for backends that have them (`file:`): the guardian keeps them
-    /// open until the last descendant is gone; the command does not inherit them. The caller keeps its own
-    /// copies; they must be above 2 and close-on-exec.
+    /// File descriptors that constitute the lock, for backends where the lock is a descriptor (`file:`). The
+    /// guardian keeps them open until the last descendant is gone; the command does not inherit them. The caller
+    /// keeps its own copies; they must be above 2 and close-on-exec.
     pub lock_fds: Vec<RawFd>,
-    /// The lock's deadline (`CLOCK_BOOTTIME`, ns), or `None` if it has none.
+    /// The lock's deadline (`CLOCK_BOOTTIME`, ns); `None` if the lock has none.
     pub valid_until: Option<u64>,
-    /// The longest time from SIGTERM to SIGKILL. SIGTERM is sent this long before the deadline, and SIGKILL a
-    /// quarter of it (50 ms to 1 s) before the deadline.
+    /// The longest time from SIGTERM to SIGKILL. SIGTERM is sent this long before the deadline; SIGKILL is sent a
+    /// quarter of this (50 ms to 1 s) before the deadline.
     pub grace: Duration,
 }
 
-/// Why the command was not started. Nothing is left of the guardian.
+/// Why the command was not started. The guardian has ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnError {
@@ -99,15 +99,14 @@ pub enum GuardianEvent {
     LeftBehind {
         /// The number of remaining descendants.
         total: u32,
-        /// Their process ids, at most 32.
+        /// The process ids of the first 32 of them.
         pids: Vec<i32>,
     },
     /// SIGTERM was sent to all descendants; SIGKILL follows.
     Terminating(Reason),
-    /// No descendant is left, and the guardian has exited: the lock may be released. `at` is when the guardian
-    /// observed that (`CLOCK_BOOTTIME`, ns).
+    /// No descendant is left, and the guardian has exited: the lock may be released.
     Gone {
-        /// `CLOCK_BOOTTIME`, ns.
+        /// When the guardian observed that no descendant was left (`CLOCK_BOOTTIME`, ns).
         at: u64,
     },
     /// The guardian was killed. Its descendants were reparented to this process, which ended them: SIGTERM, then
@@ -122,11 +121,11 @@ pub struct Guarded {
     guardian: Child,
     pid: i32,
     command_ended: bool,
-    /// This process stopped itself with the command and has not been continued since.
+    /// Whether this process has stopped itself together with the command and was not continued since.
     has_stopped_too: bool,
     valid_until: Option<u64>,
     grace: u64,
-    /// The last event, once returned; every later call returns it again.
+    /// The last event, once it was returned; every later call returns it again.
     finished: Option<GuardianEvent>,
     gone_at: Option<u64>,
 }
@@ -186,7 +185,7 @@ impl Guarded {
             grace,
             argv: spec.argv,
         };
-        // The running binary, even if an upgrade has replaced its file.
+        // Executes the running binary, even if an upgrade has replaced its file.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("lockkeeper").arg(GUARDIAN_ARGUMENT).args(startup.to_arguments());
         for (name, value) in spec.env {
@@ -227,8 +226,9 @@ impl Guarded {
         self.pid
     }
 
-    /// Reports a renewal of the lock: the new deadline (`CLOCK_BOOTTIME`, ns). No effect once termination has
-    /// begun. Never blocks; like every order, it is sent by [`Guarded::next`] if the socket is full.
+    /// Sends the guardian a renewal of the lock: the new deadline (`CLOCK_BOOTTIME`, ns). A renewal has no effect
+    /// once termination has begun. Never blocks: an order that does not fit into the socket is sent later by
+    /// [`Guarded::next`].
     pub fn set_valid_until(&mut self, at: u64) {
         self.valid_until = Some(at);
         self.channel.get_mut().send(GuardianOrder::ValidUntil(at).encode(), true);
@@ -245,8 +245,8 @@ impl Guarded {
         self.order(GuardianOrder::End { by });
     }
 
-    /// This process was continued (SIGCONT): continues the command if it is stopped. A command that stopped in
-    /// its own process group gets the terminal back if this process has it.
+    /// To be called when this process was continued (SIGCONT): continues the command if it is stopped. If the
+    /// command stopped in its own process group, and this process has the terminal, the command gets it.
     pub fn resume(&mut self) {
         if std::mem::take(&mut self.has_stopped_too) && !self.command_ended {
             hand_terminal_to(self.pid);
@@ -254,17 +254,17 @@ impl Guarded {
         self.order(GuardianOrder::Continue);
     }
 
-    /// The response to [`GuardianEvent::Stopped`]: stops this process, so that the parent shell takes over. Once that
-    /// shell continues the process, [`Signals`](super::Signals) yields SIGCONT, which must be passed to
+    /// To be called after [`GuardianEvent::Stopped`]: stops this process, so that the parent shell takes over. Once
+    /// that shell continues this process, [`Signals`](super::Signals) returns SIGCONT, which must be passed to
     /// [`Guarded::relay`].
     pub fn stop_too(&mut self) {
         self.has_stopped_too = true;
         stop_self();
     }
 
-    /// Relays a signal from the wrapper to the command, unless the terminal has already sent it there. Once the
-    /// command has ended and only descendants remain, SIGTERM, SIGINT, SIGHUP and SIGQUIT (from a terminal too)
-    /// end those: SIGTERM now, SIGKILL after the grace.
+    /// Relays a signal that this process received to the command, unless the terminal sent it to the command, too.
+    /// Once the command has ended and only other descendants remain, SIGTERM, SIGINT, SIGHUP and SIGQUIT (also from
+    /// a terminal) end the descendants: SIGTERM now, SIGKILL after the grace.
     pub fn relay(&mut self, received: Received) {
         match received.signal {
             Signal::SIGCONT => self.resume(),
@@ -276,8 +276,8 @@ impl Guarded {
         }
     }
 
-    /// The next event. Cancel-safe. The last one, [`GuardianEvent::Gone`] or [`GuardianEvent::GuardianDied`], is returned again
-    /// by every later call.
+    /// Returns the next event. Cancel-safe. Every call after the last event, [`GuardianEvent::Gone`] or
+    /// [`GuardianEvent::GuardianDied`], returns that event again.
     pub async fn next(&mut self) -> GuardianEvent {
         if let Some(last) = &self.finished {
             return last.clone();
@@ -293,14 +293,15 @@ impl Guarded {
                     return GuardianEvent::Exited(outcome);
                 }
                 GuardianReport::Terminating(reason) => return GuardianEvent::Terminating(reason),
-                // Reported once the guardian has exited: until then it holds the lock's descriptors open.
+                // Returned to the caller only once the guardian has exited: until then the guardian holds the
+                // lock's descriptors open.
                 GuardianReport::Gone { at } => self.gone_at = Some(at),
                 GuardianReport::Started { .. } | GuardianReport::SpawnFailed { .. } => {}
             }
         }
         let last = match self.gone_at {
             Some(at) => {
-                // The socket is closed, so the guardian is exiting: this wait is short.
+                // The guardian has closed the socket, so it is about to exit and this wait is short.
                 let _ = self.guardian.wait();
                 GuardianEvent::Gone { at }
             }
@@ -317,16 +318,15 @@ impl Guarded {
         self.channel.get_mut().send(order.encode(), false);
     }
 
-    /// The next message of the guardian, or `None` when its end is closed. Flushes queued messages meanwhile.
-    /// Cancel-safe.
+    /// Receives the next message of the guardian; `None` once the guardian has closed its end. Also sends queued
+    /// orders. Cancel-safe.
     async fn report(&mut self) -> Option<GuardianReport> {
         loop {
             let mut interest = Interest::READABLE;
             if self.channel.get_ref().has_waiting() {
                 interest |= Interest::WRITABLE;
             }
-            // An error here means that the runtime is shutting down; the guardian will detect the end of this
-            // process.
+            // An error here means that the runtime shuts down; the guardian notices the end of this process.
             let Ok(mut ready) = self.channel.ready_mut(interest).await else {
                 return std::future::pending().await;
             };
@@ -345,8 +345,8 @@ impl Guarded {
         }
     }
 
-    /// The guardian is dead and its descendants are children of this process: ends them and returns when none is
-    /// left.
+    /// The guardian is dead, and its descendants are children of this process now: ends them, and returns when none
+    /// is left.
     async fn end_orphans(&mut self) {
         let after_grace = boot_now().saturating_add(self.grace);
         let last = self.valid_until.map_or(u64::MAX, |at| at.saturating_sub(margin(self.grace)));

@@ -1,8 +1,8 @@
 //! The signal state at the start of this process, so that the command can be started with the same state.
 //!
 //! `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT and SIGQUIT in background processes;
-//! the wrapper and the guardian must pass this on unchanged. Sets of signals are bit sets with signal n at bit n
-//! − 1, as in `/proc/<pid>/status`.
+//! wrapper and guardian must pass these dispositions on unchanged. Sets of signals are bit sets with signal n at
+//! bit n − 1, as in `/proc/<pid>/status`.
 
 use std::io;
 use std::sync::OnceLock;
@@ -16,8 +16,8 @@ pub(crate) struct Inherited {
     pub(crate) blocked: u64,
 }
 
-/// True if SIGPIPE was ignored at process start. Rust's runtime ignores it before `main`, so only `.init_array`
-/// can read the inherited disposition.
+/// Whether SIGPIPE was ignored at process start. Rust's runtime ignores SIGPIPE before `main`, so only code in
+/// `.init_array` can read the inherited disposition.
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
 #[used]
@@ -35,8 +35,8 @@ static BEFORE_THE_RUNTIME: extern "C" fn() = {
     look
 };
 
-/// The state at the first call. The first call must precede any change by this program: it is made when signal
-/// handlers are installed, or else when the guardian is started.
+/// The signal state at the first call, which must precede any change by this program. The installation of signal
+/// handlers makes that call, or else the start of the guardian.
 pub(crate) fn inherited() -> Inherited {
     static AT_START: OnceLock<Inherited> = OnceLock::new();
     *AT_START.get_or_init(|| {

@@ -9,10 +9,10 @@
 //!             └─ socket ─┘    └── orphaned descendants  (the guardian alone has a session of its own)
 //! ```
 //!
-//! The guardian is independent of the wrapper: it ends all descendants before the lock's deadline by its own
-//! timer, and also when the socket closes, so that no job continues without its lock after the wrapper was killed
-//! or stopped. It also holds the lock's file descriptors until the last descendant is gone, so that a lock which
-//! *is* a descriptor (`file:`) can't pass to the next holder earlier.
+//! The guardian does not depend on the wrapper: by its own timer it ends all descendants before the lock's
+//! deadline, and it also ends them when the socket closes. So no job continues without its lock after the wrapper
+//! was killed or stopped. The guardian also holds the lock's file descriptors until the last descendant is gone, so
+//! that a lock which *is* a descriptor (`file:`) can't pass to the next holder earlier.
 //!
 //! This module must not depend on locks or leases, choose exit codes of `run`, or print. Its only inputs from the
 //! lock are a deadline ("valid until", `CLOCK_BOOTTIME` nanoseconds) and descriptors to keep open.

@@ -25,8 +25,8 @@ use super::inherited::Inherited;
 use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, PIDS_MAX, Reason};
 use super::{boot_now, tree};
 
-/// The longest interval for which the timer is armed, in ns. The clock is read at each wake-up, so a timer that
-/// misbehaves across suspend or migration is late by at most this interval.
+/// The longest interval that the timer is set to, in ns. The clock is read at each wake-up, so a timer that
+/// misbehaves during suspend or migration is late by at most this interval.
 const WAKE_NS_MAX: u64 = 1_000_000_000;
 
 /// First and longest pause between two SIGKILL scans, in ns; the pause doubles.
@@ -40,7 +40,7 @@ pub(crate) struct Startup {
     pub(crate) lock_fds: Vec<RawFd>,
     pub(crate) inherited: Inherited,
     pub(crate) valid_until: Option<u64>,
-    /// In ns.
+    /// The grace in ns.
     pub(crate) grace: u64,
     pub(crate) argv: Vec<OsString>,
 }
@@ -110,8 +110,8 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The command and its descendants must not inherit the lock's descriptors, nor the socket, whose closing signals
-/// the end of a process.
+/// Sets a descriptor close-on-exec. The command and its descendants must inherit neither the lock's descriptors nor
+/// the socket: the closing of the socket signals the end of a process.
 fn close_on_exec(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: borrowed for this call only; a descriptor that isn't open makes the call fail.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -124,16 +124,16 @@ struct Guardian {
     schedule: Schedule,
     wrapper: Pid,
     wrapper_group: Pid,
-    /// `None` once reaped: the kernel may reuse the id from then on.
+    /// The command's process id; `None` once reaped, as the kernel may reuse the id from then on.
     command: Option<Pid>,
-    /// `Stopped` was reported to the wrapper, which therefore stopped itself.
+    /// Whether `Stopped` was reported to the wrapper, which therefore has stopped itself.
     wrapper_paused: bool,
     left_behind_told: bool,
     kill_pause: u64,
 }
 
 impl Guardian {
-    /// Starts the command and then leaves the wrapper's session. `None`: the wrapper died before the command was
+    /// Starts the command, and then leaves the wrapper's session. `None` if the wrapper died before the command was
     /// started.
     fn start(startup: Startup, channel: &mut Channel) -> Result<Option<Self>, Errno> {
         // A signal from the terminal must not end the guardian while it is still in the foreground group.
@@ -221,7 +221,7 @@ impl Guardian {
     /// Sleeps until a message or a signal arrives, or `wake` ns have passed.
     fn wait(&self, channel: Option<&Channel>, wake: Option<u64>) {
         let armed = match wake {
-            // A value of 0 would disarm the timer.
+            // At least 1, since a value of 0 would disarm the timer.
             Some(ns) => {
                 let ns = ns.clamp(1, WAKE_NS_MAX);
                 let spec = TimeSpec::new((ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64);
@@ -238,8 +238,8 @@ impl Guardian {
             events.set(PollFlags::POLLOUT, channel.has_waiting());
             sources.push(PollFd::new(channel.as_fd(), events));
         }
-        // An error here (no memory for the poll, a timer that can't be set) must neither end nor stall the
-        // guardian: the loop checks all sources again.
+        // An error here (no memory for the poll, a timer that can't be set) must neither end nor block the
+        // guardian: the loop checks all sources again after at most 10 ms.
         let timeout = if armed.is_ok() { PollTimeout::NONE } else { PollTimeout::from(10u8) };
         if poll(&mut sources, timeout).is_err() {
             std::thread::yield_now();
@@ -271,7 +271,7 @@ impl Guardian {
                     }
                 }
                 Some(GuardianOrder::Continue) => self.continue_command(),
-                // Unreachable, since both sides are the same binary; ignoring the message is safe.
+                // Can't happen, since both sides are the same binary; it is safe to ignore the message.
                 None => {}
             }
         }
@@ -285,12 +285,12 @@ impl Guardian {
                 tree::Reaped::Nothing => return false,
                 tree::Reaped::NobodyLeft => return true,
             };
-            // Orphans are only reaped.
+            // Other descendants that were orphaned are only reaped.
             if Some(pid) != self.command {
                 continue;
             }
             if libc::WIFSTOPPED(status) {
-                // In the wrapper's own group, the signal that stopped the command stopped the wrapper as well.
+                // In the wrapper's process group, the signal that stopped the command has stopped the wrapper, too.
                 let is_elsewhere = getpgid(Some(pid)).is_ok_and(|group| group != self.wrapper_group);
                 if is_elsewhere && !self.schedule.is_ending() {
                     self.wrapper_paused = true;
@@ -308,7 +308,7 @@ impl Guardian {
 
     /// Continues a wrapper that stopped itself because the command was stopped.
     fn wake_wrapper(&mut self) {
-        // The wrapper is still the parent, so its id has not been reused.
+        // The wrapper is still the parent of this process, so its id was not reused.
         if std::mem::take(&mut self.wrapper_paused) && getppid() == self.wrapper {
             let _ = kill(self.wrapper, Signal::SIGCONT);
         }
@@ -317,7 +317,7 @@ impl Guardian {
     fn continue_command(&mut self) {
         self.wrapper_paused = false;
         let Some(command) = self.command else { return };
-        // A shell continues the whole group, so a command in the wrapper's group is usually already running.
+        // A shell continues the whole process group, so a command in the wrapper's group usually runs already.
         if !tree::look(command.as_raw()).is_some_and(|process| process.is_stopped()) {
             return;
         }

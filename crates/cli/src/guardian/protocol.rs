@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 /// The longest message in bytes; `LeftBehind` is the only one of variable length.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 5 + 4 * PIDS_MAX;
 
-/// The largest number of process ids in `LeftBehind`: enough for diagnosis, and one small packet.
+/// The largest number of process ids in `LeftBehind`: enough for a diagnosis, and the packet stays small.
 pub(crate) const PIDS_MAX: usize = 32;
 
 /// A message from the wrapper to the guardian.
@@ -18,8 +18,8 @@ pub(crate) enum GuardianOrder {
     ValidUntil(u64),
     /// Send this signal to the command.
     Forward(i32),
-    /// SIGTERM to all descendants now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns). Sent when the lock is lost, or when a
-    /// signal to the wrapper ends descendants that outlived the command.
+    /// Send SIGTERM to all descendants now, and SIGKILL at `by` (`CLOCK_BOOTTIME`, ns). The wrapper sends this when
+    /// the lock is lost, or when it received a signal to end descendants that outlived the command.
     End { by: u64 },
     /// The wrapper was continued: continue the command if it is stopped.
     Continue,
@@ -28,9 +28,9 @@ pub(crate) enum GuardianOrder {
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandEnd {
-    /// It exited with this code.
+    /// The command exited with this code.
     Code(u8),
-    /// A signal ended it. An integer, since real-time signals have no name.
+    /// A signal ended the command. An integer, since real-time signals have no name.
     Signal(i32),
 }
 
@@ -40,7 +40,7 @@ impl CommandEnd {
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Code(code) => code,
-            // Linux has signals 1..=64, so this stays below 255.
+            // Linux has the signals 1 to 64, so this stays below 255.
             Self::Signal(signal) => 128u8.saturating_add(u8::try_from(signal).unwrap_or(127)),
         }
     }
@@ -145,7 +145,8 @@ impl GuardianReport {
     }
 }
 
-/// The signals that the wrapper relays to the command. Not SIGTSTP: Ctrl-Z stops wrapper and command alike.
+/// The signals that the wrapper relays to the command. SIGTSTP is not among them: Ctrl-Z stops wrapper and command
+/// alike.
 pub(crate) const FORWARDED: [Signal; 8] = [
     Signal::SIGTERM,
     Signal::SIGINT,

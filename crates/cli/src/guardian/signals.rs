@@ -1,9 +1,9 @@
-//! The wrapper's signals, each with its origin: the terminal, or a sender that addressed the wrapper alone.
+//! The wrapper's signals, each with its origin: the terminal, or a process that sent it to the wrapper alone.
 //!
-//! The terminal sends Ctrl-C to every process of the foreground group, so the command receives it directly and
-//! relaying would deliver it twice. `kill` reaches the wrapper alone, so the wrapper must relay it. The kernel
-//! distinguishes the two (`si_code`). One case is ambiguous: `kill -INT -<group>` reaches both processes *and* is
-//! relayed.
+//! The terminal sends Ctrl-C to every process of the foreground group, so the command receives the signal itself,
+//! and relaying would deliver it twice. `kill` reaches the wrapper alone, so the wrapper must relay the signal. The
+//! kernel distinguishes the two (`si_code`). One case is ambiguous: `kill -INT -<group>` reaches both processes
+//! *and* is relayed.
 
 use std::fs::File;
 use std::io;
@@ -23,8 +23,8 @@ use super::protocol::FORWARDED;
 pub struct Received {
     /// The signal.
     pub signal: Signal,
-    /// Sent by the kernel, as for keys (Ctrl-C, Ctrl-\), a window size change and a terminal hang-up. The whole
-    /// foreground group received it, the command included.
+    /// Whether the kernel sent the signal, as for keys (Ctrl-C, Ctrl-\), a window size change and a terminal
+    /// hang-up. Then the whole foreground group received it, the command included.
     pub from_terminal: bool,
 }
 
@@ -34,7 +34,7 @@ pub struct Received {
 /// background) stays ignored and gets no handler. SIGTSTP is left alone, so Ctrl-Z stops the wrapper like any
 /// program.
 ///
-/// After a drop these signals have no effect: their default actions are not restored.
+/// After a drop these signals have no effect: the default actions are not restored.
 #[derive(Debug)]
 pub struct Signals {
     incoming: UnixDatagram,
@@ -59,7 +59,7 @@ impl Signals {
         for signal in FORWARDED.into_iter().filter(|signal| !inherited.ignores(*signal)) {
             let handler = move |info: &libc::siginfo_t| {
                 let bytes = [signal as i32 as u8, u8::from(info.si_code == libc::SI_KERNEL)];
-                // A full socket holds thousands of unread signals: dropping one more is harmless.
+                // A full socket holds thousands of unread signals, so it does no harm to drop one more.
                 // SAFETY: a system call that signal handlers may make, on a descriptor that outlives the handler.
                 unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
             };
@@ -75,7 +75,8 @@ impl Signals {
         loop {
             let mut bytes = [0; 2];
             if self.incoming.recv(&mut bytes).await.is_err() {
-                // Unreachable, since this process holds the other end. A wrapper works without signals.
+                // Can't happen, since this process holds the other end. If it did, the wrapper would work without
+                // signals.
                 return std::future::pending().await;
             }
             if let Ok(signal) = Signal::try_from(i32::from(bytes[0])) {
@@ -96,13 +97,14 @@ impl Drop for Signals {
 /// Stops this process as Ctrl-Z would, so that the parent shell takes its terminal back. Returns after SIGCONT,
 /// or at once in an orphaned process group, where the kernel ignores SIGTSTP.
 pub(crate) fn stop_self() {
-    // Sent to this thread, so that the stop takes effect before the call returns; another thread might handle a
-    // SIGTSTP sent to the process, and this one would continue for a moment.
+    // Sent to this thread, so that the stop takes effect before the call returns. A SIGTSTP to the process might be
+    // handled by another thread, and this one would continue for a moment.
     let _ = raise(Signal::SIGTSTP);
 }
 
-/// Makes the group of `pid` the foreground group of the terminal, if this process's group is. A shell's `fg`
-/// makes our group the foreground group; a command with a group of its own would stop again at its first read.
+/// Makes the group of `pid` the foreground group of the terminal, if this process's group is. A shell's `fg` makes
+/// our group the foreground group; a command with a group of its own would stop again at its first read from the
+/// terminal.
 pub(crate) fn hand_terminal_to(pid: i32) {
     // Nothing to do without a terminal or if the process has ended.
     let Ok(terminal) = File::open("/dev/tty") else { return };

@@ -6,10 +6,10 @@
 //!
 //! `deadline` decides when to signal. Only [`end_all`] waits.
 //!
-//! Only `waitpid` proves that no descendant is left ([`Reaped::NobodyLeft`]); a scan proves nothing, since
-//! processes fork while it runs. So SIGKILL scans repeat until `waitpid` reports that no child is left. SIGTERM
-//! is sent once, to the processes of a stable scan: a process that appears later may be the clean-up that a job
-//! starts on SIGTERM.
+//! Only `waitpid` proves that no descendant is left ([`Reaped::NobodyLeft`]); a scan of `/proc` proves nothing,
+//! since processes fork while it runs. So scans that send SIGKILL repeat until `waitpid` reports that no child is
+//! left. SIGTERM is sent once, to the processes that repeated scans agree on: a process that appears later may be
+//! the clean-up that a job starts on SIGTERM.
 
 use std::collections::HashSet;
 use std::fs;
@@ -31,21 +31,22 @@ pub(crate) struct ProcessInfo {
 }
 
 impl ProcessInfo {
-    /// Stopped by a signal, not by a tracer.
+    /// Whether a signal stopped the process (not a tracer).
     pub(crate) fn is_stopped(&self) -> bool {
         self.state == b'T'
     }
 
-    /// Dead, but not yet reaped by its parent.
+    /// Whether the process is dead but not yet reaped by its parent.
     pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
 
-    /// Sends `signal` to this process only: its id may have been reused, and root could then signal an unrelated
-    /// process. Errors are ignored: the process is dead, or may not be signalled (it changed its user).
+    /// Sends `signal` to this process and to no other one: the id may have been reused, and root could then signal
+    /// an unrelated process. Errors are ignored: the process is dead, or may not be signalled (it changed its
+    /// user).
     fn signal(&self, signal: i32) {
         let handle = pidfd_open(self.pid);
-        // The start time is the same after the pidfd was opened, so the pidfd refers to this process.
+        // If the start time is the same after the pidfd was opened, the pidfd refers to this process.
         let is_same = look(self.pid).is_some_and(|now| now.started == self.started);
         if !is_same {
             return;
@@ -88,9 +89,9 @@ fn parse_stat(pid: i32, stat: &[u8]) -> Option<ProcessInfo> {
     Some(ProcessInfo { pid, parent, state, started })
 }
 
-/// Scans `/proc` once and calls `found` for each descendant of this process as soon as it is recognised. `/proc`
-/// lists ids in ascending order and children mostly have higher ids than their parents, so one scan finds even
-/// most processes that were forked while it runs. Returns the number of descendants found.
+/// Scans `/proc` once and calls `found` for each descendant of this process as soon as it is recognised; returns
+/// their number. `/proc` lists ids in ascending order, and children mostly have higher ids than their parents, so
+/// one scan finds even most processes that were forked while it ran.
 fn walk(mut found: impl FnMut(&ProcessInfo)) -> usize {
     let own = std::process::id().cast_signed();
     let mut family = HashSet::from([own]);
@@ -105,7 +106,7 @@ fn walk(mut found: impl FnMut(&ProcessInfo)) -> usize {
             others.push(process);
         }
     }
-    // Ids wrap around, so a child may have a lower id than its parent.
+    // Ids wrap around, so a child may have a lower id than its parent and come first in the scan.
     loop {
         let before = family.len();
         others.retain(|process| {
@@ -122,8 +123,8 @@ fn walk(mut found: impl FnMut(&ProcessInfo)) -> usize {
     }
 }
 
-/// All descendants. One scan can miss a process whose parent dies during the scan, so the results of several
-/// scans are merged until a scan finds no new process.
+/// Returns all descendants. One scan can miss a process whose parent dies during the scan, so the results of
+/// several scans are merged until a scan finds no new process.
 pub(crate) fn descendants() -> Vec<ProcessInfo> {
     /// Bounds the loop if the descendants never stop forking.
     const WALKS_MAX: usize = 8;
@@ -143,7 +144,7 @@ pub(crate) fn descendants() -> Vec<ProcessInfo> {
     all
 }
 
-/// SIGTERM to all descendants, and SIGCONT to those that are stopped so that they can react.
+/// Sends SIGTERM to all descendants, and SIGCONT to those that are stopped, so that they can react.
 pub(crate) fn terminate_all() {
     for process in descendants() {
         process.signal(libc::SIGTERM);
@@ -153,9 +154,9 @@ pub(crate) fn terminate_all() {
     }
 }
 
-/// Sends SIGKILL to all descendants that can be found now. Must be repeated until none is left.
+/// Sends SIGKILL to all descendants that can be found now. The caller must repeat this until none is left.
 pub(crate) fn kill_all() {
-    /// The largest number of scans in direct succession, to catch up with processes that keep forking.
+    /// The largest number of scans without a pause, to catch up with processes that keep forking.
     const WALKS_MAX: usize = 16;
     let mut killed = HashSet::new();
     for _ in 0..WALKS_MAX {
@@ -175,14 +176,14 @@ pub(crate) fn kill_all() {
 pub(crate) enum Reaped {
     /// A child ended or changed: its id and wait status.
     Changed { pid: i32, status: i32 },
-    /// There are children; none has changed state.
+    /// This process has children, and none has changed state.
     Nothing,
-    /// No child is left, and so no descendant.
+    /// No child is left, and therefore no descendant.
     NobodyLeft,
 }
 
-/// Reads one child's change of state without waiting. nix's `waitpid` can't represent a death by a real-time
-/// signal.
+/// Reads one child's change of state without waiting. Calls libc directly, since nix's `waitpid` can't represent a
+/// death by a real-time signal.
 pub(crate) fn reap() -> Reaped {
     let mut status = 0;
     let flags = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WALL;
@@ -200,7 +201,7 @@ pub(crate) fn reap() -> Reaped {
 /// Ends all descendants of this process and returns when none is left: SIGTERM now, SIGKILL at `kill_at`
 /// (`CLOCK_BOOTTIME`, ns). Used by a wrapper whose guardian died. Blocks: must not run on an async thread.
 pub(crate) fn end_all(kill_at: u64) {
-    /// Polling interval: short compared with any grace, and cheap.
+    /// The polling interval: short compared with any grace, and cheap.
     const LOOK_EVERY: Duration = Duration::from_millis(5);
     terminate_all();
     loop {

@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use crate::node::Node;
 use crate::support::{CommandExt, Place, wait_until};
 
-/// The JSON output of a command.
+/// Runs the command `line`, and returns its JSON output.
 fn said(place: &Place, line: &str) -> Value {
     let ended = place.ran(&format!("{line} --json"));
     assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{line}: {ended:?}");
     serde_json::from_str(&ended.out).unwrap()
 }
 
-/// A node started from restored data, with the first two tokens that it issues.
+/// Starts a node from restored data; also returns the first two tokens that it issues.
 fn served(place: Place, data: &str) -> (Place, Node, [u64; 2]) {
     let node = place.serve_from(data, "127.0.0.1:0");
     let place = place.over(&node.url());
@@ -33,7 +33,7 @@ fn token(place: &Place, name: &str) -> u64 {
     ended.out.trim().parse().unwrap()
 }
 
-/// A place that contains a stopped node's backup in `locks`.
+/// A test directory that contains `locks`, a backup of a node that was stopped since.
 fn with_backup() -> Place {
     let (place, node) = Place::new().served();
     token(&place, "a");
@@ -59,7 +59,7 @@ fn restore_of_a_backup_under_load_issues_tokens_above_all_earlier_ones() {
     assert_eq!(fs::metadata(place.path("locks")).unwrap().permissions().mode() & 0o777, 0o600);
     let ended = load.ended();
     assert_eq!(ended.code, 0, "the load went on all the while: {ended:?}");
-    // Issued after the backup, which therefore does not contain it.
+    // This token is issued after the backup, which therefore does not contain it.
     let issued = token(&place, "later");
     assert!(issued > backup["last_token"].as_u64().unwrap());
     assert!(issued > careful.token && issued > plain.token);
@@ -107,7 +107,7 @@ fn restore_of_a_backup_under_load_issues_tokens_above_all_earlier_ones() {
     let (place, _node, later) = served(place, "second");
     assert_eq!(later[0], again[1] + 1);
     assert_eq!(place.shown("orders/42")["holders"][0]["state"], "closed");
-    // The new cluster does not contact the old cluster's clients: their holds end by their own clocks.
+    // The old cluster's clients are not contacted by the new cluster: their holds end by their own clocks.
     drop((careful, plain, waiter));
 }
 
@@ -182,7 +182,8 @@ fn restore_refuses_a_directory_that_is_not_empty() {
         .is_one_line(exit::CANNOT_CREATE, &["is not empty: `letter` is there"]);
     assert_eq!(fs::read_dir(place.path("mine")).unwrap().count(), 1, "not even a lock file");
 
-    // The node from which the backup was taken: first stopped, then running.
+    // The data directory of the node that the backup was taken from is refused, while the node is stopped and while
+    // it runs.
     let refused =
         || place.ran("restore locks --data data").is_one_line(exit::CANNOT_CREATE, &["is not empty"]);
     refused();
@@ -201,7 +202,7 @@ fn restore_interrupted_by_a_failed_sync_is_refused_by_serve_and_can_be_repeated(
     let shim = lockkeeper_rig::Shim::new(&place.path(""));
     shim.set(lockkeeper_rig::Number::Error, 5);
     let (mut refused, mut is_done) = (0, false);
-    // The first syncs are those of the new directory's name in its parent.
+    // The first syncs are those of the new directory's name in its parent directory.
     for sync in 1.. {
         shim.set(lockkeeper_rig::Number::FailIn, sync);
         let tokens = highest.to_string();
@@ -230,7 +231,7 @@ fn restore_interrupted_by_a_failed_sync_is_refused_by_serve_and_can_be_repeated(
 #[test]
 fn restore_on_a_full_disk_is_refused_by_serve_and_can_be_repeated() {
     let place = with_backup();
-    // Room for small files, but not for a log segment: its write fails (EFBIG).
+    // The limit leaves room for small files, but not for a log segment: the write of that fails (EFBIG).
     let script = r#"trap '' XFSZ; ulimit -f 2048; exec "$0" restore locks --data new"#;
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]).current_dir(place.path(""));

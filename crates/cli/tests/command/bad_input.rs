@@ -28,7 +28,7 @@ fn invalid_lock_names_are_refused() {
     bad_name(OsStr::from_bytes(b"a\xffb"), &["not UTF-8", "byte 1"]);
 }
 
-/// Arguments are C strings, which end at the first NUL, so a NUL never reaches the program.
+/// A NUL in an argument never reaches the program, since arguments are C strings: starting the process fails.
 #[test]
 fn nul_in_an_argument_is_refused_at_spawn() {
     let place = Place::new();

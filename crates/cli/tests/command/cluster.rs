@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::node::{Node, Starting};
 use crate::support::{CommandExt, Ended, Place, wait_until};
 
-/// A node's address for other nodes.
+/// A node's address for other nodes, on this port.
 fn peers(port: &Port) -> String {
     format!("127.0.0.1:{}", port.number())
 }
@@ -25,7 +25,7 @@ fn first(port: &Port, more: &[&str]) -> (Place, Node) {
 }
 
 impl Place {
-    /// Starts a node that waits to be added to the cluster of the node at `to`.
+    /// Starts a node that waits to be added to the cluster. `at` is its own port for peers, `to` that of a member.
     fn joins(&self, node: u64, at: &Port, to: &Port) -> Starting {
         let (id, at, to, listen) = (node.to_string(), peers(at), peers(to), self.address());
         let options = [
@@ -45,7 +45,7 @@ impl Place {
         joins
     }
 
-    /// Adds one more node, which votes afterwards.
+    /// Starts a node and adds it to the cluster; it is a voter afterwards.
     fn grown(&self, node: u64, at: &Port, to: &Port) -> Node {
         let joins = self.joins(node, at, to);
         let added = self.ran(&format!("cluster add {node}={}", peers(at)));
@@ -85,7 +85,7 @@ fn cluster_grows_from_one_node_to_three_and_the_first_one_is_removed() {
 
     let to_three = place.ran("cluster transfer --to 3");
     assert_eq!((to_three.code, to_three.out.as_str()), (i32::from(OK), "node 3 leads\n"), "{to_three:?}");
-    // Sent to node 1, which forwards the request to the leader; the removed node is not the leader.
+    // The request is sent to node 1, which forwards it to the leader. The removed node is not the leader.
     let removed = place.ran("cluster remove 1");
     assert_eq!(removed.code, i32::from(OK), "{removed:?}");
     let ended = one.ended();
@@ -125,15 +125,15 @@ fn restarted_node_forwards_calls_to_a_leader_that_joined_later() {
     }
 }
 
-/// A leader that is to be removed transfers the leadership, and its successor completes the removal; the request
-/// is forwarded.
+/// A leader that is to be removed transfers the leadership first. The new leader gets the forwarded request and
+/// completes the removal.
 #[test]
 fn leader_can_be_removed() {
     let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
     let (place, one) = first(&ports[0], &["--segment-bytes", "1048576"]);
     let two = place.grown(2, &ports[1], &ports[0]);
     let three = place.grown(3, &ports[2], &ports[0]);
-    // The client's address list contains only the node that is removed.
+    // The client's address list contains only the node that is to be removed.
     let removed = place.ran("cluster remove 1 --json");
     assert_eq!(removed.out.trim(), r#"{"node":1,"removed":true}"#, "{removed:?}");
     let place = place.over(&format!("{},{}", two.url(), three.listening()));
@@ -157,7 +157,7 @@ fn refused_membership_changes_name_the_remedy() {
     is_refused(&place.ran("cluster add 2=nowhere"), &["HOST:PORT"]);
     drop(waits);
 
-    // A node without `--peer-listen` can't be joined.
+    // The cluster of a node without `--peer-listen` can't be joined.
     let lonely = Place::new();
     let node = lonely.begin("node1", &["--listen", "127.0.0.1:0", "--segment-bytes", "1048576"]).ready();
     let url = node.url();
@@ -166,7 +166,7 @@ fn refused_membership_changes_name_the_remedy() {
     assert_eq!(parts(&lonely.status()), [(1, "voter")]);
 }
 
-/// The log was truncated before the new node joined.
+/// The log was truncated before the new node joined, so the log alone does not suffice.
 #[test]
 fn new_node_receives_a_snapshot_if_the_log_was_truncated() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
@@ -179,7 +179,7 @@ fn new_node_receives_a_snapshot_if_the_log_was_truncated() {
     limit("before", &place);
     let load = place.ran("bench --clients 32 --seconds 2 --json");
     assert_eq!(load.code, i32::from(OK), "{load:?}");
-    // A restart drops the log entries that the node had cached in memory.
+    // A restart drops the log entries that the node kept in memory.
     let listening = one.listening();
     assert_eq!(one.stopped(Signal::SIGTERM).code, i32::from(OK));
     let at = peers(&ports[0]);
@@ -192,7 +192,7 @@ fn new_node_receives_a_snapshot_if_the_log_was_truncated() {
     let led = place.ran("cluster transfer --to 2");
     assert_eq!(led.out, "node 2 leads\n", "{led:?}");
     assert_eq!((&place.shown("before")["limit"], &place.shown("after")["limit"]), (&7.into(), &7.into()));
-    // A restart uses the received snapshot.
+    // The new node restarts from the snapshot that it has received.
     let (listening, at) = (two.listening(), peers(&ports[1]));
     two.kill();
     let two = place.begin("node2", &["--listen", &listening, "--node", "2", "--peer-listen", &at]).ready();
@@ -222,12 +222,12 @@ fn single_node_cluster_can_be_extended_later() {
     assert_eq!(limit.code, i32::from(OK), "{limit:?}");
     let two = place.grown(2, &ports[1], &ports[0]);
     let both = format!("{url},{}", two.listening());
-    // Both nodes restart and reconnect.
+    // Both nodes are restarted and reconnect.
     let peers_two = peers(&ports[1]);
     two.kill();
     one.kill();
-    // Started as before the cluster had two nodes: without `--peer-listen` the other node could not connect, and
-    // this one would wait for ever.
+    // Node 1 is started as before it had a second node. Without `--peer-listen` the other node could not connect,
+    // and node 1 would wait for ever; so the start is refused.
     let as_before = [&["serve", "--data", "node1"], &alone[..]].concat();
     let words = ["node1`", "node 1", "(node 2)", "--peer-listen HOST:PORT"];
     place.bare(as_before).ended().is_one_line(USAGE, &words);

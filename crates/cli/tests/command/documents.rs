@@ -10,7 +10,7 @@ use crate::support::Place;
 
 const PAGE: &str = include_str!("../../../../docs/cli.md");
 
-/// The body of a section.
+/// The text of the section with this heading.
 fn section(heading: &str) -> &'static str {
     let begin =
         PAGE.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("docs/cli.md has no `{heading}`"));

@@ -61,7 +61,7 @@ fn marks_are_shown_and_reset_requires_yes() {
     let json: Value = serde_json::from_str(&place.ran("fence show stock --json").out).unwrap();
     assert_eq!(json, json!({ "any": 900, "writer": 900, "slots": { "2": { "any": 901, "writer": 901 } } }));
 
-    // The tokens of the new lock service are lower: refused until the marks are reset with --yes.
+    // The tokens of the new lock service are lower, so they are refused until the marks are reset with --yes.
     place.ran("fence enter stock --token 17").is_one_line(exit::STALE, &["token 17 is stale"]);
     let unsure = place.ran("fence reset stock --to 17");
     unsure.is_one_line(exit::USAGE, &["stock", "to 17", "any 900", "--yes"]);
@@ -102,7 +102,7 @@ fn marks_in_redis_are_shown_and_reset_by_resource() {
     unsure.is_one_line(exit::USAGE, &["orders/42", "to 17", "any 900", "--yes"]);
     let done = place.ran(&format!("fence reset {url} orders/42 --to 17 --yes"));
     assert!(done.out.ends_with("after:  any 17, writer 17\n"), "{done:?}");
-    // Damaged marks block the fence; a reset repairs it.
+    // Damaged marks make the fence refuse everything; a reset repairs it.
     redis.cli(&["HSET", "{orders/42}:lockkeeper:fence", "any", "x"]);
     place.ran(&format!("fence show {url} orders/42")).is_one_line(exit::IO, &["orders/42"]);
     let mended = place.ran(&format!("fence reset {url} orders/42 --to 18 --yes --json"));

@@ -11,7 +11,7 @@ use crate::support::{CommandExt, Ended, Place, wait_until};
 /// Three nodes, each with its own ports and data directory.
 struct Three {
     place: Place,
-    /// Each node's ports: for peers, and for clients.
+    /// Each node's two ports: for peers, and for clients.
     ports: BTreeMap<u64, (Port, Port)>,
 }
 
@@ -38,24 +38,24 @@ impl Three {
         words.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Starts a node of the list.
+    /// Starts a node with the list of all three nodes.
     fn start(&self, node: u64) -> Starting {
         let words = self.words(node, &format!("data-{node}"), &self.list());
         self.place.start(&words.iter().map(String::as_str).collect::<Vec<_>>(), &format!("log-{node}"))
     }
 
-    /// Runs a node that must end.
+    /// Runs a node that is expected to end by itself.
     fn ended(&self, words: Vec<String>) -> Ended {
         self.place.bare([vec!["serve".to_owned()], words].concat()).ended()
     }
 
-    /// All three nodes of a bootstrapped cluster.
+    /// Starts all three nodes, which bootstrap a cluster or are its members already.
     fn founded(&self) -> BTreeMap<u64, Node> {
         let starting: Vec<_> = (1..=3).map(|node| (node, self.start(node))).collect();
         starting.into_iter().map(|(node, starting)| (node, starting.ready())).collect()
     }
 
-    /// Acquires a lock through these nodes, and returns its token.
+    /// Acquires a lock through one of these nodes, and returns its token.
     fn token(&self, nodes: &[u64]) -> u64 {
         let at: Vec<_> =
             nodes.iter().map(|node| format!("127.0.0.1:{}", self.ports[node].1.number())).collect();
@@ -99,7 +99,7 @@ fn cluster_bootstraps_with_all_nodes_and_survives_the_loss_of_any_one() {
         nodes.insert(victim, three.start(victim).ready());
         rises(three.token(&[victim]));
     }
-    // All nodes at once, as in a power cut.
+    // Kills all nodes at once, as a power cut does.
     nodes.into_values().for_each(Node::kill);
     let _nodes = three.founded();
     rises(three.token(&[1, 2, 3]));
@@ -143,7 +143,7 @@ fn node_with_an_emptied_directory_is_refused_with_the_remedy() {
     }
 }
 
-/// True if a log line concerns this node.
+/// Whether a log line concerns this node.
 fn of(line: &str, node: u64) -> bool {
     line.split_whitespace().any(|word| word == format!("node={node}"))
 }
@@ -159,7 +159,7 @@ fn nodes_with_data_of_another_node_or_cluster_are_refused() {
     let ended = three.ended(words);
     ended.is_one_line(exit::CONFIG, &["data-1", "belongs to node 1, not to node 2", "`--node 1`"]);
 
-    // Another cluster, with a node 1 at the same address.
+    // A node 1 of another cluster, at the address of this cluster's node 1.
     let peers = format!("1=127.0.0.1:{}", three.ports[&1].0.number());
     let words = three.words(1, "other", &peers);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -170,7 +170,7 @@ fn nodes_with_data_of_another_node_or_cluster_are_refused() {
             log.contains("node 1 can't be talked to") && log.contains("belongs to another cluster")
         })
     });
-    // The other nodes reconnect every second.
+    // The other two nodes try to connect every second.
     let again =
         |node: u64| other.log().lines().any(|line| line.contains("is refused again: ") && of(line, node));
     wait_until("both were refused again", || again(2) && again(3));
@@ -196,7 +196,7 @@ fn differing_cluster_lists_are_reported_with_the_difference() {
     wait_until("both say it", || one.log().contains(difference) && two.log().contains(difference));
     assert!(!one.serves() && !two.serves());
     drop(one);
-    // With the correct list the node continues with the same identity.
+    // With the correct list, the node continues with the identity that it had.
     let (one, last) = (three.start(1), three.start(3));
     let _nodes = [one, two, last].map(Starting::ready);
     assert!(three.token(&[1]) > 0);

@@ -8,12 +8,12 @@ use lockkeeper::blocking::Locks;
 use crate::support::{CommandExt, Ended, Place, wait_until};
 
 const TTL: Duration = Duration::from_secs(6);
-/// The number of commands, whose starts are spread over a sixth of the ttl: less than 1 % of the ttl apart. A
-/// wrapper that checked the deadline only every sixth of the ttl would fail for starts within about 1 % of it, so
-/// at least one start falls into that interval.
+/// The number of commands. Their starts are spread over a sixth of the ttl, so they are less than 1 % of the ttl
+/// apart. A wrapper that checked the deadline only every sixth of the ttl would fail for starts within an interval
+/// of about 1 % of the ttl; at least one start falls into it.
 const PHASES: u32 = 18;
 
-/// Runs a command under the lock `name`. `after` is the time from the opening of the wrapper's session to the grant.
+/// Runs a command under the lock `name`. `after` is the time from the start of the wrapper's session to the grant.
 fn run_begun_after(place: &Place, locks: &Locks, name: &str, after: Duration) -> Ended {
     let holder = locks.mutex(name).with(|lock| lock.ttl(Duration::from_secs(60)).wait(Wait::No));
     let held = holder.acquire().unwrap();

@@ -14,7 +14,7 @@ use crate::support::{Ended, PATIENCE, Place, wait_until};
 /// A running node. Killed on drop.
 pub(crate) struct Node {
     child: Child,
-    /// The startup line that it printed.
+    /// The startup line that the node printed, as JSON.
     pub(crate) said: Value,
     rest: mpsc::Receiver<String>,
     log: PathBuf,
@@ -28,22 +28,22 @@ pub(crate) struct Starting {
 }
 
 impl Place {
-    /// Starts a node with its data in `data` of this place, and waits until it serves.
+    /// Starts a node with its data in `data` of this test directory, and waits until it serves.
     pub(crate) fn serve(&self, listen: &str) -> Node {
         self.serve_from("data", listen)
     }
 
-    /// The same with the data in another directory.
+    /// As `serve`, with the data in another directory.
     pub(crate) fn serve_from(&self, data: &str, listen: &str) -> Node {
         self.start(&["--data", data, "--listen", listen], "serve.log").ready()
     }
 
-    /// Starts a node with its data in this place; the log is named after the data directory.
+    /// Starts a node with its data in this test directory; the log is named after the data directory.
     pub(crate) fn begin(&self, data: &str, options: &[&str]) -> Starting {
         self.start(&[&["--data", data], options].concat(), &format!("{data}.log"))
     }
 
-    /// Starts a node that logs to this file of this place.
+    /// Starts a node that logs to this file of the test directory.
     pub(crate) fn start(&self, words: &[&str], log: &str) -> Starting {
         let log = self.path(log);
         let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
@@ -59,7 +59,8 @@ impl Place {
         Starting { child: Some(child), lines, log }
     }
 
-    /// A node on a port that stays reserved for it, and this place using its locks.
+    /// Starts a node on a port that stays reserved for it; also returns this test directory, with the node as its
+    /// lock service.
     pub(crate) fn served(self) -> (Self, Node) {
         let node = self.serve(&self.address());
         let url = node.url();
@@ -68,7 +69,7 @@ impl Place {
 }
 
 impl Starting {
-    /// Waits until it serves.
+    /// Waits until the node serves.
     pub(crate) fn ready(mut self) -> Node {
         let Ok(line) = self.lines.recv_timeout(PATIENCE) else {
             panic!("it did not serve: {}", self.log());
@@ -78,12 +79,12 @@ impl Starting {
         Node { child, said: serde_json::from_str(&line).unwrap(), rest, log: self.log.clone() }
     }
 
-    /// True if it has printed its startup line.
+    /// Whether the node has printed its startup line.
     pub(crate) fn serves(&self) -> bool {
         !matches!(self.lines.try_recv(), Err(mpsc::TryRecvError::Empty))
     }
 
-    /// Its log so far.
+    /// The node's log so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
@@ -111,24 +112,24 @@ impl Node {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
-    /// Equivalent to a power cut, except that the disk's own cache survives.
+    /// Kills the node. As a power cut, except that the contents of the kernel's page cache survive.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Its log so far.
+    /// The node's log so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Stops it by a signal; returns the exit code, and the output after the startup line.
+    /// Stops the node by a signal; returns the exit code, and the output after the startup line.
     pub(crate) fn stopped(self, signal: Signal) -> Ended {
         self.signal(signal);
         self.ended()
     }
 
-    /// Waits until it ends by itself; returns the exit code, and the output after the startup line.
+    /// Waits until the node ends by itself; returns the exit code, and the output after the startup line.
     pub(crate) fn ended(mut self) -> Ended {
         let mut status = None;
         wait_until("the node has ended", || {

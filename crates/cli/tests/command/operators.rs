@@ -77,7 +77,7 @@ fn watch_prints_state_then_changes_and_vacancies() {
     let said = next();
     assert_eq!((&said["event"], &said["name"]), (&json!("changed"), &json!("b")));
     first.signal(Signal::SIGTERM);
-    // Another poll may happen between the end of the hold and the removal of its record.
+    // Another poll may happen after the hold's end and before its record is removed.
     let vacant = std::iter::repeat_with(next).find(|said| said["event"] == "vacant").unwrap();
     assert_eq!(vacant["name"], "a");
     let pid = nix::unistd::Pid::from_raw(i32::try_from(watching.id()).unwrap());

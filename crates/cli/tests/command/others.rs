@@ -23,7 +23,7 @@ fn prepared_postgres(kind: &str) -> (Postgres, Place) {
     (server, place)
 }
 
-/// The behaviour required of every lock service with fencing.
+/// Checks the behaviour that every lock service with fencing must have.
 fn runs_and_excludes(place: &Place) {
     let ran = place.lockkeeper(["run", "jobs/1", "--", "sh", "-c", "echo $LOCKKEEPER_NAME"]).ended();
     assert_eq!((ran.code, ran.out.as_str()), (0, "jobs/1\n"), "{ran:?}");
@@ -36,7 +36,7 @@ fn runs_and_excludes(place: &Place) {
     place.wait_for_waiters("jobs/1", 1);
     assert!(place.ran("ls").out.contains("jobs/1"));
     assert_eq!(place.ran(&format!("check-token jobs/1 {}", holder.token)).code, 0);
-    // The holder ends its job and releases the lock.
+    // The holder's wrapper ends its job and releases the lock.
     let broken = place.ran(&format!("break jobs/1 --token {} --reason test", holder.token));
     assert_eq!(broken.code, 0, "{broken:?}");
     assert_eq!(holder.ended().code, i32::from(exit::LOST));

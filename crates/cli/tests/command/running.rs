@@ -30,7 +30,7 @@ fn name_token_and_slot_are_in_the_environment() {
     assert!(second[1].parse::<u64>().unwrap() > first[1].parse().unwrap(), "tokens rise (P2)");
     let permit = words(place.lockkeeper(["run", "--permit", "3", "gpu", "--", "sh", "-c", print]).ended());
     assert_eq!(permit[2], "0");
-    // The variables in the wrapper's own environment belong to another hold.
+    // The variables in the wrapper's own environment belong to another hold, so they are replaced or removed.
     let mut nested = place.lockkeeper(["run", "x", "--", "sh", "-c", print]);
     assert_eq!(words(nested.env("LOCKKEEPER_SLOT", "7").env("LOCKKEEPER_NAME", "outer").ended())[2], "none");
 }

@@ -184,7 +184,7 @@ fn doctor_reports_node_status_and_warnings() {
         assert!(place.ran("doctor").out.contains(words), "no {words:?}");
     }
     assert_eq!(place.ran("sessions --json").out, "[]\n", "its own session is closed");
-    // A second node in the address list, which does not exist.
+    // The second node of the address list does not exist.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let ended = place.ran(&format!("doctor {},{gone}", node.url()));
     assert_eq!(ended.code, 0, "{ended:?}");

@@ -118,7 +118,8 @@ fn unusable_data_directory_is_refused() {
     is_refused(&ended, exit::PERMISSION, &["/sys/lockkeeper"]);
 }
 
-/// The bootstrap record of a stopped node, with `change` applied to its header. The checksum is recomputed.
+/// A test directory with the data of a stopped node. `change` was applied to the header of the bootstrap record,
+/// and its checksum recomputed.
 fn with_header(change: impl Fn(&mut [u8])) -> Place {
     let place = Place::new();
     assert_eq!(place.serve("127.0.0.1:0").stopped(Signal::SIGTERM).code, 0);
@@ -187,7 +188,7 @@ fn server_with_another_protocol_is_reported_as_unavailable() {
         let address = other.local_addr().unwrap().to_string();
         std::thread::spawn(move || {
             for mut stream in other.incoming().map_while(Result::ok) {
-                // Each client reads this, then end-of-file.
+                // Each client reads this answer, then end-of-file.
                 let _ = stream.write_all(answer);
             }
         });
@@ -204,6 +205,6 @@ fn unresponsive_server_is_reported_after_a_timeout() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     let place = Place::new().over(&format!("lockkeeper://{address}"));
-    // The kernel accepts the connection; the process never reads it.
+    // The kernel accepts the connection, and the process never reads from it.
     place.ran("ls").is_one_line(exit::UNAVAILABLE, &[&address, "no answer within"]);
 }

@@ -13,12 +13,12 @@ use serde_json::Value;
 /// Far longer than any step takes, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A temporary directory, removed after the test.
+/// The directory of a test, with its locks, data and outputs; removed after the test.
 pub(crate) struct Place {
     directory: tempfile::TempDir,
-    /// The lock service's URL, if not a directory of this place.
+    /// The lock service's URL, if it is not a lock directory in this test directory.
     locks: Option<String>,
-    /// Reserved ports of this place's nodes, so that a restarted node finds its own port free.
+    /// Reserved ports of this test's nodes, so that a restarted node finds its own port free.
     ports: Mutex<Vec<Port>>,
 }
 
@@ -27,12 +27,12 @@ impl Place {
         Self { directory: tempfile::tempdir().unwrap(), locks: None, ports: Mutex::default() }
     }
 
-    /// The same place with another lock service.
+    /// The same test directory with another lock service.
     pub(crate) fn over(self, url: &str) -> Self {
         Self { locks: Some(url.to_owned()), ..self }
     }
 
-    /// A listen address for a node. The port stays reserved while this place exists, even while the node is not
+    /// A listen address for a node. The port stays reserved until the test ends, even while the node is not
     /// running.
     pub(crate) fn address(&self) -> String {
         let port = Port::free();
@@ -49,14 +49,14 @@ impl Place {
         self.locks.clone().unwrap_or_else(|| format!("file://{}", self.path("locks").display()))
     }
 
-    /// The program, configured with the locks of this place.
+    /// The program, configured with this test's lock service.
     pub(crate) fn lockkeeper<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
         let mut command = self.bare(words);
         command.env("LOCKKEEPER_URL", self.url());
         command
     }
 
-    /// The program without any lock configuration. Its home directory is in this place.
+    /// The program without any lock configuration. Its home directory is in the test directory.
     pub(crate) fn bare<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
         for (name, _) in std::env::vars_os() {
@@ -78,8 +78,8 @@ impl Place {
         self.lockkeeper(line.split_whitespace()).ended()
     }
 
-    /// Starts `run` on `name` with a command that sleeps until it is ended, and waits until the command has
-    /// started.
+    /// Starts `run` on the lock `name` with a command that sleeps until it is ended, and waits until the command
+    /// has started.
     pub(crate) fn holder(&self, name: &str, options: &[&str]) -> Running {
         let begun = self.path(&format!("begun-{}", name.replace('/', "-")));
         let script = r#"echo "$LOCKKEEPER_TOKEN" > "$0.new" && mv "$0.new" "$0" && exec sleep 600"#;
@@ -122,7 +122,7 @@ impl Ended {
         }
     }
 
-    /// Asserts that the program failed with this code and one line on standard error that contains all these
+    /// Asserts that the program failed with this code, printed one line on standard error that contains all these
     /// words, and printed nothing else.
     #[track_caller]
     pub(crate) fn is_one_line(&self, code: u8, words: &[&str]) {
@@ -177,8 +177,8 @@ impl Running {
 
     /// Waits for the program to end.
     pub(crate) fn ended(mut self) -> Ended {
-        // In a thread, since both outputs must be read concurrently: a program that hangs fails the test instead
-        // of blocking it.
+        // On another thread: both outputs must be read concurrently, and a program that hangs must fail the test
+        // instead of blocking it.
         let child = self.child.take().unwrap();
         let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
         let (tell, told) = std::sync::mpsc::channel();

@@ -1,9 +1,9 @@
 //! `torture` with real lock services: lost updates without a fence, with a check on writes, and with `enter`.
 //!
 //! The rounds are deterministic, and so are the figures. In one cycle of `pause` or `cut` a holder stalls three
-//! times. (1) It resumes after the next holder has read and before that one writes: the hole of a check on
-//! writes. (2) It resumes after the next holder has written. (3) It resumes before it checks its hold, and gives
-//! up.
+//! times. (1) It resumes after the next holder has read and before that one writes: the hole of a fence that checks
+//! writes only. (2) It resumes after the next holder has written. (3) It resumes before it checks its hold, and
+//! gives up.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::support::{CommandExt, Ended, Place, wait_until};
 
 impl Place {
-    /// Runs one cycle of these faults on the locks of this place, with a ledger in a directory of this place.
+    /// Runs one cycle of the faults in `options` on this test's lock service, with a ledger in the test directory.
     fn torture(&self, options: &str) -> Ended {
         let ledgers = self.ledgers();
         std::fs::create_dir_all(&ledgers).unwrap();
@@ -28,7 +28,7 @@ impl Place {
         self.path("ledgers")
     }
 
-    /// The figures. Asserts the exit code and that nothing is left behind.
+    /// Runs one cycle and returns its figures. Asserts the exit code and that nothing is left behind.
     #[track_caller]
     fn tortured(&self, options: &str, code: u8) -> Figures {
         let ended = self.torture(options);
@@ -53,13 +53,13 @@ impl Figures {
     }
 }
 
-/// The pause exceeds the lease, and tokens are not checked: a holder that resumes overwrites the updates of
-/// others, or its own update is overwritten.
+/// The pause exceeds the lease, and tokens are not checked: a holder that resumes overwrites the updates of others,
+/// or its own update is overwritten.
 #[track_caller]
 fn loses_without_a_fence(place: &Place) {
     let figures = place.tortured("--fence none --faults pause", exit::NO);
     assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
-    // One in the hole, and at least one that was in the ledger when the other holder resumed.
+    // One update is lost in the hole, and at least one that was in the ledger when the stalled holder resumed.
     assert!(figures.of("lost") >= 2, "{figures:?}");
     assert!(figures.of("overlaps") >= 2, "{figures:?}");
     assert!(figures.of("gave_up") >= 1, "{figures:?}");
@@ -69,7 +69,7 @@ fn loses_without_a_fence(place: &Place) {
     assert!(figures.0["verdict"].as_str().unwrap().starts_with("LOST"), "{figures:?}");
 }
 
-/// A late write is refused; the write in the hole is not.
+/// The fence refuses a write after the next holder's write, but not a write in the hole.
 #[track_caller]
 fn loses_less_with_a_check_on_writes(place: &Place) {
     let figures = place.tortured("--fence write --faults pause", exit::NO);
@@ -79,7 +79,7 @@ fn loses_less_with_a_check_on_writes(place: &Place) {
     assert!(figures.0["verdict"].as_str().unwrap().contains("enter before you read"), "{figures:?}");
 }
 
-/// Both are refused, and so are the writes of killed workers.
+/// The fence refuses both of these writes, and those of killed workers.
 #[track_caller]
 fn never_loses_with_enter(place: &Place) {
     let figures = place.tortured("--fence enter --faults pause,kill", exit::OK);
@@ -144,7 +144,7 @@ fn file_locks_are_held_through_a_pause() {
     assert_eq!(figures.0["ttl_ms"], Value::Null, "{figures:?}");
 }
 
-/// A database prepared for locks, and a place that uses them.
+/// A database prepared for locks, and a test directory with it as the lock service.
 fn postgres(kind: &str) -> (Postgres, Place) {
     let server = Postgres::start();
     let place = Place::new().over(&format!("{}?lock={kind}", server.url()));
@@ -268,7 +268,7 @@ fn interrupted_run_reports_and_leaves_nothing() {
         let text = entries.find(|entry| entry.path().extension().is_none());
         text.and_then(|entry| std::fs::read_to_string(entry.path()).ok()).unwrap_or_default()
     };
-    // More lines than workers: one worker has written twice, so its first update is acknowledged.
+    // There are more lines than workers, so one worker has written twice, and its first update is acknowledged.
     wait_until("the workers write", || ledger().lines().count() > 3);
     let workers = children(conductor);
     assert_eq!(workers.len(), 3);
@@ -289,7 +289,7 @@ fn workers_end_with_a_killed_conductor() {
     std::fs::create_dir(place.ledgers()).unwrap();
     let resource = format!("file://{}", place.ledgers().display());
     let mut command = place.lockkeeper(["torture", "--resource", &resource, "--duration", "1h"]);
-    // A killed conductor can't clean up: its files are in the place, which is removed.
+    // A killed conductor can't clean up, so its files must be in the test directory, which is removed.
     let mut running = command.env("TMPDIR", place.path("")).started();
     let conductor = running.child_mut().id();
     wait_until("there are workers", || children(conductor).len() == 3);

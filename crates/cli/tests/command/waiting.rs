@@ -9,7 +9,7 @@ use crate::support::{CommandExt, Place, json_file, wait_until};
 fn waiters_run_in_turn_with_rising_tokens() {
     let place = Place::new();
     let holder = place.holder("x", &[]);
-    // Fails if two commands run at once; records its token.
+    // The script fails if two commands run at once, and records its token.
     let script = "mkdir inside && echo $LOCKKEEPER_TOKEN >> tokens && sleep 0.02 && rmdir inside";
     let start = || place.lockkeeper(["run", "x", "--", "sh", "-c", script]).started();
     let waiters: Vec<_> = (1..=8)

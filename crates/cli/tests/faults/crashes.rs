@@ -15,7 +15,7 @@ async fn node_killed_under_load_keeps_every_hold_and_waiter() {
     let kept = Kept::begin(&one, &two, &watcher).await;
     let load = Load::start(vec![one.clone(), two.clone()], 2, 5);
     for kill in 0..KILLS {
-        // A different point of the load each time.
+        // Each kill is at a different point of the load.
         load.goes_on(20 + kill * 7);
         server.kill();
         server.start();

@@ -39,8 +39,8 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Acquires one lock after another, each under another name, until an acquire fails. Keeps all acknowledged
-/// holds.
+/// Acquires one lock after another, each under another name, until an acquire fails. Keeps all guards of
+/// acknowledged holds.
 struct Holding {
     held: tokio::sync::mpsc::UnboundedReceiver<Guard<Fenced>>,
     task: tokio::task::JoinHandle<()>,
@@ -69,7 +69,7 @@ impl Holding {
         self.acknowledged.len()
     }
 
-    /// Stops acquiring, and compares the service's table with the acknowledged holds.
+    /// Stops acquiring, and asserts that all acknowledged holds are in the service's table; returns their number.
     async fn all_there(mut self, locks: &Locks<Fenced>) -> usize {
         self.task.abort();
         let _ = self.task.await;
@@ -142,7 +142,8 @@ async fn failed_sync_aborts_the_process() {
     let mut server = Server::new("--segment-bytes 8388608");
     let shim = server.shim();
     server.start();
-    // The next log segment is preallocated concurrently: its syncs must not be counted as those of the log.
+    // The next log segment is preallocated concurrently; waits for that, since its syncs must not be counted as the
+    // log's.
     until("the next part of the log is made", || {
         let names = std::fs::read_dir(&server.data).unwrap();
         names
@@ -194,7 +195,7 @@ async fn slow_disk_expires_no_session() {
     let before = (sessions().await, shim.get(Number::Syncs));
     assert_eq!(before.0.len(), 3);
     shim.set(Number::DelayMs, DELAY_MS);
-    // Each acquire and release waits for two syncs: in total longer than the longest ttl.
+    // Each acquire and each release waits for a sync: in total longer than the longest ttl.
     for _ in 0..6 {
         let guard = within("it is granted", turn.acquire()).await.unwrap();
         within("it is given back", guard.release()).await.unwrap();

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::server::{LONG, PATIENCE, answer, until, within};
 
-/// One hold, as observed by its client.
+/// One hold, as its client observed it.
 #[derive(Debug)]
 struct Hold {
     lock: usize,
@@ -68,7 +68,7 @@ impl Load {
         self.shared.granted.load(Ordering::Relaxed)
     }
 
-    /// Waits for this many more grants.
+    /// Waits until this many more acquires were granted.
     #[track_caller]
     pub(crate) fn goes_on(&self, more: u64) {
         let wanted = self.granted() + more;
@@ -125,8 +125,8 @@ async fn work(client: Locks<Fenced>, shared: Arc<Shared>, locks: usize, task: us
         let lock = round % locks;
         let wanted = client.mutex(format!("load/{lock}")).ttl(LONG);
         shared.begun.fetch_add(1, Ordering::Relaxed);
-        // Some acquires time out, and some futures are dropped: requests left behind by them would block the
-        // others.
+        // Some acquires time out, and some futures are dropped. If such a request were left behind, it would block
+        // the others.
         let acquired = match round % 7 {
             0 => wanted.wait(Wait::For(Duration::from_millis(3))).acquire().await,
             1 => match tokio::time::timeout(Duration::from_millis(2), wanted.acquire()).await {
@@ -160,7 +160,7 @@ async fn hold(guard: Guard<Fenced>, shared: &Shared, lock: usize) {
     }
 }
 
-/// P1 and P2 over the whole history.
+/// Checks P1 and P2 over the whole history.
 fn check(history: &mut [Hold]) {
     history.sort_by_key(|hold| (hold.lock, hold.token));
     for hold in history.iter() {

@@ -1,8 +1,8 @@
-//! Fault tests with real processes: nodes are killed, stopped, and deprived of their disk, under load from the
-//! library.
+//! Fault tests with real processes under load from the library: nodes are killed, stopped, and deprived of their
+//! disk.
 //!
 //! Each test has its own nodes, ports and directories, and ends its processes by process id. The tests of disks
-//! need root (for a mount) and a C compiler (for a shim around `fdatasync`); if one is missing they fail with a
+//! need root (to mount) and a C compiler (for a shim around `fdatasync`); if one is missing, they fail with a
 //! message.
 #![cfg(target_os = "linux")]
 

@@ -25,14 +25,14 @@ pub(crate) struct Server {
     /// The data directory.
     pub(crate) data: PathBuf,
     listen: String,
-    /// Reserved while this value exists, so that a restarted node finds its port free.
+    /// Reserved until this value is dropped, so that a restarted node finds its port free.
     _port: Port,
     options: Vec<String>,
     environment: Vec<(String, String)>,
-    /// The network host on which the node runs, if not the test's own.
+    /// The network host on which the node runs; `None` for the test's own network.
     host: Option<(Arc<Network>, usize)>,
     child: Option<Child>,
-    /// Lines of its standard output.
+    /// Lines of the node's standard output.
     said: Option<mpsc::Receiver<String>>,
 }
 
@@ -53,14 +53,14 @@ impl Server {
         }
     }
 
-    /// A running node.
+    /// Starts a node, and waits until it serves.
     pub(crate) fn started(options: &str) -> Self {
         let mut server = Self::new(options);
         server.start();
         server
     }
 
-    /// Sets the additional environment of later starts, replacing any earlier one.
+    /// Sets the additional environment variables of later starts, in place of earlier ones.
     pub(crate) fn environment(&mut self, variables: &[(&str, &Path)]) {
         let pair = |(name, value): &(&str, &Path)| ((*name).to_owned(), value.display().to_string());
         self.environment = variables.iter().map(pair).collect();
@@ -118,18 +118,18 @@ impl Server {
         .unwrap()
     }
 
-    /// Sets the listen address, instead of one with its own port.
+    /// Sets the listen address, in place of the node's reserved port.
     pub(crate) fn listens(&mut self, address: String) {
         self.listen = address;
     }
 
-    /// Starts it and waits until it serves.
+    /// Starts the node and waits until it serves.
     pub(crate) fn start(&mut self) {
         self.begin();
         self.serves();
     }
 
-    /// Starts it without waiting.
+    /// Starts the node without waiting.
     pub(crate) fn begin(&mut self) {
         assert!(self.child.is_none(), "it runs already");
         let mut child = self.spawn();
@@ -140,7 +140,7 @@ impl Server {
         self.said = Some(lines);
     }
 
-    /// Waits until it serves.
+    /// Waits until the node serves.
     pub(crate) fn serves(&mut self) {
         let said = self.said.take().expect("it was started");
         let Ok(line) = said.recv_timeout(PATIENCE) else { panic!("it did not serve: {}", self.log()) };
@@ -148,7 +148,7 @@ impl Server {
         said["listening"].as_str().unwrap().clone_into(&mut self.listen);
     }
 
-    /// Starts it, expects it to end by itself, and returns the exit status.
+    /// Starts the node, waits until it ends by itself, and returns the exit status.
     pub(crate) fn refused(&mut self) -> ExitStatus {
         self.child = Some(self.spawn());
         self.ended()
@@ -159,14 +159,14 @@ impl Server {
         kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
     }
 
-    /// Sends SIGKILL and waits for the end.
+    /// Sends SIGKILL and waits until the process has ended.
     pub(crate) fn kill(&mut self) {
         self.signal(Signal::SIGKILL);
         let status = self.ended();
         assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "it ended by itself: {}", self.log());
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has ended by itself.
     pub(crate) fn ended(&mut self) -> ExitStatus {
         let mut child = self.child.take().expect("it runs");
         let deadline = Instant::now() + PATIENCE;
@@ -183,7 +183,7 @@ impl Server {
         }
     }
 
-    /// The log of all its starts.
+    /// The log of all starts of the node.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.beside("log")).unwrap_or_default()
     }
@@ -216,7 +216,7 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Polls until there is a value.
+/// Polls until `ask` returns a value.
 pub(crate) async fn answer<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {

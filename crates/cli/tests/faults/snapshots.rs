@@ -8,7 +8,7 @@ use lockkeeper::{Fenced, LockName, Locks, Token};
 use crate::load::Load;
 use crate::server::{LONG, Server, answer, until, within};
 
-/// Enough for a snapshot of several chunks.
+/// The number of held locks: enough for a snapshot of several pieces.
 const HELD: usize = 12_000;
 const KILLS: usize = 5;
 
@@ -32,7 +32,7 @@ async fn table(locks: &Locks<Fenced>) -> (BTreeMap<String, Vec<Option<Token>>>, 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_killed_during_a_snapshot_starts_from_the_last_complete_one() {
-    // Small log segments, so that truncating the log too far would remove entries that the last snapshot lacks.
+    // Small log segments: if the log were truncated too far, entries that the last snapshot lacks would be missing.
     let mut server = Server::started("--snapshot-after 65536 --segment-bytes 8192");
     let holder = server.client("holder").await;
     let tasks: Vec<_> = (0..HELD)
@@ -51,7 +51,7 @@ async fn node_killed_during_a_snapshot_starts_from_the_last_complete_one() {
     assert_eq!((before.0.len(), before.1.len()), (HELD, 3));
     let (mut in_the_middle, mut started_from) = (0, 0);
     for kill in 0..KILLS {
-        // The start removes a file left by an earlier kill, so this is a new one.
+        // The next start removes a file that an earlier kill left, so this file is a new one.
         until("a snapshot is being written", || is_writing(&server.data));
         server.kill();
         in_the_middle += usize::from(is_writing(&server.data));
@@ -64,7 +64,7 @@ async fn node_killed_during_a_snapshot_starts_from_the_last_complete_one() {
     }
     assert!(in_the_middle > 0, "no kill hit the middle of a snapshot");
     assert!(started_from > 0, "no start was from a snapshot");
-    // The log is truncated: far more was written than is kept.
+    // Waits for one more snapshot. The log must then be truncated: far more was written than is kept.
     answer("a snapshot is whole", async || {
         let status = holder.status().await.ok()?;
         (status.snapshot > started_from).then_some(())

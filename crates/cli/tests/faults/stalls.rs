@@ -13,11 +13,11 @@ use nix::unistd::Pid;
 use crate::server::{LONG, PATIENCE, Server, answer, within};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The ttl of sessions that must expire during the stall. Long enough that a busy machine or disk does not expire
-/// one before or after it.
+/// The ttl of sessions that must expire during the stall, long enough that none expires before or after the stall
+/// on a busy machine or disk.
 const SHORT: Duration = Duration::from_secs(4);
 const LESS_SHORT: Duration = Duration::from_secs(5);
-/// Longer than both.
+/// The duration of the stall, longer than both.
 const STALL: Duration = Duration::from_secs(7);
 /// Environment variable with the service's URL. If it is set, this test binary was started as a child process, and is a
 /// holder. The next variable has the path of the fenced file.
@@ -53,7 +53,7 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
         let tell = tell.clone();
         tokio::spawn(async move {
             let granted = client.mutex(name).ttl(SHORT).acquire().await;
-            // Sent with its client: dropping the client would end its session.
+            // The client is sent, too: dropping it here would end its session.
             tell.send((label, client, granted)).map_err(|_| "the test is over")
         });
         answer("it is in the queue", async || {
@@ -66,7 +66,7 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
 
     let stopped = Instant::now();
     server.signal(Signal::SIGSTOP);
-    // During the stall the deadlines pass on the client's side (P5).
+    // The deadlines pass on the client's side although the service is stalled (P5).
     for guard in [&short, &other] {
         within("the loss is told", guard.lost().cancelled()).await;
         assert_eq!(guard.loss(), Some(LossCause::Expired));
@@ -77,7 +77,8 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
     assert!(early.is_err(), "nobody answers, nobody is granted anything: {early:?}");
     server.signal(Signal::SIGCONT);
 
-    // The client finishes its lost hold, so that the lock passes to the waiters in their order.
+    // The service answers again: the client finishes its lost hold, so the lock passes to the waiters in their
+    // order.
     let mut last = short.token();
     let mut clients = Vec::new();
     for label in ["first", "second"] {
@@ -93,7 +94,7 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
     within("the hold is confirmed", long.verify()).await.unwrap();
     assert_eq!(short.loss(), Some(LossCause::Expired), "a loss is for good");
     assert_eq!(sessions(&watcher).await, before, "the same sessions, none ended, none opened anew");
-    // The same `Locks`, with the same sessions.
+    // The same `Locks` value still works, with the same sessions.
     for (name, ttl) in [("short/new", SHORT), ("other", LESS_SHORT)] {
         let again = holder.mutex(name).ttl(ttl);
         let again = within("a new acquire works", again.acquire()).await.unwrap();
@@ -105,7 +106,8 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
     assert!(who == "third" && granted.is_ok());
 }
 
-/// A process that holds a lock and writes through a fence. Continued by a signal; killed on drop.
+/// A process that holds a lock and writes through a fence. The test stops it and continues it by signals; killed on
+/// drop.
 struct Holder {
     child: Child,
     lines: std::sync::mpsc::Receiver<String>,
@@ -131,7 +133,7 @@ impl Holder {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
-    /// The number after this word in its next message.
+    /// The number that follows this word in the process's next message with that word.
     fn says(&self, word: &str) -> u64 {
         loop {
             let line =
@@ -156,7 +158,7 @@ fn say(word: &str, number: u64) {
     writeln!(out, "<{word} {number}>").and_then(|()| out.flush()).unwrap();
 }
 
-/// Not a test of its own: the body of the `Holder` process. Returns at once without the environment variables.
+/// Not a test of its own: the body of the `Holder` process. Without the environment variables it returns at once.
 #[tokio::test]
 async fn the_process_that_holds() {
     let (Ok(url), Some(file)) = (std::env::var(HOLDER), std::env::var_os(HOLDER_FILE)) else { return };
@@ -183,7 +185,8 @@ async fn stopped_holder_loses_its_hold_and_its_write_is_refused() {
     stop_the_holder(&server.url(), &server.beside("resource")).await;
 }
 
-/// Stops a holder that writes to the fenced resource `file`, and checks its loss and its refused write.
+/// Stops a process that holds a lock and writes to the fenced resource `file`. Checks that it loses the hold and
+/// that its late write is refused.
 pub(crate) async fn stop_the_holder(url: &str, file: &Path) {
     let holder = Holder::start(url, file);
     let first = holder.says("holds");
@@ -197,8 +200,8 @@ pub(crate) async fn stop_the_holder(url: &str, file: &Path) {
     fence.enter(section).unwrap();
     assert_eq!(fence.read().unwrap().as_deref(), Some(&b"of the first"[..]));
 
-    // The stopped holder resumes between the other one's read and write: a check on writes alone would accept its
-    // write.
+    // The stopped holder resumes between the other holder's read and write. A fence that checks writes only would
+    // accept the stopped holder's write.
     holder.signal(Signal::SIGCONT);
     let (valid_until, refused) = (holder.says("lost"), holder.says("refused"));
     assert!(valid_until <= granted_at, "granted at {granted_at}, given up at {valid_until} (P5)");

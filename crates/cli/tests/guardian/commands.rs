@@ -20,7 +20,7 @@ fn say(line: &str) {
     writeln!(out, "{line}").and_then(|()| out.flush()).unwrap();
 }
 
-/// Prints "listening", then each signal that arrives; exits at SIGTERM.
+/// Prints "listening", then each signal that arrives; exits on SIGTERM.
 fn tell_signals() -> ExitCode {
     let told: SigSet = [
         Signal::SIGTERM,
@@ -47,7 +47,7 @@ fn tell_signals() -> ExitCode {
     }
 }
 
-/// Like a shell that suspends itself: leads its own process group and stops.
+/// Stops in a process group of its own, as a shell that suspends itself does.
 fn stop_in_own_group() -> ExitCode {
     setpgid(Pid::this(), Pid::this()).unwrap();
     raise(Signal::SIGSTOP).unwrap();

@@ -28,7 +28,7 @@ crate::trials![
     stopped_wrapper_does_not_block_the_guardian,
 ];
 
-/// Makes the processes of every second round ignore SIGTERM, so that only SIGKILL ends them.
+/// The begin of the script: in every second round, the processes ignore SIGTERM, so that only SIGKILL ends them.
 fn first_words(round: usize) -> &'static str {
     if round.is_multiple_of(2) { "" } else { "trap '' TERM" }
 }
@@ -61,7 +61,7 @@ fn wrapper_killed_during_its_start_leaves_no_descendant() {
         scenario.options.grace_ms = 50;
         scenario.start(&["sh", "-c", "sleep 600 & (setsid sleep 600 &); wait"]);
         wait_until("the lock file exists", || std::path::Path::new(&scenario.options.lock).exists());
-        // The sleep spreads the kills over the whole start; the exact moment is random.
+        // The sleeps spread the kills over the whole start of the wrapper.
         std::thread::sleep(Duration::from_micros(400 * (round as u64 % 50)));
         scenario.signal_wrapper(Signal::SIGKILL);
         scenario.wait();
@@ -73,7 +73,7 @@ fn wrapper_killed_during_its_start_leaves_no_descendant() {
 fn descendants_that_keep_forking_are_ended() {
     let mut scenario = Scenario::new();
     scenario.options.grace_ms = 50;
-    // Each process lives briefly and leaves an orphan that does the same.
+    // Each process lives briefly and leaves an orphan behind, which does the same.
     let script = "trap '' TERM; echo x >> members; link() { : & (link2 &) ; }; link2() { link; }; link; while :; do : & wait; done";
     scenario.run(&["sh", "-c", script]);
     wait_until("the chain runs", || !scenario.read("members").is_empty());
@@ -94,8 +94,8 @@ fn descendants_of_a_stopped_wrapper_are_dead_before_the_deadline() {
         wait_until("nobody is left", || scenario.survivors().is_empty());
         scenario.signal_wrapper(Signal::SIGCONT);
         let gone: u64 = scenario.wait_for_report("gone")["gone ".len()..].parse().unwrap();
-        // Renewals may continue after the wrapper resumed, but only earlier ones could reach the guardian in
-        // time.
+        // The wrapper may have continued to renew after it resumed, but only renewals before the end could have
+        // reached the guardian in time.
         let report = scenario.read("report");
         let heard = report.lines().filter_map(|line| line.strip_prefix("until ")?.parse::<u64>().ok());
         let deadline = heard.filter(|until| until - 2_600_000_000 < gone).max().unwrap();
@@ -133,7 +133,7 @@ fn lost_lock_ends_a_job_that_ignores_sigterm() {
 fn job_that_handles_sigterm_has_time_to_clean_up() {
     let mut scenario = Scenario::new();
     scenario.options.usr2_is_loss = true;
-    // The clean-up starts a new process after SIGTERM, which must not be ended.
+    // After SIGTERM the script starts a new process to clean up, which must not be ended.
     let script =
         "trap 'sleep 0.2; cp members cleaned; exit 8' TERM; echo up >> members; while :; do sleep 0.05; done";
     scenario.run(&["sh", "-c", script]);
@@ -177,7 +177,7 @@ fn guardian_survives_every_signal_but_sigkill() {
             kill(guardian, signal).unwrap();
         }
     }
-    // The guardian relays the signal, so it is alive.
+    // The guardian relays a signal, so it is alive.
     scenario.signal_wrapper(Signal::SIGUSR1);
     wait_until("the guardian passes a signal on", || scenario.read("out").contains("had SIGUSR1"));
     assert_eq!(scenario.reported("terminating"), None);

@@ -64,8 +64,8 @@ fn missing_and_non_executable_programs_are_distinguished() {
     }
 }
 
-/// The output of `command` without and with the wrapper. `prepare` runs in the process that becomes the command
-/// or the wrapper.
+/// The output of `command`, run first without and then with the wrapper. `prepare` is called in the process that
+/// becomes the command or the wrapper.
 fn without_and_with(command: &[&str], prepare: fn()) -> (String, String) {
     let scenario = Scenario::new();
     let mut plain = Command::new(command[0]);
@@ -153,7 +153,7 @@ fn standard_input_and_output_are_the_wrappers_own() {
 
 fn guardian_holds_no_pipe_open() {
     let mut scenario = Scenario::new();
-    // The remaining daemon has closed its output, so only wrapper and guardian could keep it open.
+    // The daemon that remains has closed its output, so only wrapper and guardian could keep the output open.
     scenario.run(&[
         "sh",
         "-c",

@@ -16,7 +16,7 @@ use crate::wrapper::{FAMILY, Options};
 /// Timeout of a step: far more than a step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for a condition, and fails the test with `what` after a timeout.
+/// Waits for a condition; fails the test with `what` after a time limit.
 pub(crate) fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let give_up = Instant::now() + PATIENCE;
     loop {
@@ -137,7 +137,7 @@ impl Scenario {
         whole.lines().rfind(|line| line.starts_with(word)).map(str::to_owned)
     }
 
-    /// Acquires the lock like the next holder, as soon as it is free.
+    /// Acquires the lock as the next holder would, as soon as it is free.
     pub(crate) fn wait_for_lock(&self) -> Flock<File> {
         let mut file = Some(File::options().write(true).open(&self.options.lock).unwrap());
         wait_for("the lock is free", || match Flock::lock(file.take()?, FlockArg::LockExclusiveNonblock) {
@@ -149,8 +149,8 @@ impl Scenario {
         })
     }
 
-    /// All live processes that descend from this scenario's wrapper (the guardian included), found by an
-    /// environment variable: this needs no process ids, so no process can be missed.
+    /// All live processes that descend from this scenario's wrapper, the guardian included. They are found by an
+    /// environment variable that they inherit, so no process can be missed.
     pub(crate) fn survivors(&self) -> Vec<i32> {
         let mark = [FAMILY.as_bytes(), b"=", self.folder.path().as_os_str().as_bytes()].concat();
         let has_mark = |pid: &i32| {

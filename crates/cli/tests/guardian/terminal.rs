@@ -39,7 +39,7 @@ struct Terminal {
 impl Terminal {
     fn open() -> Self {
         let pty = openpty(None, None).unwrap();
-        // No other process may inherit this end, or closing it here would not hang up the terminal.
+        // If another process inherited this end, closing it here would not hang up the terminal.
         fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
         let mut shell = Command::new("bash");
         shell.args(["--norc", "--noprofile", "--noediting", "-i"]).env("PS1", "").env("HISTFILE", "");
@@ -63,7 +63,7 @@ impl Terminal {
         let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while !closing.load(Ordering::Relaxed) {
-                // A blocking read would keep the terminal open after `close`.
+                // Polls, since a blocking read would keep the terminal open after `close`.
                 let mut source = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
                 if poll(&mut source, PollTimeout::from(20u8)).unwrap() == 0 {
                     continue;
@@ -141,7 +141,8 @@ fn ctrl_c_reaches_the_command_exactly_once() {
     for round in 1..=5 {
         terminal.keys("\x03");
         wait_until("Ctrl-C arrived", || terminal.screen().matches("had SIGINT").count() >= round);
-        // Signals are relayed in the order of arrival: a second SIGINT would arrive before this one.
+        // Signals are relayed in the order of arrival: if a second SIGINT were relayed, it would arrive before this
+        // signal.
         kill(wrapper, Signal::SIGUSR1).unwrap();
         wait_until("SIGUSR1 was passed on", || terminal.screen().matches("had SIGUSR1").count() == round);
     }
@@ -187,16 +188,16 @@ fn interactive_shell_works_as_the_command() {
     let (wrapper, inner) = wrapper_and_command(&scenario);
     terminal.keys("echo inner-$((40+2)) $$-in\n");
     terminal.wait_for(&format!("inner-42 {inner}-in"));
-    // Job control in the inner shell.
+    // Tests job control in the inner shell.
     terminal.keys("sleep 600\n");
     wait_until("the inner job runs in the foreground", || {
-        // Identified by program name: before exec the job is a copy of the shell, which ignores Ctrl-Z.
+        // The job is identified by its program name: before exec it is a copy of the shell, which ignores Ctrl-Z.
         let foreground = crate::scenario::stat_field(inner.as_raw(), 5).unwrap();
         std::fs::read_to_string(format!("/proc/{foreground}/comm")).is_ok_and(|name| name == "sleep\n")
     });
     terminal.keys("\x1a");
     terminal.wait_for("Stopped");
-    // `wait` does not wait for a job that bash considers stopped, and bash refuses to exit while it has one.
+    // bash refuses to exit while it has a stopped job, and its `wait` does not wait for such a job; hence the loop.
     terminal.keys("kill %1; until [ -z \"$(jobs -s)\" ]; do :; done; echo ended-$((1+1))\n");
     terminal.wait_for("ended-2");
     // The inner shell suspends itself: the outer one takes over, and later continues it.

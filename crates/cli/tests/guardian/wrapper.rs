@@ -15,14 +15,14 @@ use nix::fcntl::{Flock, FlockArg};
 pub(crate) struct Options {
     pub(crate) lock: OsString,
     pub(crate) report: OsString,
-    /// Value of an environment variable of the command, which identifies its descendants.
+    /// The value of an environment variable by which the command's descendants are found.
     pub(crate) family: OsString,
     pub(crate) grace_ms: u64,
-    /// 0: the lock has no deadline.
+    /// The ttl; 0 if the lock has no deadline.
     pub(crate) ttl_ms: u64,
-    /// True if the lease is renewed, four times per ttl.
+    /// Whether the lease is renewed, four times per ttl.
     pub(crate) renews: bool,
-    /// SIGUSR2 means that the lock is lost, and is not relayed.
+    /// Whether SIGUSR2 stands for the loss of the lock, and is not relayed.
     pub(crate) usr2_is_loss: bool,
 }
 
@@ -133,7 +133,7 @@ async fn guarded_run(options: &Options, argv: Vec<OsString>, lock: &Flock<File>)
             },
             _ = renewal.tick(), if options.renews => {
                 let at = boot_now() + ttl;
-                // Written first, so that the guardian never has a deadline later than the last one in the report.
+                // Written first: the report then has every deadline that the guardian can have.
                 say(format!("until {at}"));
                 guarded.set_valid_until(at);
             }

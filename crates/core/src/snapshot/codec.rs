@@ -1,4 +1,5 @@
-//! Encoding of the parts of an item: numbers as shortest-form varints, and a length before each content.
+//! Encoding of the fields of an item: numbers as varints of the shortest form, and a length before each byte string
+//! or list.
 //!
 //! Used for digests and for state that stays inside the service; the wire crate encodes messages to clients. Every
 //! value has exactly one valid encoding, so a decoded item has the digest of the encoded one.
@@ -122,7 +123,7 @@ impl<'a> ItemWriter<'a> {
         self.list(slots.iter(), |w, &slot| w.number(u64::from(slot)));
     }
 
-    /// Encodes the replies that a session can keep; a table stores no others (R3, R6).
+    /// Encodes a reply that a session can keep; a table stores no others (R3, R6).
     fn reply(&mut self, reply: &Reply) {
         match reply {
             Reply::Finished(end) => {
@@ -184,7 +185,7 @@ impl<'a> ItemReader<'a> {
         Self(bytes)
     }
 
-    /// Fails unless everything was read.
+    /// Returns an error if unread bytes are left.
     pub(super) fn end(&self) -> Read<()> {
         if self.0.is_empty() {
             Ok(())
@@ -261,8 +262,8 @@ impl<'a> ItemReader<'a> {
         Token::new(value).ok_or_else(|| SnapshotError(format!("{value} is not a token")))
     }
 
-    /// Reads a list whose elements have at least `least` bytes each. This bounds the allocation for a false count by a
-    /// small multiple of the input's size.
+    /// Reads a list whose elements have at least `least` bytes each. So a wrong count in the input can't cause an
+    /// allocation of more than a small multiple of the input's size.
     fn list<T>(&mut self, least: usize, mut each: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
         let count: usize = self.narrow()?;
         let mut items = Vec::with_capacity(count.min(self.0.len() / least));

@@ -1,16 +1,16 @@
-//! The stream in which a snapshot is stored and sent: a header, one item for each session, request, limit, ending
-//! session and freed name, and an end. Also its digest.
+//! The stream in which a snapshot is stored and sent: a header; one item for each session, request, limit, ending
+//! session and freed name; an end item. Also its digest.
 //!
-//! An item is its length (varint), a tag, and its parts. So a stream can be split at any position, and be read without
-//! storing all of it. The header comes first and the end last. The other items may come in any order: the snapshot
-//! iterator (`table/snapshot_iterator.rs`) writes them in memory order, [`Snapshot::encode`] sorts them. Readers order them by
-//! tickets, ids and names.
+//! An item is its length (varint), a tag, and its fields. So a stream can be split at any position, and be read
+//! without storing all of it. The header comes first and the end last. The other items may come in any order: the
+//! snapshot iterator (`table/snapshot_iterator.rs`) writes them in memory order, [`Snapshot::encode`] sorts them.
+//! Readers order them by tickets, ids and names.
 //!
-//! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item, including tag and
-//! header. Nodes with the same state may have different memory orders, since their histories of restarts differ, and
-//! their digests must still be equal. It is a sum instead of an exclusive or, so that duplicates don't cancel out. The
-//! digest detects accidental damage and diverged replicas; it is no defence against crafted items. The end contains it,
-//! so that a stream with a missing part is refused (P10).
+//! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item except the
+//! end, tag included. Nodes with the same state may have different memory orders, since their histories of restarts
+//! differ, and their digests must still be equal. It is a sum instead of an exclusive or, so that duplicates don't
+//! cancel out. The digest detects accidental damage and diverged replicas; it is no defence against crafted items.
+//! The end item contains the digest, so that a stream with a missing part is refused (P10).
 
 use std::borrow::Borrow;
 use std::ops::AddAssign;
@@ -28,8 +28,8 @@ use crate::types::Ticket;
 /// Raised with every change of an item's layout. A digest depends on the layout, so only digests of the same format can
 /// be compared.
 pub const FORMAT: u64 = 3;
-/// Maximum length of an item in bytes. It bounds the incomplete item that a reader stores. The largest legal item has
-/// less than half of it: a session with 2^20 requests that all ended without its command and are unconfirmed.
+/// Maximum length of an item in bytes. It bounds the incomplete item that a reader stores. The largest legal item
+/// is less than half as long: a session with 2^20 unconfirmed ends that its client did not request.
 const ITEM_BYTES_MAX: u64 = 1 << 26;
 
 const HEADER: u8 = 0;
@@ -59,8 +59,8 @@ impl AddAssign for Digest {
     }
 }
 
-/// Appends one item. The length is written before its content, which is moved only if the length takes more than one
-/// byte.
+/// Appends one item. One byte is reserved for the length; the content is moved only if its length takes more than
+/// that.
 fn put(out: &mut Vec<u8>, tag: u8, parts: impl FnOnce(&mut ItemWriter<'_>)) -> Digest {
     let at = out.len();
     out.extend_from_slice(&[0, tag]);
@@ -121,7 +121,7 @@ pub(crate) fn put_freed(out: &mut Vec<u8>, freed: &FreedState) -> Digest {
     })
 }
 
-/// Ends a stream. The end contains the digest and is not part of it.
+/// Appends the end item, which contains the digest and is not part of the digest.
 pub(crate) fn put_end(out: &mut Vec<u8>, digest: Digest) {
     let _of_the_end = put(out, END, |w| w.raw(&digest.0.to_le_bytes()));
 }
@@ -224,10 +224,10 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, SnapshotError> {
     Err(SnapshotError(why.into()))
 }
 
-/// Reads a stream piece by piece, split at any position. Stores at most one item of it.
+/// Reads a stream in pieces, which may be split at any position. Stores at most one incomplete item.
 #[derive(Default)]
 pub(crate) struct StreamReader {
-    /// An incomplete item, with its length.
+    /// The bytes of an incomplete item, its length included.
     begun: Vec<u8>,
     digest: Digest,
     state: ReaderState,
@@ -249,8 +249,7 @@ impl StreamReader {
         mut each: impl FnMut(SnapshotItem) -> Result<(), SnapshotError>,
     ) -> Result<(), SnapshotError> {
         while !self.begun.is_empty() && !bytes.is_empty() {
-            // Takes exactly the bytes that the incomplete item lacks; while its length is incomplete, one byte at a
-            // time.
+            // Takes exactly the bytes that the item lacks; while even its length is incomplete, one byte at a time.
             let lacking = match item_end(&self.begun)? {
                 Some((_, end)) => end - self.begun.len(),
                 None => 1,
@@ -327,7 +326,7 @@ impl StreamReader {
         each(item)
     }
 
-    /// The digest, after the end was read and its digest matched.
+    /// The digest, once the end was read and contained the same digest.
     pub(crate) fn finish(&self) -> Result<u128, SnapshotError> {
         match self.state {
             ReaderState::Ended if self.begun.is_empty() => Ok(self.digest.0),

@@ -81,18 +81,19 @@ pub struct EndingState {
     pub delay_ms: u64,
 }
 
-/// A name that a request has left.
+/// A name that a request has left, and whose waiters the grant pass has not all visited.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FreedState {
     /// Position in the order of the backlog.
     pub number: u64,
     /// The freed name.
     pub name: LockName,
-    /// Whether the request covered the subtree.
+    /// Whether the request that left covered the subtree.
     pub subtree: bool,
     /// Mode of the request that left.
     pub kind: ModeKind,
-    /// Requests up to this ticket were not blocked by the request that left, or were visited since.
+    /// Waiters up to this ticket need no visit: the request that left did not block them, or they were visited
+    /// since.
     pub after: Ticket,
 }
 

@@ -1,7 +1,7 @@
 //! A borrowed view of a request, built from a snapshot's plain data or from the table.
 //!
-//! Both have the same encoding, because only this view lists the parts of a request. It borrows everything except
-//! names, which the table stores as segments.
+//! Both have the same encoding, because the fields of a request are listed in this view only. It borrows everything
+//! except names, which the table stores as segments.
 
 use super::{Phase, RequestState};
 use crate::name::LockName;

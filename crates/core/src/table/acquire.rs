@@ -24,8 +24,8 @@ impl Table {
         self.keep_own(id, seq, reply)
     }
 
-    /// Checks session, `done_through`, seq and the bound on kept answers, as for every numbered command except
-    /// `Finish`. `Err`: the command is not executed, and this is its reply.
+    /// The checks that come first for every numbered command except `Finish`: session, `done_through`, seq and the
+    /// limit of kept answers. `Err`: the command is not executed, and this is its reply.
     fn take_seq(&mut self, id: SessionId, seq: Seq, done_through: Seq) -> Result<(), Reply> {
         let Some(mut session) = self.sessions.get_mut(id) else { return Err(Reply::SessionGone) };
         session.take_done_through(done_through);
@@ -43,8 +43,9 @@ impl Table {
         Ok(())
     }
 
-    /// Keeps an answer that is final at once, under its own seq (R3). The holder and the queue length in `Busy` are not
-    /// kept: they only inform, and the bounded search for them may visit other entries on another node (M2).
+    /// Keeps an answer that is final at once, under its own seq (R3). The holder and the queue length of `Busy` are
+    /// not kept: they only inform, and they may differ between nodes, since a bounded search may visit other
+    /// entries (M2).
     fn keep_own(&mut self, id: SessionId, seq: Seq, reply: Reply) -> Reply {
         let kept = match &reply {
             Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
@@ -162,7 +163,8 @@ impl Table {
         self.keep_own(id, seq, reply)
     }
 
-    /// A value that is not longer than the previous one always fits.
+    /// Whether a new value would exceed the table's size limit. A value that is not longer than the previous one
+    /// never does.
     fn would_overfill(&self, hold: RequestId, value_bytes: usize) -> bool {
         let before = self.requests[hold as usize].extras.as_ref().map_or(0, |extras| extras.value.len());
         let growth = value_bytes.saturating_sub(before) as u64;
@@ -187,7 +189,7 @@ impl Table {
         self.keep_own(id, seq, reply)
     }
 
-    /// A live hold of the session that is not revoked.
+    /// Returns the session's live hold with this seq, if it is not revoked.
     fn own_hold(&self, id: SessionId, target: Seq) -> Result<RequestId, Reply> {
         let not_held = Reply::Refused(Rejection::NotHeld { target });
         let session = self.sessions.get(id).ok_or(Reply::SessionGone)?;
@@ -200,7 +202,7 @@ impl Table {
     }
 }
 
-/// The part of a request that decides conflicts, before the request exists.
+/// The fields of a request that decide conflicts; also for a request that does not exist yet.
 pub(super) struct Wanted<'a> {
     pub(super) nodes: &'a [NodeId],
     pub(super) kind: ModeKind,
@@ -209,7 +211,7 @@ pub(super) struct Wanted<'a> {
     pub(super) of: Option<u32>,
 }
 
-/// The set of names in byte order; with `subtree`, without names that another name of the set covers (N1).
+/// Returns the set of names in byte order; with `subtree`, without names that another name of the set covers (N1).
 fn merge(mut names: Vec<LockName>, subtree: bool) -> Vec<LockName> {
     if names.len() == 1 {
         return names;

@@ -28,7 +28,7 @@ impl Table {
         Ok(())
     }
 
-    /// The first live permit request of a name sets its limit (L3).
+    /// Sets the implied limit of the names that have no limit: this is their first live permit request (L3).
     pub(super) fn imply_limits(&mut self, id: RequestId, of: u32) {
         let nodes = self.requests[id as usize].nodes.clone();
         for &node in nodes.as_slice() {
@@ -57,15 +57,15 @@ impl Table {
             }
             (None, Some(had)) if had.stored => {
                 self.stored_limits -= 1;
-                // The number stays in force while there are permit requests (L4, F11).
+                // The number stays in force, as an implied limit, while there are permit requests (L4, F11).
                 Limit { number: had.number, stored: false }
             }
             (None, _) => return Reply::Done,
         };
         let node = self.names.intern(name.as_str());
         self.names.here_mut(node).set_limit(limit, &self.requests);
-        // All waiters for permits must be visited: a lower limit may have blocked any of them, and a higher one admits
-        // some.
+        // The next grant pass must visit all waiters for permits of the name: a lower limit may have blocked any of
+        // them, and a higher one admits some.
         self.freed.push(Freed { name: node, subtree: false, kind: ModeKind::Permit, after: Ticket(0) });
         Reply::Done
     }

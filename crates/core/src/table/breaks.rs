@@ -44,7 +44,7 @@ impl Table {
         Reply::Done
     }
 
-    /// The status of a token at a name (B4). Linearizable on a leader after a quorum read.
+    /// The status of a token at a name (B4). Linearizable if a quorum read of the leader preceded the call.
     #[must_use]
     pub fn check_token(&self, name: &LockName, token: u64) -> TokenStatus {
         let Some(token) = Token::new(token).filter(|token| token.get() <= self.last_token) else {
@@ -88,7 +88,7 @@ impl Table {
             for &class in classes {
                 first.extend(here.holds_after(after, class, &self.requests).take(max));
             }
-            // Names above contribute only subtree holds, of which there are few, so there is little to sort.
+            // Names above contribute only subtree holds, of which there are few; so little is sorted.
             first.sort_unstable();
             first.truncate(max);
         }
@@ -96,8 +96,8 @@ impl Table {
         first
     }
 
-    /// The nodes in use whose holds may cover a name, each with the covering classes: the name itself and the names
-    /// above it.
+    /// The nodes whose holds may cover a name, each with the classes of holds that do: the name itself, and the
+    /// names above it.
     pub(super) fn covering(&self, name: &LockName) -> impl Iterator<Item = (NodeId, &'static [Class])> {
         let at = self.names.find(name.as_str()).map(|node| (node, &Class::ALL[..]));
         let above = name::ancestors(name.as_str()).filter_map(|above| self.names.find(above));

@@ -1,26 +1,26 @@
-//! Copy-on-write for snapshots: the old state of entries that a command changes before the snapshot iterator reaches
-//! them.
+//! Copy-on-write for snapshots: saves the old state of an entry that a command changes before the snapshot iterator
+//! has reached it.
 //!
-//! While a snapshot is in progress, each store (requests, sessions, freed names, names) has one of these structures,
-//! and consults it in the few methods that can change an entry. So the rules of the table need no code for snapshots,
-//! and without a snapshot the cost is one branch. The state is kept beside the store and adds no byte to an entry.
+//! While a snapshot is in progress, each store (requests, sessions, freed names, names) has one of these
+//! structures, and consults it in the few methods that can change an entry. So the rules of the table need no code
+//! for snapshots, and without a snapshot the cost is one branch. The entries themselves have no field for it.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::snapshot::items::Digest;
 use crate::types::SessionId;
 
-/// Copy-on-write buffer: items of old states, encoded, until the iterator writes them out.
+/// Copy-on-write buffer: the encoded items of old states, until the iterator writes them out.
 ///
-/// Split into chunks, because commands may change all entries before the next piece: writing or freeing one chunk takes
-/// a short time.
+/// Split into chunks, because commands may change all entries before the next piece, and writing or freeing one
+/// chunk must take a short time.
 #[derive(Default)]
 pub(super) struct CopyOnWriteBuffer {
     chunks: VecDeque<Vec<u8>>,
     digest: Digest,
 }
 
-/// Chunk size in bytes from which no further item is added.
+/// A chunk that has this many bytes gets no further item.
 const CHUNK_BYTES: usize = 1 << 16;
 
 impl CopyOnWriteBuffer {
@@ -52,7 +52,7 @@ pub(super) struct SnapshotWriter<'a> {
     left: usize,
 }
 
-/// Cost of an ordinary item, in units of [`SnapshotWriter::left`].
+/// The cost of an item in one part, in units of [`SnapshotWriter::left`].
 const ITEM: usize = 16;
 
 impl<'a> SnapshotWriter<'a> {
@@ -68,19 +68,20 @@ impl<'a> SnapshotWriter<'a> {
         self.left = self.left.saturating_sub(cost);
     }
 
-    /// Accounts for a visited entry, which may be vacant or already saved.
+    /// Charges the budget for a visited entry that is not written: it may be vacant or already saved.
     fn look(&mut self) {
         self.spend(1);
     }
 
-    /// Writes an item of `parts` parts, each of which costs a random memory access. A long item counts as several.
+    /// Writes an item of `parts` parts, each of which costs a random memory access. The budget is charged more for
+    /// a long item.
     pub(super) fn put(&mut self, parts: usize, put: impl FnOnce(&mut Vec<u8>) -> Digest) {
         let before = self.out.len();
         *self.digest += put(self.out);
         self.spend(ITEM * parts + (self.out.len() - before) / (128 / ITEM));
     }
 
-    /// Writes encoded items. Their cost is proportional to their length only.
+    /// Writes items that are encoded already, so their cost depends on their length only.
     fn copy(&mut self, items: &[u8]) {
         self.out.extend_from_slice(items);
         self.spend(1 + items.len() / 16);
@@ -91,9 +92,10 @@ impl<'a> SnapshotWriter<'a> {
 pub(super) struct SlabCursor {
     /// Next entry to visit.
     next: u32,
-    /// Entries from this index on are new.
+    /// Index of the next entry to visit.
     end: u32,
-    /// A bit for each entry that differs from the start of the snapshot: saved, or inserted into a vacant place.
+    /// A bit for each entry that the iterator must skip: its old state was saved, or its place in the slab was
+    /// vacant when the snapshot began.
     changed: Vec<u64>,
     pub(super) saved: CopyOnWriteBuffer,
 }
@@ -108,8 +110,8 @@ impl SlabCursor {
         }
     }
 
-    /// Records that an entry is about to change. Returns true if its old state must be saved: this is its first change,
-    /// and the iterator has not reached it.
+    /// Records that an entry is about to change. Returns true if its old state must be saved: this is the entry's
+    /// first change, and the iterator has not reached it.
     pub(super) fn note(&mut self, id: u32) -> bool {
         let is_ahead = (self.next..self.end).contains(&id);
         let is_first = is_ahead && !self.is_changed(id);
@@ -123,8 +125,7 @@ impl SlabCursor {
         self.changed[id as usize / 64] & 1 << (id % 64) != 0
     }
 
-    /// The next place to write, if occupied: its entry, if any, is unchanged. `None` at the end, or when the budget is
-    /// spent.
+    /// Index of the next unchanged entry, which may be vacant. `None` at the end, or when the budget is spent.
     pub(super) fn next(&mut self, pen: &mut SnapshotWriter<'_>) -> Option<u32> {
         while self.next < self.end && !pen.is_spent() {
             let id = self.next;
@@ -162,7 +163,7 @@ impl SessionsCursor {
         id > self.passed && id <= self.last && self.changed.insert(id)
     }
 
-    /// The sessions still to visit.
+    /// The range of the sessions still to visit.
     pub(super) fn range(&self) -> (std::ops::Bound<SessionId>, std::ops::Bound<SessionId>) {
         (std::ops::Bound::Excluded(self.passed), std::ops::Bound::Included(self.last))
     }
@@ -202,7 +203,7 @@ impl FreedCursor {
         is_ahead
     }
 
-    /// The freed names still to write.
+    /// The range of the freed names still to write.
     pub(super) fn range(&self) -> std::ops::Range<u64> {
         self.next..self.end
     }

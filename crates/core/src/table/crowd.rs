@@ -1,6 +1,6 @@
-//! The requests at exactly one name: holds by token, waiters by ticket, and permits.
+//! The state of exactly one name: its holds by token, its waiters by ticket, and its permits.
 //!
-//! This module only stores them; `grant` decides conflicts.
+//! This module only stores requests; `grant` decides conflicts.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -48,7 +48,8 @@ impl Class {
     }
 }
 
-/// The classes that conflict with `kind`, or that share permits with it (N2): all except shared with shared.
+/// The classes that conflict with `kind`, or that take permits from the same number (N2): all except shared with
+/// shared.
 pub(super) fn opposed(kind: ModeKind, classes: &[Class]) -> impl Iterator<Item = Class> {
     classes
         .iter()
@@ -87,7 +88,7 @@ pub(super) struct Limit {
     pub(super) stored: bool,
 }
 
-/// Bitmap of the taken permits of a name, including those of closed holds.
+/// Bitmap of the taken permits of a name, closed holds included.
 #[derive(Default)]
 pub(super) struct Slots(Vec<u64>);
 
@@ -123,17 +124,18 @@ impl Slots {
     }
 }
 
-/// The full form of a name's state: several requests, waiters, or a limit.
+/// The full form of a name's state, for a name with several requests, waiters, or a limit.
 #[derive(Default)]
 pub(super) struct Crowd {
-    /// Including closed holds.
+    /// Includes closed holds.
     pub(super) holds: Sets<Token>,
     pub(super) waiting: Sets<Ticket>,
     pub(super) slots: Slots,
     pub(super) limit: Option<Limit>,
 }
 
-/// The state of one name. The most common held name has one holder, no waiter and no limit, which takes no allocation.
+/// The state of one name. Most names in use have one holder, no waiter and no limit; their form takes no
+/// allocation.
 #[derive(Default)]
 pub(super) enum Here {
     #[default]
@@ -250,13 +252,13 @@ impl Here {
         self.crowd().and_then(|crowd| crowd.limit)
     }
 
-    /// Sets the limit. One that is not stored is removed at once if there is no permit request.
+    /// Sets the limit. An implied limit is removed again at once if the name has no permit request.
     pub(super) fn set_limit(&mut self, limit: Limit, requests: &Requests) {
         self.crowd_mut(requests).limit = Some(limit);
         self.settle();
     }
 
-    /// Sets the limit before a permit request is added.
+    /// Sets an implied limit, just before the permit request that implies it is added.
     pub(super) fn imply_limit(&mut self, limit: Limit, requests: &Requests) {
         self.crowd_mut(requests).limit = Some(limit);
     }

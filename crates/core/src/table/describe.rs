@@ -14,7 +14,7 @@ use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
 pub enum TokenStatus {
     /// A live hold with this token, not revoked, covers the name.
     Current,
-    /// There is no such hold.
+    /// There is no live, unrevoked hold with this token that covers the name.
     NotCurrent {
         /// Tokens of the live holds that cover the name, ascending, at most [`limits::LIVE_TOKENS_MAX`].
         live: Vec<Token>,
@@ -23,14 +23,14 @@ pub enum TokenStatus {
     NeverIssued,
 }
 
-/// Selects a part of the holds and waiters of a name, and thereby bounds the work and the size of the answer.
+/// Selects some of the holds and waiters of a name, which bounds the work and the size of the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Page {
-    /// Only holds with a higher token; `None` begins with the first.
+    /// Selects holds with a higher token; `None` begins with the first hold.
     pub after: Option<Token>,
     /// Maximum number of holds.
     pub holds_max: usize,
-    /// No further hold is listed once those before have this many bytes, by the measure of [`Table::bytes`].
+    /// The page ends once its holds have this many bytes, by the measure of [`Table::bytes`].
     pub bytes_max: usize,
     /// Maximum number of waiters.
     pub waiters_max: usize,
@@ -79,7 +79,7 @@ pub struct HoldInfo {
     pub subtree: bool,
     /// All names of the hold.
     pub names: Vec<LockName>,
-    /// The hold's permit of the queried name.
+    /// The permit of the described name that the hold has.
     pub slot: Option<Slot>,
     /// Held, revoked or closed.
     pub state: HoldState,
@@ -139,13 +139,13 @@ pub struct SessionInfo {
 }
 
 impl Table {
-    /// Hash of a live session's secret, which every attach must match.
+    /// Hash of a live session's secret; every attach must present that secret.
     #[must_use]
     pub fn secret_hash(&self, session: SessionId) -> Option<&[u8; 32]> {
         self.sessions.get(session).map(|session| &session.secret_hash)
     }
 
-    /// A live session.
+    /// Description of a live session.
     #[must_use]
     pub fn session(&self, id: SessionId) -> Option<SessionInfo> {
         self.sessions.get(id).map(|session| SessionInfo {
@@ -174,8 +174,9 @@ impl Table {
         self.requests.watch(watched);
     }
 
-    /// Returns at most `max` names whose requests have changed since they were last returned. Names take turns, so a
-    /// name that changes constantly doesn't starve the others.
+    /// Returns at most `max` names whose requests have changed since these names were last returned. A call
+    /// continues after the name where the last one ended, so a name that changes constantly doesn't starve the
+    /// others.
     pub fn take_changes(&mut self, max: usize) -> Vec<LockName> {
         self.requests.take_changes(max)
     }
@@ -209,9 +210,9 @@ impl Table {
         names
     }
 
-    /// A part of [`Table::names_in_use`], in no particular order, with bounded work: scans `places` slab entries from
-    /// `cursor` (initially 0) and returns the next cursor, `None` at the end. A name that stays in use during the whole
-    /// scan is in exactly one part.
+    /// Some of [`Table::names_in_use`], in no particular order, with bounded work: scans `places` slab entries from
+    /// `cursor` (initially 0) and returns the next cursor, `None` at the end. A name that stays in use during the
+    /// whole scan is returned exactly once.
     #[must_use]
     pub fn names_in_part(
         &self,

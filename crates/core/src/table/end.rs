@@ -6,8 +6,8 @@ use crate::reply::{Effect, Effects, End, Reply};
 use crate::types::{ModeKind, Seq, SessionId, Token};
 
 impl Table {
-    /// Releases a hold or leaves the queue. Executed whatever the command's own `seq` is, even one that was seen before;
-    /// a repetition for the same `target` has no further effect (R4).
+    /// Releases a hold or leaves the queue. Executed even if the command's own `seq` was seen before; a repetition
+    /// for the same `target` has no further effect (R4).
     pub(super) fn finish(
         &mut self,
         id: SessionId,
@@ -33,8 +33,8 @@ impl Table {
         Reply::Finished(end)
     }
 
-    /// Ends a wait whose limit has passed. A request in any other state stays, in particular one granted meanwhile (W1,
-    /// F1).
+    /// Ends a wait whose limit has passed. A request in any other state stays, in particular one that was granted
+    /// before this command was applied (W1, F1).
     pub(super) fn time_out(&mut self, id: SessionId, target: Seq, out: &mut Effects) -> Reply {
         let Some(session) = self.sessions.get(id) else { return Reply::SessionGone };
         if let Some(&request) = session.live.get(&target)
@@ -45,7 +45,7 @@ impl Table {
         Reply::Done
     }
 
-    /// Opens a closed hold. A live hold with that token stays (D3, F12).
+    /// Ends a closed hold. A live hold with that token stays (D3, F12).
     pub(super) fn end_delay(&mut self, token: Token) -> Reply {
         if let Some(&request) = self.closed.get(&token) {
             self.open_closed(request);
@@ -82,8 +82,8 @@ impl Table {
         tell_ends(vec![EndOf { ticket, ended: Some(ended), closed }], out);
     }
 
-    /// Removes a waiter, or ends a hold, which then stays closed for the greater of `keep_closed` and `delay_ms` (D1).
-    /// The caller updates the session's own indexes.
+    /// Removes a waiter, or ends a hold, which then stays closed for the greater of `keep_closed` and `delay_ms`
+    /// (D1). The caller updates the indexes of the request's session.
     pub(super) fn end_request(&mut self, id: RequestId, delay_ms: u64) -> Option<Effect> {
         let request = &self.requests[id as usize];
         let keep_ms = u64::from(request.keep_closed_ms);

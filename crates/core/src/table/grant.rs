@@ -24,7 +24,7 @@ impl Table {
         })
     }
 
-    /// Conflicts at the name itself, and with subtree requests above it.
+    /// Whether the request conflicts at the name itself, or with a subtree request above it.
     pub(super) fn is_blocked_at(
         &self,
         node: NodeId,
@@ -39,7 +39,7 @@ impl Table {
             || self.is_covered_above(node, kind, ticket)
     }
 
-    /// Conflicts with subtree requests at names above.
+    /// Whether the request conflicts with a subtree request at a name above.
     fn is_covered_above(&self, node: NodeId, kind: ModeKind, ticket: Ticket) -> bool {
         self.names.above(node).any(|(_, above)| self.has_conflict(above, kind, &Class::SUBTREES, ticket))
     }
@@ -61,7 +61,7 @@ impl Table {
         })
     }
 
-    /// For permits: holds + earlier waiting permits + 1 > limit. Closed holds count (L1).
+    /// Whether no permit is left: holds + earlier waiting permits + 1 > limit. Closed holds count (L1).
     pub(super) fn is_full(&self, here: &Here, of: Option<u32>, ticket: Ticket) -> bool {
         let Some(limit) = here.limit().map(|limit| limit.number).or(of) else { return false };
         let held = here.holds(Class::Permit, &self.requests);
@@ -77,7 +77,7 @@ impl Table {
         earlier > room
     }
 
-    /// Conflicts of a subtree request with requests strictly below its name.
+    /// Whether a subtree request conflicts with a request strictly below its name.
     pub(super) fn is_blocked_below(&self, node: NodeId, kind: ModeKind, ticket: Ticket) -> bool {
         let below = self.names.get(node).below;
         let holds = if kind == ModeKind::Shared { below.unshared } else { below.all };
@@ -110,7 +110,7 @@ impl Table {
         }
     }
 
-    /// Turns a request into a hold, with the next token and the lowest free permits.
+    /// Turns a request into a hold with the next token and, for permits, the lowest free slots.
     pub(super) fn hold(&mut self, id: RequestId) {
         self.last_token += 1;
         let Some(token) = Token::new(self.last_token) else { unreachable!("callers check TOKEN_MAX") };
@@ -128,8 +128,8 @@ impl Table {
         }
     }
 
-    /// Downgrades an exclusive hold to shared. It keeps its position and its token, and the pass visits the waiters
-    /// behind it (G2).
+    /// Downgrades an exclusive hold to shared. It keeps its ticket and its token, and the grant pass visits the
+    /// waiters behind it (G2).
     pub(super) fn share(&mut self, id: RequestId) {
         self.free(id);
         let nodes = self.requests[id as usize].nodes.clone();

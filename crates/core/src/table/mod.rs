@@ -59,9 +59,9 @@ pub struct Table {
     /// Number of closed holds and live requests with `keep_closed` (D4).
     closing: usize,
     stored_limits: usize,
-    /// Names that the current command freed: a request left them.
+    /// Names that the current command freed: a request has left them.
     freed: Vec<Freed<NodeId>>,
-    /// Freed names whose waiters earlier commands did not all visit.
+    /// Names that earlier commands freed, and whose waiters were not all visited yet.
     unpassed: Unpassed,
     /// [`limits::WORK_PER_COMMAND_MAX`], or less in tests.
     work_max: usize,
@@ -177,8 +177,8 @@ impl Table {
     }
 }
 
-/// The effects of one request's end, with its ticket: all ends of a command are sorted by ticket before they are
-/// emitted (E1).
+/// The effects of one request's end, with the request's ticket: all ends of a command are sorted by ticket before
+/// they are appended to the effects (E1).
 struct EndOf {
     ticket: Ticket,
     ended: Option<Effect>,

@@ -28,14 +28,14 @@ pub(super) struct NameNode {
     /// The last segment of the name. The node's ancestors store the other segments, so a deep name costs only its own
     /// length.
     segment: Box<str>,
-    /// Hash of the whole name. Stored because growing the index needs the hash of every name, and the names of a
-    /// million nodes are spread over the memory.
+    /// Hash of the whole name. Stored because growing the index needs the hash of every name; computing it would
+    /// read a million names that are spread over the memory.
     hash: u32,
     parent: NodeId,
     first_child: NodeId,
     next: NodeId,
     prev: NodeId,
-    /// Holds strictly below, counted once for each name of a request.
+    /// Holds strictly below this name, counted once for each name of a request.
     pub(super) below: HoldsBelow,
     waiting_below: Option<Box<WaitersBelow>>,
     pub(super) here: Here,
@@ -50,14 +50,14 @@ pub(super) struct HoldsBelow {
     pub(super) unshared: u32,
 }
 
-/// Requests that wait strictly below a node, by ticket, so that a subtree request finds the first of them at once.
+/// Requests that wait strictly below a node, by ticket: a subtree request finds the first of them without a scan.
 #[derive(Default)]
 pub(super) struct WaitersBelow {
     shared: ByTicketBelow,
     unshared: ByTicketBelow,
 }
 
-/// Request, and the number of its names below the node.
+/// The request, and how many of its names are below the node.
 pub(super) type ByTicketBelow = BTreeMap<Ticket, (RequestId, u32)>;
 
 impl WaitersBelow {
@@ -88,7 +88,7 @@ impl Names {
         self.index.find(spread(hash), |&id| self.is_named(id, name)).copied()
     }
 
-    /// Compares segments from the last to the first.
+    /// Whether the node has this name. Compares segments from the last to the first.
     fn is_named(&self, mut id: NodeId, mut name: &str) -> bool {
         loop {
             let node = self.get(id);
@@ -192,13 +192,13 @@ impl Names {
         &self.nodes[id as usize]
     }
 
-    /// Visited names and waiters, for the bound on a command's work (M2).
+    /// The count of visited names and waiters, for the bound on a command's work (M2).
     pub(super) fn visits(&self) -> &Visits {
         &self.visits
     }
 
-    /// The only mutable access to a name's state. Any change may alter the limit (L3), so a snapshot in progress saves
-    /// the old one first.
+    /// The only mutable access to a name's state. Any change may alter the name's limit (L3), so the old limit is
+    /// saved first if a snapshot is in progress.
     pub(super) fn here_mut(&mut self, id: NodeId) -> &mut Here {
         self.visits.add(1);
         if let Some(walk) = &mut self.walk
@@ -221,8 +221,8 @@ impl Names {
     pub(super) fn walk_on(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         let Some(mut walk) = self.walk.take() else { return true };
         while let Some(id) = walk.next(pen) {
-            // Removed and inserted nodes need no extra check: a removed node had no limit, and `here_mut` has marked a
-            // new node with a limit as changed.
+            // Nodes removed or inserted since the start need no extra check: `here_mut` has marked every node whose
+            // limit has changed.
             if let Some(node) = self.nodes.get(id as usize)
                 && let Some(limit) = node.here.limit()
             {
@@ -255,7 +255,7 @@ impl Names {
         })
     }
 
-    /// All nodes strictly below, each once, in an order that must not affect any result.
+    /// All nodes strictly below `top`, each once, in an order that must not affect any result.
     pub(super) fn below(&self, top: NodeId) -> impl Iterator<Item = (NodeId, &NameNode)> {
         let mut at = self.nodes[top as usize].first_child;
         std::iter::from_fn(move || {
@@ -280,7 +280,7 @@ impl Names {
         }
     }
 
-    /// Adds one name of a hold to the counters of all ancestors, or subtracts it.
+    /// Adds one name of a hold to the counters of all ancestors, or subtracts it, according to `sign`.
     pub(super) fn count_above(&mut self, id: NodeId, shared: bool, sign: i32) {
         let mut at = self.nodes[id as usize].parent;
         while at != NONE {
@@ -334,7 +334,8 @@ impl Names {
         self.get(id).waiting_below.as_ref().map(|below| below.of(shared))
     }
 
-    /// Nodes at the slab places `from..from + count`, and the place after them, if any. A node never changes its place.
+    /// The nodes in `count` slab entries from index `from`, and the index after these, if any. A node never changes
+    /// its index.
     pub(super) fn part(
         &self,
         from: usize,
@@ -351,14 +352,15 @@ impl Names {
     }
 }
 
-/// Half of the hash suffices for lookup: of a million names, a few hundred share theirs with another name.
+/// Uses half of the hash, which suffices for lookup: of a million names, a few hundred share it with another name.
 fn hash(seed: u64, name: &str) -> u32 {
     let mut hasher = SipHasher13::new_with_keys(seed, !seed);
     hasher.write(name.as_bytes());
     hasher.finish() as u32
 }
 
-/// The index takes the bucket from the lowest of 64 bits and the tag from the highest, so both get the hash.
+/// The index takes the bucket from the low bits of a 64-bit hash and the tag from the high ones, so both halves get
+/// the hash.
 fn spread(hash: u32) -> u64 {
     u64::from(hash) << 32 | u64::from(hash)
 }

@@ -1,5 +1,5 @@
-//! The queue position and the holder that a reply contains (Q1). They inform people, so the search for them is bounded:
-//! a position may be a lower bound, and the holder may be missing (M2).
+//! The queue position and the holder that a reply contains (Q1). They only inform people, so the search for them is
+//! bounded: a position may be a lower bound, and the holder may be missing (M2).
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ impl Table {
         }
     }
 
-    /// The session of the conflicting live hold with the lowest token, among the first holds found.
+    /// The session of the live hold with the lowest token, among the first conflicting holds found.
     fn conflicting_holder(&self, wanted: &Wanted<'_>) -> Option<SessionId> {
         let mut left = limits::HOLDER_LOOK_MAX;
         let mut lowest: Option<(Token, SessionId)> = None;
@@ -68,7 +68,7 @@ impl Table {
             let waiting = opposed(wanted.kind, &Class::ALL).map(|class| crowd.waiting.of(class));
             return waiting
                 .map(|waiting| match waiting.last_key_value() {
-                    // The request was queued last, so all others came before it.
+                    // The request is the last waiter here, so all others came before it.
                     Some((&last, _)) if last == ticket => waiting.len() - 1,
                     Some((&last, _)) if last > ticket => {
                         let ahead = waiting.range(..ticket).take(left).count();
@@ -79,7 +79,7 @@ impl Table {
                 })
                 .sum::<usize>() as u64;
         }
-        // A request may wait at several of the names and must count once.
+        // A request that waits at several of the names must count once.
         let mut ahead = BTreeSet::new();
         let mut left = left;
         let mut look = |waiting: &mut dyn Iterator<Item = Ticket>| {

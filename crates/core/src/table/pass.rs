@@ -1,9 +1,9 @@
 //! The grant pass of rule G1: finds the waiters that can be granted after requests have left their names.
 //!
 //! The pass visits only waiters that overlap a freed name and that the departed request may have blocked, in ticket
-//! order. It merges *lanes*: queues, sorted by ticket, of the waiters of one class at one name, or of the shared or
-//! unshared waiters strictly below a name. Once something blocks all remaining waiters of a lane, the pass drops that
-//! lane. So its work is proportional to its grants, and limited by its budget.
+//! order. It merges *lanes*: a lane is the queue, sorted by ticket, of the waiters of one class at one name, or of
+//! the shared or unshared waiters strictly below a name. Once a request blocks all remaining waiters of a lane, the
+//! pass drops that lane. So its work is proportional to its grants, and limited by its budget.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -18,10 +18,10 @@ use crate::name::LockName;
 use crate::reply::Effects;
 use crate::types::{ModeKind, Ticket};
 
-/// A lane's node and kind.
+/// Identifies a lane: a node, and which of the node's lanes it is.
 type LaneId = (NodeId, Lane);
 
-/// A queue of waiters, sorted by ticket.
+/// One of the lanes of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
     /// Waiters of one class at the name itself.
@@ -34,7 +34,7 @@ enum Lane {
 #[derive(Default)]
 struct Pass {
     open: BTreeSet<LaneId>,
-    /// The next waiter of each lane. May still contain an entry of a lane that was dropped from `open`.
+    /// The next waiter of each lane. May also contain waiters of lanes that were dropped from `open`.
     heads: BTreeSet<(Ticket, LaneId)>,
 }
 
@@ -64,7 +64,7 @@ impl Table {
         freed.sort_unstable();
         freed.dedup();
         let passed = self.pass(&freed, out);
-        // Names freed by the pass itself are left to the next pass.
+        // Ends of requests during the pass may free further names, which are left to the next pass.
         let mut later: Vec<Freed<NodeId>> = std::mem::take(&mut self.freed);
         if let Some(passed) = passed {
             later.extend(freed.iter().map(|it| Freed { after: it.after.max(passed), ..*it }));
@@ -82,7 +82,7 @@ impl Table {
         self.freed = freed;
     }
 
-    /// Grants waiters. `Some`: the budget is spent, and all waiters up to this ticket were visited.
+    /// Grants waiters. Returns a ticket if the budget is spent: all waiters up to that ticket were visited.
     fn pass(&mut self, freed: &[Freed<NodeId>], out: &mut Effects) -> Option<Ticket> {
         let mut pass = self.begin_pass(freed);
         let mut budget = Budget::new(self.work_max);

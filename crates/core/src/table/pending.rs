@@ -6,7 +6,7 @@ use super::request::RequestStage;
 use crate::reply::End;
 use crate::types::{Seq, SessionId, Token};
 
-/// A state that ends by a timer. The table stores only its duration.
+/// A state that a timer ends. The table stores only the timer's duration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pending {
     /// A request that waits with a limit (W1).
@@ -37,9 +37,9 @@ pub enum Pending {
 }
 
 impl Table {
-    /// Part of all states that end by a timer, except sessions, in no particular order. Scans `places` slab entries
-    /// from `cursor` (initially 0) and returns the next cursor, `None` at the end. The parts together are complete if
-    /// the table does not change between the calls.
+    /// Returns some of the states that end by a timer, except sessions, in no particular order. Scans `places` slab
+    /// entries from `cursor` (initially 0) and returns the next cursor, `None` at the end. All calls together are
+    /// complete if the table does not change between them.
     pub fn pending_in_part(
         &self,
         cursor: u64,

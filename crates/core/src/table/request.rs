@@ -17,15 +17,15 @@ pub(super) struct RequestEntry {
     pub(super) ticket: Ticket,
     /// `None` for a closed hold, which belongs to no session (D2).
     pub(super) owner: Option<Owner>,
-    /// In byte order of the names.
+    /// The nodes of the request's names, in byte order of the names.
     pub(super) nodes: Few<NodeId>,
-    /// One per name for a granted permit. Otherwise empty.
+    /// One slot per name for a granted permit. Otherwise empty.
     pub(super) slots: Few<Slot>,
     pub(super) kind: ModeKind,
     pub(super) subtree: bool,
     /// In milliseconds; 0 disables it, and is the value of closed holds.
     pub(super) keep_closed_ms: u32,
-    /// Accounted size in bytes without the extras: see [`base_bytes`].
+    /// Accounted size in bytes, without that of the extras: see [`base_bytes`].
     pub(super) base_bytes: u32,
     pub(super) stage: RequestStage,
     pub(super) extras: Option<Box<Extras>>,
@@ -50,17 +50,17 @@ pub(super) enum RequestStage {
 pub(super) struct Extras {
     pub(super) value: Box<[u8]>,
     pub(super) meta: Box<[u8]>,
-    /// Reason and author of the break, for a revoked hold.
+    /// Reason of the break, for a revoked hold; the next field is the operator.
     pub(super) reason: Box<str>,
     pub(super) by: Box<str>,
 }
 
-/// Accounted size in bytes of a request, and of each segment of each name.
+/// Accounted size in bytes of a request; the next constant is that of each segment of each name.
 const REQUEST_BYTES: usize = 192;
 const SEGMENT_BYTES: usize = 96;
 
-/// Accounted size in bytes of a request with these names. Every request counts the prefixes of its names, although the
-/// tree stores them once: so a table's size is a sum that doesn't depend on the order of requests.
+/// Accounted size in bytes of a request with these names. Every request counts the prefixes of its names, although
+/// the tree stores them once for all requests: so a table's size does not depend on the order of requests.
 pub(super) fn base_bytes(names: &[LockName]) -> u32 {
     let names = names.iter().map(|name| name.segments() * SEGMENT_BYTES + name.as_str().len());
     (REQUEST_BYTES + names.sum::<usize>()) as u32
@@ -94,7 +94,7 @@ impl RequestEntry {
         self.extras.get_or_insert_default()
     }
 
-    /// The request in the form that is encoded and converted to plain data.
+    /// The request as a borrowed view, which is encoded or converted to plain data.
     pub(super) fn view<'a>(
         &'a self,
         names: &'a Names,

@@ -12,9 +12,9 @@ use super::work::Visits;
 use crate::name::LockName;
 use crate::snapshot::items::put_request;
 
-/// The requests of a table. They are read by index and changed only through these methods, which save the old state for
-/// a snapshot in progress and record the changed names for watchers. For this the methods that change a request take
-/// the names.
+/// The requests of a table. They are read by index and changed only through these methods, which save the old state
+/// for a snapshot in progress and record the changed names for watchers. That is why the changing methods take
+/// `names`.
 #[derive(Default)]
 pub(super) struct Requests {
     slab: Slab<RequestEntry>,
@@ -24,8 +24,8 @@ pub(super) struct Requests {
     bytes: u64,
     /// Names whose requests have changed; `None` without a watcher.
     changes: Option<BTreeSet<LockName>>,
-    /// The name returned last. The next call continues after it, so that frequent changes of one name don't starve
-    /// others.
+    /// The name that was returned last. The next call continues after it, so that a name that changes constantly
+    /// doesn't starve the others.
     taken: Option<LockName>,
 }
 
@@ -43,12 +43,12 @@ impl Requests {
         self.slab.len()
     }
 
-    /// In memory order: only for sums, sorting and checks.
+    /// All requests, in memory order: only for sums, sorting and checks.
     pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &RequestEntry)> {
         self.slab.iter().map(|(id, request)| (id as RequestId, request))
     }
 
-    /// Requests at the slab places `from..from + count`, and the place after them, if any.
+    /// The requests in `count` slab entries from index `from`, and the index after these, if any.
     pub(super) fn part(
         &self,
         from: usize,
@@ -64,7 +64,7 @@ impl Requests {
         let id = insert(&mut self.slab, request);
         self.note(id, names);
         if let Some(walk) = &mut self.walk {
-            // The place was vacant, so there is no old state to save; the iterator skips the new request.
+            // The slab entry was vacant, so there is no old state to save; the iterator then skips the new request.
             walk.note(id);
         }
         id
@@ -85,7 +85,7 @@ impl Requests {
         result
     }
 
-    /// Removes a request whose names are still in the tree.
+    /// Removes a request. Its names must still be in the tree.
     pub(super) fn remove(&mut self, id: RequestId, names: &Names) {
         self.preserve(id, names);
         self.bytes -= self.slab.remove(id as usize).bytes();

@@ -1,7 +1,8 @@
 //! Restores a table from a snapshot: from its stream, piece by piece, or from plain data.
 //!
 //! Snapshot items (sessions, requests, limits) go directly into the table as they arrive, in any order, without an
-//! intermediate copy. Steps that need all items run at the end: linking requests to their sessions, and the search for duplicates.
+//! intermediate copy. Steps that need all items run at the end: linking requests to their sessions, and the search
+//! for duplicates.
 //!
 //! All properties that the table's code relies on are checked: numbers against the counters, uniqueness, and consistent
 //! references. The lock rules are not checked again, because the digest shows that the holds are those that were
@@ -17,7 +18,7 @@ use crate::snapshot::items::{Header, SnapshotItem, StreamReader};
 use crate::snapshot::{EndingState, FreedState, LimitState, Phase, RequestState, SessionState, Snapshot};
 use crate::types::{ModeKind, Seq, SessionId, Slot};
 
-/// The snapshot does not describe a table. Nothing of it is used.
+/// The snapshot does not describe a valid table. No part of it is used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the snapshot does not describe a table: {0}; restore another one")]
 pub struct SnapshotError(pub(crate) String);
@@ -26,13 +27,13 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, SnapshotError> {
     Err(SnapshotError(why.into()))
 }
 
-/// Upper bound for counters in a snapshot: far above any that a table can reach, and low enough that incrementing can't
-/// overflow.
+/// Upper bound for counters in a snapshot: far above any that a table can reach, and low enough that incrementing
+/// can't overflow.
 const COUNTER_MAX: u64 = 1 << 62;
 
-/// Builds a table from the bytes of a stream that [`Table::snapshot_piece`] or [`Snapshot::encode`] wrote, as they arrive.
+/// Builds a table from a stream that [`Table::snapshot_piece`] or [`Snapshot::encode`] wrote, as its bytes arrive.
 ///
-/// Besides the table it stores at most one incomplete item.
+/// Stores only the table and at most one incomplete item.
 pub struct Restorer {
     table: Table,
     stream: StreamReader,
@@ -147,7 +148,7 @@ impl Table {
             }
             last = Some(kept.seq);
         }
-        // The secret of an ended session may belong to a new session too.
+        // The secret of an ended session may belong to a live session too, which was opened later.
         let is_secret_new = ending.is_some() || self.by_secret.insert(secret_hash, id).is_none();
         if !is_secret_new || !self.sessions.insert(id, TableSession::restore(state, ending)) {
             return refuse(format!("session {id} or its secret appears twice"));
@@ -240,7 +241,7 @@ impl Table {
         Ok(())
     }
 
-    /// The steps that need all entries.
+    /// Runs the steps that need all items.
     fn complete(&mut self) -> Result<(), SnapshotError> {
         let tickets = self.requests.iter().map(|(_, request)| request.ticket.0);
         if let Some(ticket) = first_twice(tickets.collect()) {
@@ -271,7 +272,8 @@ impl Table {
         Ok(())
     }
 
-    /// Sorts the requests first, so that each session's map is built at once, with densely filled nodes.
+    /// Links the requests to their sessions. Sorts the requests first, so that each session's map is built at once,
+    /// with densely filled nodes.
     fn give_sessions_their_requests(&mut self) -> Result<(), SnapshotError> {
         let owned = self.requests.iter().filter_map(|(id, request)| Some((request.owner?, id)));
         let mut owned: Vec<(SessionId, Seq, RequestId)> =

@@ -23,18 +23,18 @@ pub(super) struct TableSession {
     pub(super) done_through: Seq,
     pub(super) live: BTreeMap<Seq, RequestId>,
     kept: BTreeMap<Seq, KeptReply>,
-    /// `(until, seq)` of every kept answer with an `until`, in the order in which a rising `done_through` drops them.
+    /// `(until, seq)` of every kept answer that has an `until`: a rising `done_through` drops them in this order.
     by_until: BTreeSet<(Seq, Seq)>,
-    /// Kept answers without an `until`: ends that the client has not confirmed.
+    /// Seqs of the kept answers without an `until`: ends that the client has not confirmed.
     unconfirmed: BTreeSet<Seq>,
     /// Total length of the names in kept answers.
     kept_name_bytes: u64,
-    /// `Some` once the session has ended, until its requests and answers are removed: the lock-delay of its holds in
-    /// milliseconds.
+    /// The lock-delay of the session's holds in milliseconds, once the session has ended and until its requests and
+    /// answers are removed. `None` while it is live.
     ending: Option<u64>,
 }
 
-/// Accounted size in bytes of a session without its label, and of a kept answer.
+/// Accounted size in bytes of a session without its label; the next constant is that of a kept answer.
 const SESSION_BYTES: u64 = 512;
 const KEPT_BYTES: u64 = 160;
 
@@ -67,7 +67,8 @@ impl TableSession {
         SESSION_BYTES + self.label.len() as u64 + self.kept.len() as u64 * KEPT_BYTES + self.kept_name_bytes
     }
 
-    /// R1: applied before the command; never falls, and raises the highest seq seen.
+    /// Takes the `done_through` of a command, before the command runs: it never falls, and raises the highest seq
+    /// seen (R1).
     pub(super) fn take_done_through(&mut self, done_through: Seq) {
         self.see(done_through);
         self.done_through = self.done_through.max(done_through);
@@ -106,7 +107,7 @@ impl TableSession {
         self.highest = self.highest.max(seq);
     }
 
-    /// Keeps a final answer, unless the client has already confirmed up to `until`.
+    /// Keeps a final answer, unless the client has already confirmed all answers up to `until`.
     pub(super) fn keep(&mut self, seq: Seq, reply: Reply, until: Option<Seq>) {
         if until.is_none_or(|until| until > self.done_through) {
             self.put_kept(seq, reply, until);
@@ -132,8 +133,8 @@ impl TableSession {
         (!is_confirmed).then_some(&kept.reply)
     }
 
-    /// The end of a request that is no longer live, for the `Finish` numbered `by`. The answer is then kept at least
-    /// until that `Finish` is confirmed (R3).
+    /// Returns the end of a request that is no longer live, for the `Finish` with seq `by`. The kept answer is then
+    /// kept at least until the client has confirmed that `Finish` (R3).
     pub(super) fn finish_kept(&mut self, target: Seq, by: Seq) -> End {
         if self.kept(target).is_none() {
             return End::Gone;
@@ -151,14 +152,13 @@ impl TableSession {
         self.kept.len()
     }
 
-    /// Whether the session has the maximum number of kept answers. False while confirmed answers are still kept, because
-    /// later commands drop those.
+    /// Whether the session has the maximum number of kept answers. Returns false while confirmed answers are still
+    /// kept, because later commands drop these.
     pub(super) fn keeps_too_many(&self) -> bool {
         self.kept.len() >= limits::KEPT_ANSWERS_MAX && !self.has_confirmed()
     }
 
-    /// Requests above `after` that ended without a command of the client, and whose end the client has not confirmed
-    /// yet (R3).
+    /// The ends of requests with a seq above `after` that the client neither requested nor confirmed (R3).
     pub(super) fn unconfirmed_ends(&self, after: Seq) -> impl Iterator<Item = (Seq, End)> {
         let after = (Bound::Excluded(after), Bound::Unbounded);
         self.unconfirmed.range(after).filter_map(|seq| match self.kept.get(seq)?.reply {
@@ -167,7 +167,7 @@ impl TableSession {
         })
     }
 
-    /// Restores a session; `ending` if it had ended. Its requests are added later.
+    /// Restores a session; `ending` is the lock-delay of its holds if it had ended. Its requests are added later.
     pub(super) fn restore(state: SessionState, ending: Option<u64>) -> Self {
         let mut session = Self::new(&crate::OpenSession {
             secret_hash: state.secret_hash,
@@ -177,12 +177,12 @@ impl TableSession {
             label: state.label,
         });
         (session.highest, session.done_through, session.ending) = (state.highest, state.done_through, ending);
-        // Includes confirmed answers that were not dropped before the snapshot.
+        // These include confirmed answers that were not dropped before the snapshot.
         state.kept.into_iter().for_each(|kept| session.put_kept(kept.seq, kept.reply, kept.until));
         session
     }
 
-    /// Encodes the session, live or ending.
+    /// Encodes the session as a live or as an ending one.
     fn put(&self, id: SessionId, out: &mut Vec<u8>) -> Digest {
         let state = self.state(id);
         match self.ending {
@@ -191,7 +191,7 @@ impl TableSession {
         }
     }
 
-    /// The session as plain data, without its live requests, which refer to the session.
+    /// The session as plain data. Its live requests are not included: they refer to the session by its id.
     pub(super) fn state(&self, id: SessionId) -> SessionState {
         let kept = |(&seq, kept): (&Seq, &KeptReply)| KeptAnswer {
             seq,
@@ -236,7 +236,7 @@ pub(super) struct Sessions {
     walk: Option<Box<SessionsCursor>>,
 }
 
-/// Mutable access to a session. Updates the sums and lists over all sessions when dropped.
+/// Mutable access to a session. When dropped, it updates the sums and lists that cover all sessions.
 pub(super) struct SessionMut<'a> {
     id: SessionId,
     session: &'a mut TableSession,
@@ -319,7 +319,8 @@ impl Sessions {
         Some(SessionMut { id, session, bytes, bytes_before, forgetting: &mut self.forgetting })
     }
 
-    /// Returns true if the id is new. A snapshot iterator recognizes the session as new by its id.
+    /// Adds a session; returns true if the id is new. A snapshot in progress ignores the session, since its id is
+    /// above the iterator's range.
     pub(super) fn insert(&mut self, id: SessionId, session: TableSession) -> bool {
         self.bytes += session.bytes();
         if session.ending.is_some() {
@@ -331,8 +332,8 @@ impl Sessions {
         self.by_id.insert(id, session).is_none()
     }
 
-    /// Ends a live session and returns the hash of its secret. All later commands find it gone; its requests are
-    /// removed in pieces.
+    /// Ends a live session and returns the hash of its secret. For all later commands the session is gone; its
+    /// requests are removed in pieces.
     pub(super) fn end(&mut self, id: SessionId, expired: bool) -> Option<[u8; 32]> {
         let mut session = self.get_mut(id)?;
         session.ending = Some(if expired { session.lock_delay_ms } else { 0 });
@@ -356,8 +357,8 @@ impl Sessions {
         }
     }
 
-    /// Takes the next request of an ending session, and its lock-delay in milliseconds. Removes sessions that have none
-    /// left. `None` if there is none, or if the budget is spent.
+    /// Takes the next request of an ending session; also returns the lock-delay of the session in milliseconds.
+    /// Removes sessions that have no requests left. `None` if no request is left, or if the budget is spent.
     pub(super) fn pop_ending(&mut self, budget: &mut Budget) -> Option<(SessionId, RequestId, u64)> {
         while !budget.is_spent()
             && let Some(&id) = self.ending.first()
@@ -406,7 +407,7 @@ impl Sessions {
         }
     }
 
-    /// Starts the snapshot iterator; sessions with ids above `last` will be new.
+    /// Starts the snapshot iterator over the sessions with ids up to `last`; sessions with higher ids will be new.
     pub(super) fn begin_walk(&mut self, last: SessionId) {
         self.walk = Some(Box::new(SessionsCursor::new(last)));
     }

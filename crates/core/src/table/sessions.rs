@@ -31,8 +31,8 @@ impl Table {
         Reply::Opened { session }
     }
 
-    /// Ends a session and all its requests. Work beyond the bound of a command stays in the backlog. Lock-delay applies
-    /// only if the session `expired` (S3).
+    /// Ends a session and all its requests. Work beyond the bound of a command is left as a backlog. Lock-delay
+    /// applies only if the session `expired` (S3).
     pub(super) fn end_session(&mut self, id: SessionId, expired: bool, out: &mut Effects) -> Reply {
         let Some(secret_hash) = self.sessions.end(id, expired) else { return Reply::SessionGone };
         self.by_secret.remove(&secret_hash);
@@ -53,7 +53,7 @@ impl Table {
         tell_ends(ends, out);
     }
 
-    /// Removes a waiter of an ending session that the grant pass has reached before [`Table::end_ending`].
+    /// Removes a waiter of an ending session, when the grant pass visits it before [`Table::end_ending`] has.
     pub(super) fn end_of_ending(&mut self, owner: Owner, id: RequestId) {
         self.sessions.forget_request(owner);
         let closed = self.end_request(id, 0);

@@ -1,11 +1,12 @@
-//! Snapshots of the table: at once as plain data, or by a snapshot iterator in pieces, between which commands are
-//! applied.
+//! Snapshots of the table: as plain data at once, or in pieces by a snapshot iterator while commands are applied
+//! between the pieces.
 //!
-//! The iterator (`SnapshotIterator`) writes every entry in its state at the start of the snapshot. It follows the order in memory,
-//! so its readers must sort by ticket and name. Before a command changes an entry that the iterator has not reached,
-//! the entry's store (`requests`, `session`, `names`, `work`) encodes the old state into a copy-on-write buffer
-//! (`copy_on_write`), from which it is written. A command pays for this at most once per snapshot and entry, and changes a
-//! bounded number of entries (M2). A session with all its kept answers is one entry.
+//! The iterator (`SnapshotIterator`) writes every entry in its state at the start of the snapshot. It follows the
+//! order in memory, so readers of the stream must sort by ticket and name. Before a command changes an entry that
+//! the iterator has not reached, the entry's store (`requests`, `session`, `names`, `work`) encodes the old state
+//! into a copy-on-write buffer (`copy_on_write`), which is written out later. A command pays for this at most once
+//! per snapshot and entry, and changes a bounded number of entries (M2). A session with all its kept answers is one
+//! entry.
 
 use super::Table;
 use super::copy_on_write::SnapshotWriter;
@@ -25,18 +26,19 @@ pub enum SnapshotProgress {
         /// The table's [`Snapshot::digest`] at the start of the snapshot.
         digest: u128,
     },
-    /// No snapshot is in progress, and nothing was written. A table that was restored in place of another one has none.
+    /// No snapshot is in progress, and nothing was written. A restored table that replaced another one has no
+    /// snapshot in progress.
     NoWalk,
 }
 
-/// A snapshot can't begin while another one is in progress.
+/// The error if a snapshot is begun while another one is in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a walk over the table is under way; write it to its end or abandon it before another is begun")]
 pub struct SnapshotUnderWay;
 
-/// Shared state of the snapshot iterator. The position is in each store.
+/// The part of the snapshot iterator that is not in the stores; each store has its own position.
 pub(super) struct SnapshotIterator {
-    /// Header at the start of the snapshot; `None` once written.
+    /// The header as of the start of the snapshot; `None` once written.
     header: Option<Header>,
     digest: Digest,
 }
@@ -59,9 +61,9 @@ impl Table {
         Ok(())
     }
 
-    /// Appends the next piece of the snapshot stream to `out`: about `budget_items` items, at least one. A long item
-    /// counts as several (one for each name, each kept answer and each 128 bytes), and 16 vacant slab entries count as
-    /// one, so that all pieces take about the same time: about a millisecond for a budget of 5,000 (figures in
+    /// Appends the next piece of the snapshot stream to `out`: about `budget_items` items, at least one. A long
+    /// item counts as several (one for each name, each kept answer and each 128 bytes), and 16 vacant slab entries
+    /// count as one, so that all pieces take about the same time: a millisecond for a budget of 5,000 (figures in
     /// docs/benchmarks.md). Items are not split: a session with very many kept answers is written at once.
     ///
     /// A [`Restorer`](crate::Restorer) and [`Snapshot::decode`] read the concatenation of all pieces.
@@ -89,7 +91,7 @@ impl Table {
         SnapshotProgress::Done { digest: walk.digest.0 }
     }
 
-    /// Cancels the snapshot in progress, if any. Its pieces written so far are useless.
+    /// Cancels the snapshot in progress, if any. The pieces written so far are useless.
     pub fn abandon_snapshot(&mut self) {
         self.walk = None;
         self.unpassed.end_walk();

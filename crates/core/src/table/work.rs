@@ -31,15 +31,16 @@ impl Visits {
     }
 }
 
-/// A freed name: a request that held or waited for it has left it.
+/// A freed name: a request that held it or waited for it has left it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Freed<N> {
     pub(super) name: N,
     /// Whether the request covered the subtree.
     pub(super) subtree: bool,
-    /// The mode of the request that left. Shared requests never blocked each other.
+    /// The mode of the request that left. A shared request never blocked other shared ones.
     pub(super) kind: ModeKind,
-    /// Requests up to this ticket were not blocked by the request that left, or were visited since.
+    /// Waiters up to this ticket need no visit: the request that left did not block them, or they were visited
+    /// since.
     pub(super) after: Ticket,
 }
 
@@ -49,7 +50,7 @@ impl<N> Freed<N> {
     }
 }
 
-/// Remaining work of the current command, in visited names and removed answers.
+/// The remaining work that the current command may do, in visited names and removed answers.
 pub(super) struct Budget(usize);
 
 impl Budget {
@@ -66,11 +67,12 @@ impl Budget {
     }
 }
 
-/// The freed names whose grant pass (G1) is still to be run or completed, in the order in which it will run.
+/// The freed names whose grant pass (G1) has not run or not completed, in the order in which it will run.
 #[derive(Default)]
 pub(super) struct Unpassed {
-    /// Keyed by a running number. Stores names instead of nodes, because a node is removed once its name is unused.
-    /// Numbering restarts at 0 whenever the map is empty, so a node restored from a snapshot assigns the same numbers.
+    /// The freed names, by consecutive numbers. Stores names instead of nodes, because a node is removed once its
+    /// name is unused. Numbering restarts at 0 whenever the map is empty, so a node restored from a snapshot
+    /// assigns the same numbers.
     names: BTreeMap<u64, Freed<LockName>>,
     walk: Option<Box<FreedCursor>>,
 }
@@ -102,7 +104,7 @@ impl Unpassed {
         self.names.iter().map(|(&number, freed)| freed.state(number))
     }
 
-    /// Returns false if the number exists already.
+    /// Adds a freed name from a snapshot; returns false if its number exists already.
     pub(super) fn restore(&mut self, state: FreedState) -> bool {
         let FreedState { number, name, subtree, kind, after } = state;
         self.names.insert(number, Freed { name, subtree, kind, after }).is_none()
@@ -144,9 +146,9 @@ impl Freed<LockName> {
 }
 
 impl Table {
-    /// Whether earlier commands left work for [`Command::Resume`]. The table's driver applies that command until this
-    /// returns false. Until then some requests wait that could be granted, and requests of some ended sessions still
-    /// hold.
+    /// Whether earlier commands left work for [`Command::Resume`]. The table's driver must apply that command until
+    /// this returns false. Until then some requests wait that could be granted, and requests of some ended sessions
+    /// still exclude others.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         !self.unpassed.is_empty() || self.sessions.has_backlog()
@@ -159,9 +161,9 @@ impl Table {
         self.names.visits().0.get().wrapping_add(self.requests.visits().0.get())
     }
 
-    /// Replaces [`limits::WORK_PER_COMMAND_MAX`] by another bound, at least 1. With it, tests and the simulator create
-    /// a backlog from few requests. The bound decides which command grants which request, so it must be the same on
-    /// every node.
+    /// Replaces [`limits::WORK_PER_COMMAND_MAX`] by another bound, at least 1: with a low one, tests and the
+    /// simulator create a backlog from few requests. The bound decides which command grants which request, so it
+    /// must be the same on every node.
     #[must_use]
     pub fn with_work_max(mut self, names: usize) -> Self {
         self.work_max = names.max(1);
@@ -185,7 +187,7 @@ impl Table {
         Reply::Done
     }
 
-    /// The node of a name, or of the nearest name above it that has one.
+    /// The node of a name or, if the name has none, of the nearest name above that has one.
     fn nearest(&self, name: &LockName) -> Option<NodeId> {
         let above = crate::name::ancestors(name.as_str());
         std::iter::once(name.as_str()).chain(above).find_map(|name| self.names.find(name))
@@ -194,8 +196,9 @@ impl Table {
     /// Records that a request leaves its names, so that the grant pass visits the waiters there.
     pub(super) fn free(&mut self, id: RequestId) {
         let request = &self.requests[id as usize];
-        // The request blocked only later tickets: no hold is granted past an earlier conflicting waiter. Permits are
-        // the exception: after the limit was lowered, a permit hold also counts against earlier waiters (L4).
+        // The request blocked only requests with later tickets, since no request is granted past an earlier
+        // conflicting waiter. Permits are the exception: after the limit was lowered, a permit hold also counts
+        // against earlier waiters (L4).
         let after = if request.kind == ModeKind::Permit { Ticket(0) } else { request.ticket };
         let freed = Freed { name: (), subtree: request.subtree, kind: request.kind, after };
         self.freed.extend(request.nodes.as_slice().iter().map(|&node| freed.named(node)));
@@ -214,10 +217,10 @@ impl Command {
     /// [`Command::visits_max`] for a table with another bound on work ([`Table::with_work_max`]).
     #[must_use]
     pub fn visits_max_with(&self, work_max: usize) -> u64 {
-        /// Visits of a name or of one of its prefixes: for lookup, conflict checks of each class, insertion into all
-        /// indexes, and removal.
+        /// The most visits of a name or of one of its prefixes: for lookup, conflict checks of each class,
+        /// insertion into all indexes, and removal.
         const PER_SEGMENT: usize = 48;
-        /// Entries visited for a queue position, a conflicting holder and live tokens.
+        /// The most entries visited to find a queue position, a conflicting holder and live tokens.
         const LOOKS: usize =
             4 * (limits::POSITION_LOOK_MAX + limits::HOLDER_LOOK_MAX + limits::LIVE_TOKENS_MAX);
         let segments = match self {

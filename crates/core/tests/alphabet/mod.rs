@@ -41,7 +41,7 @@ fn open(secret: u8, lock_delay_ms: u64) -> Command {
     })
 }
 
-/// Two sessions and nothing else.
+/// The initial state: two open sessions.
 pub(crate) fn start() -> Snapshot {
     let mut table = Table::new(1);
     for command in [open(1, 4000), open(2, 0)] {
@@ -83,9 +83,9 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     let session = state.id;
     let (seq, none) = (Seq(state.highest.0 + 1), Seq(0));
     all.extend(ACQUIRES.iter().map(|letter| acquire(session, seq, none, *letter)));
-    // A repeated acquire that confirms all answers.
+    // A repeat of the first acquire that confirms all answers.
     all.push(acquire(session, Seq(1), state.highest, ACQUIRES[0]));
-    // Every target: live, ended, refused, dropped, and one never seen.
+    // Finishes every target: live, ended, refused, dropped, and one never seen.
     for target in 1..=seq.0 + 1 {
         let target = Seq(target);
         if target != seq {
@@ -104,7 +104,7 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     all.push(Command::ExpireSession { session });
 }
 
-/// Every command with every live token, applicable or not.
+/// The leader's commands, each with every live token, applicable or not.
 fn of_leader(now: &Snapshot, all: &mut Vec<Command>) {
     for token in live_tokens(now) {
         all.push(Command::EndDelay { token });

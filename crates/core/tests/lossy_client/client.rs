@@ -1,4 +1,4 @@
-//! An honest client: its sent commands, the answers received, and the seq that it may confirm.
+//! An honest client: the commands that it has sent, the answers received, and the seq up to which it may confirm.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,7 +7,7 @@ use lockkeeper_core::{Command, Effect, End, Reply, Seq, SessionId};
 use super::observer::Observer;
 use crate::random_steps::{self, Asked};
 
-/// The client's state of one of its commands.
+/// A command that the client has sent, and what it has received for it.
 #[derive(Clone, Debug)]
 enum Sent {
     Acquire { asked: Asked, heard: Heard, finish: Option<Seq> },
@@ -43,7 +43,8 @@ impl Client {
         self.last
     }
 
-    /// R2: an acquire may be passed after any answer or effect for it, another command after its answer.
+    /// The seq up to which the client may confirm: an acquire counts as answered after any answer or effect for it
+    /// (R2), another command after its answer.
     fn done_through(&mut self) -> Seq {
         let unheard = self.sent.iter().find(|(_, sent)| match sent {
             Sent::Acquire { heard, .. } => *heard == Heard::Nothing,
@@ -88,8 +89,8 @@ impl Client {
         self.change(Seq(0), true)
     }
 
-    /// Acquires without a `Finish`, in any state. Refused ones are excluded: their answer was final at once, and there
-    /// is no request to end or to acknowledge.
+    /// Seqs of acquires without a `Finish`, in any state. Those that were busy or refused are excluded: their
+    /// answer was final at once, so there is no request to end.
     pub(crate) fn without_finish(&self) -> Vec<Seq> {
         let open = |sent: &Sent| match sent {
             Sent::Acquire { finish: None, heard, .. } => *heard != Heard::Over(End::NotAcquired),
@@ -160,7 +161,7 @@ impl Client {
         }
     }
 
-    /// At an attach the service sends the ends that the client has not acknowledged (R3).
+    /// Handles an unconfirmed end that the service sends at an attach (R3).
     pub(crate) fn told_at_attach(&mut self, seq: Seq, reply: &Reply) {
         if let (Some(Sent::Acquire { heard, .. }), Reply::Finished(end)) = (self.sent.get_mut(&seq), reply) {
             *heard = Heard::Over(*end);
@@ -185,12 +186,13 @@ impl Client {
         }
     }
 
-    /// P7: the final answer equals the actual end, and does not change.
+    /// Handles a request's end: it must equal the actual end, and never change (P7).
     fn over(&mut self, seq: Seq, end: End, observer: &Observer) -> Result<(), String> {
         let Some(Sent::Acquire { heard, .. }) = self.sent.get_mut(&seq) else {
             return Err(format!("{}/{seq} is no acquire of this client", self.session));
         };
-        // A confirmed refusal may be dropped; a Finish of it that was in flight then returns `gone` (R3).
+        // The client has confirmed a refusal, so the table may drop it; a `Finish` that was in flight then returns
+        // `gone` (R3).
         if *heard == Heard::Over(End::NotAcquired) && end == End::Gone && seq <= self.confirmed {
             return Ok(());
         }

@@ -23,7 +23,7 @@ pub(crate) enum Act {
         client: usize,
         asked: Asked,
     },
-    /// Cancels, releases, or acknowledges an end: the pick-th acquire without a `Finish`.
+    /// Cancels or releases a request, or confirms its end: the `pick`-th acquire without a `Finish`.
     Finish {
         client: usize,
         pick: usize,
@@ -183,7 +183,7 @@ impl World {
         Ok(())
     }
 
-    /// The client creates a command; it is added to the stream and recorded as sent.
+    /// Lets the client create a command; adds the command to the stream and to the frames ever sent.
     fn send(&mut self, client: usize, make: impl FnOnce(&mut Client) -> Command) {
         let command = make(&mut self.clients[client]);
         self.sent.push(command.clone());
@@ -216,7 +216,7 @@ impl World {
         Ok(())
     }
 
-    /// A new stream: the service sends unconfirmed ends, and the client repeats its unresolved commands.
+    /// Opens a new stream: the service sends unconfirmed ends, and the client repeats its unresolved commands.
     fn reattach(&mut self, client: usize) {
         let attached = &mut self.clients[client];
         attached.stream.clear();

@@ -6,7 +6,7 @@ use lockkeeper_core::{Command, Effect, End, Reply, Seq, SessionId, Token};
 
 #[derive(Clone, Copy, Default, Debug)]
 struct Fate {
-    /// Whether it ever waited or held.
+    /// Whether the request ever waited or held.
     lived: bool,
     granted: Option<Token>,
     ended: Option<End>,
@@ -63,7 +63,8 @@ impl Observer {
             Reply::Queued { .. } | Reply::Granted(_) => {
                 return Err(format!("P7: {session}/{seq} was answered {reply:?} though {fate:?}"));
             }
-            // A refusal for too many kept answers would turn into `gone` (R6); no client here reaches that limit.
+            // A refusal for too many kept answers would be answered `gone` at a retry (R6); no client here reaches
+            // that limit.
             Reply::Busy { .. } | Reply::Refused(_) => {
                 if fate.lived || fate.ended.is_some_and(|end| end != End::NotAcquired) {
                     return Err(format!("P7: {session}/{seq} was answered {reply:?} though {fate:?}"));
@@ -83,8 +84,8 @@ impl Observer {
         let fate = self.0.entry((session, target)).or_default();
         match (fate.ended, end) {
             (Some(first), end) if first == end => Ok(()),
-            // A duplicate after the client has confirmed the end; the client's own check covers the answers that it
-            // receives.
+            // A duplicate of a `Finish`, after the client has confirmed the end. The answers that the client
+            // receives are checked by the client itself.
             (Some(_), End::Gone) => Ok(()),
             (None, End::Gone) if fate.lived => {
                 Err(format!("P7: {session}/{target} was alive, and a Finish says gone"))

@@ -31,7 +31,7 @@ pub(crate) enum Checked {
     NeverIssued,
 }
 
-/// Effects, with their position in the order of E1.
+/// The effects of a command, each with its position in the order of E1.
 #[derive(Default)]
 pub(crate) struct Told(Vec<((u8, Ticket, u8), Effect)>);
 
@@ -203,7 +203,7 @@ impl Oracle {
                 request.owner = None;
                 request.value = Box::default();
                 request.meta = Box::default();
-                request.keep_closed_ms = 0; // it has become the closed hold's `ms`
+                request.keep_closed_ms = 0; // the closed hold has it as its `ms`
                 request.phase = Phase::Closed { token, slots, ms };
                 told.closed(ticket, token, ms);
             }

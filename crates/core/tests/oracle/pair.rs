@@ -6,7 +6,7 @@ use lockkeeper_core::{Command, Effects, LockName, Page, Reply, Snapshot, Table, 
 
 use super::{Checked, Oracle, queries};
 
-/// Arbitrary: the seed may change the memory order, but never a result.
+/// An arbitrary hash seed: a seed may change the memory order, but never a result.
 const SEED: u64 = 0x5eed;
 
 /// A table and its oracle, which must agree.
@@ -39,7 +39,7 @@ impl Pair {
         Ok(answer)
     }
 
-    /// The same without the state invariants, for callers that check them once per state.
+    /// As [`Pair::apply`] without the state invariants, for callers that check these once per state.
     pub(crate) fn apply_and_compare(&mut self, command: &Command) -> Result<(Reply, Effects), String> {
         let (mut effects, mut expected) = (Effects::new(), Effects::new());
         let visits = self.table.visits();

@@ -31,7 +31,7 @@ fn n2_overlap(one: &RequestState, other: &RequestState) -> bool {
     })
 }
 
-/// N2 without counting permits. N3: owners don't matter.
+/// N2 without counting permits; owners don't matter (N3).
 fn n2_conflict(one: &RequestState, other: &RequestState) -> bool {
     let side_by_side =
         one.mode == other.mode && (one.mode == ModeKind::Shared || one.mode == ModeKind::Permit);
@@ -118,7 +118,8 @@ impl Oracle {
         self.queued(&request)
     }
 
-    /// Adds a live request: it takes its ticket, and its number of permits is in force from now on (L3).
+    /// Adds a live request: it takes its ticket and, if no limit is in force, implies one by its number of permits
+    /// (L3).
     fn enter(&mut self, request: RequestState, implied: Option<u32>) {
         self.state.last_ticket = request.ticket.0;
         if request.mode == ModeKind::Permit {
@@ -132,7 +133,7 @@ impl Oracle {
         self.state.requests.push(request);
     }
 
-    /// L3: the stored limit, else the one of the first live permit request.
+    /// L3: the limit in force: the stored one, else the one that the first live permit request implied.
     fn in_force(&self, name: &LockName) -> Option<&LimitState> {
         self.state.limits.iter().find(|limit| limit.name == *name)
     }
@@ -174,7 +175,7 @@ impl Oracle {
         (self.state.last_token >= limits::TOKEN_MAX).then_some(Rejection::TokensExhausted)
     }
 
-    /// M1: the first name with the maximum number of waiters, counted by the exact name.
+    /// M1: the first name that has the maximum number of waiters; counted for each exact name.
     fn m1_full_queue(&self, request: &RequestState) -> Option<LockName> {
         let waiters = |name: &&LockName| {
             self.state.requests.iter().filter(|r| is_waiting(r) && r.names.contains(name)).count()
@@ -291,7 +292,7 @@ impl Oracle {
         (0..).find(|slot| !taken.contains(slot)).expect("fewer holds than numbers")
     }
 
-    /// A hold of the session that may be changed, else the reply. Revoked takes precedence (G2).
+    /// Returns a hold of the session that may be changed, else the reply. `Revoked` takes precedence (G2).
     fn own_hold(&mut self, session: SessionId, target: Seq) -> Result<&mut RequestState, Reply> {
         let found = self.state.requests.iter_mut().find(|r| r.owner == Some((session, target)));
         match found {

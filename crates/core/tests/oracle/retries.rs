@@ -84,7 +84,8 @@ impl Oracle {
         }
     }
 
-    /// R3: the end of a request is kept until a `Finish` that named it is confirmed; `None` until there is one.
+    /// R3: the end of a request is kept until the client has confirmed the `Finish` that names it. `until` is the
+    /// seq of that `Finish`; `None` until there is one.
     pub(crate) fn r3_keep_end(&mut self, session: SessionId, seq: Seq, end: End, until: Option<Seq>) {
         let state = self.session(session).expect("a live request's session is live");
         state.kept.push(KeptAnswer { seq, reply: Reply::Finished(end), until });
@@ -114,7 +115,7 @@ impl Oracle {
         let state = self.session(session).expect("it is live");
         state.highest = state.highest.max(seq).max(target);
         if let Some(kept) = state.kept.iter_mut().find(|kept| kept.seq == target) {
-            // R3: prolonged, never shortened.
+            // R3: a later `Finish` prolongs the time for which the answer is kept, and never shortens it.
             kept.until = Some(kept.until.map_or(seq, |until| until.max(seq)));
             return Reply::Finished(match kept.reply {
                 Reply::Finished(end) => end,

@@ -10,7 +10,7 @@ use lockkeeper_core::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Few names, nested and not; `ab` has `a` as a text prefix but is not below it.
+/// A few names, some below others; `ab` begins with the text `a` but is not below it.
 pub(crate) const NAMES: [&str; 6] = ["a", "a/b", "a/b/c", "b", "ab", "a/d"];
 
 /// A step of a random history.
@@ -150,7 +150,7 @@ pub(crate) fn asked() -> impl Strategy<Value = Asked> {
         |(names, mode, subtree, if_busy, keep_closed_ms, value_bytes, meta_bytes)| Asked {
             names,
             mode,
-            // Mostly legal: a permit of a subtree is always refused.
+            // Mostly legal: a permit request that covers a subtree is always refused.
             subtree: subtree && (!matches!(mode, Mode::Permit { .. }) || value_bytes == 3),
             if_busy,
             keep_closed_ms,
@@ -279,7 +279,7 @@ fn pick_target(pick: &Target, session: SessionId, state: Option<&SessionState>, 
     }
 }
 
-/// The token that a step selects, as a number; it may never have been issued.
+/// The token that a step selects, as a number, since it may be one that was never issued.
 pub(crate) fn token(pick: TokenPick, now: &Snapshot) -> u64 {
     let live: Vec<u64> = now
         .requests
@@ -323,7 +323,7 @@ fn name(text: &str) -> LockName {
     LockName::parse(text).expect("a legal name")
 }
 
-/// The command of an acquire.
+/// The command for an acquire with this content.
 pub(crate) fn acquire(session: SessionId, seq: Seq, done_through: Seq, asked: &Asked) -> Command {
     Command::Acquire(Acquire {
         session,
@@ -339,8 +339,8 @@ pub(crate) fn acquire(session: SessionId, seq: Seq, done_through: Seq, asked: &A
     })
 }
 
-/// The command of a step in the current state; `None` for a step that is no command, and for a duplicate in an empty
-/// history.
+/// The command of a step in the current state. `None` for a step that is no command, and for a duplicate while
+/// there is no earlier command.
 pub(crate) fn command(step: Step, now: &Snapshot, history: &[Command]) -> Option<Command> {
     Some(match step {
         Step::Open { secret, lock_delay_ms, fault } => Command::OpenSession(OpenSession {

@@ -12,7 +12,7 @@ use crate::oracle::Checked;
 use crate::oracle::pair::Pair;
 use parse::Line;
 
-/// The tables, and the names of their sessions.
+/// The table and the oracle, and the names of their sessions.
 pub(crate) struct Stage {
     pair: Pair,
     /// Session ids with their names. A name whose session was opened again has two entries, and the last one counts.

@@ -2,7 +2,7 @@
 
 use lockkeeper_core::{Acquire, Break, Command, IfBusy, LockName, Mode, Seq, SessionId, Token};
 
-/// A parsed line. A session's command is built once the session's id is known.
+/// A parsed line. The command of a session is built later, once the session's id is known.
 pub(crate) enum Line {
     Open { name: String, ttl_ms: u64, lock_delay_ms: u64, linger_ms: u64, label: String },
     Of { session: String, make: Box<dyn FnOnce(SessionId) -> Command> },
@@ -74,7 +74,7 @@ fn request(text: &str) -> Result<(String, Seq), String> {
     Ok((session.to_owned(), Seq(number(seq)?)))
 }
 
-/// `bytes:N` stands for a text of N bytes, to keep scenarios short; any other text for itself.
+/// `bytes:N` stands for a text of N bytes, to keep scenarios short. Any other text is taken literally.
 fn bytes(text: &str) -> String {
     match text.strip_prefix("bytes:").map(str::parse) {
         Some(Ok(count)) => "x".repeat(count),

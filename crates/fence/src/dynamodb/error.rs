@@ -10,7 +10,7 @@ pub enum DynamoDbError {
     /// The rule refused the section; nothing was done.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// Not a valid table name.
+    /// The text is not a valid table name.
     #[error(transparent)]
     Resource(#[from] BadResource),
     /// An item without a key.
@@ -33,7 +33,7 @@ pub enum DynamoDbError {
         /// The text with the reserved name.
         what: String,
     },
-    /// A mark is not a valid token. It is never treated as "never seen".
+    /// A mark is not a valid token. The item is never treated as "never seen".
     #[error(
         "the marks of the item are damaged: attribute `{attribute}` is {value}; nothing was done. Stop all writers, find \
          the last token granted, remove the attribute, and set the marks to it (`reset`)"
@@ -41,7 +41,7 @@ pub enum DynamoDbError {
     Damaged {
         /// The attribute.
         attribute: String,
-        /// Its value, as JSON.
+        /// The attribute's value, as JSON.
         value: String,
     },
     /// The check passed, but the caller's own condition did not hold. Nothing was done.
@@ -50,7 +50,7 @@ pub enum DynamoDbError {
         /// The caller's condition.
         when: String,
     },
-    /// The request would pass on the item that came with the refusal, so that item does not explain the refusal.
+    /// The request was refused, but by the item that came with the refusal it would pass.
     #[error(
         "the request was refused, though the item as it came with the refusal lets it pass; nothing was done. Ask for the \
          item with the refusal (ReturnValuesOnConditionCheckFailure: ALL_OLD), and hand it over"
@@ -59,7 +59,7 @@ pub enum DynamoDbError {
     /// A request of a transaction was refused; nothing was done.
     #[error("request {} of the transaction: {why}", index + 1)]
     Member {
-        /// Its index, from 0.
+        /// The index of the request, from 0.
         index: usize,
         /// The reason.
         why: Box<DynamoDbError>,

@@ -30,7 +30,7 @@ impl Guarded {
         section: Section,
         effect: Effect,
     ) -> Result<Self, DynamoDbError> {
-        // The mode alone may exclude the action, for any item.
+        // Some modes exclude the action even on an item without marks.
         if section.mode() == crate::ModeKind::Shared {
             let _ = crate::Marks::default().check(action, section)?;
         }
@@ -56,9 +56,9 @@ impl Guarded {
         &self.request
     }
 
-    /// Interprets a refusal. `item` is the item in the response; `None` if there was none because the item does not
-    /// exist yet. Returns the request for a second try. This happens at most once, for permits of a slot and
-    /// for readers, if another section raised the shared mark that they raise too.
+    /// Interprets a refusal. `item` is the item in the response; `None` if there was none, because the item does
+    /// not exist yet. Returns the request for a second try, which happens at most once: for a permit of a slot or a
+    /// reader, if another section has meanwhile raised the mark that they share (`lk_slots` or `lk_any`).
     ///
     /// # Errors
     /// [`DynamoDbError::Refused`] if a later section has passed: stop. [`DynamoDbError::When`] if the caller's own
@@ -81,7 +81,7 @@ impl Guarded {
     }
 }
 
-/// The request for one try.
+/// The request for the first or second try.
 fn build(resource: &Resource, action: Action, section: Section, effect: &Effect, this: Try) -> DynamoRequest {
     let rule = marks::rule(action, section, this);
     let (mut names, mut values) = match effect {
@@ -117,7 +117,7 @@ fn build(resource: &Resource, action: Action, section: Section, effect: &Effect,
                 remove.push(name(DELETED));
             }
             if set.is_empty() {
-                // A reader below the mark changes nothing, but SET must not be empty.
+                // A reader whose token is below the mark changes nothing, but SET must not be empty.
                 set.push(format!("{0} = {0}", name(ANY)));
             }
             Operation::UpdateItem {

@@ -1,15 +1,15 @@
 //! The marks as attributes of the guarded item, and the rule as a condition over them.
 //!
-//! `lk_any` and `lk_writer` are the base pair: the highest token that passed, and the highest that passed as a writer
-//! (`rule.rs` explains the pair). A section in a slot is always a writer, so a slot needs only one
-//! mark: `lk_slot_3`, the highest token in slot 3. A reader raises only the base's `any`, against which every slot
-//! is checked anyway. `lk_slots` is the highest mark of all slots: a condition can't iterate over attributes by
-//! prefix, so a section without a slot is checked against this one.
+//! `lk_any` and `lk_writer` are the base pair: the highest token that passed, and the highest that passed as a
+//! writer (`rule.rs` explains the pair). A section in a slot is always a writer, so a slot needs only one mark:
+//! `lk_slot_3`, the highest token in slot 3. A reader raises only the base's `any`, against which every slot is
+//! checked anyway. `lk_slots` is the highest mark of all slots: a section without a slot is checked against this
+//! one, since a condition can't iterate over the slots' attributes.
 //!
-//! DynamoDB has no maximum function: a mark that may be above the token already (`lk_slots` for a permit of a slot,
-//! `lk_any` for a reader) is set to the token on condition that the mark is at most the token. If that fails because the
-//! mark is higher, a second try requires a higher mark and leaves it unchanged. A third is never needed, since marks only
-//! rise.
+//! DynamoDB has no maximum function, so a mark that may already be above the token (`lk_slots` for a permit of a
+//! slot, `lk_any` for a reader) takes up to two tries. The first one sets the mark to the token, on condition that
+//! the mark is at most the token. If that fails because the mark is higher, the second one requires a higher mark
+//! and leaves it unchanged. A third is never needed, since marks only rise.
 
 use lockkeeper_core::limits::PERMITS_MAX;
 use lockkeeper_core::{ModeKind, Slot, Token};
@@ -21,15 +21,15 @@ use crate::rule::{Action, Marks, Pair, Section};
 pub(super) const ANY: &str = "lk_any";
 pub(super) const WRITER: &str = "lk_writer";
 pub(super) const SLOTS: &str = "lk_slots";
-/// The attribute that identifies a tombstone.
+/// The attribute that marks the item as deleted (a tombstone).
 pub const DELETED: &str = "lk_deleted";
 const SLOT: &str = "lk_slot_";
 
-/// The first or the second try.
+/// The first or the second try; see the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Try {
-    /// Condition: the mark in common with other sections (`lk_slots` or `lk_any`) is at most the token. The write raises it
-    /// to the token.
+    /// Condition: the mark that other sections share (`lk_slots` or `lk_any`) is at most the token. The write
+    /// raises it to the token.
     Raise,
     /// Condition: that mark is higher than the token. The write leaves it unchanged.
     Above,
@@ -37,11 +37,11 @@ pub(super) enum Try {
 
 /// The conditions of a section on the marks, and the marks that it raises.
 pub(super) struct Rule {
-    /// Each must be at the token or below, or missing.
+    /// Each of these marks must be at the token or below, or missing.
     pub(super) faces: Vec<Faced>,
-    /// Must be above the token.
+    /// This mark must be above the token.
     pub(super) above: Option<&'static str>,
-    /// Set to the token.
+    /// These marks are set to the token.
     pub(super) raises: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Faced {
     pub(super) once: bool,
 }
 
-/// The rule (F-a to F-d) for one try.
+/// Translates the rule (F-a to F-d) for one try.
 pub(super) fn rule(action: Action, section: Section, this: Try) -> Rule {
     let once = action == Action::CheckOnce;
     let faced = |mark: &str| Faced { mark: mark.to_owned(), once };
@@ -73,7 +73,7 @@ pub(super) fn rule(action: Action, section: Section, this: Try) -> Rule {
     rule
 }
 
-/// The try that fits the current item.
+/// The try that fits the marks of the item.
 pub(super) fn which(section: Section, item: &Item) -> Result<Try, DynamoDbError> {
     let others = match (section.mode(), section.slot()) {
         (ModeKind::Shared, _) => ANY,
@@ -130,7 +130,7 @@ pub(super) fn is_ours(attribute: &str) -> bool {
     attribute.starts_with("lk_")
 }
 
-/// A token as a value.
+/// A token as a DynamoDB value.
 pub(super) fn value(token: Token) -> Value {
     Value::number(token)
 }

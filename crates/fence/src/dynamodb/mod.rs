@@ -96,13 +96,13 @@ impl Resource {
         }
     }
 
-    /// Its table.
+    /// The table of the item.
     #[must_use]
     pub fn table(&self) -> &str {
         &self.table
     }
 
-    /// Its key.
+    /// The key of the item.
     #[must_use]
     pub fn key(&self) -> &Item {
         &self.key

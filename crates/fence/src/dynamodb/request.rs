@@ -24,7 +24,7 @@ pub enum Operation {
 pub struct DynamoRequest {
     pub table_name: String,
     pub operation: Operation,
-    /// Empty for none.
+    /// An empty text means no condition.
     pub condition_expression: String,
     pub expression_attribute_names: BTreeMap<String, String>,
     pub expression_attribute_values: BTreeMap<String, Value>,
@@ -34,7 +34,7 @@ pub struct DynamoRequest {
 }
 
 impl DynamoRequest {
-    /// The header `X-Amz-Target`.
+    /// The value of the header `X-Amz-Target`.
     #[must_use]
     pub fn target(&self) -> &'static str {
         match self.operation {
@@ -53,7 +53,7 @@ impl DynamoRequest {
         serde_json::Value::Object(body)
     }
 
-    /// As a member of a transaction.
+    /// The request as a member of a transaction.
     pub(super) fn member(&self) -> serde_json::Value {
         match self.operation {
             Operation::PutItem { .. } => json!({ "Put": self.parts() }),

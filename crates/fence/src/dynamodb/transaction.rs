@@ -25,8 +25,9 @@ pub struct Reason {
 ///
 /// Send [`body`](Self::body) under [`TARGET`](Self::TARGET). If DynamoDB returns `TransactionCanceledException`,
 /// pass its reasons to [`after_cancelled`](Self::after_cancelled), which returns the refusal, or the transaction to
-/// send instead. Resent after a time-out with the same [`idempotency_token`](Self::idempotency_token), it takes
-/// effect once within ten minutes: here even `check_once` may be repeated.
+/// send instead. A transaction that is resent after a time-out with the same
+/// [`idempotency_token`](Self::idempotency_token) takes effect once within ten minutes: so here even `check_once`
+/// may be repeated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a transaction does nothing before it is sent"]
 pub struct Transaction {
@@ -36,7 +37,7 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// The header `X-Amz-Target`.
+    /// The value of the header `X-Amz-Target`.
     pub const TARGET: &'static str = "DynamoDB_20120810.TransactWriteItems";
 
     /// A transaction of `members`, each for a different item. `idempotency`: 1 to 32 bytes, unique for each
@@ -62,8 +63,8 @@ impl Transaction {
         &self.members
     }
 
-    /// For `ClientRequestToken`: the caller's token and the number of the try, since DynamoDB rejects a different
-    /// request under the same token.
+    /// The value of `ClientRequestToken`: the caller's token, and the number of the try, since DynamoDB rejects a
+    /// different request under the same token.
     #[must_use]
     pub fn idempotency_token(&self) -> String {
         format!("{}-{}", self.idempotency, self.tries)
@@ -99,7 +100,7 @@ impl Transaction {
         if !changed {
             return Err(DynamoDbError::Unexplained);
         }
-        // Terminates: a member changes at most once.
+        // A caller's loop terminates, since each member changes at most once.
         self.tries += 1;
         Ok(self)
     }

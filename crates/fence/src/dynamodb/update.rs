@@ -15,8 +15,9 @@ pub enum Effect {
     /// Removes the item except for its key and its marks: a tombstone, with `lk_deleted` set. Not for a permit of a
     /// slot.
     ///
-    /// Really deleting the item would delete its marks, after which stale tokens pass. For the same reason a TTL on
-    /// tombstones is safe only if no section that began before the deletion can still be running at that time.
+    /// Deleting the item itself would delete its marks, after which stale tokens pass. For the same reason, a TTL
+    /// on tombstones is safe only if no section that began before the deletion can still be running when the TTL
+    /// ends.
     Delete,
 }
 

@@ -20,8 +20,8 @@ use super::steps::{self, FenceFiles, Target};
 use crate::format::{self, Unreadable};
 use crate::rule::Marks;
 
-/// The content of a lock file once marks exist. Only its presence is checked; the text is for people who find the
-/// file.
+/// The content of a lock file once marks exist. Only whether there is content is checked; the text is for people
+/// who find the file.
 const FOUNDED: &[u8] = b"Marks of a Lockkeeper fence are kept beside this file. Remove neither.\n";
 
 /// Filesystems shared between hosts, by magic number (statfs(2)).
@@ -59,7 +59,7 @@ fn network(magic: u64) -> Option<&'static str> {
     NETWORK.iter().find(|(known, _)| *known == magic).map(|(_, kind)| *kind)
 }
 
-/// The metadata of the guarded path, if it exists. Refuses files that could be changed bypassing the fence.
+/// The metadata of the guarded path, if it exists. Refuses files that could be changed without the fence.
 pub(super) fn inspect(data: &Path) -> Result<Option<Metadata>, FileError> {
     let Some(found) = absent_ok(fs::symlink_metadata(data)).map_err(FileError::io("look at", data))? else {
         return Ok(None);
@@ -83,21 +83,21 @@ pub(super) fn read(data: &Path) -> Result<Option<Vec<u8>>, FileError> {
     read_up_to(data, u64::MAX)
 }
 
-/// Reads the marks without the flock: replacement is atomic, so this returns one complete state.
+/// Reads the marks without the flock. Since the mark file is replaced atomically, this returns one complete state.
 pub(super) fn peek(paths: &Paths) -> Result<Marks, FileError> {
     let lock =
         absent_ok(open_options().read(true).open(&paths.lock)).map_err(FileError::io("open", &paths.lock))?;
     steps::load(&mut LockedFiles { paths, lock: lock.map_or(LockFile::Absent, LockFile::Seen), data: None })
 }
 
-/// The lock file.
+/// The lock file, as this process has it open.
 #[derive(Debug)]
 enum LockFile {
-    /// Read without the flock; the file was never fenced.
+    /// There is no lock file, because the file was never fenced: the marks are read without the flock.
     Absent,
-    /// Read without the flock.
+    /// The lock file is open, but not locked, to read the marks.
     Seen(File),
-    /// Locked until dropped or until the process ends.
+    /// The lock file is locked until this value is dropped, or until the process ends.
     Held(Flock<File>),
 }
 
@@ -128,7 +128,7 @@ impl<'a> LockedFiles<'a> {
             let data = inspect(&paths.data)?;
             let file = open_lock(&paths.lock, data.as_ref())?;
             let file = flock(file, &paths.lock, started, limit)?;
-            // The lock file may have been removed and recreated during the wait: then this flock excludes no other
+            // The lock file may have been removed and recreated during the wait. Then this flock excludes no other
             // process.
             let ours = file.metadata().map_err(FileError::io("look at", &paths.lock))?;
             let named = absent_ok(fs::symlink_metadata(&paths.lock))
@@ -147,9 +147,10 @@ impl<'a> LockedFiles<'a> {
         }
     }
 
-    /// Writes the replacement; on failure the caller removes the remains.
+    /// Writes the replacement under its temporary name; on failure the caller removes it, if it exists.
     fn fill_temp(&self, like: Option<&Metadata>, bytes: &[u8]) -> io::Result<()> {
-        // Left by a killed process: the flock is held, so no other process is using the file.
+        // A file of that name was left by a killed process: no other process uses it, since this one holds the
+        // flock.
         absent_ok(fs::remove_file(&self.paths.temp))?;
         // The file must not be readable by others before it has the mode of the file that it replaces.
         let mode = if like.is_some() { 0o600 } else { 0o666 };
@@ -199,8 +200,7 @@ impl FenceFiles for LockedFiles<'_> {
                 .or_else(|| self.data.clone().filter(Metadata::is_file)),
         };
         self.fill_temp(like.as_ref(), bytes).map_err(|source| {
-            // Best effort: the next replacement removes the remains anyway, and the first error is the one to
-            // return.
+            // If this fails too, the next replacement removes the file; the first error is returned.
             let _ = fs::remove_file(&self.paths.temp);
             FileError::io("write a replacement for", self.path(target))(source)
         })
@@ -277,8 +277,8 @@ fn open_lock(path: &Path, data: Option<&Metadata>) -> Result<File, FileError> {
 
 /// Takes the flock, waiting until `limit` after `started`.
 ///
-/// flock(2) has no timeout. So a thread blocks in the kernel's queue, which is fair where polling could starve
-/// under contention. After the limit that thread stays blocked until the holder releases the lock, and then
+/// flock(2) has no time limit, so a thread blocks in the kernel's queue. The queue is fair, whereas polling could
+/// starve under contention. After the limit that thread stays blocked until the holder releases the flock, and then
 /// releases it at once.
 fn flock(file: File, path: &Path, started: Instant, limit: Duration) -> Result<Flock<File>, FileError> {
     let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -296,7 +296,7 @@ fn flock(file: File, path: &Path, started: Instant, limit: Duration) -> Result<F
                 Err((_, errno)) => break Err(errno),
             }
         };
-        // If the receiver is gone, the sent value is dropped, which releases the flock.
+        // If the receiver is gone, the sent flock is dropped, and so released.
         let _ = answer.send(taken);
     });
     waiter.map_err(FileError::io("start a thread to wait for", path))?;
@@ -313,12 +313,12 @@ fn look_like(file: &File, like: &Metadata) -> io::Result<()> {
     if (ours.uid(), ours.gid()) != (like.uid(), like.gid())
         && fchown(file, Some(like.uid()), Some(like.gid())).is_err()
     {
-        // Only root may change the owner; changing the group is often permitted. The setuid, setgid and sticky bits
-        // are dropped then: setuid would grant the identity of another owner.
+        // Only root may change the owner; changing the group is often permitted. If the owner or group differs, the
+        // setuid, setgid and sticky bits are dropped: setuid would grant the identity of another owner.
         let _ = fchown(file, None, Some(like.gid()));
         mode &= 0o777;
     }
-    // Filesystems without modes report equal ones already.
+    // Filesystems without modes report equal modes, so nothing is set there.
     if file.metadata()?.mode() & 0o7777 == mode {
         return Ok(());
     }

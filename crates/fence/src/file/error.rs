@@ -34,7 +34,7 @@ pub enum FileError {
         /// The limit of the wait.
         waited: Duration,
     },
-    /// The mark file is damaged. It is never treated as "never seen".
+    /// The mark file is damaged. The file is never treated as "never fenced".
     #[error(
         "the marks in `{}` are damaged: {why}; nothing was done. Stop all writers, find the last token granted \
          (`lockkeeper check-token`), remove this file and its `.lock`, and enter once with that token",
@@ -55,7 +55,7 @@ pub enum FileError {
     MarksNewer {
         /// The mark file.
         path: PathBuf,
-        /// Its format.
+        /// The version of the file's format.
         version: u32,
     },
     /// The lock file records that marks existed, but the mark file is missing.
@@ -101,7 +101,7 @@ impl FileError {
     }
 }
 
-/// What to do about common faults; the cause itself is the error's source.
+/// Advice on common faults; the cause itself is the error's source.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => ": it does not exist; create it, or correct the path",
@@ -130,7 +130,7 @@ pub enum Unguardable {
     /// The path does not end in a file name.
     #[error("it names no file; give the path of a file")]
     NoName,
-    /// `….fence`, `….fence.lock` or `….fence.new`.
+    /// The name ends in `.fence`, `.fence.lock` or `.fence.new`.
     #[error(
         "names ending in `.fence`, `.fence.lock` and `.fence.new` are the fence's own; give the guarded file"
     )]
@@ -138,7 +138,7 @@ pub enum Unguardable {
     /// A symlink: its target could be fenced under another name, with other marks.
     #[error("it is a symlink to `{}`; give that path itself", target.display())]
     Symlink {
-        /// Its target.
+        /// The target of the symlink.
         target: PathBuf,
     },
     /// A file with several hard links: writes through the other names would bypass the fence.

@@ -12,8 +12,8 @@
 //! - `FILE.fence.new`: the temporary name of a replacement before its rename. A killed process may leave it behind;
 //!   the next one overwrites it.
 //!
-//! The marks are durable before the data appears, never after: a mark without its data is harmless (the same token
-//! writes again), data without its mark would let a stale token in.
+//! The marks are durable before the data appear, never after. A mark without its data is harmless, since the same
+//! token writes again; data without their mark would let a stale token pass.
 
 mod disk;
 mod error;
@@ -125,10 +125,10 @@ impl FileFence {
         self.pass(Action::Write, section, |held| steps::put(held, bytes))
     }
 
-    /// Checks, and runs `effect` before any other check of this file: for several files under one fence, or an
-    /// append. The marks are durable before `effect` starts. `effect` must make its own changes durable, and the
-    /// next section must repair a partial effect after a crash. `effect` must be short, start no process that
-    /// outlives it, and not call the fence of this file.
+    /// Checks, and runs `effect` before any other check of this file: for several files under one fence, or for
+    /// appending. The marks are durable before `effect` starts. `effect` must make its own changes durable, and the
+    /// next section must repair a partial effect after a crash. `effect` must be short, must start no process that
+    /// outlives it, and must not call the fence of this file.
     ///
     /// # Errors
     /// As [`write`](Self::write), before `effect` ran.

@@ -23,7 +23,7 @@ pub(super) trait FenceFiles {
     fn marks(&mut self) -> Result<Option<Vec<u8>>, FileError>;
     /// Whether marks were ever made durable here.
     fn founded(&mut self) -> Result<bool, FileError>;
-    /// Records durably that marks exist.
+    /// Records durably that marks exist; `founded` is true from then on.
     fn found(&mut self) -> Result<(), FileError>;
     /// Writes the replacement of `target` beside it and makes its bytes durable (not its name).
     fn prepare(&mut self, target: Target, bytes: &[u8]) -> Result<(), FileError>;
@@ -39,7 +39,7 @@ pub(super) trait FenceFiles {
     fn unsure(&self, source: FileError) -> FileError;
 }
 
-/// Reads the marks. Missing ones mean a resource never seen, unless `founded` is true.
+/// Reads the marks. Missing marks mean a resource that was never seen, unless `founded` is true.
 pub(super) fn load(disk: &mut impl FenceFiles) -> Result<Marks, FileError> {
     // Read `founded` first: a reader without the flock could otherwise find no marks and then, after a concurrent
     // first check, `founded`.
@@ -51,7 +51,7 @@ pub(super) fn load(disk: &mut impl FenceFiles) -> Result<Marks, FileError> {
     }
 }
 
-/// Checks, and makes the marks durable. The effect must come after it.
+/// Checks, and makes the marks durable. The effect must come after this.
 pub(super) fn pass(disk: &mut impl FenceFiles, action: Action, section: Section) -> Result<(), FileError> {
     let mut marks = load(disk)?;
     if marks.check(action, section)? == Passed::Raised {
@@ -73,8 +73,9 @@ fn replace(disk: &mut impl FenceFiles, marks: &Marks) -> Result<(), FileError> {
     disk.rename(Target::Marks)
 }
 
-/// Runs even if no mark rose: the mark, or the data that this section will read, may have been renamed into place
-/// by a process that was killed before it called this.
+/// Makes the present names durable, and records that marks exist. Runs even if no mark rose: the mark, or the data
+/// that this section will read, may have been renamed into place by a process that was killed before it could sync
+/// the names.
 fn settle(disk: &mut impl FenceFiles) -> Result<(), FileError> {
     disk.sync_names()?;
     if !disk.founded()? {
@@ -83,7 +84,7 @@ fn settle(disk: &mut impl FenceFiles) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Replaces the data. Only after [`pass`].
+/// Replaces the data. To be called only after [`pass`].
 pub(super) fn put(disk: &mut impl FenceFiles, bytes: &[u8]) -> Result<(), FileError> {
     disk.prepare(Target::Data, bytes)?;
     disk.rename(Target::Data)?;

@@ -1,7 +1,7 @@
 //! Kills and power cuts after every step, on a model of a directory.
 //!
-//! The model is harsher than common filesystems: of the renames since the last sync, any subset may survive a power
-//! cut, in any mix of marks and data.
+//! The model is harsher than common filesystems: any subset of the renames since the last sync may survive a power
+//! cut, those of marks and of data in any combination.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::io;
@@ -141,8 +141,8 @@ struct Acknowledged {
     data: u64,
 }
 
-/// Runs sections 5, 6 and 7 in order; 7 writes without entering. Starts at call `from`; returns the call in which
-/// the process died.
+/// Runs sections with the tokens 5, 6 and 7 in order; 7 writes without entering. Starts at call `from`; returns the
+/// call in which the process died.
 fn run(disk: &mut Model, write: Write, from: usize, told: &mut Acknowledged) -> Option<usize> {
     let calls = [(5, false), (5, true), (5, true), (6, false), (6, true), (7, true)];
     for (call, (token, writes)) in calls.into_iter().enumerate().skip(from) {
@@ -164,7 +164,7 @@ fn run(disk: &mut Model, write: Write, from: usize, told: &mut Acknowledged) -> 
     None
 }
 
-/// The invariants of any directory state after a fault; `Err` names the violated one.
+/// Checks the invariants of a directory state after a fault; `Err` names the violated one.
 fn judge(left: Names, told: &Acknowledged) -> Result<(), String> {
     let data = match &left.data {
         Some(bytes) => String::from_utf8_lossy(bytes).parse().map_err(|_| "torn data".to_owned())?,
@@ -185,8 +185,8 @@ fn judge(left: Names, told: &Acknowledged) -> Result<(), String> {
     Ok(())
 }
 
-/// A kill after every step, then a second process that repeats the killed call and continues, with a power cut
-/// after every step of that. Returns the number of outcomes checked.
+/// Kills the first process after every step; then a second process repeats the killed call and continues, and the
+/// power is cut after every step of that. Returns the number of outcomes checked.
 fn cut_everywhere(write: Write) -> Result<usize, String> {
     let mut judged = 0;
     for kill in 0.. {
@@ -220,7 +220,7 @@ fn kill_or_power_cut_never_loses_an_acknowledged_write_or_puts_data_before_its_m
     assert!(judged > 1000, "only {judged}");
 }
 
-/// Mutants: each of these orders of the same steps must violate an invariant.
+/// A mutant: this order of the same steps must violate an invariant.
 #[test]
 fn mutant_data_before_mark_is_detected() {
     let found = cut_everywhere(|disk, section, bytes| {
@@ -252,7 +252,8 @@ fn mutant_success_before_directory_sync_is_detected() {
     assert!(found.expect_err("an error").contains("acknowledged"));
 }
 
-/// Why `pass` syncs even if no mark rose: a dead process may have renamed the mark without making it durable.
+/// Shows why `pass` syncs even if no mark rose: a process that died may have renamed the marks without making the
+/// name durable.
 #[test]
 fn mutant_skipped_sync_of_an_equal_mark_is_detected() {
     let found = cut_everywhere(|disk, section, bytes| {

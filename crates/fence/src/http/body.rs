@@ -1,4 +1,4 @@
-//! The body of a response from behind the fence, which determines how long the request stays admitted: see
+//! The body of a response that passed the fence. It determines how long the request stays admitted: see
 //! [`FencedBody`].
 
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use pin_project_lite::pin_project;
 use super::passage::Pass;
 
 pin_project! {
-  /// The handler's body, or the fence's own.
+  /// The body that the handler returned, or one of the fence's own.
   ///
   /// A write ends when its body does: a handler may do work while it streams the body, and a later section must not
   /// overtake that work. So a write stays admitted until the last frame, or until the body is dropped because the
@@ -63,7 +63,7 @@ where
             }
         };
         let frame = ready!(body.as_mut().poll_frame(context));
-        // A server may stop polling after the last frame or after an error.
+        // The last frame is the last poll: a server may stop polling after it, or after an error.
         if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
             *this.pass = None;
         }

@@ -32,7 +32,7 @@ pub(super) struct FenceHeaders {
 /// `None` if the request has no fencing headers.
 pub(super) fn read(headers: &HeaderMap) -> Result<Option<FenceHeaders>, Problem> {
     let Some(token) = one(headers, &TOKEN)? else {
-        // Another fencing header without a token means that the token was forgotten; an unchecked pass would hide
+        // If another fencing header is present, the token was forgotten; passing the request unchecked would hide
         // the mistake.
         return match [&RESOURCE, &MODE, &ACTION].into_iter().find(|name| headers.contains_key(*name)) {
             Some(name) => {
@@ -67,7 +67,7 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>,
 }
 
 fn read_token(text: &str) -> Result<Token, Problem> {
-    // Digits only: `parse` alone accepts `+5`.
+    // Checked here, since `parse` alone also accepts `+5`.
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let token = digits.then(|| text.parse().ok().and_then(Token::new)).flatten();
     token.ok_or_else(|| {

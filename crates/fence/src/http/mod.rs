@@ -30,12 +30,11 @@
 //! | 400 | `…:malformed`, `…:shared-write` | an invalid header; a write under a shared hold |
 //! | 503 | `…:busy`, `…:unavailable` | a lower token is still running; the marks can't be made durable |
 //!
-//! # Guarantees
-//! The mark is durable before the handler runs. Once a higher token has arrived, no lower one starts; and the
-//! higher one starts when all lower ones have ended. A handler has ended when its future has completed or was
-//! dropped and, for a write, its body too. The fence does not cover work that a handler leaves running elsewhere (a
-//! spawned task, a statement that the database continues after the client disconnected): such work must check its
-//! token itself, see [`Fenced`].
+//! The mark is durable before the handler runs. Once a higher token has arrived, no lower one starts, and the
+//! higher one starts only when all lower ones have ended. A handler has ended when its future has completed or was
+//! dropped and, for a write, its response body too. The fence does not cover work that a handler leaves running
+//! elsewhere (a spawned task, a statement that the database continues after the client disconnected): such work
+//! must check its token itself, see [`Fenced`].
 //!
 //! Every request for a resource must pass through one fence: two processes with separate mark files, or a second
 //! path to the data, bypass it. And all clients must use the same name for a resource: the path is such a name by

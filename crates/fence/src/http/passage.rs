@@ -1,7 +1,8 @@
-//! Admission to all resources ([`Door`]): ask, wait, then check the durable marks.
+//! The admission of requests to all resources, each by its [`Door`]: asks for admission, waits, then checks the
+//! durable marks.
 //!
-//! Keeps the [`Door`] of each resource in use, bounds the wait, and leaves on drop: a dropped [`Pass`] leaves its
-//! `Door`, however the request ended.
+//! Keeps the [`Door`] of each resource in use, and bounds the wait. A dropped [`Pass`] leaves its `Door`, however
+//! the request ended.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,7 +35,7 @@ impl DoorEntry {
     fn tell(&mut self, answers: Vec<WaitOutcome>) {
         for WaitOutcome { place, verdict } in answers {
             if let Some(teller) = self.waiting.remove(&place) {
-                // A cancelled request leaves through its `Pass`.
+                // Sending fails if the request was cancelled, which then leaves through its `Pass`.
                 let _ = teller.send(verdict);
             }
         }
@@ -52,7 +53,8 @@ pub(super) struct Pass {
 impl Doors {
     /// Waits for admission, then makes the mark durable.
     ///
-    /// Admission comes before the check (reason: `door.rs`). Cancel safe: dropping the future leaves the `Door`.
+    /// Admission comes before the check of the durable marks (`door.rs` gives the reason). Cancel safe: dropping
+    /// the future leaves the `Door`.
     pub(super) async fn pass(
         self: &Arc<Self>,
         store: &impl MarkStore,
@@ -65,7 +67,8 @@ impl Doors {
         if let Some(verdict) = waiting {
             match tokio::time::timeout(wait_at_most, verdict).await {
                 Ok(Ok(verdict)) => verdict?,
-                // The sender is dropped without a verdict only by dropping `pass`, which is still alive.
+                // `Ok(Err)` can't happen: only dropping `pass`, which is still alive, drops the sender without a
+                // verdict.
                 Ok(Err(_)) | Err(_) => return Err(Problem::busy(wait_at_most)),
             }
         }

@@ -34,13 +34,13 @@ impl<S, M> FencedService<S, M> {
     }
 }
 
-/// The outcome of the check of a request.
+/// The outcome of the fence's check of a request.
 enum Word {
-    /// No token, and none is required.
+    /// The request has no token, and needs none.
     Free,
-    /// Call the handler, with the request admitted.
+    /// The request is admitted: call the handler.
     Handler(Pass, Action),
-    /// A plain enter: completed by the fence.
+    /// The request was a plain enter, which the fence itself answers.
     Entered,
 }
 
@@ -62,7 +62,8 @@ where
     }
 
     fn call(&mut self, request: Request<In>) -> Self::Future {
-        // `poll_ready` applies to this instance only, so it serves the request; the clone must become ready first.
+        // The caller has polled this instance ready, not the clone; so this instance serves the request, and the
+        // clone replaces it.
         let copy = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, copy);
         let settings = Arc::clone(&self.settings);
@@ -78,8 +79,8 @@ where
                 }
                 Err(problem) => return Ok(problem.into_response().map(FencedBody::own)),
             };
-            // `pass` is held here while the handler runs: an error, a panic or a disconnected client drops it with
-            // this future.
+            // `pass` is kept while the handler runs. An error, a panic or a client that disconnects drops it
+            // together with this future.
             let response = inner.call(Request::from_parts(parts, body)).await?;
             let pass = pass.filter(|_| action != Action::Enter);
             Ok(response.map(|body| FencedBody::of_handler(body, pass)))
@@ -98,7 +99,8 @@ impl<M: MarkStore> Settings<M> {
         let safe = parts.method.is_safe();
         let action = said.action.unwrap_or(if safe { Action::Enter } else { Action::Write });
         if action == Action::Enter && !safe && parts.method != Method::POST {
-            // A 204 here would look as if the request had been executed; the handler would execute it unchecked.
+            // A 204 of the fence would look as if the request had been executed; calling the handler would execute
+            // it unchecked.
             return Err(Problem::meaningless(format!(
                 "Fencing-Action: enter goes with POST, which does nothing else, or with GET and HEAD, which then read; not \
          with {}",
@@ -132,7 +134,8 @@ impl<M: MarkStore> Settings<M> {
     }
 }
 
-/// Percent-decoded, since most services treat `/a` and `/%61` as the same path: two names would have two marks.
+/// The resource that the path names, percent-decoded: most services treat `/a` and `/%61` as the same path, and two
+/// names would have two sets of marks.
 fn of_path(parts: &Parts) -> Result<Resource, Problem> {
     let path = parts.uri.path();
     let bad = |why: &str| {

@@ -1,5 +1,5 @@
-//! One change of one object: read it, decide, put the next record conditionally, and determine whether the put took
-//! effect.
+//! One change of one object: reads it, decides, puts the next record conditionally, and determines whether the put
+//! took effect.
 //!
 //! Guarantees that no change is lost, applied twice or reported wrongly, for any response of the store. It does not
 //! depend on the decision, which is made by [`Marks::check`](crate::Marks::check) and its callers.
@@ -7,17 +7,19 @@
 //! The response to a conditional put can be lost. It can also be "condition failed" only because the client resent
 //! the put after a lost response and the first copy had taken effect. So a failed condition is not conclusive: the
 //! object is read again, and its record determines the outcome ([`Fate`]):
-//! - It has our nonce, or lists it among the previous changes: done, though perhaps superseded.
-//! - It is still the record that we read: not done, but a put in flight may still take effect. The same bytes are
-//!   put again; at most one of the two puts can take effect, since they have the same condition.
-//! - It lists the record that we read, but not ours: another change followed that record, so ours can never take
-//!   effect. The decision is made again, on the current record.
-//! - None of these, because more than [`BEFORE_MAX`](super::record::BEFORE_MAX) changes came between: unknown
-//!   ([`ObjectError::Unsure`]).
+//! - The record has our nonce, or lists it among the previous changes: our put took effect, though other changes
+//!   may have followed.
+//! - The record is still the one that we read before: our put did not take effect yet, but may be in flight. The
+//!   same bytes are put again; at most one of the two puts can take effect, since they have the same condition.
+//! - The record lists the one that we read before, but not ours: another change followed that record, so ours can
+//!   never take effect. The decision is made again, on the current record.
+//! - None of these, because more than [`BEFORE_MAX`](super::record::BEFORE_MAX) changes came between: the outcome
+//!   is unknown ([`ObjectError::Unsure`]).
 //!
-//! Every call puts, even if it raises no mark. This makes the condition of any put of the same holder that is still
-//! in flight fail, and it proves that the check was made on the object's current state even if the store's reads
-//! lag. A refusal needs no such proof: it is correct even on a lagging read, since marks only rise.
+//! Every call puts, even if it raises no mark. If an earlier put of the same holder is still in flight, its
+//! condition fails from then on. The put also proves that the check was made on the object's current state, even if
+//! the store's reads lag. A refusal needs no such proof: it is correct even on a lagging read, since marks only
+//! rise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +35,7 @@ use crate::rule::Marks;
 
 /// The longest pause between two tries.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// The first pause is at most this; the limit then doubles. About the duration of a put.
+/// The upper limit of the first pause, about the duration of a put. The limit doubles for each further pause.
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
 
 /// The objects of one kind of fence in one store.
@@ -41,7 +43,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(10);
 pub(super) struct Objects {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) holds: Holds,
-    /// Most puts of one change.
+    /// The largest number of puts for one change.
     pub(super) tries: u32,
 }
 
@@ -65,25 +67,25 @@ struct Attempt<T> {
     nonce: Nonce,
     bytes: Bytes,
     answer: T,
-    /// The error of its last put, unless that was "condition failed".
+    /// The error of the attempt's last put, unless that was "condition failed".
     unanswered: Option<Error>,
 }
 
 /// The outcome of an attempt, from the record read after it.
 enum Fate {
     Done,
-    /// Not done so far: the object is unchanged.
+    /// Not done so far, since the object is unchanged; a put may still be in flight.
     Open,
-    /// Not done, and can't take effect any more.
+    /// Not done, and it can't take effect any more.
     Overtaken,
-    /// The read lags: it returned a state older than the one the attempt is based on.
+    /// The read lags: it returned a state from before the record that the attempt is based on.
     LateRead,
     /// The object does not exist any more.
     Removed,
     Unknown,
 }
 
-/// The object of `resource`.
+/// Returns the path of the object of `resource`.
 ///
 /// # Errors
 /// [`ObjectError::BadResource`] and [`ObjectError::BadPath`].
@@ -91,7 +93,7 @@ pub(super) fn path_of(resource: &str) -> Result<Path, ObjectError> {
     let name = resource::checked(resource)?;
     let bad = |why: String| ObjectError::BadPath { resource: resource.to_owned(), why };
     let path = Path::parse(name).map_err(|error| bad(error.to_string()))?;
-    // `Path::parse` silently drops such slashes: one object would have two names.
+    // `Path::parse` drops slashes at the begin and the end, so one object would have two names.
     if path.as_ref() != name {
         return Err(bad("it begins or ends with `/`".to_owned()));
     }
@@ -102,7 +104,7 @@ impl Objects {
     /// The record of the object; `None` if there is no such object.
     ///
     /// # Errors
-    /// All of reading: see [`ObjectError`].
+    /// All errors of a read: see [`ObjectError`].
     pub(super) async fn read(&self, path: &Path) -> Result<Option<Record>, ObjectError> {
         Ok(self.see(path).await?.map(|seen| seen.record))
     }
@@ -141,7 +143,7 @@ impl Objects {
     ///
     /// # Errors
     /// Those of `decide`, with nothing done; [`ObjectError::Contended`], [`ObjectError::Unsure`],
-    /// [`ObjectError::Removed`], [`ObjectError::Store`], and all of reading.
+    /// [`ObjectError::Removed`], [`ObjectError::Store`], and all errors of a read.
     pub(super) async fn change<T>(
         &self,
         path: &Path,
@@ -153,7 +155,7 @@ impl Objects {
         loop {
             let seen = match (self.see(path).await, &open) {
                 (Ok(seen), _) => seen,
-                // No put of this call can be in flight.
+                // No put of this call was sent, so none can be in flight.
                 (Err(error), None) => return Err(error),
                 (Err(ObjectError::Store { source, .. }), Some(_)) if puts >= self.tries => {
                     return unsure(puts, Some(source));
@@ -234,7 +236,8 @@ impl<T> Attempt<T> {
             return Fate::Done;
         }
         let Some(base) = base else {
-            // The object was created by another writer if its record lists all changes back to the first.
+            // If the record lists all changes back to the first one, ours is not among them: another writer created
+            // the object.
             let whole = now.change == now.before.len() as u64 + 1;
             return if whole { Fate::Overtaken } else { Fate::Unknown };
         };

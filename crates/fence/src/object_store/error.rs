@@ -14,10 +14,10 @@ pub enum ObjectError {
     /// The rule refused the section; nothing was written.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// Not a valid resource name.
+    /// The text is not a valid resource name.
     #[error(transparent)]
     BadResource(#[from] BadResource),
-    /// A name that no object in a store can have.
+    /// The name is valid, but no object in a store can have it.
     #[error("`{resource}` can't be the name of an object: {why}; write segments with one `/` between them")]
     BadPath {
         /// The name as given.
@@ -67,7 +67,7 @@ pub enum ObjectError {
         /// The resource.
         resource: String,
     },
-    /// An object that no fence wrote.
+    /// The object was not written by a fence.
     #[error(
         "the object `{resource}` was not written by a fence; it was left as it is. Give another name, or move the object \
          away and write its content through the fence"
@@ -76,12 +76,12 @@ pub enum ObjectError {
         /// The resource.
         resource: String,
     },
-    /// An object of the other kind of fence.
+    /// The object belongs to the other kind of fence.
     #[error("the object `{resource}` holds a {found}: use `{use_instead}` for it")]
     OtherFence {
         /// The resource.
         resource: String,
-        /// Its actual kind.
+        /// The actual kind of the object.
         found: &'static str,
         /// The fence that it belongs to.
         use_instead: &'static str,
@@ -106,10 +106,10 @@ pub enum ObjectError {
     Newer {
         /// The resource.
         resource: String,
-        /// Its format.
+        /// The version of the object's format.
         version: u32,
     },
-    /// More content than fits beside the marks.
+    /// The content is too long to be stored with the marks.
     #[error(
         "{bytes} bytes are too many for `{resource}`: the limit is {CONTENT_BYTES_MAX}, since every enter moves them \
          again. Use `PointerFence`, which has no limit"
@@ -120,7 +120,7 @@ pub enum ObjectError {
         /// The content's length in bytes.
         bytes: u64,
     },
-    /// A draft whose data a sweep may have removed.
+    /// A sweep may have removed the data of this draft.
     #[error(
         "the draft `{draft}` was given up by a sweep of `{resource}` and may be gone; nothing was published. Make a new \
          draft, upload again, publish that; and sweep only what is older than an upload takes"
@@ -131,13 +131,13 @@ pub enum ObjectError {
         /// The object that was uploaded.
         draft: Path,
     },
-    /// A draft without uploaded data.
+    /// No data were uploaded to the draft.
     #[error("there is no object `{draft}`; nothing was published. Upload the data to it before publishing")]
     DraftMissing {
         /// The missing object.
         draft: Path,
     },
-    /// The data that a pointer names are missing, or differ from those published.
+    /// The data that the pointer names are missing, or differ from the published ones.
     #[error(
         "the data of `{resource}` in `{data}` {why}: something other than the fence has changed it. Restore it, or write \
          the resource anew"
@@ -160,7 +160,7 @@ pub enum ObjectError {
         /// The store's error.
         source: ::object_store::Error,
     },
-    /// The system's RNG failed; changes can't be told apart without random nonces.
+    /// The system's random number generator failed; without random nonces, changes can't be told apart.
     #[error("the system gives no random numbers; nothing was done")]
     Random(#[source] getrandom::Error),
 }
@@ -176,7 +176,7 @@ impl ObjectError {
     }
 }
 
-/// What to do about common faults; the cause itself is the error's source.
+/// Advice on common faults; the cause itself is the error's source.
 fn advice(source: &::object_store::Error) -> &'static str {
     match source {
         ::object_store::Error::PermissionDenied { .. } => {

@@ -24,9 +24,9 @@
 //!   small fenced object points to it.
 //!
 //! Both require conditional puts: a put that takes effect only if the object is unchanged since the read
-//! (If-Match), or does not exist (If-None-Match: *). [`ObjectFence::connect`] checks that the store rejects other
-//! puts, and refuses a store that doesn't. A mark is as durable as the store's acknowledged puts; neither a killed
-//! process nor a lost response undoes it.
+//! (If-Match), or does not exist (If-None-Match: *). [`ObjectFence::connect`] checks that the store rejects a put
+//! whose condition does not hold, and refuses a store that doesn't. A mark is as durable as the store's
+//! acknowledged puts; neither a killed process nor a lost response undoes it.
 //!
 //! Reads: S3, Azure and Google guarantee that a read returns the latest put. A check does not depend on that, but
 //! the result of `read` does: with a store whose reads may lag, use the content that `enter` returns.
@@ -57,8 +57,8 @@ use record::{Holds, Record};
 /// well below a second.
 pub const CONTENT_BYTES_MAX: u64 = 8 << 20;
 
-/// Default limit of puts per call while other writers change the object. With the pauses between them about half a
-/// minute.
+/// Default limit of puts per call while other writers change the object. With the pauses between the puts, about
+/// half a minute.
 pub const TRIES_DEFAULT: u32 = 64;
 
 /// Fenced objects with their content; each object is a resource, named by its path. Any number of values and
@@ -196,7 +196,7 @@ impl ObjectFence {
 /// The marks after `section` has done `action`.
 fn passed(last: Option<&Record>, action: Action, section: Section) -> Result<Marks, ObjectError> {
     let mut marks = last.map(|last| last.marks.clone()).unwrap_or_default();
-    // A put follows even if no mark rose: see `change`.
+    // The put follows even if no mark rose; `change` gives the reason.
     let _ = marks.check(action, section)?;
     Ok(marks)
 }

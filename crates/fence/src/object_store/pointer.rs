@@ -15,8 +15,9 @@
 //!    step 2.
 //!
 //! After step 2 the pointer can no longer be set to data with a lower count, and the data that it named are kept.
-//! Writers that are uploading at that time get an error and must upload again. The age given to a sweep only spares
-//! them, and readers that have read the pointer but not yet the data; it is measured by the store's clock alone.
+//! Writers that are uploading at that time get an error and must upload again. The minimum age given to a sweep
+//! only spares such writers, and readers that have read the pointer but not yet the data; it is measured by the
+//! store's clock alone.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ use crate::rule::{Action, Marks, Section};
 
 /// Most uploads of one write, when sweeps come between.
 const UPLOADS_MAX: u32 = 3;
-/// Most times that a reader follows a pointer whose data were swept before it could read them.
+/// Most times that a reader reads the pointer again because its data were swept before the reader could read them.
 const FOLLOWS_MAX: u32 = 8;
 
 /// Fenced resources with content of any size. Any number of values and processes may use the same store.
@@ -67,8 +68,8 @@ impl Draft {
 pub struct Swept {
     /// Number of removed objects.
     pub removed: u64,
-    /// Number of objects kept although the pointer does not name them: too young, or uploaded since the sweep
-    /// began.
+    /// Number of objects kept although the pointer does not name them: they are too young, or were uploaded after
+    /// the sweep began.
     pub left: u64,
 }
 
@@ -77,7 +78,7 @@ pub struct Swept {
 struct Pointer {
     /// Number of sweeps so far.
     sweeps: u64,
-    /// The data's name below the resource's folder and their length in bytes.
+    /// The data's name in the resource's folder, and their length in bytes.
     data: Option<(String, u64)>,
 }
 
@@ -133,7 +134,7 @@ impl PointerFence {
     /// A fence for the objects in `store`: see [`ObjectFence::connect`](super::ObjectFence::connect).
     ///
     /// # Errors
-    /// As there.
+    /// As [`ObjectFence::connect`](super::ObjectFence::connect).
     pub async fn connect(store: Arc<dyn ObjectStore>) -> Result<Self, ObjectError> {
         probe::probe(store.as_ref()).await?;
         Ok(Self { objects: Objects { store, holds: Holds::Pointer, tries: TRIES_DEFAULT } })
@@ -182,7 +183,7 @@ impl PointerFence {
             match self.objects.store.get_opts(&data, GetOptions::default()).await {
                 Ok(got) if got.meta.size == bytes => return Ok(Some(got)),
                 Ok(got) => return lost(format!("are {} bytes, and {bytes} were published", got.meta.size)),
-                // Swept after the pointer was read, if the pointer names other data by now.
+                // If the pointer names other data by now, these data were swept after the pointer was read.
                 Err(Error::NotFound { .. }) if follows < FOLLOWS_MAX && followed.as_ref() != Some(&name) => {
                     followed = Some(name);
                     follows += 1;
@@ -312,8 +313,8 @@ impl PointerFence {
         };
         let pointer = self.objects.change(&path, decide).await?;
         let store = &self.objects.store;
-        // The time of the pointer's last put, by the clock that also dates the data; later than our put if it was
-        // put again.
+        // The time of the pointer's last put, by the clock that also dates the data. If the pointer was put again
+        // since, the time is later than this sweep's put.
         let now = store.head(&path).await.map_err(ObjectError::store("look for", &path))?.last_modified;
 
         let folder = folder(&path);
@@ -351,14 +352,14 @@ impl PointerFence {
         let bytes = content.content_length() as u64;
         let mut uploads = 0;
         loop {
-            // Check before the upload, to avoid a useless upload under a stale token.
+            // Checks before the upload, so that a stale token does not upload in vain.
             let last = self.objects.read(&path).await?;
             let pointer = Pointer::of(&path, last.as_ref())?;
             passed(last.as_ref(), action, section)?;
             let draft = draft_of(&path, pointer.sweeps)?;
             let created = PutOptions::from(PutMode::Create);
             match self.objects.store.put_opts(&draft.path, content.clone(), created).await {
-                // The name is unique, so an existing object means that the client sent the put twice.
+                // The name is unique: if the object exists, the HTTP client has sent this put twice.
                 Ok(_) | Err(Error::AlreadyExists { .. }) => {}
                 Err(error) => return Err(ObjectError::store("upload to", &draft.path)(error)),
             }

@@ -85,7 +85,8 @@ impl Probe<'_> {
                 Err(error) => return Err(ObjectError::store("put", path)(error)),
             }
         }
-        // Zero is valid: a client that resends after a lost response fails its own condition.
+        // None is valid too: if a response was lost and the client resends the put, its own first copy makes the
+        // second fail.
         if done > 1 {
             return Err(unfit(self.store, Unfit::NotAtomic { what, done, of: RIVALS }));
         }
@@ -105,7 +106,7 @@ impl Probe<'_> {
         match self.put(&self.main, content, mode).await {
             Ok(_) => Ok(()),
             Err(error) if is_refusal(&error) => {
-                // Perhaps done by the first copy of a put whose response the client lost.
+                // The put may have been done by a first copy, whose response the client has lost.
                 let (found, _) = self.look().await?;
                 if found == content.as_bytes() {
                     return Ok(());
@@ -133,7 +134,8 @@ impl Probe<'_> {
     fn not_supported(&self, what: &'static str, path: &Path, error: Error) -> ObjectError {
         let answer = error.to_string();
         match &error {
-            // By the name of the implementation: a wrapping store need not report the store that it wraps.
+            // Recognized by the name of the implementation, since a store that wraps another one need not report
+            // which.
             Error::NotImplemented { implementer, .. } if implementer.contains("LocalFileSystem") => {
                 unfit(self.store, Unfit::LocalFiles)
             }

@@ -13,14 +13,14 @@
 //! content 12 bytes 3f1c0a5d9b7e2468
 //! check 90ab12cd34ef5678
 //! ```
-//! - `nonce` is new with every change. An ETag may be the MD5 of the bytes, so that equal bytes have equal ETags:
-//!   with the nonce no two changes have equal bytes, so an If-Match on an ETag identifies one change.
+//! - `nonce` is new with every change, so no two changes have equal bytes. An ETag may be the MD5 of the bytes:
+//!   with the nonce, an If-Match on an ETag identifies one change.
 //! - `change` counts the changes, and `before` lists the nonces of the previous ones, the newest first, at most
 //!   [`BEFORE_MAX`]. A writer without a response uses them to find out whether its change took effect, even after
 //!   further changes of the object.
 //! - `content` has the length and the XXH3 of the content, or is `content none` if there is none: a deleted object
 //!   remains, with its marks.
-//! - `check` is the XXH3 of the header before it.
+//! - `check` is the XXH3 of the header up to this line.
 
 use std::fmt::{self, Write as _};
 
@@ -48,7 +48,7 @@ const CHECK_BYTES: usize = 17;
 pub(super) struct Nonce(u128);
 
 impl Nonce {
-    /// A new one, from the system's RNG: two processes, or a process and its fork, must never share one.
+    /// Returns a new nonce, from the system's RNG: two processes, or a process and its fork, must never share one.
     ///
     /// # Errors
     /// The system's RNG failed.
@@ -71,7 +71,7 @@ impl fmt::Display for Nonce {
     }
 }
 
-/// The fence that an object belongs to: neither may read the other's content as its own.
+/// The kind of fence that an object belongs to: neither kind may read the other's content as its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Holds {
     /// The content itself.
@@ -94,7 +94,7 @@ impl fmt::Display for Holds {
 pub(super) struct Record {
     pub(super) holds: Holds,
     pub(super) nonce: Nonce,
-    /// 1 for the change that created the object.
+    /// The number of this change; 1 for the change that created the object.
     pub(super) change: u64,
     /// Nonces of the previous changes, the newest first.
     pub(super) before: Vec<Nonce>,
@@ -107,9 +107,9 @@ pub(super) struct Record {
 pub(super) enum Unreadable {
     /// An object that no fence wrote.
     Foreign,
-    /// The format version is another one.
+    /// The program does not support this format version.
     Newer { version: u32 },
-    /// Truncated, corrupted or edited.
+    /// The bytes are truncated, corrupted or edited.
     Corrupt { why: &'static str },
 }
 
@@ -177,7 +177,7 @@ impl Record {
             version => return Err(Unreadable::Newer { version }),
         }
         let record = parse(lines, bytes.slice(header..)).ok_or(corrupt("a line is not one of its header"))?;
-        // Only the canonical form is valid; this compares the content's length and checksum too.
+        // Only the canonical form is valid. This also compares the content's length and checksum.
         if record.header() == text {
             Ok(record)
         } else {

@@ -55,8 +55,8 @@ impl Column {
         format!("UPDATE {table} SET {fence} = $2 WHERE {key} = $1 AND {fence} <= $2")
     }
 
-    /// Writes that row. `set` is the `SET` clause, with parameters from `$3` on. It is inserted as raw SQL: never
-    /// build it from untrusted input.
+    /// Writes the row with the key `$1` under the token `$2`. `set` is the `SET` clause, with parameters from `$3`
+    /// on. It is inserted as raw SQL: never build it from untrusted input.
     #[must_use]
     pub fn write_sql(&self, set: &str) -> String {
         let Self { table, key, fence } = self;

@@ -45,7 +45,7 @@ pub enum PostgresError {
          begin READ WRITE"
     )]
     Replica,
-    /// A row of marks that the fence's functions never write.
+    /// A row of the marks has values that the fence's functions never write.
     #[error(
         "the marks of `{resource}` are damaged: slot {slot} has any_token {any}, writer_token {writer}; somebody wrote \
          lockkeeper_fence.marks by hand. Stop all writers, find the last token granted (`lockkeeper check-token`), and \
@@ -56,9 +56,9 @@ pub enum PostgresError {
         resource: String,
         /// The row's slot.
         slot: i32,
-        /// Its `any_token`.
+        /// The row's `any_token`.
         any: i64,
-        /// Its `writer_token`.
+        /// The row's `writer_token`.
         writer: i64,
     },
     /// A guarded table was written without a token.
@@ -67,14 +67,14 @@ pub enum PostgresError {
         /// The server's message, with the table.
         message: String,
     },
-    /// There is no row with this key in a table with its own marks.
+    /// A table with its own marks has no row with this key.
     #[error(
         "there is no row of {table} with this {key}; nothing was done: insert it, with its fence column at 0"
     )]
     RowAbsent {
         /// The table, quoted as in SQL.
         table: String,
-        /// Its key column, quoted.
+        /// The table's key column, quoted.
         key: String,
     },
     /// A fence column is NULL.
@@ -85,7 +85,7 @@ pub enum PostgresError {
     ColumnNull {
         /// The table, quoted as in SQL.
         table: String,
-        /// Its fence column, quoted.
+        /// The table's fence column, quoted.
         column: String,
     },
     /// The value in a fence column is not a token.
@@ -95,13 +95,13 @@ pub enum PostgresError {
     ColumnOutOfRange {
         /// The table, quoted as in SQL.
         table: String,
-        /// Its fence column, quoted.
+        /// The table's fence column, quoted.
         column: String,
-        /// Its value.
+        /// The column's value.
         value: i64,
     },
-    /// An `UPDATE` matched no row although the mark is not above the token: the row was inserted meanwhile, or the
-    /// statement has further conditions.
+    /// An `UPDATE` matched no row although the mark is not above the token: the row was inserted after the
+    /// `UPDATE`, or the statement has further conditions.
     #[error(
         "the update of {table} found no row, but token {token} is not stale (the mark is {mark}): the statement has further \
          conditions, or the row was inserted meanwhile; nothing was done"
@@ -134,7 +134,7 @@ pub enum PostgresError {
     },
 }
 
-/// The parts of a library error that both adapters read.
+/// The parts of a client library's error that both adapters read.
 pub(super) struct Reported<'a> {
     pub(super) sqlstate: Option<&'a str>,
     pub(super) message: &'a str,
@@ -142,8 +142,8 @@ pub(super) struct Reported<'a> {
 }
 
 impl Reported<'_> {
-    /// The refusal, if the server raised one. `action` is the requested one: the server's error does not contain
-    /// it.
+    /// The refusal, if the fence's functions raised one. `action` is the requested action, which the server's error
+    /// does not contain.
     pub(super) fn refused(&self, action: Action) -> Option<Refused> {
         match self.sqlstate? {
             "LK001" => {
@@ -162,7 +162,7 @@ impl Reported<'_> {
         Some((Token::new(offered.parse().ok()?)?, Token::new(highest.parse().ok()?)?))
     }
 
-    /// The meaning of the error for the caller.
+    /// What the error means for the caller.
     pub(super) fn verdict(&self, action: Action) -> PostgresErrorKind {
         if let Some(refused) = self.refused(action) {
             return PostgresErrorKind::Refused(refused);
@@ -181,7 +181,8 @@ impl Reported<'_> {
     }
 }
 
-/// For a function without EXECUTE the server's message contains only the unqualified function name.
+/// Whether the message concerns the fence. For a function without EXECUTE it contains only the unqualified function
+/// name.
 fn names_the_fence(message: &str) -> bool {
     message.contains("lockkeeper_fence")
         || ["enter", "check_write", "check_once", "read_marks", "version", "reset_marks"]
@@ -189,7 +190,7 @@ fn names_the_fence(message: &str) -> bool {
             .any(|name| message.ends_with(&format!(" {name}")))
 }
 
-/// [`PostgresError`] without its source, which the caller owns.
+/// [`PostgresError`] without its source: the caller adds the library error that it owns.
 pub(super) enum PostgresErrorKind {
     Refused(Refused),
     TryAgain,

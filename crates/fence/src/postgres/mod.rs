@@ -1,7 +1,7 @@
 //! A fence in PostgreSQL: the check is the first statement of the transaction that it guards.
 //!
 //! Contains the SQL (`fence.sql`, for a DBA to read and apply: [`SCHEMA_SQL`]) and the code that both adapters
-//! share. The rule is implemented in that file, as functions of the server, so that it applies to programs in any
+//! share. The rule is implemented in `fence.sql`, as functions of the server, so that it applies to programs in any
 //! language. The caller's connections are used; none are opened here.
 //!
 //! [`tokio_postgres`] and [`sqlx`] have the same calls for two client libraries
@@ -33,8 +33,8 @@ pub use error::PostgresError;
 #[cfg(any(feature = "sqlx", feature = "tokio-postgres"))]
 use shared::{READ_MARKS, RESET, SETTINGS, arguments, bigint, call, found, marks_of};
 
-/// Schema, table, functions and the grants that an application needs, as plain SQL with comments. Applied only by
-/// an explicit `install`.
+/// Schema, table, functions, and the grants that an application needs, as plain SQL with comments. Applied only if
+/// the caller calls `install`.
 pub const SCHEMA_SQL: &str = include_str!("fence.sql");
 
 /// The version of [`SCHEMA_SQL`], as returned by `lockkeeper_fence.version()`.
@@ -113,7 +113,7 @@ mod shared {
          current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), pg_is_in_recovery(), \
          lockkeeper_fence.version()";
 
-    /// The call that checks, with its arguments `$1` to `$4`: [`arguments`].
+    /// The SQL call that checks; `$1` to `$4` are the [`Arguments`].
     pub(crate) const fn call(action: Action) -> &'static str {
         match action {
             Action::Enter => "SELECT lockkeeper_fence.enter($1, $2, $3, $4)",
@@ -144,7 +144,8 @@ mod shared {
         i64::try_from(token.get()).expect("a token is below 2^53")
     }
 
-    /// Marks from rows of [`READ_MARKS`]. Slots whose marks are not above the base are left out, as in the rule.
+    /// Builds the marks from rows of [`READ_MARKS`]. Slots whose marks are not above the base are left out, as in
+    /// the rule.
     pub(crate) fn marks_of(
         resource: &str,
         rows: impl Iterator<Item = (i32, i64, i64)>,
@@ -170,7 +171,7 @@ mod shared {
         Ok(marks)
     }
 
-    /// 0 is a mark that no token has reached; outer `None` is not a mark.
+    /// Converts a stored value. `Some(None)` for 0: no token has passed. `None` for a value that is no mark.
     fn mark(value: i64) -> Option<Option<Token>> {
         match value {
             0 => Some(None),
@@ -178,7 +179,7 @@ mod shared {
         }
     }
 
-    /// The findings from a row of [`SETTINGS`].
+    /// Builds the findings from a row of [`SETTINGS`].
     pub(crate) fn found(
         (server_version, fsync, synchronous_commit, synchronous_standby_names): (
             String,

@@ -74,8 +74,8 @@ pub async fn enter(
     pass(executor, Action::Enter, resource, section).await
 }
 
-/// Checks. Must be the first statement of a transaction that writes; until its end no other section passes, except
-/// permits of other slots. All its writes take effect with the commit, or none.
+/// Checks the section. Must be the first statement of a transaction that writes; until the transaction ends, no
+/// other section passes, except permits of other slots. All its writes take effect with the commit, or none.
 ///
 /// # Errors
 /// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at REPEATABLE
@@ -127,7 +127,7 @@ pub async fn reset(executor: impl PgExecutor<'_>, resource: &str, to: Token) -> 
     asked.map(drop).map_err(|error| means(Action::Enter, "the reset of the marks", error))
 }
 
-/// Raises the mark of a row with its own mark. Otherwise as [`enter`].
+/// Raises the mark of a row in a table with its own marks. Otherwise as [`enter`].
 ///
 /// # Errors
 /// [`Refused::Stale`], [`PostgresError::RowAbsent`], [`PostgresError::ColumnNull`], [`PostgresError::ExclusiveOnly`],
@@ -144,8 +144,8 @@ where
     update(connection, column, Action::Enter, &column.enter_sql(), key, section, |_| Ok(())).await
 }
 
-/// Writes a row with its own mark: `set` is the `SET` clause, and `parameters` adds its parameters, from `$3` on.
-/// Check and effect are one statement, so no transaction is needed.
+/// Writes a row in a table with its own marks: `set` is the `SET` clause, and `parameters` adds its parameters,
+/// from `$3` on. Check and effect are one statement, so no transaction is needed.
 ///
 /// ```no_run
 /// # use lockkeeper_fence::{Section, postgres::{Column, PostgresError, sqlx::write_row}};
@@ -191,7 +191,7 @@ where
     update(connection, column, Action::CheckOnce, &sql, key, section, parameters).await
 }
 
-/// The refusal in an error of the caller's own statement, raised there by a trigger (`guard_table`).
+/// The refusal, if the error of a statement of the caller is one: the trigger of `guard_table` raises it.
 #[must_use]
 pub fn refusal(error: &Error) -> Option<Refused> {
     reported(error).refused(Action::Write)

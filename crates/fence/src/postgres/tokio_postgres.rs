@@ -68,11 +68,12 @@ pub async fn enter<C: GenericClient + Sync>(
     pass(client, Action::Enter, resource, section).await
 }
 
-/// Checks. Must be the first statement of a transaction that writes; until its end no other section passes, except
-/// permits of other slots. All its writes take effect with the commit, or none.
+/// Checks the section. Must be the first statement of a transaction that writes; until the transaction ends, no
+/// other section passes, except permits of other slots. All its writes take effect with the commit, or none.
 ///
-/// It may be pipelined with the next statement, which saves its round trip: `tokio::join!(write(&transaction, …),
-/// transaction.execute(…))`, this one first. If it refuses, the server does not execute the other one either.
+/// It may be pipelined with the next statement, which saves a round trip: `tokio::join!(write(&transaction, …),
+/// transaction.execute(…))`, with the check first. If the check refuses, the server does not execute the other
+/// statement either.
 ///
 /// # Errors
 /// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at REPEATABLE
@@ -126,7 +127,7 @@ pub async fn reset<C: GenericClient + Sync>(
     asked.map(drop).map_err(|error| means(Action::Enter, "the reset of the marks", error))
 }
 
-/// Raises the mark of a row with its own mark. Otherwise as [`enter`].
+/// Raises the mark of a row in a table with its own marks. Otherwise as [`enter`].
 ///
 /// # Errors
 /// [`Refused::Stale`], [`PostgresError::RowAbsent`], [`PostgresError::ColumnNull`], [`PostgresError::ExclusiveOnly`],
@@ -140,8 +141,8 @@ pub async fn enter_row<C: GenericClient + Sync>(
     update(client, column, Action::Enter, &column.enter_sql(), key, section, &[]).await
 }
 
-/// Writes a row with its own mark: `set` is the `SET` clause, with `parameters` from `$3` on. Check and effect are
-/// one statement, so no transaction is needed.
+/// Writes a row in a table with its own marks: `set` is the `SET` clause, with `parameters` from `$3` on. Check and
+/// effect are one statement, so no transaction is needed.
 ///
 /// # Errors
 /// As [`enter_row`].
@@ -171,7 +172,7 @@ pub async fn write_row_once<C: GenericClient + Sync>(
     update(client, column, Action::CheckOnce, &column.write_once_sql(set), key, section, parameters).await
 }
 
-/// The refusal in an error of the caller's own statement, raised there by a trigger (`guard_table`).
+/// The refusal, if the error of a statement of the caller is one: the trigger of `guard_table` raises it.
 #[must_use]
 pub fn refusal(error: &Error) -> Option<Refused> {
     reported(error).refused(Action::Write)

@@ -57,9 +57,9 @@ impl RedisCommand {
         &self.words
     }
 
-    /// Why the command is not allowed in a fenced write, if that is known before it is sent.
+    /// Why the command is not allowed in a fenced write, if this can be determined before it is sent.
     pub(super) fn fault(&self) -> Option<&'static str> {
-        // These delete or replace the marks too, and without marks stale tokens pass.
+        // These commands delete or replace the marks too, and without marks stale tokens pass.
         const FORGET: [&str; 3] = ["FLUSHALL", "FLUSHDB", "SWAPDB"];
         let name = self.name();
         if name.is_empty() {
@@ -100,8 +100,8 @@ impl FenceScript {
 
 pub(super) const CHECK: &str = include_str!("scripts/check.lua");
 
-/// A script and its digest. It is called by digest; to a server that doesn't know the digest, e.g. after a restart,
-/// the full text is sent, which caches the script again.
+/// A script and its digest. It is called by its digest; to a server that doesn't know the digest (after a restart,
+/// for example), the full text is sent, which caches the script again.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     text: String,
@@ -125,7 +125,7 @@ impl Script {
         call
     }
 
-    /// The same call, with the full text.
+    /// The same call with the script's full text instead of its digest.
     pub(super) fn in_full(&self, call: &Cmd) -> Cmd {
         let mut full = Cmd::new();
         full.arg("EVAL").arg(&self.text);

@@ -12,7 +12,7 @@ pub enum RedisFenceError {
     /// The rule refused the section; nothing was done.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// Not a valid resource name; nothing was sent.
+    /// The text is not a valid resource name; nothing was sent.
     #[error(transparent)]
     Resource(#[from] BadResource),
     /// The server may evict keys, including marks; without its mark a resource accepts any token.
@@ -21,7 +21,7 @@ pub enum RedisFenceError {
          short, and a mark that is gone lets every token in. Set `maxmemory-policy noeviction`"
     )]
     Evicts {
-        /// Its policy.
+        /// The server's policy.
         policy: String,
     },
     /// The server does not report its eviction policy.
@@ -30,13 +30,13 @@ pub enum RedisFenceError {
          this user; or, if you know that the policy is `noeviction`, connect by `RedisFence::trusting_no_eviction`"
     )]
     EvictionUnknown {
-        /// Its reply.
+        /// The server's reply.
         why: String,
     },
     /// The server is a replica, which lags: its marks may be older than the primary's. Nothing was done.
     #[error("this Redis is a replica, whose marks may be old; nothing was done. Connect to the primary")]
     Replica,
-    /// In a cluster, a key in another slot than the marks; nothing was sent.
+    /// In a cluster, a key is in another slot than the marks; nothing was sent.
     #[error(
         "key `{key}` is in slot {slot} of the cluster, and the marks of `{resource}` are in slot {marks_slot}: check and \
          write would not be one step; nothing was done. Give the key the same hash tag: put `{{{tag}}}` into its name"
@@ -46,17 +46,17 @@ pub enum RedisFenceError {
         resource: String,
         /// The key in another slot.
         key: String,
-        /// Its slot.
+        /// The slot of that key.
         slot: u16,
         /// The slot of the marks.
         marks_slot: u16,
-        /// The hash tag that places a key there.
+        /// The hash tag that places a key in the slot of the marks.
         tag: String,
     },
     /// A command that is not allowed in a fenced write; nothing was sent.
     #[error("`{command}` can't be part of a fenced write: {why}")]
     Command {
-        /// Its name.
+        /// The command's name.
         command: String,
         /// The reason, and the remedy.
         why: &'static str,
@@ -68,7 +68,7 @@ pub enum RedisFenceError {
         done + 1
     )]
     Failed {
-        /// Number of commands that took effect before it.
+        /// Number of commands that took effect before the failed one.
         done: usize,
         /// Number of commands in the write.
         of: usize,
@@ -86,7 +86,7 @@ pub enum RedisFenceError {
         /// The error reply.
         message: String,
     },
-    /// The key of the marks has another type; nothing was done.
+    /// The key of the marks has another type than a hash; nothing was done.
     #[error(
         "key `{key}` should be the hash of the marks, and is something else; nothing was done. Find out what writes it \
          (`TYPE`), and rename that key"
@@ -95,7 +95,7 @@ pub enum RedisFenceError {
         /// The key.
         key: String,
     },
-    /// A mark is not a valid token. It is never treated as "never seen".
+    /// A mark is not a valid token. The resource is never treated as "never seen".
     #[error(
         "the marks in `{key}` are damaged: field `{field}` is `{value}`; nothing was done. Stop all writers, find the \
          last token granted, and set the marks to it (`reset`)"
@@ -105,7 +105,7 @@ pub enum RedisFenceError {
         key: String,
         /// The field of the hash.
         field: String,
-        /// Its value.
+        /// The field's value.
         value: String,
     },
     /// The server returned an error; nothing was done.
@@ -134,7 +134,7 @@ impl RedisFenceError {
         let said =
             |word: &str| error.code() == Some(word) || error.detail().is_some_and(|text| text.contains(word));
         match error.kind() {
-            // Before Redis 7, errors inside a script are wrapped.
+            // Before Redis 7, errors inside a script are part of another error's text.
             ErrorKind::Server(_) | ErrorKind::Extension if said("WRONGTYPE") => {
                 Self::WrongType { key: key.to_owned() }
             }
@@ -144,13 +144,13 @@ impl RedisFenceError {
         }
     }
 
-    /// A reply that none of the fence's scripts returns.
+    /// The error for a reply that none of the fence's scripts returns.
     pub(super) fn unreadable(what: &'static str) -> Self {
         Self::Unknown { source: RedisError::from((ErrorKind::Parse, what)) }
     }
 }
 
-/// What to do about common errors.
+/// Advice on common errors.
 fn advice(source: &RedisError) -> &'static str {
     let said =
         |word: &str| source.code() == Some(word) || source.detail().is_some_and(|text| text.contains(word));

@@ -1,11 +1,11 @@
 //! The key of a resource's marks, and the cluster slot of a key.
 //!
-//! The marks are one hash in the slot of the resource: `{orders/42}:lockkeeper:fence` for `orders/42`, or
-//! `{user:1}:cart:lockkeeper:tagged:fence` for `{user:1}:cart`, which has a hash tag of its own. The two forms
-//! can't collide: `tagged` distinguishes `{x}` from `x`. (A name with a `}` but no tag, such as `a}b`, is in
-//! another slot than its marks. Other keys can be placed in that slot by the tag named in the error `CrossSlot`.)
-//! Its fields are `any` and `writer`, and `any:3` and `writer:3` for slot 3; the values are tokens in decimal. It
-//! never expires.
+//! The marks of a resource are one hash in the cluster slot of the resource: `{orders/42}:lockkeeper:fence` for
+//! `orders/42`, or `{user:1}:cart:lockkeeper:tagged:fence` for `{user:1}:cart`, which has a hash tag of its own.
+//! The two forms can't collide: `tagged` distinguishes `{x}` from `x`. (A name with a `}` but no tag, such as
+//! `a}b`, is in another slot than its marks; the error `CrossSlot` names the tag by which other keys can be placed
+//! beside the marks.) The fields of the hash are `any` and `writer`, and `any:3` and `writer:3` for permit slot 3;
+//! the values are tokens in decimal. The key never expires.
 
 /// Number of slots in every cluster.
 const SLOTS: u16 = 16_384;

@@ -62,8 +62,8 @@ static RESET: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("sc
 /// Fences in one Redis server or cluster: any number of resources by name, any number of processes.
 ///
 /// `C` is a connection that is shared by cloning: `redis`'s multiplexed connection, its connection manager, or its
-/// cluster connection. One that retries a command when a connection breaks (the cluster connection) may execute a
-/// write twice, and return [`Refused::Repeated`] for a `check_once` that passed.
+/// cluster connection. A connection type that resends a command when a connection breaks (the cluster connection
+/// does) may execute a write twice, and return [`Refused::Repeated`] for a `check_once` that passed.
 ///
 /// In a cluster the keys of a write must have the hash tag of the resource: for `stock`, `stock` itself and
 /// `{stock}:anything`; for `{user:1}:cart`, any key with `{user:1}`. Other keys are refused before anything is
@@ -256,7 +256,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         }
     }
 
-    /// The key of the marks, if one script may access both it and `keys`.
+    /// The key of the marks, if a script may access it together with `keys`.
     fn marks_beside<'k>(
         &self,
         resource: &str,
@@ -328,7 +328,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         let mut answer = connection.req_packed_command(&call).await.and_then(top_error);
         let unknown = ErrorKind::Server(ServerErrorKind::NoScript);
         if answer.as_ref().is_err_and(|error| error.kind() == unknown) {
-            // NOSCRIPT: nothing was executed.
+            // The server does not know the script (NOSCRIPT), so it executed nothing.
             answer = connection.req_packed_command(&script.in_full(&call)).await.and_then(top_error);
         }
         answer.map_err(|error| RedisFenceError::of_call(error, marks))
@@ -341,7 +341,7 @@ enum ScriptOutcome {
     Failed { done: usize, message: String },
 }
 
-/// Converts an error reply; errors nested inside a reply are left to the caller.
+/// Converts an error reply to `Err`; errors nested inside a reply are left to the caller.
 fn top_error(answer: Value) -> Result<Value, redis::RedisError> {
     match answer {
         Value::ServerError(error) => Err(error.into()),
@@ -372,7 +372,7 @@ fn place<'m>(marks: &'m mut Marks, field: &str) -> Option<&'m mut Option<Token>>
         None => &mut marks.base,
         Some(text) => {
             let slot: Slot = text.parse().ok().filter(|slot| *slot < PERMITS_MAX)?;
-            // Canonical form only: the script would not find slot 3 under `03`.
+            // Accepts the canonical form only: the script would not find slot 3 under `03`.
             if slot.to_string() != text {
                 return None;
             }

@@ -20,14 +20,14 @@ pub struct Finding {
 /// The `INFO` replies of the servers behind a connection: one server, or each primary of a cluster.
 #[derive(Default)]
 pub(super) struct Servers {
-    /// Text of `INFO`, one per server.
+    /// The text of `INFO` of each server.
     told: Vec<String>,
-    /// The error, if there is none.
+    /// The error reply, if there was one.
     why: String,
 }
 
 impl Servers {
-    /// Requests `INFO`. An error reply is stored in `why`, since only some checks need the answer.
+    /// Requests `INFO`. An error reply is stored in `why`, since only some checks need the information.
     pub(super) async fn ask(connection: &mut impl ConnectionLike) -> Result<Self, RedisError> {
         let mut servers = Self::default();
         match connection.req_packed_command(&redis::cmd("INFO")).await.and_then(Value::extract_error) {
@@ -38,7 +38,7 @@ impl Servers {
         Ok(servers)
     }
 
-    /// The values of a field, of all servers.
+    /// The values that a field of `INFO` has on the servers.
     fn field<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         let lines = self.told.iter().flat_map(|told| told.lines());
         lines.filter_map(move |line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
@@ -55,7 +55,7 @@ impl Servers {
         if self.field("role").any(|role| role != "master") { Err(RedisFenceError::Replica) } else { Ok(()) }
     }
 
-    /// Only `noeviction` keeps the marks when memory is short.
+    /// Refuses every policy except `noeviction`: only with it are the marks kept when memory is short.
     pub(super) async fn refuse_eviction(
         &self,
         connection: &mut impl ConnectionLike,
@@ -126,7 +126,7 @@ impl Servers {
     }
 }
 
-/// The strings of a reply, recursively: a cluster connection returns one per node.
+/// Collects the strings of a reply, recursively: a cluster connection returns one per node.
 fn gather(answer: Value, told: &mut Vec<String>) {
     match answer {
         Value::BulkString(bytes) => told.push(String::from_utf8_lossy(&bytes).into_owned()),

@@ -3,9 +3,10 @@
 //! Defines the on-disk layout, and detects damage. A record has the same text format as a mark file, with its
 //! checksum; redb adds checksums of its pages, and a commit is one `fdatasync`.
 //!
-//! A new file is written under a temporary name and linked to its path when complete, so an empty or truncated file
-//! at the path is damage, never a first start. One case looks like a crash before the last commit: the process was
-//! killed *and* that commit's pages were damaged afterwards. Then the marks are those of the previous commit.
+//! A new file is written under a temporary name and linked to its path when it is complete. So an empty or
+//! truncated file at the path is damage, never a first start. One kind of damage is not detected: if the process
+//! was killed after a commit *and* the pages of that commit were damaged afterwards, it looks as if the commit had
+//! never happened, and the marks are those of the previous commit.
 #![expect(clippy::result_large_err, reason = "redb's own error, at most once a commit")]
 
 use std::any::Any;
@@ -23,14 +24,14 @@ use crate::resource::Resource;
 use crate::rule::Marks;
 
 const MARKS: TableDefinition<&str, &[u8]> = TableDefinition::new("lockkeeper-fence marks");
-/// redb's page cache, in bytes. Marks are cached by `rounds.rs`; this cache only serves commits.
+/// redb's page cache, in bytes. `group_commit.rs` caches the marks; this cache only serves commits.
 const CACHE: usize = 8 << 20;
 
-/// The database, opened until an error occurs.
+/// The database. After an error it is closed, and opened again by the next call.
 #[derive(Debug)]
 pub(super) struct MarkDatabase {
     path: PathBuf,
-    /// redb must be reopened after an error; `None` until that succeeds.
+    /// `None` after an error, until the database was opened again: redb requires that.
     database: Option<Database>,
 }
 
@@ -43,7 +44,8 @@ impl MarkDatabase {
             Err(error) => return Err(disk.io("look for")(error)),
         }
         disk.database()?;
-        // Also for an existing file: the process that created it may have been killed before its name was durable.
+        // Done for an existing file too: the process that created it may have been killed before the name was
+        // durable.
         #[cfg(unix)]
         fs::File::open(disk.parent())
             .and_then(|parent| parent.sync_all())
@@ -148,14 +150,14 @@ impl MarkDatabase {
         }
         match new.persist_noclobber(&self.path) {
             Ok(_) => {}
-            // Another process has created the file first: use that one.
+            // Another process was faster to create the file: its file is used.
             Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(self.io("create")(error.error)),
         }
         Ok(())
     }
 
-    /// The error of a step. `Err` carries a panic message; `Ok(None)` is never passed.
+    /// The error of a failed step. `Err` is the message of a panic; `Ok(None)` is never passed.
     fn failed(&self, doing: &'static str, error: Result<Option<redb::Error>, String>) -> MarksError {
         match error {
             Err(panic) => self.damaged(&panic),
@@ -195,8 +197,8 @@ fn put(database: &Database, changes: &[(Resource, Marks)]) -> Result<(), redb::E
     Ok(transaction.commit()?)
 }
 
-/// redb asserts on damage that it does not expect. Such a panic is reported as damage instead of ending the
-/// service.
+/// Runs `work`, and returns the message if it panics: redb asserts on damage that it does not expect, which is
+/// reported as damage instead of ending the service.
 fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic: Box<dyn Any + Send>| {
         let word = panic

@@ -74,7 +74,7 @@ fn file_without_marks_is_refused_and_left_unchanged() {
         fs::write(&path, bytes).expect("written");
         let error = MarkDatabase::open(&path).expect_err(what);
         assert!(matches!(error, MarksError::Damaged { .. }), "{what}: {error:?}");
-        // Opening and closing a database of another program lets redb write to it.
+        // A database of another program may change: redb writes to it when it is opened and closed.
         let left = fs::read(&path).expect("readable") == bytes;
         assert!(left || what == "of something else", "{what}: changed");
     }
@@ -90,7 +90,7 @@ fn bit_flip_never_lowers_a_mark() {
     let whole = fs::read(&path).expect("readable");
     let used: Vec<usize> = (0..whole.len()).filter(|at| whole[*at] != 0).collect();
     let (mut refused, mut harmless) = (0, 0);
-    // An odd step is coprime to every power of two, so that all fields of all pages are hit.
+    // An odd step is coprime to every power of two, so that all positions within a page occur.
     for at in used.iter().copied().step_by((used.len() / 200) | 1) {
         let mut flipped = whole.clone();
         flipped[at] ^= 1 << (at % 8);

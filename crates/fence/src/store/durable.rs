@@ -1,6 +1,6 @@
 //! The file store: the thread that commits.
 //!
-//! Owns the one thread between the checks and the file, and its shutdown. Checks are decided under a mutex that is
+//! Owns the thread between the checks and the file, and its shutdown. Checks are decided under a mutex that is
 //! never held across a system call.
 
 use std::fmt;
@@ -17,10 +17,11 @@ use super::{MarkStore, reset_marks};
 use crate::resource::Resource;
 use crate::rule::{Action, Marks, Passed, Section};
 
-/// Marks in one file, for one process at a time. Dropping it closes the file, after the commit that is under way.
+/// Marks in one file, for one process at a time. Dropping this value closes the file, after the commit that is
+/// under way.
 ///
-/// Any number of resources; those not checked recently are on disk only. No acknowledged mark is lost by a killed
-/// process or a power loss, provided that the disk keeps the data that it reported as synced.
+/// There may be any number of resources; those not checked recently are on disk only. No acknowledged mark is lost
+/// by a killed process or a power loss, provided that the disk keeps the data that it reported as synced.
 pub struct DurableMarks {
     shared: Arc<DurableShared>,
     thread: Option<JoinHandle<()>>,
@@ -33,7 +34,7 @@ struct DurableShared {
 
 struct DurableState {
     rounds: GroupCommit,
-    /// No further checks are decided: the store is closed, or its thread has ended.
+    /// No further checks are decided, since the store is closed or its thread has ended.
     ended: bool,
 }
 
@@ -67,14 +68,14 @@ impl DurableMarks {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Decides once the marks are in memory, and waits until the decision is durable.
+    /// Decides on a change once the marks are in memory, and waits until the decision is durable.
     async fn change(
         &self,
         resource: &Resource,
         change: impl Fn(&mut Marks) -> Result<Passed, MarksError>,
     ) -> Result<Passed, MarksError> {
         loop {
-            // In a block: the mutex guard must not be held across an await.
+            // In a block, so that the mutex guard is not held across an await.
             let decision = {
                 let mut state = self.shared.open()?;
                 let decision = state.rounds.decide(resource, &change)?;
@@ -155,8 +156,8 @@ impl DurableShared {
                 state.rounds.take()
             };
             let committed = disk.commit(&work.changes);
-            // Load after the commit: the resource may be among those just committed, and the loaded marks must not
-            // be older.
+            // Loads come after the commit: a resource may be among those just committed, and the loaded marks must
+            // not be older.
             let loaded = work.loads.iter().map(|resource| disk.load(resource)).collect();
             if let Err(why) = &committed {
                 tracing::error!(

@@ -50,7 +50,7 @@ async fn cancelled_check_is_harmless_and_a_dropped_store_releases_its_file() {
     let resource = name(1);
     {
         let mut check = std::pin::pin!(marks.check(&resource, Action::Enter, exclusive(5)));
-        // Poll once, then drop the future.
+        // Polls the check once, then drops it.
         let _ = std::future::poll_fn(|context| std::task::Poll::Ready(check.as_mut().poll(context))).await;
     }
     let _ = marks.check(&resource, Action::Enter, exclusive(6)).await.expect("higher");

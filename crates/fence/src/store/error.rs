@@ -24,7 +24,7 @@ pub enum MarksError {
         /// The file of marks.
         path: PathBuf,
     },
-    /// The file is damaged, or not a file of marks. It is never treated as "never seen".
+    /// The file is damaged, or not a file of marks. A resource in it is never treated as "never seen".
     #[error(
     "the marks in `{}` are damaged: {why}; nothing was let through. Stop all sections, find the \
      last token granted (`lockkeeper check-token`), remove the file, and enter each resource once with that token",
@@ -45,7 +45,7 @@ pub enum MarksError {
     Newer {
         /// The file of marks.
         path: PathBuf,
-        /// Its format.
+        /// The version of the file's format.
         version: u32,
     },
     /// A system call failed.
@@ -58,8 +58,8 @@ pub enum MarksError {
         /// The system's error.
         source: Arc<io::Error>,
     },
-    /// A mark rose in memory but could not be made durable. Other tokens are checked against it; the section itself
-    /// must not continue.
+    /// A mark rose in memory but could not be made durable. The section must not continue, although other tokens
+    /// are checked against the risen mark.
     #[error(
         "the mark rose, but could not be made durable, so nothing was let through; ask again with the same token when \
      the cause is gone (for a `check_once` the token counts as used: acquire again)"
@@ -70,7 +70,7 @@ pub enum MarksError {
     Ended,
 }
 
-/// What to do about common faults; the cause itself is the error's source.
+/// Advice on common faults; the cause itself is the error's source.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => ": the directory does not exist; create it, or correct the path",

@@ -1,11 +1,11 @@
 //! Group commit: which check waits for which commit.
 //!
-//! Decides every check at once in memory, and completes it only when its marks are durable. No disk, no thread:
-//! `durable.rs` takes a round of changes from here, commits it and reports the outcome.
+//! Decides every check at once in memory, and completes it only when its marks are durable. Contains no disk and no
+//! thread: `durable.rs` takes a batch of changes from here, commits it and reports the outcome.
 //!
-//! Checks that raise a mark join the *collecting* round while another one is *committing*. A check that raises
-//! nothing completes at once if the marks it was decided on are durable, and otherwise with the round that makes
-//! them durable.
+//! Checks that raise a mark join the *collecting* batch while another one is *committing*. A check that raises no
+//! mark completes at once if the marks that it was decided on are durable; otherwise it completes with the batch
+//! that makes them durable.
 
 use std::collections::HashMap;
 use std::mem;
@@ -17,11 +17,11 @@ use super::error::MarksError;
 use crate::resource::Resource;
 use crate::rule::{Marks, Passed};
 
-/// Most resources whose marks are kept in memory beside the file. Above this limit, durable entries are evicted and
-/// read again on demand. An entry with one pair of marks takes some 200 bytes.
+/// Most resources whose marks are kept in memory beside the file. Above this limit, resources with durable marks
+/// are evicted, and read again on demand. A resource with one pair of marks takes some 200 bytes.
 pub(super) const RESOURCES_IN_MEMORY_MAX: usize = 100_000;
 
-/// Completes when a round is durable, or has failed.
+/// Completes when a batch is durable or has failed, or when a load is done.
 pub(super) type CommitReceiver = oneshot::Receiver<Result<(), MarksError>>;
 type CommitSender = oneshot::Sender<Result<(), MarksError>>;
 
@@ -45,9 +45,9 @@ struct CachedMarks {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Durability {
     Durable,
-    /// Durable once the round of this number commits successfully.
+    /// Durable once the batch with this number is committed.
     With(u64),
-    /// The commit of their round failed: the next check on these marks asks for another commit.
+    /// The commit of their batch failed: the next check on these marks joins another batch.
     Not,
 }
 
@@ -65,13 +65,13 @@ struct CommitBatch {
 pub(super) enum Decision<T> {
     /// Decided, and durable.
     Now(T),
-    /// Decided; durable once a round is.
+    /// Decided; durable once a batch is.
     With(T, CommitReceiver),
-    /// The marks are not in memory: ask again once they are loaded.
+    /// Not decided: the marks are not in memory. To be called again once they are loaded.
     Load(CommitReceiver),
 }
 
-/// The work of one round, to be done outside the mutex.
+/// The work of one batch, to be done outside the mutex.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) loads: Vec<Resource>,
@@ -121,7 +121,7 @@ impl GroupCommit {
         Ok(Decision::With(passed, told))
     }
 
-    /// The marks, if they are in memory; otherwise requests their load. They may not be durable yet.
+    /// Returns the marks if they are in memory (perhaps not durable yet); otherwise requests their load.
     pub(super) fn marks(&mut self, resource: &Resource) -> Decision<Marks> {
         if let Some(entry) = self.resources.get(resource) {
             return Decision::Now(entry.marks.clone());
@@ -185,8 +185,8 @@ impl GroupCommit {
         self.committing = None;
     }
 
-    /// Evicts durable entries until half the limit is left. Which ones is arbitrary: an LRU order would cost every
-    /// check.
+    /// Evicts resources with durable marks until half the limit is left. Which ones is arbitrary: an LRU order
+    /// would make every check more expensive.
     fn make_room(&mut self) {
         if self.resources.len() <= self.limit {
             return;

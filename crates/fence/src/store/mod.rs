@@ -7,7 +7,7 @@
 //! [`DurableMarks`] keeps the marks in one file, for one process at a time; [`MemoryFence`] keeps them in memory,
 //! for tests and for resources that don't survive a restart either.
 //!
-//! Reading order: `rounds.rs` (group commit: which check waits for which commit; no disk), `disk.rs` (the file),
+//! Reading order: `group_commit.rs` (which check waits for which commit; no disk), `disk.rs` (the file),
 //! `durable.rs` (the thread between them), `error.rs`.
 
 mod disk;
@@ -48,7 +48,7 @@ pub trait MarkStore: Send + Sync + 'static {
     /// The marks could not be read.
     fn marks(&self, resource: &Resource) -> impl Future<Output = Result<Marks, MarksError>> + Send;
 
-    /// Sets all marks of `resource` to `to`, even if that lowers them. Lowering accepts every token from `to` on
+    /// Sets all marks of `resource` to `to`, even if that lowers them. Lowering makes every token from `to` on pass
     /// that was stale before: only for the move to a lock service whose tokens are lower, once no section of the
     /// old one is running.
     ///

@@ -1,4 +1,4 @@
-//! Rounds without a disk: which checks share a commit, and the state after a failed commit.
+//! Group commit without a disk: which checks share a commit, and the state after a failed commit.
 
 use std::io;
 
@@ -15,7 +15,7 @@ fn name(text: &str) -> Resource {
     Resource::new(text).expect("a name")
 }
 
-/// Rounds with the default marks of `resources` in memory.
+/// A `GroupCommit` that has the default marks of `resources` in memory.
 fn knowing(resources: &[&str]) -> GroupCommit {
     let mut rounds = GroupCommit::new(10);
     let mut told: Vec<CommitReceiver> = Vec::new();
@@ -48,7 +48,7 @@ fn is_answered_at_once(rounds: &mut GroupCommit, resource: &str, token: u64) {
     assert!(matches!(decision, Ok(Decision::Now(Passed::Unchanged))), "{decision:?}");
 }
 
-/// Runs a whole round; returns the committed changes.
+/// Commits a whole batch with the outcome `how`; returns the committed changes.
 fn finish(rounds: &mut GroupCommit, how: Result<(), MarksError>) -> Vec<(Resource, Marks)> {
     let (work, loads) = rounds.take();
     let loaded = work.loads.iter().map(|_| Ok(Marks::default())).collect();

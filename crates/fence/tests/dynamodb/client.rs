@@ -53,7 +53,7 @@ impl Client {
         (status, serde_json::from_slice(&bytes).expect("JSON"))
     }
 
-    /// Sends a request; `Err` with the item of a failed condition. Any other error is a panic.
+    /// Sends a request. If its condition fails, returns `Err` with the item; any other error is a panic.
     pub(crate) async fn send(&self, request: &DynamoRequest) -> Result<serde_json::Value, Option<Item>> {
         let (status, answer) = self.ask(request.target(), &request.body()).await;
         if status == 200 {
@@ -64,7 +64,8 @@ impl Client {
         Err(item_from_json(&answer["Item"]))
     }
 
-    /// Sends a fenced request as a user does. Returns the item in the response and the number of requests.
+    /// Sends a fenced request, and the second try if needed, as a user does. Returns the item in the response and
+    /// the number of requests.
     pub(crate) async fn fenced(&self, mut guarded: Guarded) -> Result<(Item, usize), DynamoDbError> {
         for tries in 1..=2 {
             match self.send(guarded.request()).await {
@@ -75,7 +76,7 @@ impl Client {
         panic!("a third try: {guarded:?}")
     }
 
-    /// The same for a transaction; returns the number of requests.
+    /// Sends a transaction, with its further tries; returns the number of requests.
     pub(crate) async fn together(&self, mut all: Transaction) -> Result<usize, DynamoDbError> {
         for tries in 1..=all.members().len() + 1 {
             let (status, answer) = self.ask(Transaction::TARGET, &all.body()).await;
@@ -97,7 +98,7 @@ impl Client {
         panic!("one try more than there are requests: {all:?}")
     }
 
-    /// A consistent read.
+    /// Reads an item consistently.
     pub(crate) async fn get(&self, resource: &Resource) -> Option<Item> {
         let body = json!({
             "TableName": resource.table(), "Key": item_to_json(resource.key()), "ConsistentRead": true,

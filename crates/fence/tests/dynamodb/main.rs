@@ -40,7 +40,7 @@ struct User {
 
 impl Subject for User {
     type World = (DynamoDb, AtomicU64);
-    // A request to moto takes milliseconds.
+    // Few, since a request to moto takes milliseconds.
     const CASES: u32 = 12;
     const ROUNDS: u64 = 15;
 
@@ -71,7 +71,7 @@ impl Subject for User {
     }
 
     async fn write(&self, section: Section, number: u64) -> Result<(), Refused> {
-        // Alternates between both kinds of write, where both are allowed.
+        // Alternates between both kinds of write, if both are allowed.
         let effect = match section.slot() {
             None if number.is_multiple_of(2) => {
                 Effect::Put([("number".to_owned(), Value::number(number))].into())

@@ -96,7 +96,7 @@ async fn deleted_item_keeps_its_marks_until_a_later_write_restores_it() {
     assert_eq!(FENCE.content(&account, &left), None);
     assert_eq!(left.get(DELETED), Some(&Value::Bool(true)));
     stale(client.fenced(write(&account, exclusive(5), Effect::Put(fields.clone()))).await, 5, 6);
-    // `enter` does not restore the item.
+    // `enter` raises the marks, but the item stays deleted.
     let (entered, _) = client.fenced(enter(&account, exclusive(7))).await.expect("higher");
     assert!(entered.contains_key(DELETED));
     let update = Effect::Update(Update::new().set("balance = :b").value(":b", Value::number(1)));
@@ -115,7 +115,7 @@ async fn slots_are_independent_and_a_section_without_one_is_checked_against_all(
     let count = || Effect::Update(Update::new().add("done :one").value(":one", Value::number(1)));
     let pass = |guarded| async { client.fenced(guarded).await.map(|(_, tries)| tries) };
     assert_eq!(pass(write(&jobs, permit(3, 9), count())).await, Ok(1));
-    // The mark of all slots is above this token and stays: that takes a second request.
+    // The mark of all slots is above this token and stays there, which takes a second request.
     assert_eq!(pass(write(&jobs, permit(2, 4), count())).await, Ok(2));
     assert_eq!(pass(write(&jobs, permit(2, 4), count())).await, Ok(2));
     stale(pass(write(&jobs, permit(3, 8), count())).await, 8, 9);
@@ -126,7 +126,7 @@ async fn slots_are_independent_and_a_section_without_one_is_checked_against_all(
     assert_eq!(FENCE.marks(Some(&found)).expect("marks").slots, [(2, mark(4)), (3, mark(9))].into());
     assert_eq!(found["done"], Value::number(3), "each passed once");
 
-    // A reader above all writers; a second one below the first passes as well, by a second request.
+    // A reader above all writers passes; so does a second reader below the first one, by a second request.
     assert_eq!(pass(enter(&jobs, Section::shared(token(11)))).await, Ok(1));
     assert_eq!(pass(enter(&jobs, Section::shared(token(10)))).await, Ok(2));
     stale(pass(write(&jobs, permit(2, 10), count())).await, 10, 11);
@@ -151,7 +151,7 @@ async fn check_once_passes_once_even_if_its_first_response_was_lost() {
     assert_eq!(repeated, DynamoDbError::Refused(Refused::Repeated { token: token(5) }));
     assert_eq!(client.get(&mail).await.expect("there")["sent"], Value::number(1));
 
-    // In a transaction the same request may be sent again: it is identical.
+    // In a transaction the same request may be sent again, since its bytes are identical.
     let all = Transaction::new(vec![once(exclusive(6))], "mail-6").expect("a transaction");
     assert_eq!(all.body()["ClientRequestToken"], "mail-6-0");
     client.together(all).await.expect("higher");
@@ -180,7 +180,7 @@ async fn transaction_is_atomic_and_names_the_refused_request() {
     let left = client.get(&from).await.expect("there");
     assert_eq!((left["balance"].clone(), left["lk_any"].clone()), (Value::number(70), Value::number(5)));
 
-    // If one member needs its second try, so does the transaction, under another idempotency token.
+    // If one member needs its second try, the transaction is sent again, under another idempotency token.
     client.fenced(write(&jobs, permit(3, 9), Effect::Update(Update::new()))).await.expect("never seen");
     let count = Effect::Update(Update::new().add("done :one").value(":one", Value::number(1)));
     let third = all(vec![write(&to, exclusive(8), set(1)), write(&jobs, permit(2, 8), count)], "third");
@@ -199,7 +199,7 @@ fn cancellation_for_other_reasons_is_reported_by_index() {
     let error = all().after_cancelled(&conflict).expect_err("a conflict");
     assert!(matches!(&error, DynamoDbError::Cancelled { index: 1, .. }), "{error:?}");
     assert!(error.to_string().contains("send it again"), "{error}");
-    // Without the item the reason is unknown: the request must not count as passed.
+    // Without the item the reason for the refusal is unknown; the request must not count as passed.
     let bare = [reason("ConditionalCheckFailed", None), reason("None", None)];
     let error = all().after_cancelled(&bare).expect_err("no item");
     assert_eq!(error, DynamoDbError::Member { index: 0, why: Box::new(DynamoDbError::Unexplained) });
@@ -263,7 +263,7 @@ fn invalid_request_is_refused_when_built() {
         Resource::new("table", item(&[("lk_any", Value::Null)])),
         Err(DynamoDbError::Ours { .. })
     ));
-    // A refusal that the item does not explain must not count as passed.
+    // A refusal that the item does not explain must not count as passed either.
     let guarded = enter(&stock, exclusive(5));
     assert_eq!(guarded.after_refusal(None).expect_err("why?"), DynamoDbError::Unexplained);
 }

@@ -20,7 +20,7 @@ struct Client {
 struct Shop {
     service: Service<DurableMarks>,
     paths: AtomicU64,
-    /// Must outlive the marks in it.
+    /// The directory of the marks, which must outlive them.
     _dir: tempfile::TempDir,
 }
 
@@ -77,7 +77,7 @@ impl Subject for Client {
     }
 
     async fn enter(&self, section: Section) -> Result<(), Refused> {
-        // Alternates between both ways to enter.
+        // Alternates between the two ways to enter.
         let method = if section.token().get().is_multiple_of(2) { "POST" } else { "GET" };
         let answer = self.ask(method, &self.path, "enter", section, 0).await;
         understood(&answer, lockkeeper_fence::Action::Enter)

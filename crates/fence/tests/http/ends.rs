@@ -1,7 +1,7 @@
 //! Processes that are killed, restarted, limited, or that compete for the same marks.
 //!
-//! A test runs itself again as a child: with `CHILD` set, it acts as the child and never returns to the caller's
-//! part.
+//! Such a test runs itself again as a child process: with `CHILD` set, it acts as the child and never returns to
+//! the parent's part.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::env;
@@ -18,7 +18,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 
 use crate::rig::{Service, resource};
 
-/// The child's directory and its argument.
+/// The environment variables with the child's directory and its argument.
 const CHILD: &str = "LOCKKEEPER_FENCE_TEST_CHILD";
 const ARGUMENT: &str = "LOCKKEEPER_FENCE_TEST_ARGUMENT";
 
@@ -50,7 +50,7 @@ fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
     BufReader::new(child.stderr.take().expect("piped")).lines().map(|line| line.expect("text"))
 }
 
-/// One write call, so that a kill never leaves a partial line.
+/// Prints a line in one write call, so that a kill never leaves a partial line.
 fn tell(line: &str) {
     std::io::stderr().write_all(format!("{line}\n").as_bytes()).expect("the parent listens");
 }
@@ -77,7 +77,7 @@ fn a_kill_at_any_point_forgets_no_mark_that_was_acknowledged() {
     if let Some((dir, first)) = as_child() {
         run(async move {
             let marks = std::sync::Arc::new(open(&dir));
-            // Concurrently, so that commits are shared.
+            // The resources are entered concurrently, so that commits are shared.
             let lanes: Vec<_> = (0..LANES)
                 .map(|lane| {
                     let marks = std::sync::Arc::clone(&marks);
@@ -100,7 +100,7 @@ fn a_kill_at_any_point_forgets_no_mark_that_was_acknowledged() {
         let mut child = spawn(name, dir.path(), first);
         let mut told = lines(&mut child);
         let mut last = vec![told.next().expect("at least one enter")];
-        // The time of the kill, spread over a few commits; the delays are fixed, the scheduling is not.
+        // The times of the kills are spread over a few commits. The delays are fixed; the scheduling is not.
         thread::sleep(Duration::from_micros(kill * 7919 % 3001));
         child.kill().expect("killed");
         child.wait().expect("gone");
@@ -133,7 +133,7 @@ async fn restarted_service_keeps_its_marks() {
     assert_eq!(service.ask(&format!("{permit}: 9||1")).await.status, 200);
     let address = service.address;
     drop(service);
-    // The service's tasks hold the marks until their connections are closed.
+    // The service's tasks keep the marks open until their connections are closed.
     let mut again = None;
     crate::rig::until("the marks free", async || {
         again = DurableMarks::open(dir.path().join("marks.redb")).ok();

@@ -1,6 +1,6 @@
 //! A service behind the fence, and a client that writes raw HTTP requests.
 //!
-//! The service is a counter per path whose write is slow, so that only admission separates two writes. Requests to
+//! The service is a counter per path. Its write is slow, so that only admission keeps two writes apart. Requests to
 //! `/hold/…` block in the handler until the test releases them.
 
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ const SOON: Duration = Duration::from_secs(20);
 pub(crate) struct Book {
     /// The counters, by path.
     numbers: Arc<Mutex<HashMap<String, u64>>>,
-    /// `begun 5`, `ended 5`, `dropped 5`: the token of the request at `/hold/…`.
+    /// Lines such as `begun 5`, `ended 5` and `dropped 5`, with the token of the request at `/hold/…`.
     pub(crate) told: Arc<Mutex<Vec<String>>>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Service<M> {
     pub(crate) fence: HttpFence<M>,
     pub(crate) book: Book,
     pub(crate) address: SocketAddr,
-    /// A permit lets one handler at `/hold/…` end.
+    /// Each permit lets one handler at `/hold/…` end.
     pub(crate) go_on: Arc<Semaphore>,
     task: JoinHandle<()>,
 }
@@ -87,12 +87,12 @@ impl<M: MarkStore> Service<M> {
         Self { fence, book, address, go_on, task }
     }
 
-    /// One request on its own connection.
+    /// Sends one request on a connection of its own.
     pub(crate) async fn ask(&self, request: &str) -> Answer {
         ask(self.address, request).await
     }
 
-    /// The same in a separate task.
+    /// As `ask`, in a separate task.
     pub(crate) fn begin(&self, request: &str) -> JoinHandle<Answer> {
         let (address, request) = (self.address, request.to_owned());
         tokio::spawn(async move { ask(address, &request).await })
@@ -155,7 +155,8 @@ impl Answer {
     }
 }
 
-/// `METHOD target|Header: value|…`, an optional body after `||`.
+/// Sends a request and reads the response. The request is `METHOD target|Header: value|…`, with an optional body
+/// after `||`.
 pub(crate) async fn ask(address: SocketAddr, request: &str) -> Answer {
     let mut stream = send(address, request).await;
     let mut bytes = Vec::new();
@@ -166,7 +167,7 @@ pub(crate) async fn ask(address: SocketAddr, request: &str) -> Answer {
     Answer { status, head: head.to_lowercase(), body: body.to_owned() }
 }
 
-/// Sends a request; dropping the stream disconnects.
+/// Sends a request; dropping the returned stream disconnects.
 pub(crate) async fn send(address: SocketAddr, request: &str) -> TcpStream {
     let (head, body) = request.split_once("||").unwrap_or((request, ""));
     let mut lines = head.split('|');
@@ -211,7 +212,7 @@ async fn panics() {
     panic!("the handler fails");
 }
 
-/// Logs the end of a request, even if its handler is dropped.
+/// Logs the end of a request when dropped, so also if its handler is dropped.
 struct Teller(Book, String, &'static str);
 
 impl Drop for Teller {

@@ -81,7 +81,7 @@ async fn one_holder_readers_and_slots_run_together() {
         let first = service.begin(requests[0]);
         service.until(&format!("begun {}", tokens[0])).await;
         let second = service.begin(requests[1]);
-        // Both have begun before either may end.
+        // Neither may end before both have begun.
         crate::rig::until("both at work", async || {
             let told = service.book.told();
             tokens.iter().all(|token| told.contains(&format!("begun {token}")))
@@ -117,7 +117,7 @@ async fn disconnected_client_leaves() {
     let service = Service::start().await;
     let five = send(service.address, "PUT /hold/handler|Fencing-Token: 5").await;
     service.until("begun 5").await;
-    // A waiting request that disconnects is removed as well.
+    // A waiting request whose client disconnects is removed.
     let six = send(service.address, "PUT /hold/handler|Fencing-Token: 6").await;
     service.until_shut_for("/hold/handler", 5).await;
     drop(six);
@@ -156,7 +156,7 @@ async fn write_stays_admitted_until_its_body_ends_and_read_until_its_handler_ret
     service.go_on.add_permits(2);
     assert_eq!(entering.await.expect("asked").status, 204);
 
-    // A client that disconnects in the middle of the body ends the write, too.
+    // If the client disconnects in the middle of the response body, that ends the write, too.
     let mut write = send(service.address, "PUT /hold/body|Fencing-Token: 7").await;
     write.read_u8().await.expect("the beginning of the answer");
     drop(write);
@@ -165,7 +165,7 @@ async fn write_stays_admitted_until_its_body_ends_and_read_until_its_handler_ret
     service.until_unused().await;
 }
 
-/// Sections that all act as the lock holder, each on its own connection: enter, read, write one more.
+/// Runs sections that all act as the lock holder, each on a connection of its own: enter, read, write one more.
 async fn loses_no_acknowledged_update<M: MarkStore>(store: M, clients: u64, rounds: u64) {
     let service = Service::with(store, Rules::default()).await;
     let tokens = Arc::new(AtomicU64::new(1));

@@ -41,7 +41,7 @@ pub(crate) struct Faults {
     pub(crate) one_etag: bool,
     /// There are no ETags.
     pub(crate) no_etag: bool,
-    /// Compares, yields to other calls, and then puts.
+    /// Conditional puts compare, yield to other calls, and only then put.
     pub(crate) two_steps: bool,
     /// Puts with a condition fail as on a server that does not implement them.
     pub(crate) unsupported: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Faults {
     pub(crate) keeps: bool,
 }
 
-/// The number of times that each fault occurred.
+/// How often each fault occurred.
 #[derive(Debug, Default)]
 pub(crate) struct Happened {
     pub(crate) answers_lost: AtomicU64,
@@ -63,17 +63,17 @@ pub(crate) struct Happened {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
     BeforePut,
-    /// Applied, before the response.
+    /// The put was applied, and the response is not sent yet.
     AfterPut,
     AfterGet,
 }
 
-/// Called at each of these moments; returns the calls to inject.
+/// Called at each of these moments; returns the calls to inject, if any.
 type Between = Box<dyn FnMut(When, &Path) -> Option<BoxFuture<'static, ()>> + Send>;
 
 type Late = (Path, PutPayload, PutOptions);
 
-/// `inner` with faults.
+/// The store `inner` with faults.
 pub(crate) struct Faulty {
     inner: Arc<dyn ObjectStore>,
     faults: Mutex<Faults>,
@@ -140,7 +140,7 @@ impl Faulty {
         happens
     }
 
-    /// Applies the delayed puts. Yields first, since a real store never responds immediately.
+    /// Applies the delayed puts. Yields to other tasks first, since a real store never responds immediately.
     pub(crate) async fn settle(&self) {
         tokio::task::yield_now().await;
         let late = std::mem::take(&mut *self.late.lock().unwrap());
@@ -171,7 +171,7 @@ fn no_answer() -> Error {
     Error::Generic { store: "Faulty", source: "no answer".into() }
 }
 
-/// The response to a read of a previous version.
+/// The response of a read that lags: a previous version of the object.
 fn as_was(path: &Path, was: Option<(Bytes, ObjectMeta)>) -> Result<GetResult> {
     let (bytes, meta) =
         was.ok_or_else(|| Error::NotFound { path: path.to_string(), source: "not yet".into() })?;
@@ -215,7 +215,7 @@ impl ObjectStore for Faulty {
             if faults.two_steps && now != version.e_tag {
                 return Err(Error::Precondition { path: path.to_string(), source: "another ETag".into() });
             }
-            // All concurrent calls reach this point and pass, one after the other.
+            // All concurrent calls get here before any of them puts, so all of them pass.
             tokio::task::yield_now().await;
             options.mode = PutMode::Overwrite;
         }

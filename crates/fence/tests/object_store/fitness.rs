@@ -14,7 +14,7 @@ use object_store::prefix::PrefixStore;
 use crate::faults::{Faults, Faulty};
 use crate::stores::{azure_client, foreign, in_memory, s3_client};
 
-/// The reason for which both fences refuse `store`; checks that the store is left empty.
+/// The reason for which both fences refuse `store`. Also checks that no object is left in the store.
 async fn refused(store: Arc<dyn ObjectStore>) -> (Unfit, String) {
     let object = ObjectFence::connect(Arc::clone(&store)).await.expect_err("unfit");
     let pointer = PointerFence::connect(Arc::clone(&store)).await.expect_err("unfit");

@@ -19,7 +19,7 @@ use crate::suite::token;
 const RESOURCE: &str = "log";
 const USERS: u64 = 4;
 
-/// A percentage of each kind of loss.
+/// Each kind of loss, in per cent of the calls.
 const LOSSES: Faults = Faults {
     answer_lost: 15,
     put_lost: 10,
@@ -36,14 +36,14 @@ const LOSSES: Faults = Faults {
     keeps: false,
 };
 
-/// A resource that holds the tokens of all sections that wrote, one per line.
+/// A resource whose content is the tokens of all sections that wrote, one per line.
 trait Log: Clone + Send + Sync + 'static {
     fn connect(store: Arc<dyn ObjectStore>) -> impl Future<Output = Self> + Send;
     /// Enters, and returns the content.
     fn enter(&self, section: Section) -> impl Future<Output = Result<String, ObjectError>> + Send;
     fn write(&self, section: Section, log: String) -> impl Future<Output = Result<(), ObjectError>> + Send;
     fn read(&self) -> impl Future<Output = String> + Send;
-    /// The operator's part beside the users, e.g. a sweep.
+    /// Work of an operator that runs beside the users, such as a sweep.
     fn tend(&self) -> impl Future<Output = ()> + Send;
 }
 
@@ -89,9 +89,9 @@ impl Log for PointerFence {
         text(self.read(RESOURCE).await.expect("readable"))
     }
 
-    /// Sweeps with age zero, which may remove data that are just being uploaded.
+    /// Sweeps with a minimum age of zero, which may remove data that are just being uploaded.
     async fn tend(&self) {
-        // May fail as any call; a later one follows.
+        // A sweep may fail like any call; another one follows.
         let _ = self.sweep(RESOURCE, Duration::ZERO).await;
     }
 }
@@ -103,7 +103,7 @@ struct Told {
     unsure: Vec<u64>,
 }
 
-/// Users that each enter with a new token and append it to the content, while calls fail.
+/// One user: enters with a new token and appends it to the content, again and again, while calls fail.
 async fn sections<L: Log>(log: L, tokens: Arc<AtomicU64>, rounds: u64) -> Told {
     let mut told = Told::default();
     for round in 0..rounds {
@@ -123,8 +123,8 @@ async fn sections<L: Log>(log: L, tokens: Arc<AtomicU64>, rounds: u64) -> Told {
     told
 }
 
-/// Runs the users on `inner` with `faults` from `seed`, and compares the final content with the reported results.
-/// Returns the faults that occurred, and the numbers of "done" and "unsure" results.
+/// Runs the users on `inner` with `faults` from `seed`, and compares the final content with the results that they
+/// got. Returns the faults that occurred, and the numbers of "done" and "unsure" results.
 async fn what_is_told_is_true<L: Log>(
     inner: Arc<dyn ObjectStore>,
     faults: Faults,
@@ -137,7 +137,7 @@ async fn what_is_told_is_true<L: Log>(
     let tokens = Arc::new(AtomicU64::new(1));
     let users = (0..USERS).map(|_| tokio::spawn(sections(log.clone(), Arc::clone(&tokens), rounds)));
     let mut all: Vec<Told> = join_all(users).await.into_iter().map(|user| user.expect("a user")).collect();
-    // A single user always succeeds in the end, whereas on a slow store each of many may be overtaken.
+    // A single user always succeeds in the end; of many users on a slow store, each may be overtaken.
     all.push(sections(log.clone(), tokens, rounds).await);
     let mut told = Told::default();
     for user in all {
@@ -189,7 +189,7 @@ async fn pointer_fence_reports_true_results_under_losses_and_sweeps() {
     many_seeds::<PointerFence>().await;
 }
 
-/// With the ETags of S3, which are equal for equal bytes.
+/// S3's ETags are equal for equal bytes.
 #[tokio::test]
 async fn results_are_true_on_s3() {
     let s3 = S3::start(&foreign());
@@ -213,8 +213,8 @@ async fn results_are_true_on_azure() {
     assert!(done > 0);
 }
 
-/// No check depends on reading the latest put, and users of the content that `enter` returns need no such read at
-/// all.
+/// No check depends on reads that return the latest put, and a user of the content that `enter` returns needs no
+/// other read.
 #[tokio::test(start_paused = true)]
 async fn lagging_reads_lose_no_update() {
     let (mut done, mut stale) = (0, 0);
@@ -228,8 +228,8 @@ async fn lagging_reads_lose_no_update() {
     assert!(done > 100 && stale > 1000, "too tame: {done}, {stale}");
 }
 
-/// A write with token 5 whose first put has `faults`, while `others` change the object once, at the moment `when`
-/// of that put. Returns the result of the write, and the final content.
+/// Runs a write with token 5 whose first put has `faults`. At the moment `when` of that put, `others` change the
+/// object once. Returns the result of the write, and the final content.
 async fn write_while<F>(
     faults: Faults,
     when: When,
@@ -248,7 +248,7 @@ where
     let well = Arc::clone(&store);
     let mut others = Some(others(other.clone(), inner).boxed());
     store.between(move |now, _| {
-        // The put under way already has its faults; later ones have none.
+        // The put in progress has its faults already; later puts have none.
         if now == When::BeforePut {
             well.set(Faults::default());
         }
@@ -258,7 +258,7 @@ where
     (told, text(other.read(RESOURCE).await.expect("readable")))
 }
 
-/// `count` changes by other sections, each with a higher token.
+/// Makes `count` changes by other sections, each with a higher token.
 async fn changes(fence: ObjectFence, count: u64) {
     for value in 100..100 + count {
         fence.enter(RESOURCE, Section::exclusive(token(value))).await.expect("higher");
@@ -296,7 +296,7 @@ async fn lost_write_that_was_overtaken_is_refused_and_never_applied() {
     }
 }
 
-/// More changes than a record lists: the outcome is unknown, and is not guessed.
+/// There are more changes than a record lists, so the outcome is unknown, and must not be guessed.
 #[tokio::test(start_paused = true)]
 async fn unknown_outcome_is_reported_as_unsure() {
     for (faults, when, after) in [(ANSWER_LOST, When::AfterPut, "five"), (PUT_LOST, When::BeforePut, "")] {
@@ -338,7 +338,7 @@ async fn contended_writer_reports_its_number_of_tries() {
     let rival = ObjectFence::connect(Arc::clone(&inner)).await.expect("fit");
     let store = Faulty::new(inner, Faults::default(), 1);
     let fence = ObjectFence::connect(Arc::clone(&store) as Arc<dyn ObjectStore>).await.expect("fit");
-    // A reader that enters during each put: it never makes the writer stale.
+    // A reader enters during each put; it never makes the writer stale.
     store.between(move |when, _| {
         let rival = rival.clone();
         let enter = async move {

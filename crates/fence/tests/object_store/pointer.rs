@@ -36,7 +36,7 @@ async fn read(fence: &PointerFence) -> Option<String> {
     Some(String::from_utf8(content.to_vec()).expect("text"))
 }
 
-/// On every store: written data can be read, old data are swept, a deleted resource keeps its marks.
+/// On every store: data that were written can be read, old data are swept, and a deleted resource keeps its marks.
 #[tokio::test]
 async fn data_are_swept_only_when_no_pointer_names_them() {
     let s3 = S3::start(&foreign());
@@ -111,7 +111,7 @@ async fn draft_can_be_uploaded_by_other_means_and_published() {
     assert!(matches!(told, Err(ObjectError::Refused(Refused::SharedWrite { .. }))), "{told:?}");
 }
 
-/// The writer stalls between upload and publishing, and a sweep comes between.
+/// The writer stalls between upload and publishing, and a sweep runs in between.
 #[tokio::test]
 async fn a_draft_that_was_swept_can_not_be_published() {
     let store = in_memory();
@@ -133,7 +133,8 @@ async fn a_draft_that_was_swept_can_not_be_published() {
     }
 }
 
-/// Runs `what` on `fence`, with `between` injected once at `when` on an object whose name begins with `at`.
+/// Runs `what` on `fence`. At the moment `when` of a call on an object whose name begins with `at`, `between` is
+/// run once.
 async fn meanwhile<T>(
     when: When,
     at: &'static str,

@@ -1,7 +1,7 @@
 //! The stores of the tests: in memory, and stand-ins for S3 and Azure over real HTTP.
 //!
-//! The clients of `object_store` use a minimal HTTP client that never resends: the tests of lost responses depend
-//! on that. The stand-ins and the conditions that they support:
+//! The clients of `object_store` use a minimal HTTP client that never resends, since the tests of lost responses
+//! depend on that. The stand-ins and the conditions that they support:
 //! - in memory (`object_store`'s own): ETags that count, If-None-Match: * and If-Match.
 //! - moto for S3: ETags that are the MD5 of the content, both conditions with 412, 404 for If-Match on a missing
 //!   object.

@@ -97,7 +97,7 @@ impl<F: Fence> Number<F> {
         self.fence.write(&self.resource, section, format!("{number} end").into_bytes()).await
     }
 
-    /// A blind effect that does not change the number.
+    /// A blind effect, which does not change the number.
     async fn put_once(&self, section: Section) -> Result<(), Refused> {
         let number = self.number().await;
         self.fence.check_once(&self.resource, section, format!("{number} end").into_bytes()).await
@@ -133,7 +133,7 @@ macro_rules! calls {
     };
 }
 
-/// In memory.
+/// A number in an in-memory store.
 #[derive(Clone)]
 pub(crate) struct Memory<F> {
     number: Number<F>,
@@ -156,7 +156,7 @@ impl<F: Fence> Subject for Memory<F> {
     calls!();
 }
 
-/// On a stand-in. Every call takes a few requests, so this runs fewer histories than in memory.
+/// A number in a stand-in for a real store. Every call takes a few requests, so it runs fewer histories.
 pub(crate) struct Remote<S, F> {
     number: Number<F>,
     address: String,

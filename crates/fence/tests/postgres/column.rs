@@ -46,7 +46,7 @@ fn marks_of(mark: i64) -> Marks {
     Marks { base: Pair { any: mark, writer: mark }, ..Marks::default() }
 }
 
-/// A row, through `tokio-postgres`.
+/// A row behind the fence column, by `tokio-postgres`.
 pub(crate) struct Row {
     client: Mutex<Client>,
     id: i64,
@@ -100,7 +100,7 @@ impl Subject for Row {
     }
 }
 
-/// A row, through `sqlx`.
+/// A row behind the fence column, by `sqlx`.
 pub(crate) struct SqlxRow {
     connection: Mutex<PgConnection>,
     id: i64,
@@ -203,7 +203,7 @@ fn update_without_rows_is_explained() {
     });
 }
 
-/// The condition is part of the statement, so it is evaluated again after waiting for the row.
+/// The condition is part of the statement, so the server evaluates it again after it has waited for the row.
 #[test]
 fn a_write_that_waited_for_a_later_enter_is_stale() {
     runtime().block_on(async {

@@ -45,7 +45,7 @@ fn exclusive(value: u64) -> Section {
     Section::exclusive(Token::new(value).expect("a token"))
 }
 
-/// Any error but a refusal is a panic.
+/// Returns the refusal, if there is one; any other error is a panic.
 fn refusal<T>(result: Result<T, PostgresError>) -> Result<T, Refused> {
     result.map_err(|error| match error {
         PostgresError::Refused(refused) => refused,

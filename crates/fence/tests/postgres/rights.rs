@@ -79,7 +79,7 @@ fn concurrent_installs_succeed() {
     });
 }
 
-/// The functions run with their owner's rights, so the caller's operators and tables must not affect them.
+/// The functions run with their owner's rights, so operators and tables of the caller must not affect them.
 #[test]
 fn callers_operators_and_tables_do_not_affect_the_functions() {
     runtime().block_on(async {

@@ -12,7 +12,7 @@ use sqlx::{Connection, PgConnection};
 use crate::suite::runtime;
 use crate::{connect, exclusive, server, server_with};
 
-/// The last acknowledged token of an `enter`, and the last acknowledged number.
+/// The last token whose `enter` was acknowledged, and the last number whose write was.
 type Told = Arc<Mutex<(u64, u64)>>;
 
 /// Runs sections one after the other until the server is gone.
@@ -31,7 +31,7 @@ async fn sections(url: &str, tokens: &AtomicU64, told: &Told) -> Result<(), Box<
     }
 }
 
-/// The rig's server runs without fsync, but a dead process's writes survive in the page cache.
+/// The rig's server runs without fsync, but what a process wrote before it died survives in the page cache.
 #[test]
 fn server_killed_at_random_points_loses_nothing_acknowledged() {
     const KILLS: u64 = 12;
@@ -50,7 +50,7 @@ fn server_killed_at_random_points_loses_nothing_acknowledged() {
                 assert!(!user.is_finished(), "the sections failed before the kill");
                 tokio::task::yield_now().await;
             }
-            // The time of the kill, spread over a few sections.
+            // The times of the kills are spread over a few sections.
             tokio::time::sleep(Duration::from_micros(kill * 7919 % 5003)).await;
             server.kill();
             user.await.expect("a task").expect_err("the server is gone");
@@ -99,7 +99,8 @@ fn weak_settings_are_reported_by_check() {
         let told = findings.weaknesses().join("; ");
         assert!(told.contains("fsync = off") && told.contains("synchronous_standby_names"), "{told}");
 
-        // Only the setting counts, not the connected replicas. No commit here, since it would wait for them.
+        // The findings depend on the setting alone, not on connected replicas. No commit is made here, since it
+        // would wait for replicas.
         let strict = server_with(&["-c", "fsync=on"]);
         strict.psql("ALTER SYSTEM SET synchronous_standby_names = 'one'");
         let mut client = PgConnection::connect(&strict.url()).await.expect("the server answers");

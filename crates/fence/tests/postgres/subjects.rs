@@ -32,7 +32,7 @@ impl World {
         Self { server, made: AtomicU64::new(0) }
     }
 
-    /// The address of a resource never seen: `resource postgres://…`.
+    /// The address of a resource that was never seen: `resource postgres://…`.
     fn fresh(&self) -> String {
         format!("number/{} {}", self.made.fetch_add(1, Ordering::SeqCst), self.server.url())
     }
@@ -63,7 +63,7 @@ impl<const LEVEL: u8> Tokio<LEVEL> {
     /// Runs the whole transaction once, without a retry on conflicts.
     async fn once(&self, section: Section, call: &Call) -> Result<(), PostgresError> {
         let mut client = self.client.lock().await;
-        // The simplest documented form: without a transaction of the caller.
+        // The simplest documented form: no transaction of the caller.
         if matches!(call, Call::Enter) && LEVEL == READ_COMMITTED {
             return by_tokio::enter(&*client, &self.resource, section).await;
         }

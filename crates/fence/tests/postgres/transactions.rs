@@ -17,7 +17,7 @@ use crate::{connect, exclusive, refusal, server, stale};
 const LEVELS: [IsolationLevel; 3] =
     [IsolationLevel::ReadCommitted, IsolationLevel::RepeatableRead, IsolationLevel::Serializable];
 
-/// A section in one transaction: `Ok(false)` if it must be run again.
+/// Runs a section in one transaction; `Ok(false)` if it must be run again.
 async fn one_more(client: &mut Client, level: IsolationLevel, value: u64) -> Result<bool, PostgresError> {
     let again = |error: &tokio_postgres::Error| {
         let serialization = error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE);
@@ -104,8 +104,8 @@ async fn until_one_waits(server: &Postgres) {
     }
 }
 
-/// The write of an equal token raises no mark. If it only took a lock, a waiter at REPEATABLE READ would continue
-/// on its snapshot from before that write, enter, and read outdated data.
+/// The write of an equal token raises no mark. If it only locked the row, a waiter at REPEATABLE READ would
+/// continue on its snapshot from before that write, enter, and read outdated data.
 #[test]
 fn section_that_waited_for_a_write_fails_instead_of_reading_older_data() {
     runtime().block_on(async {
@@ -139,8 +139,8 @@ fn section_that_waited_for_a_write_fails_instead_of_reading_older_data() {
     });
 }
 
-/// A slot's first row that is committed after the snapshot of a section without a slot is invisible to that
-/// section.
+/// The first row of a slot is committed after the snapshot of a section without a slot, so that section can't see
+/// the row.
 #[test]
 fn slot_committed_after_the_snapshot_is_detected() {
     runtime().block_on(async {
@@ -223,8 +223,8 @@ fn permits_of_different_slots_do_not_wait_for_each_other() {
     });
 }
 
-/// Otherwise a permit would pass by the mark from before a section that has entered and read, but not committed
-/// yet.
+/// If the permit did not wait, it would pass by the mark from before another section, which has entered and read
+/// but not committed yet.
 #[test]
 fn a_permit_waits_for_an_open_section_without_a_slot() {
     runtime().block_on(async {
@@ -259,7 +259,7 @@ fn write_pipelined_after_a_refused_check_has_no_effect() {
             );
             assert_eq!(refusal(checked), if value == 5 { Err(stale(5, 6)) } else { Ok(()) });
             assert_eq!(written.is_ok(), value == 6);
-            // Even if the caller ignores the results.
+            // Nothing was written even if the caller ignores the results and commits.
             transaction.commit().await.expect("a connection");
             assert_eq!(server.psql("SELECT pieces FROM stock").trim(), pieces);
         }

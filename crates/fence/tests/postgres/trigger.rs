@@ -46,7 +46,7 @@ fn every_statement_without_a_token_is_refused() {
     assert_eq!(server.psql("SELECT state FROM orders").trim(), "new", "and reading needs none");
 }
 
-/// Like `PGOPTIONS`: set from outside, for an unmodified program and a role without any grant.
+/// The token is set from outside, as by `PGOPTIONS`, for an unmodified program and a role without any grant.
 #[test]
 fn token_in_the_connection_options_is_checked() {
     runtime().block_on(async {
@@ -105,8 +105,8 @@ fn permits_write_a_guarded_table_by_their_slot() {
     });
 }
 
-/// Otherwise row versions of the mark would accumulate in a transaction of many statements, and each would scan all
-/// of them.
+/// If every statement raised the mark, row versions of the mark would accumulate in a transaction of many
+/// statements, and each statement would scan all of them.
 #[test]
 fn a_transaction_of_many_statements_raises_its_mark_once_and_stays_checked() {
     runtime().block_on(async {
@@ -122,7 +122,7 @@ fn a_transaction_of_many_statements_raises_its_mark_once_and_stays_checked() {
         }
         places.dedup();
         assert_eq!(places.len(), 1, "{places:?}");
-        // Marks raised by the transaction itself in the meantime count as well.
+        // Marks that the transaction itself has raised between two statements count as well.
         fence::enter(&transaction, "public.orders", Section::permit(0, token(9)).expect("a slot"))
             .await
             .expect("above");

@@ -18,12 +18,12 @@ use suite::{Lasting, Subject};
 
 suite::contract!(one_server => User, lasting);
 
-/// A server whose data survive a crash completely.
+/// A server that loses no data in a crash.
 fn lasting_server() -> Redis {
     Redis::with(&["--appendonly", "yes", "--appendfsync", "always"])
 }
 
-/// A connection with a long timeout, for a busy machine.
+/// A connection with a long time limit, for a busy machine.
 async fn connected(url: &str) -> MultiplexedConnection {
     let patient = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
     let client = Client::open(url).expect("a URL");

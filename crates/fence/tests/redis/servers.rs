@@ -70,7 +70,7 @@ async fn missing_response_is_unknown_and_the_same_token_may_write_again() {
     let result = fence.write("stock", exclusive(5), &[set("stock", 5)]).await;
     assert!(matches!(result, Err(RedisFenceError::Unknown { .. })), "{result:?}");
     redis.cont();
-    // The command is in flight, and is executed once the server continues.
+    // The command was in flight, and is executed once the server continues.
     let until = Instant::now() + Duration::from_secs(30);
     while redis.cli(&["EXISTS", "stock"]) == "0" {
         assert!(Instant::now() < until, "what was sent never arrived");
@@ -89,7 +89,7 @@ async fn server_with_any_eviction_policy_is_refused() {
         let error = connect(&redis.url()).await.expect_err("it evicts");
         assert!(matches!(&error, RedisFenceError::Evicts { policy: told } if told == policy), "{error:?}");
         assert!(error.to_string().contains("noeviction"), "{error}");
-        // The caller's assurance is accepted, and `findings` still reports the policy.
+        // If the caller vouches for the server, the fence accepts it; `findings` still reports the policy.
         let fence = RedisFence::trusting_no_eviction(connected(&redis.url()).await).await.expect("trusting");
         let findings = fence.findings().await.expect("findings");
         assert!(
@@ -112,13 +112,13 @@ async fn server_that_hides_its_policy_is_refused_unless_trusted() {
     assert!(error.to_string().contains("trusting_no_eviction"), "{error}");
     let fence = RedisFence::trusting_no_eviction(connected(&url).await).await.expect("trusting");
     fence.enter("stock", exclusive(5)).await.expect("never seen");
-    // It may be a cluster, so it is treated as one.
+    // The server does not report whether it is part of a cluster, so it is treated as one.
     let result = fence.write("stock", exclusive(5), &[set("elsewhere", 1)]).await;
     assert!(matches!(result, Err(RedisFenceError::CrossSlot { .. })), "{result:?}");
     fence.write("stock", exclusive(5), &[set("stock", 1), set("{stock}:1", 1)]).await.expect("one slot");
     assert!(fence.findings().await.expect("findings").iter().any(|finding| finding.spoils));
 
-    // One of the two commands suffices.
+    // One of the two commands, `CONFIG` or `INFO`, suffices.
     for rights in [&["-config"][..], &["-info"]] {
         let (_redis, url) = user(rights);
         connect(&url).await.expect("it tells enough");
@@ -128,7 +128,7 @@ async fn server_that_hides_its_policy_is_refused_unless_trusted() {
     let error = fence.enter("stock", exclusive(5)).await.expect_err("no right").to_string();
     assert!(error.contains("needs EVAL, EVALSHA"), "{error}");
 
-    // A user with only some of the rights must not be able to remove marks.
+    // A user that lacks some of the rights must not be able to remove marks by a failing call.
     let (redis, url) = user(&["-hset"]);
     let slot = Section::permit(3, token(50)).expect("a slot");
     let able = RedisFence::connect(connected(&redis.url()).await).await.expect("a fence");
@@ -142,7 +142,7 @@ async fn server_that_hides_its_policy_is_refused_unless_trusted() {
 
 #[tokio::test]
 async fn findings_report_losses_by_crash_and_fail_over() {
-    // Eviction, disk, replicas.
+    // The findings are about eviction, disk and replicas, in this order.
     assert_eq!(connect(&lasting_server().url()).await.expect("a fence"), [false, false, false]);
     let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "everysec"]);
     assert_eq!(connect(&redis.url()).await.expect("a fence"), [false, true, false]);
@@ -160,7 +160,7 @@ async fn replicas_and_demoted_primaries_are_refused() {
     let fence = fence(&redis).await;
     fence.enter("stock", exclusive(5)).await.expect("never seen");
     redis.cli(&["REPLICAOF", "127.0.0.1", "1"]);
-    // Even if the replica's marks already include the token: the primary's may be higher.
+    // The replica refuses even if its marks already include the token, since the primary's may be higher.
     for result in [
         fence.enter("stock", exclusive(5)).await,
         fence.enter("stock", exclusive(6)).await,

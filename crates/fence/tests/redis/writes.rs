@@ -83,7 +83,7 @@ async fn marks_are_one_hash_that_never_expires() {
     stale(fence.enter("jobs", permit(4, 9)).await, 9, 10);
     assert_eq!(redis.cli(&["HLEN", key]), "2", "slots that say no more than the base are dropped");
 
-    // A resource with its own hash tag keeps that tag.
+    // For a resource whose name has a hash tag, the marks have the same tag.
     fence.enter("{jobs}", exclusive(1)).await.expect("another resource");
     assert_eq!(redis.cli(&["HGET", "{jobs}:lockkeeper:tagged:fence", "any"]), "1");
 }
@@ -103,11 +103,11 @@ async fn failed_command_ends_the_write_and_earlier_ones_stay() {
     );
     assert_eq!((redis.cli(&["GET", "first"]), redis.cli(&["EXISTS", "third"])), ("1".into(), "0".into()));
 
-    // The section has passed: it makes lower tokens stale, and may try again.
+    // The section has passed although its write failed: lower tokens are stale, and the same token may try again.
     stale(fence.enter("stock", exclusive(4)).await, 4, 5);
     redis.cli(&["SET", "word", "7"]);
     assert_eq!(fence.write("stock", exclusive(5), &commands).await.expect("mended").len(), 3);
-    // `check_once` uses the token even if its command fails.
+    // `check_once` uses up the token even if its command fails.
     let once = fence.check_once("stock", exclusive(6), &[RedisCommand::new("NO-SUCH-COMMAND")]).await;
     assert!(matches!(once, Err(RedisFenceError::Failed { done: 0, of: 1, .. })), "{once:?}");
     let again = fence.check_once("stock", exclusive(6), &[set("first", 6)]).await;

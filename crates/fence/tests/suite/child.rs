@@ -6,11 +6,11 @@ use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
-/// The child's resource, and its argument.
+/// The environment variables with the address of the child's resource, and with its argument.
 const CHILD: &str = "LOCKKEEPER_FENCE_TEST_CHILD";
 const ARGUMENT: &str = "LOCKKEEPER_FENCE_TEST_ARGUMENT";
 
-/// `Some` in the child: the address of its resource, and its argument.
+/// In the child process: the address of its resource, and its argument.
 pub(crate) fn as_child() -> Option<(String, u64)> {
     let address = env::var(CHILD).ok()?;
     let argument = env::var(ARGUMENT).expect("set with the address");
@@ -41,12 +41,12 @@ pub(crate) fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
     BufReader::new(child.stderr.take().expect("piped")).lines().map(|line| line.expect("text"))
 }
 
-/// One write call, so that a kill never leaves a partial line.
+/// Prints a line in one write call, so that a kill never leaves a partial line.
 pub(crate) fn tell(line: &str) {
     std::io::stderr().write_all(format!("{line}\n").as_bytes()).expect("the parent listens");
 }
 
-/// The child's output if it exited successfully; otherwise panics with that output.
+/// Returns the child's output if it exited successfully; otherwise panics with that output.
 pub(crate) fn finished_well(mut child: Child) -> Vec<String> {
     let told: Vec<_> = lines(&mut child).collect();
     let status = child.wait().expect("a child");

@@ -1,6 +1,6 @@
-//! Many concurrent users, each of which acts as the lock holder and stalls at random points.
+//! Many concurrent users. Each acts as the lock holder, and stalls at random points.
 //!
-//! The order in which the fence processed the calls is unknown, so results are checked by properties of every
+//! The order in which the fence processed the calls is unknown, so the checks are properties that hold in every
 //! order.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
@@ -18,7 +18,7 @@ const USERS: usize = 4;
 /// The longest stall, in microseconds: several sections long, so that later sections overtake a stalled user.
 const STALL_US: u64 = 2000;
 
-/// One section in three stalls here. The stalls are the injected fault; no assertion depends on their length.
+/// Stalls in one of three sections. The stalls are the injected fault; no assertion depends on their length.
 async fn perhaps_stall(random: &mut fastrand::Rng) {
     if random.u8(..3) == 0 {
         tokio::time::sleep(Duration::from_micros(random.u64(..STALL_US))).await;
@@ -27,8 +27,8 @@ async fn perhaps_stall(random: &mut fastrand::Rng) {
     }
 }
 
-/// Each user enters, reads and writes back the number plus one, each time with a new token. Every acknowledged
-/// write must be in the number, and the marks must never fall while they are observed.
+/// Each user enters, reads, and writes back the number plus one, each time with a new token. Every acknowledged
+/// write must be in the number, and the marks must never fall.
 pub(crate) fn no_acknowledged_update_is_lost<S: Subject>() {
     runtime().block_on(async {
         let world = S::world().await;
@@ -90,7 +90,7 @@ pub(crate) fn no_acknowledged_update_is_lost<S: Subject>() {
     });
 }
 
-/// A call as its user observed it, with its interval on a shared counter, read before and after.
+/// A call as its user observed it. Begin and end are readings of a shared counter, before and after the call.
 struct Call {
     began: u64,
     ended: u64,
@@ -99,17 +99,17 @@ struct Call {
     answer: Result<(), Refused>,
 }
 
-/// The rule's result for `late` at a resource that has seen only `early`.
+/// The rule's result for `late` at a resource that has seen only the call `early`.
 fn after(early: &Call, late: &Call) -> Result<(), Refused> {
     let mut marks = Marks::default();
     let _ = marks.check(early.action, early.section);
     marks.check(late.action, late.section).map(drop)
 }
 
-/// Marks only rise, and a call that passes higher marks passes lower ones. So a call that passed must pass after
-/// any single call that was acknowledged before it began; and a refusal must be explained by a single call that
-/// passed and began before the refusal returned. If calls wait for each other, that call may itself have been
-/// refused in the end, because of a yet higher token.
+/// Marks only rise, and a section that passes with certain marks passes with lower ones, too. So a call that passed
+/// must pass after any single call that was acknowledged before it began. And a refusal must be explained by a
+/// single call that passed and began before the refusal returned. If calls wait for each other, that other call may
+/// itself have been refused in the end, because of a yet higher token.
 fn judge<S: Subject>(calls: &[Call]) {
     let turned_away = |call: &Call| S::WAITS && matches!(call.answer, Err(Refused::Stale { .. }));
     for late in calls {
@@ -188,7 +188,7 @@ pub(crate) fn every_answer_has_its_reason<S: Subject>() {
             calls.extend(user.await.expect("a user"));
         }
         judge::<S>(&calls);
-        // The final marks include every acknowledged call: it would raise none of them.
+        // The final marks must include every acknowledged call: the same call would raise none of them.
         let left = first.marks().await;
         for call in calls.iter().filter(|call| call.answer.is_ok()) {
             let mut seen = Marks::default();
@@ -204,7 +204,7 @@ pub(crate) fn every_answer_has_its_reason<S: Subject>() {
     });
 }
 
-/// The same token from many users: exactly one effect.
+/// Many users call with the same token: exactly one effect happens.
 pub(crate) fn check_once_lets_one_of_many_through<S: Subject>() {
     const MANY: usize = 8;
     let section = Section::exclusive(token(7));

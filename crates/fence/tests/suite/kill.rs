@@ -19,7 +19,8 @@ fn mark(marks: &Marks) -> u64 {
     marks.base.any.map_or(0, Token::get)
 }
 
-/// The child: one section after the other from the token `first` on; reports each step once it is acknowledged.
+/// The child's part: runs sections one after the other, from the token `first` on; reports each step once it is
+/// acknowledged.
 fn write_for_ever<S: Lasting>(address: &str, first: u64) -> ! {
     runtime().block_on(async {
         let user = S::at(address).await;
@@ -40,7 +41,7 @@ fn last_told(told: &[String], word: &str) -> Option<u64> {
     told.iter().rev().find_map(|line| line.strip_prefix(word)?.trim().parse().ok())
 }
 
-/// `kill -9` in a loop: acknowledged writes are kept, and marks never fall.
+/// Kills a user with `kill -9` in a loop: acknowledged writes are kept, and marks never fall.
 pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
     if let Some((address, first)) = as_child() {
         write_for_ever::<S>(&address, first);
@@ -53,7 +54,8 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
         let mut child = spawn(within_crate(test), &subject.address(), entered + 1);
         let mut lines = lines(&mut child);
         let mut told: Vec<String> = lines.by_ref().take(2).collect();
-        // The time of the kill, spread over more than one section; the delays are fixed, the scheduling is not.
+        // The times of the kills are spread over more than one section. The delays are fixed; the scheduling is
+        // not.
         thread::sleep(Duration::from_micros(kill * 7919 % S::KILLS_SPREAD_US));
         child.kill().expect("killed");
         child.wait().expect("gone");
@@ -64,7 +66,7 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
         let (marks, number) = runtime.block_on(settled(&subject, told_entered + 2));
         assert!((told_entered..=told_entered + 1).contains(&marks), "mark {marks}, told {told_entered}");
         assert!((told_written..=told_written + 1).contains(&number), "number {number}, told {told_written}");
-        // Each section wrote one more, except the last, which may have been killed between mark and number.
+        // Each section wrote one number, except the last one, which may have been killed between mark and number.
         let (sections, writes) = (marks - entered, number - written);
         assert!(writes == sections || writes + 1 == sections, "{writes} writes in {sections} sections");
         inside_a_section += u64::from(writes < sections);
@@ -78,15 +80,15 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
     assert!(inside_a_section > 0, "no kill ever hit the middle of a section: this test shows nothing");
 }
 
-/// The mark that the dead user left, and the number after the next holder has entered with `next`: a server may
-/// still be processing requests of the dead client, which can't take effect after that.
+/// Returns the mark that the dead user left, and the number after the next holder has entered with `next`. Before
+/// that, a server may still be processing requests of the dead client; after it, they can't take effect.
 async fn settled<S: Lasting>(subject: &S, next: u64) -> (u64, u64) {
     let left = mark(&subject.marks().await);
     subject.enter(Section::exclusive(token(next))).await.expect("higher than all before");
     (left, subject.read().await)
 }
 
-/// Processes that all act as the lock holder: every acknowledged write is in the number.
+/// Several processes all act as the lock holder: every acknowledged write is in the number.
 pub(crate) fn no_acknowledged_update_of_processes_is_lost<S: Lasting>(test: &str) {
     const PROCESSES: u64 = 4;
     if let Some((address, process)) = as_child() {

@@ -1,6 +1,6 @@
 //! The properties that all fences share: one suite, instantiated per fence by [`contract!`].
 //!
-//! Another fence needs one [`Subject`], and one [`Lasting`] if its marks outlive the process. Each is compared with
+//! A new fence needs one [`Subject`], and one [`Lasting`] if its marks outlive the process. Each is compared with
 //! the pure rule, [`Marks::check`], so that a second implementation of the rule (in SQL, in a script) can't differ
 //! from it.
 //!
@@ -34,16 +34,17 @@ pub(crate) trait Subject: Sized + Send + Sync + 'static {
     /// The number of sections of each concurrent user.
     const ROUNDS: u64 = 50;
 
-    /// Whether a call may wait for others, and still be refused after its arrival has made lower tokens stale.
+    /// Whether a call may wait for others, and still be refused after it has made lower tokens stale by its
+    /// arrival.
     const WAITS: bool = false;
 
     fn world() -> impl Future<Output = Self::World> + Send;
-    /// A resource never seen.
+    /// A user of a resource that was never seen.
     fn fresh(world: &Self::World) -> impl Future<Output = Self> + Send;
     /// Another user of the same resource, as independent of this one as possible within a process.
     fn another(&self) -> impl Future<Output = Self> + Send;
 
-    /// Whether the fence supports such calls; a separate test checks that it refuses the others.
+    /// Whether the fence supports this action of this section; a separate test checks that it refuses the others.
     fn takes(_action: Action, _section: Section) -> bool {
         true
     }
@@ -64,7 +65,7 @@ pub(crate) trait Lasting: Subject {
 
     /// The address by which another process opens the resource.
     fn address(&self) -> String;
-    /// A user in another process.
+    /// A user of the resource, in another process.
     fn at(address: &str) -> impl Future<Output = Self> + Send;
 }
 
@@ -148,8 +149,8 @@ pub(crate) async fn ask<S: Subject>(
     }
 }
 
-/// The effective marks of the base and of the slots below `slots`. A store may keep slots that are not above the
-/// base.
+/// The effective marks of the base and of all slots below `slots`. Comparable between stores, of which some keep
+/// slots that are not above the base.
 pub(crate) fn said(marks: &Marks, slots: u32) -> Vec<lockkeeper_fence::Pair> {
     (0..slots).map(|slot| marks.effective(slot)).chain([marks.base]).collect()
 }

@@ -1,7 +1,8 @@
 //! Long random histories: many sections with random modes, slots and tokens, interleaved at random, one call at a
 //! time.
 //!
-//! Sequential calls have one correct result, the rule's. A failure is shrunk to its shortest history.
+//! Calls are sequential, so each has one correct result: the rule's. A failing history is shrunk to its shortest
+//! form.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::cell::Cell;

@@ -1,4 +1,5 @@
-//! Admission of peers by a member of a cluster. Both sides check every connection before any consensus message.
+//! Admission of peers by a member of a cluster. Both sides of every connection check the other's hello before any
+//! consensus message.
 
 use std::collections::BTreeMap;
 
@@ -16,16 +17,16 @@ pub struct NodeIdentity<'a> {
     pub founding: &'a Founding,
     /// The members of the cluster, up to the last entry that this node has applied.
     pub members: &'a Members,
-    /// The rules version that the table uses now; `rules_max` is the newest that this software supports.
+    /// The rules version that the table uses now.
     pub rules: u32,
-    /// See `rules`.
+    /// The newest rules version that this software supports.
     pub rules_max: u32,
-    /// The address at which it serves clients.
+    /// The address at which this node serves clients.
     pub client_address: &'a str,
 }
 
 impl NodeIdentity<'_> {
-    /// The hello for a connection to node `to`; 0 means any node at that address.
+    /// The hello (first handshake message) for a connection to node `to`. 0 is for any node at the address.
     #[must_use]
     pub fn hello(&self, to: u64, lane: Lane) -> Hello {
         Hello {
@@ -45,7 +46,7 @@ impl NodeIdentity<'_> {
         }
     }
 
-    /// Checks the hello of a peer. Both sides check every connection before any consensus message.
+    /// Checks the hello of a peer.
     ///
     /// # Errors
     /// The reason for the refusal, and what to do.
@@ -74,8 +75,8 @@ impl NodeIdentity<'_> {
         }
         match (self.members.nodes.get(&node), &hello.candidate) {
             (Some(known), _) if known.incarnation != hello.incarnation => Err(gone(node)),
-            // Also without a cluster id: that node has not learned yet that its cluster was bootstrapped, or that it
-            // was added.
+            // A member may send no cluster id: it may not have learned yet that its cluster was bootstrapped, or
+            // that it was added.
             (Some(_), _) => Ok(()),
             (None, Some(candidate)) if !is_member => Err(not_added(candidate)),
             (None, _) if self.is_behind(hello) => Ok(()),
@@ -83,9 +84,10 @@ impl NodeIdentity<'_> {
         }
     }
 
-    /// Returns true if the peer was added after the last membership change that this node has applied; refusing it
-    /// could cost the cluster its majority. The peer's hello must contain the incarnation of every node that this node
-    /// knows, present or removed. Only members receive those, and a member can't prove more to this node.
+    /// Whether the peer was added after the last membership change that this node has applied; refusing such a peer
+    /// could cost the cluster its majority. As proof, its hello must contain the incarnation of every node that
+    /// this node knows, present or removed: only members receive those. A true member has no better proof for a
+    /// node that lags.
     fn is_behind(&self, hello: &Hello) -> bool {
         let Some(theirs) = &hello.members else { return false };
         let shown: BTreeMap<u64, &[u8]> = theirs.nodes.iter().map(|it| (it.node, &*it.incarnation)).collect();
@@ -101,7 +103,7 @@ impl NodeIdentity<'_> {
     }
 }
 
-/// The checks of every hello: it is well-formed, and addressed to this node.
+/// Checks that a hello is well-formed and addressed to this node.
 pub(super) fn check(hello: &Hello, own: &Member) -> Result<(), Refusal> {
     let (node, me) = (hello.node, own.node);
     if hello.protocol != PROTOCOL {

@@ -12,10 +12,11 @@
 //! 3. *Founded*: every node of the list has made the same promise. The bootstrap record is a function of the
 //!    candidates, so all nodes write the same record; a late node writes it when it receives it from another.
 //!
-//! It is not enough that every node reported an empty directory, because a report can be outdated. Node 1 receives the
-//! report of 3; node 3 forms a cluster with 1 and 2, and serves; the disk of 2 is wiped; node 1 receives its first
-//! report from 2, and forms a second cluster with it and with the old report of 3. Nodes 1 and 2 are a majority without
-//! the locks that 3 has granted. A node makes only one promise, which excludes this.
+//! It is not enough that every node has reported an empty directory, because a report can be outdated. Example:
+//! node 1 receives the report of node 3; node 3 forms a cluster with 1 and 2, and serves; the disk of node 2 is
+//! wiped; node 1 receives its first report from node 2, and forms a second cluster from that and the old report of
+//! node 3. Nodes 1 and 2 are a majority without the locks that node 3 has granted. A node makes only one promise,
+//! which excludes this.
 
 mod admit;
 mod refusals;
@@ -51,14 +52,15 @@ pub struct Bootstrap {
 /// The next action of a node without a bootstrap record.
 #[derive(Clone, PartialEq, Debug)]
 pub enum BootstrapStep {
-    /// Connect to these nodes repeatedly. Empty: wait to be added to a cluster.
+    /// Connect to the missing nodes repeatedly. If none is missing, wait to be added to a cluster.
     Wait {
-        /// The nodes from which a candidate, or after this node's own promise a promise, was not received.
+        /// Nodes whose candidate this node has not received; after its own promise: nodes whose promise it has not
+        /// received.
         missing: Vec<u64>,
     },
     /// Replace the stored candidate by this one, durably; then pass it to [`Bootstrap::promised`].
     Promise(Candidate),
-    /// Write this bootstrap record, durably: then the node is a member.
+    /// Write this bootstrap record durably; then the node is a member.
     Found(Founding),
     /// Send this refusal to the peer; the state is unchanged.
     Refuse(Refusal),
@@ -79,7 +81,7 @@ impl Bootstrap {
         &self.own
     }
 
-    /// The hello for a connection to node `to`; 0 means any node at that address.
+    /// The hello for a connection to node `to`. 0 is for any node at the address.
     #[must_use]
     pub fn hello(&self, to: u64, lane: Lane) -> Hello {
         let member = member(&self.own);
@@ -97,7 +99,7 @@ impl Bootstrap {
         }
     }
 
-    /// Call this once the promise is durable.
+    /// To be called once the promise in `own` is durable.
     pub fn promised(&mut self, own: Candidate) {
         self.own = own;
     }
@@ -185,7 +187,8 @@ impl Bootstrap {
             } else if !theirs.incarnation.is_empty()
                 && self.heard.get(&theirs.node).is_some_and(|it| member(it).incarnation != theirs.incarnation)
             {
-                // One of the two incarnations is outdated. Drop ours and wait for a hello from that node itself.
+                // One of the two incarnations is outdated. Drops the known one, and waits for a hello from that
+                // node itself.
                 self.heard.remove(&theirs.node);
             }
         }
@@ -203,14 +206,15 @@ impl Bootstrap {
             return BootstrapStep::Stop(removed(own.node));
         }
         let Some(known) = members.nodes.get(&own.node) else {
-            // A node that waits to be added sends its candidate to every peer that asks: `cluster add` depends on that.
+            // A node that waits to be added answers every peer with its candidate: `cluster add` depends on that.
             return match self.own.nodes.is_empty() {
                 true => self.step(),
                 false => BootstrapStep::Refuse(not_added(&self.own)),
             };
         };
         let founder = founding.members.iter().find(|founder| founder.node == own.node);
-        // A bootstrap node has made a promise. If it is missing, these data are a copy from before the promise.
+        // Every node of the bootstrap has made a promise. If this node's is missing, its data are a copy from
+        // before it.
         let has_forgotten = founder.is_some() && cluster(&promise(&self.own)) != founding.cluster;
         if known.incarnation != own.incarnation || has_forgotten {
             return BootstrapStep::Stop(gone(own.node));
@@ -266,7 +270,7 @@ fn founding<'a>(of: impl Iterator<Item = &'a Candidate>, own: &Candidate) -> Fou
         incarnation: member(own).incarnation.clone(),
         members: of.values().map(|candidate| member(candidate).clone()).collect(),
         tokens_above: of.values().map(|candidate| candidate.tokens_above).max().unwrap_or_default(),
-        // The highest version that all bootstrap nodes support: their software versions may differ.
+        // The highest version that all bootstrap nodes support; they may run different releases.
         rules: of.values().map(|candidate| candidate.rules).min().unwrap_or_default(),
     }
 }

@@ -12,7 +12,8 @@ pub(super) fn refusal(code: RefusalCode, text: impl Into<String>) -> Refusal {
     Refusal { code: code.into(), text: text.into(), node: 0 }
 }
 
-/// A refusal about a node that has lost its place in the cluster: `node` stops, and other nodes that receive it do not.
+/// A refusal about a node that has lost its place in the cluster. `node` stops when it receives this; other nodes
+/// don't.
 fn no_place(node: u64, code: RefusalCode, text: String) -> Refusal {
     Refusal { node, ..refusal(code, text) }
 }
@@ -70,7 +71,8 @@ pub(super) fn not_a_member(node: u64) -> Refusal {
     refusal(RefusalCode::Later, text)
 }
 
-/// The refusal for a node that connects before the receiver has reached it at the address that the receiver has for it.
+/// The refusal for a node that connects before the receiver has connected to it at the address that the receiver
+/// has for it.
 #[must_use]
 pub fn not_reached(node: u64) -> Refusal {
     let text = format!("node {node} is let in once it was reached at its own address: that is tried at once");

@@ -33,7 +33,7 @@ enum Node {
     /// The candidates received since the start are in memory only; the rest is durable.
     Forming(Bootstrap),
     Founded(Founding),
-    /// It was refused for good.
+    /// The node was refused for good.
     Stopped,
 }
 
@@ -91,12 +91,12 @@ fn hash(what: &impl std::fmt::Debug) -> u64 {
     hasher.finish()
 }
 
-/// Three nodes, and all hellos ever sent: any of them may arrive at any time, repeatedly.
+/// Three nodes, and all hellos ever sent. A sent hello may arrive at any time, and more than once.
 #[derive(Clone, Debug)]
 struct World {
     nodes: [Node; 3],
     said: Vec<(u64, Hello)>,
-    /// All distinct bootstrap records ever written, without the node's own id and incarnation.
+    /// All distinct bootstrap records ever written, without the id and incarnation of the node that wrote them.
     founded: Vec<Founding>,
     wiped: bool,
 }
@@ -129,7 +129,8 @@ impl World {
         hash(&(&self.nodes, said, self.wiped))
     }
 
-    /// All successor states. A crash before a write equals a crash before the hello that caused the write.
+    /// All successor states. A crash before a write needs no state of its own: it equals a crash before the hello
+    /// that caused the write.
     fn next(&self, wipes: bool) -> Vec<Self> {
         let mut next = Vec::new();
         let mut add = |change: &dyn Fn(&mut Self)| {
@@ -224,7 +225,7 @@ fn founded() -> Founding {
     Founding { cluster: vec![0xC1; ID_BYTES], ..founding.clone() }
 }
 
-/// The hello of node 2 as a member of that cluster.
+/// The hello of node 2 as a member of the cluster that `founding` describes.
 fn member_hello(founding: &Founding) -> Hello {
     let two = Founding { node: 2, incarnation: vec![32; ID_BYTES], ..founding.clone() };
     identity(&two, &Members::founded(&two)).hello(1, Lane::Messages)
@@ -460,13 +461,13 @@ fn joining_node_waits_until_it_is_listed_and_copies_the_bootstrap_record() {
          the other nodes"
     );
 
-    // A different data directory from the one that was added.
+    // The members have node 4 with another data directory.
     members.nodes.insert(4, Member { node: 4, incarnation: vec![65; ID_BYTES], ..Member::default() });
     assert!(text(founder.heard(&hello(&members))).starts_with("STOP node 4's data are gone: "));
     members.nodes.remove(&4);
     members.removed.insert(4, vec![64; ID_BYTES]);
     assert!(text(founder.heard(&hello(&members))).starts_with("STOP node 4 was removed from the cluster"));
-    // A bootstrap node without a promise runs on an old copy of its data.
+    // A node of the bootstrap that has no promise runs on an old copy of its data.
     let step = Bootstrap::new(candidate(2, 0)).heard(&member_hello_of_one(&founding));
     assert!(text(step).starts_with("STOP node 2's data are gone: "));
 }

@@ -1,9 +1,10 @@
 //! An in-memory disk that loses, tears and fails writes, for the simulator and for tests.
 //!
-//! Responsible for being at least as bad as a real disk that keeps its guarantees. A power cut may lose unsynced data
-//! sector by sector, and unsynced names one by one. A failed sync returns its error once, and later syncs skip the
-//! sectors that it did not write, although they stay readable. Worse faults are available on demand: a sync may lie,
-//! bytes may be changed. The caller makes every random choice, so the same choices produce the same disk.
+//! Responsible for: it behaves at least as badly as a real disk that keeps its guarantees. A power cut may lose
+//! unsynced data sector by sector, and unsynced names one by one. A failed sync returns its error once; later syncs
+//! skip the sectors that it did not write, although these stay readable. Worse faults are available on demand:
+//! syncs that do nothing, and changed bytes. The caller makes every random choice, so the same choices produce the
+//! same disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -33,7 +34,7 @@ impl Operation {
     /// The operations that change the disk.
     pub const CHANGES: &'static [Self] =
         &[Self::Create, Self::Rename, Self::Remove, Self::SyncNames, Self::Write, Self::Sync];
-    /// The operations that fail on a full disk.
+    /// The operations that fail when the disk is full.
     pub const TAKES_SPACE: &'static [Self] = &[Self::Create, Self::Write];
 }
 
@@ -52,7 +53,7 @@ struct MemoryDiskState {
     /// The names after a power cut that loses every unsynced change.
     durable_names: BTreeMap<String, u64>,
     changes: Vec<NameChange>,
-    /// Number of the current run of the node; files that an earlier run opened are invalid.
+    /// The number of restarts and crashes so far; a file that was opened before the last one is invalid.
     run: u64,
     faults: Vec<InjectedFault>,
     outage: Option<Outage>,
@@ -103,12 +104,13 @@ impl MemoryDisk {
         Self::default()
     }
 
-    /// Cuts the power. `choose` decides which unsynced changes reach the disk; called with n, it returns a number below
-    /// n. Files that are open become invalid.
+    /// Cuts the power. `choose` decides which unsynced changes reach the disk: called with n, it must return a
+    /// number below n. Open files become invalid.
     pub fn crash(&self, mut choose: impl FnMut(u64) -> u64) {
         let mut state = self.lock();
         state.run += 1;
-        // In practice all or nothing is most likely, but independent choices per sector would make both least likely.
+        // For real disks, "all" or "nothing" is most likely. Independent choices for each sector alone would rarely
+        // result in either.
         let mood = choose(4);
         let arrives = |choose: &mut dyn FnMut(u64) -> u64| match mood {
             0 => false,
@@ -132,7 +134,7 @@ impl MemoryDisk {
         state.forget_unnamed();
     }
 
-    /// Restarts the process but not the machine: everything written stays readable, synced or not. Files that are open
+    /// Restarts the process but not the machine: everything written stays readable, synced or not. Open files
     /// become invalid.
     pub fn restart(&self) {
         let mut state = self.lock();
@@ -140,15 +142,15 @@ impl MemoryDisk {
         state.files.values_mut().for_each(|contents| contents.open = 0);
     }
 
-    /// Makes one call of `on` fail with `errno`, after `after` more calls of it have succeeded. A failing write writes
-    /// its first half, rounded down to whole sectors.
+    /// Lets `after` more calls of `on` succeed, and the next one fail with `errno`. A failing write writes its
+    /// first half, rounded down to whole sectors.
     pub fn fail(&self, on: Operation, after: u64, errno: i32) {
         self.lock().faults.push(InjectedFault { on, after, errno });
     }
 
-    /// Makes every call of these operations fail with `errno` until [`MemoryDisk::heal`], after `after` calls, counted
-    /// together, have succeeded. With all changing operations this is a process that is killed at step `after`; with
-    /// those that take space it is a disk that becomes full.
+    /// Lets `after` more calls of these operations, counted together, succeed; every later one fails with `errno`
+    /// until [`MemoryDisk::heal`]. With all changing operations this models a process that is killed at step
+    /// `after`; with those that take space, a disk that becomes full.
     pub fn fail_from(&self, on: &'static [Operation], after: u64, errno: i32) {
         self.lock().outage = Some(Outage { on, after, errno });
     }
@@ -160,7 +162,7 @@ impl MemoryDisk {
         state.outage = None;
     }
 
-    /// Makes later syncs return success without any effect, or turns this off.
+    /// Sets whether later syncs return success without any effect.
     pub fn lie(&self, is_lying: bool) {
         self.lock().is_lying = is_lying;
     }
@@ -204,7 +206,7 @@ impl MemoryDisk {
         copy
     }
 
-    /// Copies this disk including its unsynced state. Files that are open here are not open in the copy.
+    /// Copies this disk including its unsynced state. No file is open in the copy.
     #[must_use]
     pub fn fork(&self) -> Self {
         let state = self.lock();
@@ -267,7 +269,7 @@ impl MemoryDiskState {
         MemoryFile { disk: disk.clone(), file, run: self.run }
     }
 
-    /// Drops contents that have neither a name nor an open handle.
+    /// Frees files that have neither a name nor an open handle.
     fn forget_unnamed(&mut self) {
         let named: BTreeSet<u64> = self.names.values().chain(self.durable_names.values()).copied().collect();
         self.files.retain(|file, contents| contents.open > 0 || named.contains(file));

@@ -1,8 +1,8 @@
 //! Bounds on the numbers in peers' messages, derived from this node's log and term.
 //!
 //! Responsible for: no number in a peer's message makes the engine panic. raft-rs asserts properties that hold only
-//! with correct peers and disks that lose nothing durable; this module checks them first. A message beyond a bound is
-//! dropped, or reduced to its sender's term.
+//! with correct peers and disks that lose nothing durable; this module checks them first. A message beyond a bound
+//! is dropped, or replaced by one that has only a term.
 
 use std::collections::BTreeSet;
 
@@ -12,9 +12,9 @@ use lockkeeper_wire::store::Configuration;
 use super::{Ignored, Position};
 use crate::members::NODES_MAX;
 
-/// Maximum by which a message raises the term. Elections raise it by one each, so even a node that was away for a
-/// hundred years, with an election every second, is behind by less. Without the bound, one message could raise the
-/// term so high that no election is possible any more.
+/// Maximum by which a message raises this node's term. An election raises the term by one, so even a node that was
+/// away for a hundred years, with an election every second, is behind by less. Without the bound, one message could
+/// raise the term so high that no election is possible any more.
 pub(super) const TERMS_AHEAD_MAX: u64 = 1 << 32;
 
 /// This node's position in term and log.
@@ -50,14 +50,14 @@ pub(super) fn check(own: &Standpoint, message: &mut PeerMessage) -> Result<(), I
         {
             Err(Ignored("another node leads in its term"))
         }
-        // raft-rs treats an index beyond the log as an entry of term 0, which would match.
+        // Without this check, raft-rs would take an index beyond its log for an entry of term 0, which would match.
         PeerKind::Append if (message.index == 0) != (message.log_term == 0) => {
             Err(Ignored("the entry before its entries has no term"))
         }
         PeerKind::Append if message.entries.iter().any(|entry| entry.term == 0) => {
             Err(Ignored("an entry has no term"))
         }
-        // The heartbeat still proves that there is a leader.
+        // The commit index is lowered, and the message kept: it still proves that there is a leader.
         PeerKind::Heartbeat if message.commit > own.last => {
             message.commit = own.committed;
             Ok(())
@@ -70,7 +70,7 @@ pub(super) fn check(own: &Standpoint, message: &mut PeerMessage) -> Result<(), I
     }
 }
 
-/// A response in this leader's own term: no follower's log is longer than its leader's.
+/// Checks a response in this leader's own term: no follower's log is longer than its leader's.
 fn response(own: &Standpoint, message: &PeerMessage) -> Result<(), Ignored> {
     if message.index > own.last || message.commit > own.last {
         return Err(Ignored("it acknowledges entries that this node's log has not"));
@@ -81,8 +81,8 @@ fn response(own: &Standpoint, message: &PeerMessage) -> Result<(), Ignored> {
     Ok(())
 }
 
-/// Handles a term far ahead: raises the own term by the bound and drops the rest of the message. So correct nodes
-/// converge to one term after some messages, however far a forged message has raised one of them.
+/// Handles a term that is too far ahead: raises this node's term by the bound and drops the rest of the message. If
+/// a forged message has raised the term of one node, correct nodes so converge to that term after some messages.
 fn approach(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> {
     if matches!(message.kind(), PeerKind::PreVote | PeerKind::PreVoteResponse) {
         return Err(Ignored("it asks for, or grants, an election in a term far ahead"));
@@ -94,9 +94,9 @@ fn approach(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> 
     Ok(())
 }
 
-/// Returns an entry after the end of this node's log that, according to the message, it has acknowledged or
-/// committed. A leader's heartbeat never exceeds the follower's acknowledgements of this term, and a follower never
-/// has more entries than its leader. So this node's disk has lost entries, or the message is forged.
+/// The index of an entry that this node's log does not have, although by the message this node has acknowledged it,
+/// or it is committed. A leader's heartbeat never exceeds the follower's acknowledgements of this term, and a
+/// follower never has more entries than its leader. So this node's disk has lost entries, or the message is forged.
 pub(super) fn beyond_log(own: &Standpoint, message: &PeerMessage) -> Option<u64> {
     let claimed = match message.kind() {
         PeerKind::Heartbeat if message.term >= own.term && !own.is_leader => message.commit,
@@ -116,7 +116,7 @@ pub(super) fn beyond_log(own: &Standpoint, message: &PeerMessage) -> Option<u64>
 /// Upper bound of log indices, far above any real log. Beyond it, additions in raft-rs could overflow.
 const INDEX_MAX: u64 = 1 << 62;
 
-/// Checks a snapshot's metadata. raft-rs trusts its configuration like one of its own.
+/// Checks a snapshot's metadata, since raft-rs adopts the configuration in them without a check.
 pub(super) fn check_snapshot(
     own: &Standpoint,
     from: u64,

@@ -1,4 +1,4 @@
-//! Conversion between raft-rs messages and the wire schema: raft-rs never parses bytes from outside.
+//! Conversion between raft-rs messages and the wire schema: raft-rs never parses bytes that other processes sent.
 
 use lockkeeper_wire::peer::{PeerKind, PeerMessage};
 use lockkeeper_wire::store;
@@ -9,7 +9,7 @@ use raft::prelude::{
 
 use super::{Committed, Ignored, Position};
 
-/// Maximum length of a message's context, which is the number of a quorum read or raft-rs' mark of an election by
+/// Maximum length of a message's context: the number of a quorum read, or raft-rs' flag for an election by
 /// leadership transfer.
 const CONTEXT_BYTES_MAX: usize = 32;
 
@@ -48,7 +48,7 @@ pub(super) fn to_conf_state(configuration: &store::Configuration) -> ConfState {
 }
 
 pub(super) fn from_conf_state(state: &ConfState) -> store::Configuration {
-    // raft-rs keeps them in hash sets; sorted, equal configurations have equal bytes.
+    // raft-rs keeps the ids in hash sets; they are sorted so that equal configurations have equal bytes.
     let sorted = |ids: &[u64]| {
         let mut ids = ids.to_vec();
         ids.sort_unstable();
@@ -62,7 +62,7 @@ pub(super) fn from_conf_state(state: &ConfState) -> store::Configuration {
     }
 }
 
-/// `None` for messages that are not sent this way: a snapshot is sent over a separate connection.
+/// `None` for a message that isn't sent to peers in this form: a snapshot is sent over a separate connection.
 pub(super) fn to_peer(message: &Message) -> Option<PeerMessage> {
     let kind = match message.msg_type {
         MessageType::MsgAppend => PeerKind::Append,
@@ -162,8 +162,8 @@ pub(super) fn coalesce(messages: &mut Vec<PeerMessage>) {
     });
 }
 
-/// The engine's form of a membership change. An explicit entry ends a joint configuration: raft-rs' automatic leave
-/// is lost with the leader that began it.
+/// The engine's form of a membership change. A joint configuration is ended by an entry of ours, not by raft-rs'
+/// automatic leave, which is lost with the leader that began it.
 pub(super) fn conf_change(change: &store::MembersChange) -> ConfChangeV2 {
     use store::members_change::What;
     let (kind, node) = match &change.what {

@@ -1,24 +1,25 @@
 //! Retention of log entries in memory for lagging followers.
 //!
-//! Without it, a leader would have dropped the entries after a snapshot by the time that snapshot has arrived (three
-//! seconds later, for instance), and the same for the next one, so the follower would never catch up. And each
-//! restarted follower would need a snapshot.
+//! Without retention, a leader would have dropped the entries after a snapshot by the time that the follower has
+//! received the snapshot (three seconds later, for instance). The follower would then need the next snapshot, and
+//! never catch up. And each restarted follower would need a snapshot.
 
 use std::collections::BTreeMap;
 
 use super::Progress;
 
-/// Maximum bytes of entries kept for followers that receive a snapshot: some ten seconds of the heaviest load. Beyond
-/// it they need another snapshot.
+/// Maximum bytes of entries kept for followers that are being sent a snapshot: some ten seconds of the heaviest
+/// load. A follower that needs more gets another snapshot.
 const SNAPSHOT_BYTES_MAX: usize = 256 << 20;
-/// Multiple of the default retention that is kept for other lagging followers. Beyond it they need a snapshot.
+/// For other followers that lag, this multiple of the default retention is kept. A follower that needs more gets a
+/// snapshot.
 const TAILS_MAX: usize = 16;
-/// A follower that was silent for this many ticks (a minute) is not waited for any more.
+/// After this many ticks (a minute) without a message from a follower, no entries are kept for it.
 const SILENT_TICKS_MAX: u32 = 3_000;
-/// Placeholder id for the followers that a snapshot in progress is meant for.
+/// The id that stands for all followers that need the snapshot in progress, until it is sent to one of them.
 const NOBODY: u64 = 0;
 
-/// All entries after `after` are needed, up to `bytes_max` in total.
+/// Retains the entries after `after`, up to `bytes_max` in total.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Pin {
     pub(super) after: u64,
@@ -27,10 +28,10 @@ pub(super) struct Pin {
 
 #[derive(Default)]
 pub(super) struct Lag {
-    /// Bytes kept in any case.
+    /// The default retention, in bytes.
     keep: usize,
-    /// For each follower waited for: the index after which it needs all entries, and whether that is a snapshot's
-    /// index.
+    /// For each follower that entries are kept for: the index after which it needs all entries, and whether that is
+    /// the index of a snapshot for it.
     needs: BTreeMap<u64, (u64, bool)>,
     /// Ticks since the last message from each follower.
     silent: BTreeMap<u64, u32>,
@@ -41,20 +42,21 @@ impl Lag {
         Self { keep, ..Self::default() }
     }
 
-    /// A snapshot at this index was begun for one or more followers.
+    /// To be called when a snapshot at this index was begun for one or more followers.
     pub(super) fn begun(&mut self, index: u64) {
         self.needs.insert(NOBODY, (index, true));
         self.silent.insert(NOBODY, 0);
     }
 
-    /// The snapshot at this index is being sent to `node`.
+    /// To be called when the snapshot at this index is being sent to `node`.
     pub(super) fn sent(&mut self, node: u64, index: u64) {
         self.needs.remove(&NOBODY);
         self.needs.insert(node, (index, true));
         self.silent.insert(node, 0);
     }
 
-    /// Called every tick with the followers' progress; `first` is the index before the first entry in memory.
+    /// To be called at every tick, with the followers' progress; `first` is the index before the first entry in
+    /// memory.
     pub(super) fn tick(&mut self, progress: &[Progress], first: u64) {
         let takes_part = |node: u64| node == NOBODY || progress.iter().any(|it| it.node == node);
         self.needs.retain(|node, _| takes_part(*node));
@@ -77,13 +79,13 @@ impl Lag {
         self.needs.retain(|node, (after, _)| *after >= first && is_waited_for(*node));
     }
 
-    /// Clears the state: this node does not lead.
+    /// To be called when this node does not lead: clears the state.
     pub(super) fn forget(&mut self) {
         self.needs.clear();
         self.silent.clear();
     }
 
-    /// The retention for followers that receive a snapshot, and for the others.
+    /// The retention for followers that are being sent a snapshot, and for the others.
     pub(super) fn pins(&self) -> [Option<Pin>; 2] {
         let least = |by_snapshot| {
             let needs = self.needs.values().filter(|(_, by)| *by == by_snapshot);
@@ -106,7 +108,7 @@ impl Lag {
 mod tests {
     use super::*;
 
-    /// The indices after which entries are kept: for followers with a snapshot, and for the others.
+    /// The indices after which entries are kept: for followers that are being sent a snapshot, and for the others.
     fn kept(lag: &Lag) -> (Option<u64>, Option<u64>) {
         let [snapshot, other] = lag.pins();
         (snapshot.map(|pin| pin.after), other.map(|pin| pin.after))

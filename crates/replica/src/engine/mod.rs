@@ -1,7 +1,8 @@
 //! The consensus engine: raft-rs, driven without I/O. raft-rs types do not leave this module.
 //!
-//! raft-rs depends on an old protobuf library whose parser has a known recursion flaw (RUSTSEC-2024-0437), so it
-//! never parses bytes from outside: entries and messages are encoded and decoded with this project's own schema.
+//! raft-rs depends on an old protobuf library whose parser has a known recursion flaw (RUSTSEC-2024-0437). So
+//! raft-rs never parses bytes from other processes: entries and messages are encoded and decoded with this
+//! project's own schema.
 
 mod bounds;
 mod convert;
@@ -34,11 +35,11 @@ pub const ELECTION_TICKS: usize = 12;
 const SILENT_TICKS: u32 = 2 * HEARTBEAT_TICKS as u32;
 /// Maximum bytes of entries per message, and of committed entries per [`Ready`].
 const MESSAGE_BYTES: u64 = 1 << 20;
-/// Maximum number of append messages in flight to one follower; a connection must have room for all of them. They are
-/// not merged (`batch_append`): raft-rs does not limit the merged size, so a follower that lags would be sent all of
-/// its missing entries in one message.
+/// Maximum number of append messages in flight to one follower; a connection must have room for all of them.
+/// raft-rs' `batch_append`, which merges appends, stays off: it does not limit the merged size, so a follower that
+/// lags would be sent all of its missing entries in one message.
 const IN_FLIGHT_MAX: usize = 32;
-/// Maximum bytes of proposed and uncommitted entries: above it, proposals are refused.
+/// Maximum bytes of entries that are proposed and not committed; above it, proposals are refused.
 const UNCOMMITTED_BYTES_MAX: u64 = 64 << 20;
 
 /// Initial state: members and log.
@@ -61,7 +62,7 @@ pub(crate) struct Start {
 pub(crate) struct Engine {
     raw: RawNode<Tail>,
     seed: u64,
-    /// Elections tried since a leader was last known.
+    /// The number of elections that this node has started since it last knew a leader.
     campaigns: u64,
     mutant: Option<Mutant>,
     /// The durable commit index. A membership change is applied only up to it.
@@ -84,8 +85,9 @@ impl Engine {
             max_uncommitted_size: UNCOMMITTED_BYTES_MAX,
             check_quorum: true,
             pre_vote: true,
-            // Followers receive a commit index with the next append or heartbeat. They serve no reads, so they don't
-            // need it earlier, and broadcasting each commit would cost two more messages per follower.
+            // Followers receive the commit index with the next append or heartbeat. They serve no reads, so they
+            // don't need it earlier, and raft-rs' broadcast of each commit would cost two more messages per
+            // follower.
             skip_bcast_commit: true,
             ..raft::Config::default()
         };
@@ -126,7 +128,7 @@ impl Engine {
         self.raw.raft.raft_log.committed
     }
 
-    /// Starts an election at once: a sole voter need not wait for a time-out.
+    /// Starts an election at once. For a node that is the only voter, which need not wait for a time-out.
     pub(crate) fn campaign(&mut self) {
         // Refused only if the node is no voter.
         let _ = self.raw.campaign();
@@ -160,7 +162,7 @@ impl Engine {
         self.step_raft(message)
     }
 
-    /// An entry after the end of this node's log that, according to the message, it has acknowledged or committed.
+    /// See [`bounds::beyond_log`].
     pub(crate) fn beyond_log(&self, message: &PeerMessage) -> Option<u64> {
         bounds::beyond_log(&self.standpoint(), message)
     }
@@ -195,7 +197,8 @@ impl Engine {
         self.step_raft(message)
     }
 
-    /// Whether the snapshot passed in last will replace the log once it is durable. It will not if the log is newer.
+    /// Whether the snapshot of the last [`Engine::step_snapshot`] replaces the log once it is durable. It does not
+    /// if the log is newer.
     pub(crate) fn will_install(&self, at: Position) -> bool {
         self.raw.snap().is_some_and(|snapshot| {
             let metadata = snapshot.get_metadata();
@@ -205,12 +208,12 @@ impl Engine {
 
     fn step_raft(&mut self, message: Message) -> Result<(), Ignored> {
         let result = self.raw.step(message);
-        // A step may begin a new term, for which raft-rs has drawn a random time-out of its own.
+        // A step may begin a new term, for which raft-rs draws a random time-out; replaced by this node's own.
         self.set_timeout();
         result.map_err(|_| Ignored("its sender is no member"))
     }
 
-    /// Appends an entry as leader. `None` if refused: propose it again later, before any other.
+    /// Appends an entry as leader. `None` if refused: the caller must propose it again later, before any other.
     pub(crate) fn propose(&mut self, data: Vec<u8>) -> Option<Position> {
         self.raw.propose(Vec::new(), data).ok()?;
         Some(self.last())
@@ -247,8 +250,8 @@ impl Engine {
         self.raw.read_index(round.to_le_bytes().to_vec());
     }
 
-    /// Transfers leadership, if the target is a voter that can be brought up to date within an election time-out.
-    /// Nothing can be proposed meanwhile.
+    /// Transfers leadership if the target is a voter that can be brought up to date within an election time-out.
+    /// Until the transfer ends, proposals are refused.
     pub(crate) fn transfer(&mut self, to: u64) {
         self.raw.transfer_leader(to);
     }
@@ -257,36 +260,36 @@ impl Engine {
         self.raw.raft.lead_transferee.is_some()
     }
 
-    /// Messages sent to this peer may have been lost.
+    /// Reports that messages to this peer may have been lost.
     pub(crate) fn lost(&mut self, peer: u64) {
         self.raw.report_unreachable(peer);
     }
 
-    /// Reports the outcome of a snapshot's transmission. Exactly one report for each of [`Ready::snapshots_to`]:
-    /// until then the peer is sent no entries.
+    /// Reports the outcome of sending a snapshot. There must be exactly one report for each node of
+    /// [`Ready::snapshots_to`]: until then the peer is sent no entries.
     pub(crate) fn snapshot_sent(&mut self, peer: u64, arrived: bool) {
         let status = if arrived { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
         self.raw.report_snapshot(peer, status);
     }
 
-    /// A snapshot is stored on disk and can be sent to followers.
+    /// Reports a snapshot that is stored on disk and can be sent to followers.
     pub(crate) fn snapshot_stored(&mut self, at: Position, configuration: store::Configuration) {
         self.raw.mut_store().stored(at, configuration);
     }
 
-    /// Whether a follower needed a snapshot that is not stored; clears the flag.
+    /// Whether a follower needs a snapshot that is not stored. Clears the request.
     pub(crate) fn take_snapshot_wish(&self) -> bool {
         self.raw.store().take_wish()
     }
 
-    /// A snapshot at this index was begun for followers that need one: keeps the entries after it, which they will
-    /// need, too.
+    /// Reports that a snapshot at this index was begun for followers that need one. The entries after it are kept
+    /// from now on, since the followers will need these too.
     pub(crate) fn snapshot_begun(&mut self, index: u64) {
         self.lag.begun(index);
         self.pin();
     }
 
-    /// The stored snapshot is being sent to these followers.
+    /// Reports that the stored snapshot is being sent to these followers.
     fn snapshots_leave(&mut self, to: &[u64]) {
         let index = self.raw.store().stored_index();
         to.iter().for_each(|node| self.lag.sent(*node, index));
@@ -342,9 +345,9 @@ impl Engine {
         let entries = ready.take_entries();
         let state = self.raw.raft.hard_state();
         let must_write = ready.must_sync() || held.iter().any(|entry| self.waits(entry));
-        // Written in every record, changed or not, since raft-rs assumes that the commit index may be lost. With it
-        // in every record, a node that restarts is at most one membership change behind any node it may meet, and
-        // majorities of neighbouring configurations intersect. At two changes behind, there could be two leaders.
+        // The commit index is in every record, changed or not, although raft-rs tolerates its loss. So a node that
+        // restarts is at most one membership change behind any node that it may communicate with, and majorities of
+        // two successive configurations intersect. At two changes behind, there could be two leaders.
         let forgets = self.mutant == Some(Mutant::MembersAppliedEarly) && ready.hs().is_none();
         let hard_state = (must_write && !forgets).then_some(store::HardState {
             term: state.term,
@@ -353,7 +356,7 @@ impl Engine {
         });
         let record = store::Record { hard_state, entries: entries.iter().map(to_stored).collect() };
         // A leader's messages need not wait for its own disk, unless its term is new: a sole voter elects itself in
-        // one step, and after a crash before the sync it would lead the same term again.
+        // one step, and if it crashed before the sync, it could lead the same term twice.
         let (mut now, mut after) = (Vec::new(), Vec::new());
         let mut snapshots_to = Vec::new();
         let is_new = (state.term, state.vote) != (before.term, before.vote);
@@ -361,7 +364,7 @@ impl Engine {
         sort(&ready.take_messages(), early, &mut snapshots_to);
         sort(&ready.take_persisted_messages(), &mut after, &mut snapshots_to);
         if !self.is_leader() {
-            // An offer made before the leader was deposed in this turn would name it as leader of the later term.
+            // If the leader was deposed in this turn, these offers would name it as the leader of the later term.
             snapshots_to.clear();
         }
         now.extend(after.extract_if(.., |message| self.is_hasty(message)));
@@ -395,12 +398,12 @@ impl Engine {
         }
     }
 
-    /// A write of only the commit index, for the entries that wait for it to become durable.
+    /// A write of the commit index only, so that the entries that wait for it can be applied.
     fn ready_to_release(&mut self) -> Ready {
         let state = self.raw.raft.hard_state();
         let stored = &self.raw.store().hard_state;
-        // Only state that is already durable may accompany it: the term and vote of an unwritten turn are written
-        // with that turn.
+        // The record may contain only a term and vote that are durable already: those of an unwritten turn are
+        // written with that turn.
         let hard_state = store::HardState {
             term: stored.term,
             vote: stored.vote,
@@ -440,7 +443,8 @@ impl Engine {
         self.raw.raft.raft_log.persisted
     }
 
-    /// A membership change is applied only once its commit is durable on this node.
+    /// Whether the entry is a membership change that must wait: it is applied only once its commit is durable on
+    /// this node.
     fn waits(&self, entry: &Committed) -> bool {
         let early = self.mutant == Some(Mutant::MembersAppliedEarly);
         entry.is_members && entry.at.index > self.durable_commit && !early
@@ -467,15 +471,15 @@ impl Engine {
         Released { installed, committed, messages, snapshots_to }
     }
 
-    /// All entries up to `index` are applied.
+    /// To be called when all entries up to `index` are applied.
     pub(crate) fn applied(&mut self, index: u64) {
         self.raw.advance_apply_to(index);
         self.raw.mut_store().trim(index);
     }
 
-    /// Sets an election time-out that depends only on seed, node, term and number of tries, since simulations must be
-    /// reproducible and raft-rs draws its own at random. (A failed pre-vote leaves the term as it is; hence the
-    /// number of tries.)
+    /// Sets an election time-out that depends only on seed, node, term and the number of tries: simulations must be
+    /// reproducible, and raft-rs draws its own time-outs at random. (The number of tries is needed since a failed
+    /// pre-vote leaves the term unchanged.)
     fn set_timeout(&mut self) {
         let raft = &mut self.raw.raft;
         let mixed = self.seed
@@ -486,7 +490,7 @@ impl Engine {
     }
 }
 
-/// Splits the entries before the first that waits.
+/// Splits the entries before the first one for which `waits` is true.
 fn split(
     mut entries: Vec<Committed>,
     waits: impl Fn(&Committed) -> bool,

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use lockkeeper_wire::peer::PeerMessage;
 use lockkeeper_wire::store;
 
-/// Index and term at which a proposal is in the log, if it is committed at all.
+/// Index and term of an entry. A proposal is committed only if the entry committed at the index has this term.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Position {
     pub(crate) index: u64,
@@ -16,9 +16,9 @@ pub(crate) struct Position {
 #[error("a peer's message is ignored: {0}")]
 pub(crate) struct Ignored(pub(crate) &'static str);
 
-/// State that must be durable before anything that depends on it leaves the node (P10).
+/// State that must be durable before any output that depends on it is sent (P10).
 ///
-/// Converted to a [`Persisted`] only by the code that has synced it.
+/// The only way to a [`Persisted`] is [`Write::synced`].
 #[must_use]
 pub struct Write {
     pub(super) record: store::Record,
@@ -33,8 +33,8 @@ pub struct Persisted(pub(super) Then);
 pub(super) struct Then {
     /// Messages that depend on the record.
     pub(super) after: Vec<PeerMessage>,
-    /// Entries that may be applied only now: raft-rs does not allow a membership change to be applied while it waits
-    /// for a write.
+    /// Entries that may be applied only after the write: raft-rs does not allow a membership change to be applied
+    /// while it waits for a write.
     pub(super) held: Vec<Committed>,
     /// The commit index in the record.
     pub(super) commit: Option<u64>,
@@ -50,9 +50,9 @@ impl Write {
         &self.record
     }
 
-    /// Index of the received snapshot that replaces log and table **before** the record is appended: rename its file
-    /// to the final name, sync, then reset the log to its index. In another order, a crash in between leaves a log
-    /// without the snapshot it continues.
+    /// Index of a received snapshot that replaces log and table. **Before** the record is appended: rename the
+    /// snapshot's file to the final name, sync, then reset the log to its index. In another order, a crash in
+    /// between would leave a log without the snapshot that it continues.
     #[must_use]
     pub fn installs(&self) -> Option<u64> {
         self.installs
@@ -68,7 +68,7 @@ impl Write {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Committed {
     pub(crate) at: Position,
-    /// Whether it changes the members.
+    /// Whether the entry changes the members.
     pub(crate) is_members: bool,
     /// Empty for a new leader's first entry, and for a membership change that the engine refused.
     pub(crate) data: Bytes,
@@ -80,17 +80,17 @@ pub(crate) struct Ready {
     pub(crate) confirmed: Vec<(u64, u64)>,
     /// Entries that may be applied at once.
     pub(crate) committed: Vec<Committed>,
-    /// Messages that depend on no unwritten state: they are sent before the write.
+    /// Messages that depend on no unwritten state, so they are sent before the write.
     pub(crate) now: Vec<PeerMessage>,
     /// Followers to be sent the stored snapshot.
     pub(crate) snapshots_to: Vec<u64>,
-    /// Must be synced before anything else happens.
+    /// Must be durable before the next step of the consensus.
     pub(crate) write: Write,
 }
 
 /// Results that depended on a write.
 pub(crate) struct Released {
-    /// A received snapshot has replaced log and table.
+    /// The end of a received snapshot that has replaced log and table.
     pub(crate) installed: Option<Position>,
     pub(crate) committed: Vec<Committed>,
     pub(crate) messages: Vec<PeerMessage>,
@@ -102,12 +102,12 @@ pub(crate) struct Released {
 pub(crate) struct Progress {
     pub(crate) node: u64,
     pub(crate) matched: u64,
-    /// A message from it arrived since the engine's last quorum check.
+    /// Whether a message from the follower arrived since the engine's last quorum check.
     pub(crate) was_heard: bool,
-    /// A message from it arrived within the last election time-out or some ticks more, since each quorum check of the
-    /// engine begins with an empty record.
+    /// Whether a message from the follower arrived within the last election time-out, or some ticks more: each
+    /// quorum check of the engine begins with an empty record.
     pub(crate) is_active: bool,
     pub(crate) is_learner: bool,
-    /// A snapshot is being sent to it.
+    /// Whether a snapshot is being sent to the follower.
     pub(crate) waits_for_snapshot: bool,
 }

@@ -11,23 +11,23 @@ use super::convert::{from_stored, to_conf_state};
 use super::lag::Pin;
 use super::{Position, Start};
 
-/// Capacity kept when there are no entries.
+/// Capacity that the buffer keeps while it has no entries.
 const ENTRIES_KEPT: usize = 64;
 
 pub(super) struct Tail {
     pub(super) conf_state: ConfState,
     pub(super) hard_state: HardState,
-    /// Index and term before the first entry in memory.
+    /// Index and term of the entry before the first one in memory.
     before: Position,
     entries: VecDeque<Entry>,
     bytes: usize,
     /// Bytes of applied entries kept for followers that lag a little. A single-node cluster keeps none.
     keep: usize,
-    /// Entries that lagging followers need.
+    /// Retention for followers that lag more; see [`Lag::pins`](super::lag::Lag::pins).
     pins: [Option<Pin>; 2],
-    /// The snapshot on disk, which can be sent to a follower that lags behind `before`.
+    /// The snapshot on disk, which can be sent to a follower that needs entries from before `before`.
     stored: Option<(Position, store::Configuration)>,
-    /// A follower needs a snapshot that is not stored.
+    /// Whether a follower needs a snapshot that is not stored.
     wish: Cell<bool>,
 }
 
@@ -37,7 +37,7 @@ impl Tail {
         let hard_state = HardState {
             term: stored.term,
             vote: stored.vote,
-            // A snapshot has only committed entries.
+            // All entries of a snapshot are committed.
             commit: stored.commit.max(start.snapshot_index),
             ..HardState::default()
         };
@@ -71,7 +71,7 @@ impl Tail {
         self.entries.extend(entries);
     }
 
-    /// A received snapshot replaces all entries.
+    /// Replaces all entries by a received snapshot.
     pub(super) fn install(&mut self, at: Position, conf_state: ConfState) {
         self.entries.clear();
         self.bytes = 0;
@@ -105,7 +105,7 @@ impl Tail {
         self.pins = pins;
     }
 
-    /// A snapshot is stored on disk and can be sent.
+    /// Sets the snapshot that is stored on disk and can be sent.
     pub(super) fn stored(&mut self, at: Position, configuration: store::Configuration) {
         self.stored = Some((at, configuration));
     }
@@ -120,7 +120,7 @@ impl Tail {
         self.stored.as_ref().map_or(0, |(at, _)| at.index)
     }
 
-    /// Whether a follower needed a snapshot that is not stored, since the last call.
+    /// Whether a follower has needed a snapshot that is not stored since the last call.
     pub(super) fn take_wish(&self) -> bool {
         self.wish.take()
     }
@@ -171,8 +171,9 @@ impl raft::Storage for Tail {
         Ok(self.last())
     }
 
-    /// Returns metadata only: the snapshot itself is sent from disk over a separate connection. A snapshot that ends
-    /// before the first entry in memory, or whose configuration lacks the follower, would only be requested again.
+    /// Returns metadata only: the snapshot itself is sent from disk over a separate connection. Not for a stored
+    /// snapshot that ends before the first entry in memory, or whose configuration lacks the follower: the follower
+    /// would need another one after it.
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
         let fits = |at: &Position, configuration: &store::Configuration| {
             let known = [

@@ -187,8 +187,8 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
 }
 
 proptest! {
-    /// The engine accepts every change that was not refused; at least one voter remains, and every listed node has a
-    /// role.
+    /// The engine accepts every change that `check` accepts; at least one voter remains, and every listed node is a
+    /// voter or learner.
     #[test]
     fn engine_accepts_every_change_that_is_not_refused(changes in changes()) {
         let mut cluster = Cluster::of(&[1, 2, 3]);

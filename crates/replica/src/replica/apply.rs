@@ -23,14 +23,14 @@ enum CommandSummary {
     SetLimit,
 }
 
-/// Maximum work of a turn on committed entries, in visited table entries: some milliseconds. A command is never
-/// interrupted, but its visits are bounded, too (M2), so heartbeats are delayed by much less than a tenth of the
-/// shortest election time-out.
+/// Maximum work of a turn on committed entries, as a number of visited table entries: some milliseconds. A command
+/// is never interrupted, but its visits are bounded too (M2), so heartbeats are delayed by much less than a tenth
+/// of the shortest election time-out.
 pub const TURN_VISITS_MAX: u64 = 1 << 18;
-/// Cost of a command besides the entries it visits, mostly of its answer.
+/// The cost of a command apart from its visits, mostly that of its reply, in visits.
 const VISITS_PER_COMMAND: u64 = 32;
 
-/// A partly applied entry.
+/// An entry that is partly applied.
 struct Begun {
     entry: Committed,
     rest: VecDeque<Proposal>,
@@ -49,7 +49,7 @@ impl ApplyQueue {
         self.left = visits_max;
     }
 
-    /// Charges a command that has visited `visits` entries.
+    /// Charges the turn's budget for a command that has visited `visits` table entries.
     pub(super) fn spend(&mut self, visits: u64) {
         self.left = self.left.saturating_sub(visits + VISITS_PER_COMMAND);
     }
@@ -73,7 +73,7 @@ impl ApplyQueue {
         self.begun.is_some() || !self.committed.is_empty()
     }
 
-    /// Drops all pending entries: a snapshot has replaced them.
+    /// Drops all pending entries, since a snapshot has replaced them.
     pub(super) fn forget(&mut self) {
         self.begun = None;
         self.committed.clear();
@@ -82,8 +82,8 @@ impl ApplyQueue {
 
 impl Replica {
     /// Applies committed entries in order within this turn's budget; a later turn continues, if necessary in the
-    /// middle of an entry. `with_members`: also applies membership changes, which raft-rs does not allow while it
-    /// waits for a write.
+    /// middle of an entry. Membership changes are applied only if `with_members`, since raft-rs does not allow that
+    /// while it waits for a write.
     pub(super) fn apply_committed(&mut self, with_members: bool) -> Result<(), Fatal> {
         let (rules, applied) = (self.table.rules(), self.applied.index);
         while !self.turn.is_spent() || self.is(Mutant::TurnUnbounded) {
@@ -111,7 +111,7 @@ impl Replica {
             self.engine.applied(self.applied.index);
         }
         if self.table.rules() != rules {
-            // Peers that do not support the new rules are refused from now on.
+            // The connections then refuse peers that do not support the new rules.
             self.tell_members();
         }
         Ok(())
@@ -120,8 +120,8 @@ impl Replica {
     /// Returns the commands of an entry with the receivers of their replies. Entries of other kinds are applied at
     /// once.
     fn begin_entry(&mut self, committed: &Committed) -> Result<VecDeque<Proposal>, Fatal> {
-        // Batches still in flight below this index were replaced by another term's entries; only the next leader
-        // knows the fate of their commands.
+        // Batches in flight below this index were replaced by entries of another term; only the next leader knows
+        // the fate of their commands.
         while self.in_flight.front().is_some_and(|batch| batch.at.index < committed.at.index) {
             self.in_flight.pop_front();
         }
@@ -175,7 +175,7 @@ impl Replica {
         if let Reply::Refused(rejection @ Rejection::UnknownRules { .. }) = &reply {
             return Err(Fatal(rejection.to_string()));
         }
-        // Taken, and put back below, so that the next command reuses the allocation.
+        // Taken out, and put back below, so that the next command reuses the allocation.
         let mut effects = std::mem::take(&mut self.effects);
         // A follower sends no results, and a new leader reads its timers from the table at its zero point.
         if self.lead.is_ready() {
@@ -216,7 +216,7 @@ impl Replica {
         match origin {
             Origin::Session { stream, session, seq } => {
                 match (&note, &reply) {
-                    // The client gets `SessionGone` from the effect instead.
+                    // The client gets `SessionGone` from the effect of the command instead.
                     (CommandSummary::Close { known: true }, _) => return,
                     (CommandSummary::Acquire { at_most: Some(at_most) }, Reply::Queued { .. }) => {
                         let until = self.lease_now.saturating_add(*at_most);
@@ -246,7 +246,8 @@ impl Replica {
                         }
                         let Some(lease) = self.book.lease_mut(session) else { return };
                         if lease.ending {
-                            // Its end is already proposed: nothing is acknowledged until that is applied.
+                            // The session's end is proposed already: nothing is acknowledged until the end is
+                            // applied.
                             return;
                         }
                         lease.deadline = lease.deadline.max(received + lease.ttl);
@@ -308,7 +309,8 @@ impl Replica {
         self.tell(stream, v1::ServerItem { session: session.0, seq: 0, what });
     }
 
-    /// From here on every acknowledgement names the hold, so its holder has given up after one ttl (B1).
+    /// Records a break. From here on every acknowledgement names the hold, so its holder gives it up within one ttl
+    /// (B1).
     fn revoked(&mut self, session: SessionId, seq: Seq, token: Token) {
         let (now, at_once) = (self.lease_now, self.is(Mutant::BreakOpensAtOnce));
         let Some(lease) = self.book.lease_mut(session) else { return };

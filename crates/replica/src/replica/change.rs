@@ -1,8 +1,8 @@
 //! Membership changes: proposed for operators or by the leader, applied by every node.
 //!
 //! Responsible for: one change at a time; a learner becomes a voter only once it has caught up; every leader
-//! completes what an earlier one began (a removal that is never completed needs both majorities for ever); and no
-//! leader removes itself, since the engine would let it go on outside its own cluster.
+//! completes what an earlier one began (a removal that is never completed would need both majorities for ever); and
+//! no leader removes itself, since raft-rs would let it lead on outside its own cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +17,12 @@ use crate::event::{Answer, AskId, Output};
 use crate::members::{Change, Members, Rejected};
 use crate::mutant::Mutant;
 
-/// A learner that lacks at most this many entries becomes a voter: it receives them within milliseconds.
+/// A learner that lacks at most this many entries becomes a voter: it receives these within milliseconds.
 const CAUGHT_UP: u64 = 1_000;
 
 #[derive(Default)]
 pub(super) struct Changes {
-    /// The change that this leader has proposed and not applied yet, and the call that waits for it.
+    /// The change that this leader has proposed and that is not applied yet, and the call that waits for it.
     in_flight: Option<(Position, Option<AskId>, Change)>,
     /// Changes to be checked again: a new leader has not received responses from all voters yet, or the engine
     /// refused the proposal.
@@ -42,7 +42,7 @@ impl Changes {
         self.rules.remove(&node);
     }
 
-    /// A proposed change belongs to the next leader; returns the calls that waited.
+    /// Forgets the proposed change, whose fate the next leader decides; returns the calls that waited.
     pub(super) fn step_down(&mut self) -> Vec<AskId> {
         self.raised = 0;
         let in_flight = self.in_flight.take().and_then(|(_, ask, _)| ask);
@@ -62,7 +62,8 @@ impl Replica {
         };
         match checked {
             Ok(()) => {}
-            // A leader that took over for this very call may not have received responses yet.
+            // The leadership may have been transferred to this node for this very call, so responses may still be
+            // missing.
             Err(Rejected::NoMajority { .. }) if self.leads_newly() => {
                 return self.changes.waiting.push((ask, change));
             }
@@ -98,8 +99,8 @@ impl Replica {
         others.chain([self.config.node]).collect()
     }
 
-    /// Proposes the changes that no operator has to ask for. They depend on the applied state alone, so any new
-    /// leader continues them.
+    /// Proposes the changes that follow from others: promotions and ends of joint configurations. They depend on
+    /// the applied state alone, so any new leader continues them.
     pub(super) fn tend_members(&mut self) {
         for (ask, change) in std::mem::take(&mut self.changes.waiting) {
             self.change_asked(ask, change);
@@ -164,7 +165,8 @@ impl Replica {
         Ok(())
     }
 
-    /// Called for every committed entry: answers the call for the change in flight if the entry decides it.
+    /// To be called for every committed entry: answers the call for the change in flight if this entry decides its
+    /// fate.
     pub(super) fn settle_change(&mut self, committed: &Committed) {
         let reached = |(at, ..): &mut (Position, _, _)| at.index <= committed.at.index;
         let Some((at, ask, change)) = self.changes.in_flight.take_if(reached) else { return };
@@ -172,9 +174,9 @@ impl Replica {
         if at == committed.at && committed.is_members {
             self.outputs.push(Output::Answer(ask, Answer::Changed));
         } else {
-            // The engine replaced the change by an empty entry, since entries from before its election did not count
-            // as applied yet. They do by the next turn; if one of them is another change, the retry is refused as
-            // under way then.
+            // The engine replaced the change by an empty entry, since entries from before this leader's election
+            // did not count as applied yet. They do by the next turn. If one of them was another change, the retry
+            // is refused as `UnderWay`.
             self.changes.waiting.push((ask, change));
         }
     }
@@ -193,7 +195,7 @@ impl Replica {
         }
     }
 
-    /// Sends the members with their known client addresses to the code that manages connections.
+    /// Outputs the members with their known client addresses, for the code that manages connections.
     pub(super) fn tell_members(&mut self) {
         let mut members = self.members.clone();
         for (node, member) in &mut members.nodes {

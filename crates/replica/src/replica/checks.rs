@@ -1,7 +1,7 @@
 //! Comparison of table digests between nodes: one log must produce one table, and a node with another table stops.
 //!
-//! A digest is a by-product of a snapshot, so it costs nothing beyond that. Digests of two nodes are comparable if
-//! both were taken after the same entry:
+//! A digest is a by-product of a snapshot, so it costs nothing beyond the snapshot. Digests of two nodes are
+//! comparable if both were taken after the same entry:
 //!
 //! 1. A leader whose snapshot is due names the index of its next entry. All its appends and heartbeats carry that
 //!    index from then on, over ordered connections; so a follower receives it before it can learn that the entry is
@@ -26,8 +26,9 @@ use lockkeeper_wire::store::Configuration;
 use super::Replica;
 use crate::event::{Difference, LostEntries, Output};
 
-/// While it is open which of two tables is right, a leader waits this long for the digests of the other voters, then
-/// names another entry. A snapshot of millions of locks takes seconds, and every named entry costs one.
+/// While it is undecided which of two tables is right, a leader waits this long for the digests of the other
+/// voters, then names another entry. A snapshot of millions of locks takes seconds, and every named entry costs
+/// one.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// Digest of a table after an entry, in this program's [`FORMAT`].
@@ -41,34 +42,35 @@ struct Digest {
 pub(super) struct Checks {
     /// Index of the entry after which the next snapshot is taken; 0 if none is named.
     named: u64,
-    /// This node's digest at the last named entry that it took one for.
+    /// This node's latest digest after a named entry.
     own: Option<Digest>,
     /// The latest digest received from each other node.
     told: BTreeMap<u64, Digest>,
-    /// The digest of a majority, which a leader sends. It stays valid if some of those nodes stop or are removed.
+    /// The digest that a majority has, which a leader sends. It stays valid if some of those nodes stop or are
+    /// removed.
     right: Option<Digest>,
-    /// Nodes whose digest at `own`'s entry differs.
+    /// Nodes whose digest after the entry of `own` differs from `own`.
     differ: BTreeSet<u64>,
-    /// When `own` was taken, or when an entry was last named because of a difference.
+    /// When `own` was taken, or, if that is later, when an entry was last named because of a difference.
     waits_since: Duration,
-    /// There are digests or members not judged yet.
+    /// Whether digests or members have changed since the last comparison.
     has_news: bool,
-    /// This node's table is wrong, and that was reported.
+    /// Whether this node's table is wrong, which is reported once.
     is_wrong: bool,
     /// Entries that this node had acknowledged are missing from its log.
     lost: Option<LostEntries>,
 }
 
 impl Checks {
-    /// The leader names a future entry, unless one is named already.
+    /// Names a future entry, unless one is named already.
     pub(super) fn name(&mut self, index: u64, applied: u64) {
-        // `index` is the next entry. No leader of this log can have named one after it.
+        // `index` is the next entry, so a name above it comes from a leader whose entries this log does not have.
         if self.named <= applied || self.named > index {
             self.named = index;
         }
     }
 
-    /// Whether `applied` is the named entry; clears the name once it is reached.
+    /// Whether `applied` is the named entry. Once that entry is reached, no entry is named any more.
     pub(super) fn is_reached(&mut self, applied: u64) -> bool {
         if self.named == 0 || applied < self.named {
             return false;
@@ -84,7 +86,7 @@ impl Checks {
         self.has_news = true;
     }
 
-    /// Adds named entry and digest to an outgoing message.
+    /// Adds the named entry and the digest to an outgoing message.
     pub(super) fn say(&self, message: &mut PeerMessage) {
         let digest = match message.kind() {
             PeerKind::Heartbeat => self.right,
@@ -103,13 +105,13 @@ impl Checks {
         });
     }
 
-    /// The members changed: drops the digests of removed nodes.
+    /// Drops the digests of nodes that are no longer members.
     pub(super) fn set_members(&mut self, is_member: impl Fn(u64) -> bool) {
         self.told.retain(|node, _| is_member(*node));
         self.has_news = true;
     }
 
-    /// Other nodes' digests for the same entry.
+    /// Other nodes' digests after the entry of `own`.
     fn others<'a>(&'a self, own: &'a Digest) -> impl Iterator<Item = (u64, u128)> + 'a {
         let same = self.told.iter().filter(|(_, told)| told.index == own.index);
         same.map(|(node, told)| (*node, told.value))
@@ -117,7 +119,7 @@ impl Checks {
 }
 
 impl Replica {
-    /// Processes the digest, the named entry and the positions in a peer's message, before the engine gets it.
+    /// Processes the digest, the named entry and the log indices in a peer's message, before the engine gets it.
     pub(super) fn compare(&mut self, message: &PeerMessage) {
         if message.term < self.engine.term() {
             return;
@@ -152,8 +154,8 @@ impl Replica {
         }
     }
 
-    /// Entries that this node acknowledged and that a member's message proves missing from its log. The caller must
-    /// stop the node and not advance it.
+    /// Entries that this node acknowledged and that, by a member's message, its log has lost. The caller must then
+    /// stop the node, and not call [`Replica::advance`] again.
     #[must_use]
     pub fn lost_entries(&self) -> Option<LostEntries> {
         self.checks.lost
@@ -189,8 +191,9 @@ impl Replica {
         self.checks.right.is_some_and(|right| right.index == index)
     }
 
-    /// Whether a leader should name another entry before its next snapshot is due: a reachable voter that was not
-    /// compared can decide which of two tables is right. Returns true at most once per [`AGAIN`].
+    /// Whether this leader should name another entry before its next snapshot is due: two tables differ, and a
+    /// reachable voter that was not compared could decide which one is right. Returns true at most once per
+    /// [`AGAIN`].
     pub(super) fn must_compare_again(&mut self) -> bool {
         let Some(own) = self.checks.own else { return false };
         if self.checks.differ.is_empty()

@@ -1,6 +1,7 @@
-//! Fires due timers, and expires sessions in two steps. At its deadline a session is only a candidate: it expires if
-//! it is still silent after a later quorum read has confirmed this leader and all input that had arrived by then was
-//! handled. So no stall of leader, network or disk expires a live session (P9).
+//! Fires due timers, and expires sessions in two steps. At its deadline a session becomes a candidate. It expires
+//! if it is still silent after a quorum read that began later has confirmed this leader, and all input that had
+//! arrived by then was handled (the drain barrier). So no stall of leader, network or disk expires a live session
+//! (P9).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,8 +14,8 @@ use crate::deadlines::Timer;
 use crate::event::Output;
 use crate::mutant::Mutant;
 
-/// Maximum number of timers visited in a turn, and of sessions judged by one check: some milliseconds of work. Timers
-/// are taken in the order of their deadlines.
+/// Maximum number of timers visited in a turn, and of sessions in one check: some milliseconds of work. Timers are
+/// visited in the order of their deadlines.
 const DUE_PER_TURN: usize = 1 << 13;
 
 #[derive(Default)]
@@ -26,10 +27,11 @@ pub(super) struct Expiry {
     check: Option<Check>,
 }
 
-/// A check of all sessions that were candidates when it began.
+/// A check of all sessions that were candidates when the check began.
 struct Check {
     number: u64,
-    /// Reading of the lease clock when the check began: a session whose deadline has moved past it is not judged.
+    /// Reading of the lease clock when the check began. A session whose deadline has moved past this does not
+    /// expire by this check.
     began: Duration,
     sessions: BTreeSet<SessionId>,
     closes: Vec<(SessionId, u64)>,
@@ -54,7 +56,7 @@ impl Expiry {
         self.closes.push((session, attach));
     }
 
-    /// Whether the event loop should continue at once.
+    /// Whether the event loop should continue at once: the check in progress is complete, or a new one can begin.
     pub(super) fn is_decided(&self) -> bool {
         match &self.check {
             Some(check) => check.confirmed && check.drained,
@@ -63,7 +65,7 @@ impl Expiry {
     }
 
     pub(super) fn step_down(&mut self) {
-        // The number keeps rising, so that a late answer can't be taken for that of a later check.
+        // The numbers keep rising, so that a late confirmation or drain can't be taken for that of a later check.
         *self = Self { last: self.last, ..Self::default() };
     }
 }
@@ -100,8 +102,9 @@ impl Replica {
         self.begin_check();
     }
 
-    /// Whether timers may fire. Not after this node has ended its streams, since clients can't send keep-alives any
-    /// more; nor while nothing can be proposed, since sessions may prove alive meanwhile.
+    /// Whether timers may fire. They may not after this node has ended its streams, since clients can't send
+    /// keep-alives any more; nor while nothing can be proposed, since sessions may prove alive before proposals are
+    /// possible again.
     pub(super) fn may_end(&self) -> bool {
         self.lead.is_ready()
             && !self.has_left()
@@ -110,8 +113,8 @@ impl Replica {
             && !self.turn.has_more()
     }
 
-    /// Proposals have to wait: removes the queued expiries and makes their sessions candidates again, so that
-    /// keep-alives received meanwhile count (P9).
+    /// To be called when proposals have to wait: removes the queued expiries and makes their sessions candidates
+    /// again, so that keep-alives received meanwhile count (P9).
     pub(super) fn take_back_ends(&mut self) {
         let mut live = Vec::new();
         self.queue.retain(|proposal| match (&proposal.command, &proposal.origin) {
@@ -158,7 +161,7 @@ impl Replica {
         let Some(check) = self.expiry.check.take_if(complete) else { return };
         let now = self.clock.now();
         for (session, attach) in check.closes {
-            // A newer attach cancels it.
+            // A later attach cancels the close.
             let closed =
                 self.book.lease(session).filter(|lease| lease.attach == attach && lease.stream.is_none());
             if closed.is_some() {
@@ -167,8 +170,8 @@ impl Replica {
         }
         for session in check.sessions {
             let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) else { continue };
-            // An attach from before the check may have been confirmed since, which moved the deadline. Input after
-            // the drain counts then, however long the drain took.
+            // An attach from before the check may have been acknowledged during it, which moved the deadline. Input
+            // that arrives after the drain then counts too, however long the drain took.
             if lease.deadline > check.began {
                 self.book.again(session);
             } else {

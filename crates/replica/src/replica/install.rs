@@ -1,8 +1,8 @@
 //! Replaces this node's table by a snapshot received from the leader.
 //!
-//! Responsible for: the snapshot takes effect only once the consensus has accepted it as newer (appends that arrived
-//! meanwhile may be newer, and a table must not go back: P2), and only after its file, the log and the hard state are
-//! durable, in that order ([`Write::installs`](crate::Write::installs)).
+//! Responsible for: the snapshot takes effect only once the consensus has accepted it as newer, since appends that
+//! arrived while it was received may be newer, and a table must not go back (P2); and only after its file, the log
+//! and the hard state are durable, in that order ([`Write::installs`](crate::Write::installs)).
 
 use lockkeeper_wire::store;
 
@@ -13,7 +13,7 @@ use crate::members::Members;
 use crate::mutant::Mutant;
 use crate::since::Since;
 
-/// The valid fields of an offer.
+/// The checked fields of a snapshot offer.
 struct Offered<'a> {
     at: Position,
     configuration: &'a store::Configuration,
@@ -40,7 +40,7 @@ impl Replica {
         let (from, term) = (received.offer.from, received.offer.term);
         let index = received.offer.head.as_ref().map_or(0, |head| head.index);
         let is_news = match Offered::of(&received, self.config.node) {
-            // One at a time: the engine holds one snapshot.
+            // One at a time, since the engine keeps only one snapshot.
             Some(offered) if self.received.is_none() => {
                 let stepped = self.engine.step_snapshot(from, term, offered.at, offered.configuration);
                 stepped.is_ok() && self.engine.will_install(offered.at)
@@ -57,7 +57,7 @@ impl Replica {
         }
     }
 
-    /// Replaces the table: the snapshot file has its final name, and the log begins after it.
+    /// Replaces the table. The snapshot's file has its final name by now, and the log begins after it.
     pub(super) fn install(&mut self, at: Position) -> Result<(), Fatal> {
         let received = self.received.take().and_then(|received| {
             let head = received.offer.head?;
@@ -72,8 +72,8 @@ impl Replica {
         };
         self.table = table;
         self.applied = at;
-        // Before a campaign the engine scans the committed entries that it takes for unapplied, and it does not have
-        // these.
+        // Without this, the engine would scan these entries for membership changes before its next campaign, and it
+        // does not have them.
         self.engine.applied(at.index);
         self.since = Since::default();
         self.in_flight.clear();

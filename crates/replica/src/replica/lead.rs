@@ -15,8 +15,8 @@ use crate::since::Since;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lead {
     No,
-    /// Elected in this term, but not ready: its first own entry is not applied yet, so entries of earlier leaders may
-    /// still be committed, or its timers are not all read from the table. Nothing is acknowledged.
+    /// Elected in this term, but not ready, so nothing is acknowledged: its first own entry is not applied yet
+    /// (entries of earlier leaders may still be committed), or its timers are not all read from the table.
     Coming(u64),
     /// Ready: the zero point has passed.
     Ready(u64),
@@ -29,7 +29,7 @@ pub(super) enum Reading {
     Requests { from: u64 },
 }
 
-/// Slots of the request storage scanned per step, whether occupied or not.
+/// Slots of the table's request storage that are scanned per step, occupied or not.
 const PLACES_PER_PART: usize = 64;
 
 impl Lead {
@@ -51,7 +51,7 @@ impl Lead {
 }
 
 impl Replica {
-    /// Reacts to a change of leadership in the engine.
+    /// Compares the engine's leadership with this replica's, and reacts to a change.
     pub(super) fn follow_leadership(&mut self) {
         let term = self.engine.is_leader().then(|| self.engine.term());
         if term == self.lead.term() {
@@ -67,7 +67,8 @@ impl Replica {
         }
     }
 
-    /// Uncommitted commands have an unknown fate from here on, which only the next leader knows: clients ask it.
+    /// Handles the loss of leadership. From here on the fate of uncommitted commands is unknown here; clients ask
+    /// the next leader.
     fn step_down(&mut self) {
         self.lead = Lead::No;
         let leader = self.engine.leader();
@@ -91,7 +92,8 @@ impl Replica {
         self.book = Deadlines::default();
     }
 
-    /// The first entry of this leader's term is applied, so the table has everything that earlier leaders committed.
+    /// To be called when the first entry of this leader's term is applied: the table then has everything that
+    /// earlier leaders committed.
     pub(super) fn begin_zero_point(&mut self) {
         if self.lead.is_coming() {
             self.book = Deadlines::default();
@@ -100,7 +102,8 @@ impl Replica {
     }
 
     /// Reads all timers from the table within this turn's budget. A large table takes several turns, between which
-    /// heartbeats are sent. The table does not change meanwhile, since a leader that is not ready proposes nothing.
+    /// heartbeats are sent. The table does not change during the scan, since a leader that is not ready proposes
+    /// nothing.
     pub(super) fn read_timers(&mut self) {
         while let Some(reading) = self.reading {
             if self.turn.is_spent() {
@@ -155,8 +158,8 @@ impl Replica {
         next.map(|from| Reading::Requests { from })
     }
 
-    /// The zero point: this node leads from here on. Every session gets its full ttl, and every other timer restarts
-    /// (P9).
+    /// The zero point: from here on this node answers. Every session gets its full ttl, and every other timer
+    /// restarts (P9).
     fn zero_point(&mut self) {
         let Lead::Coming(term) = self.lead else { return };
         self.lead = Lead::Ready(term);

@@ -58,7 +58,7 @@ pub use streams::ENDS_PER_PART;
 use transfer::Handover;
 use watch::Watcher;
 
-/// Raft tick. An election starts after 12 ticks or more without a message from the leader.
+/// Duration of a Raft tick. An election starts after 12 ticks or more without a message from the leader.
 pub const TICK: Duration = Duration::from_millis(20);
 /// Bytes of applied entries kept in memory for followers that lag a little. A single-node cluster keeps none.
 pub const TAIL_BYTES: usize = 4 << 20;
@@ -81,11 +81,11 @@ pub struct Config {
     pub tick: Duration,
     /// Bytes of applied entries kept in memory for lagging followers: [`TAIL_BYTES`].
     pub tail_bytes: usize,
-    /// A snapshot is due once the log has grown, since the last one, by the larger of this many bytes and that
+    /// A snapshot is due once the log has grown, since the last snapshot, by this many bytes and by at least that
     /// snapshot's size.
     pub snapshot_after: u64,
-    /// Maximum work of a turn on committed entries, in visited table entries: [`TURN_VISITS_MAX`]. The simulator sets
-    /// it lower, so that small crowds reach it.
+    /// Maximum work of a turn on committed entries, as a number of visited table entries: [`TURN_VISITS_MAX`]. The
+    /// simulator sets it lower, so that few requests suffice to reach it.
     pub turn_visits_max: u64,
     /// Maximum number of unconfirmed ends sent at once for an attach: [`ENDS_PER_PART`]; lower in the simulator.
     pub ends_per_part: usize,
@@ -123,14 +123,15 @@ pub struct Replica {
     members: Members,
     /// Client address of each node, for redirects.
     clients: BTreeMap<u64, String>,
-    /// Number of changes to `clients` since the start.
+    /// Number of changes to `clients` since the start, to notice that a stream's node list is outdated.
     addresses_seen: u64,
-    /// Peers whose connection broke and was not established again.
+    /// Peers whose connection broke and is not established again.
     unreachable: BTreeSet<u64>,
     /// `now` is the caller's clock at the beginning of this turn; `clock` is the lease clock.
     now: Duration,
     clock: LeaseClock,
-    /// Reading of the lease clock after the last write of this turn: ahead of `clock` by that write's duration.
+    /// Reading of the lease clock after the last write of this turn. `clock` advances only between turns, so this
+    /// is ahead of it by the write's duration.
     lease_now: Duration,
     next_tick: Duration,
     lead: Lead,
@@ -145,12 +146,12 @@ pub struct Replica {
     parked: Parked,
     queue: VecDeque<Proposal>,
     turn: ApplyQueue,
-    /// A `Resume` is proposed and not applied yet.
+    /// Whether a `Resume` is proposed and not applied yet.
     is_resuming: bool,
-    /// The engine refused the last proposal; the next attempt follows the next event or tick.
+    /// Whether the engine refused the last proposal; the next attempt is made after the next event or tick.
     is_refused: bool,
     in_flight: VecDeque<Batch>,
-    /// Until this time, batches are proposed without waiting for the commit of the previous one.
+    /// Until this time, batches are proposed without waiting for the commit of the previous one; see `propose.rs`.
     unheld_until: Duration,
     rounds: QuorumReads,
     expiry: Expiry,
@@ -311,8 +312,8 @@ impl Replica {
                 self.without_lead(event);
             }
             Event::StreamOpened(stream) => self.stream_opened(stream),
-            // Must not be answered before the leader is ready. Closes and cancellations stay behind the requests that
-            // they end.
+            // A leader that is not ready must not answer these. Closed streams and dropped calls are kept with
+            // them, behind the requests that they end.
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
                 if self.lead.is_coming() =>
             {
@@ -369,8 +370,8 @@ impl Replica {
         Ok(Some(ready.write))
     }
 
-    /// Continues after a write has become durable. `now` is read after the sync: durations that begin with this
-    /// entry's commands (a ttl, a lock-delay) count from here, not from before a slow sync.
+    /// Continues after a write has become durable. `now` is read after the sync: the times that the record's
+    /// commands start (a ttl, a lock-delay) count from here, not from before a slow sync.
     ///
     /// # Errors
     /// If the node must stop (V1).
@@ -395,7 +396,7 @@ impl Replica {
         }
     }
 
-    /// Returns the pending outputs, to be carried out in this order. None depends on a write that is not durable yet.
+    /// Returns the pending outputs, to be executed in this order. None depends on a write that is not durable yet.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         self.answer_confirmed();
         self.tell_watchers();
@@ -408,8 +409,8 @@ impl Replica {
         outputs
     }
 
-    /// Whether client events are accepted. If not, the caller keeps them until enough earlier commands have entered
-    /// the log.
+    /// Whether client events are accepted. If not, the caller keeps them until enough queued commands were
+    /// proposed.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.room() > 0

@@ -1,9 +1,9 @@
-//! Streams and calls that arrive while no live leader is known: they wait for one, since an election is faster than a
+//! Streams and calls that arrive while no live leader is known wait for one, since an election is faster than a
 //! client's search through all nodes.
 //!
-//! The wait is bounded in number, bytes and time: a node that is partitioned from the majority must not keep its
-//! clients from it. After the time-out a client is redirected without a leader's address: the last leader is most
-//! likely dead.
+//! The waiting clients are limited in number, bytes and time: a node that is partitioned from the majority must not
+//! keep its clients from the majority. After the time limit a client is redirected without a leader's address,
+//! since the last leader is most likely dead.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -21,7 +21,7 @@ const PATIENCE_TICKS: u32 = 50;
 /// Limits on the streams and calls that wait, and on the bytes of their requests.
 const WAITING_MAX: usize = 4096;
 const BYTES_MAX: usize = 8 << 20;
-/// Size charged for an item besides its variable-length fields.
+/// Bytes that count for an event in addition to its variable-length fields.
 const FIXED: usize = 64;
 
 /// A stream or call that waits.
@@ -33,15 +33,16 @@ pub(super) enum Who {
 
 #[derive(Default)]
 pub(super) struct Parked {
-    /// Events in order of arrival, with their time. Events of clients that wait no more are dropped when they reach
-    /// the front.
+    /// Events in order of arrival, with their time. Events of clients that do not wait any more are dropped when
+    /// they reach the front.
     events: VecDeque<(Duration, Event)>,
     bytes: usize,
     waiting: BTreeSet<Who>,
 }
 
 impl Parked {
-    /// Adds an event of a new or waiting client. `Some`: no room; this client is to be redirected.
+    /// Adds an event of a new or waiting client. Returns the client if there is no room: the caller must redirect
+    /// it.
     fn push(&mut self, now: Duration, event: Event) -> Option<Who> {
         let (who, comes) = match &event {
             Event::StreamOpened(stream) => (Who::Stream(*stream), true),
@@ -50,7 +51,7 @@ impl Parked {
             _ => return None,
         };
         if !comes && !self.waiting.contains(&who) {
-            // It was redirected already.
+            // The stream was redirected already.
             return None;
         }
         if self.bytes + bytes(&event) > BYTES_MAX || (comes && self.waiting.len() >= WAITING_MAX) {
@@ -75,7 +76,7 @@ impl Parked {
             if who.is_some() && now < *since + patience {
                 break;
             }
-            // A waiting client's first event is its arrival.
+            // The front event of a waiting client is its first one, so the client has waited since then.
             late.extend(who.filter(|who| self.waiting.remove(who)));
             if let Some((_, event)) = self.events.pop_front() {
                 self.bytes -= bytes(&event);
@@ -137,7 +138,8 @@ impl Replica {
         }
     }
 
-    /// A broken connection reveals a killed process some hundred milliseconds before its silence does.
+    /// Handles a broken connection. It reveals a killed process some hundred milliseconds before the process's
+    /// silence does.
     pub(super) fn peer_down(&mut self, node: u64) {
         self.unreachable.insert(node);
         self.engine.lost(node);
@@ -147,7 +149,7 @@ impl Replica {
     pub(super) fn without_lead(&mut self, event: Event) {
         match event {
             Event::StreamClosed { stream, by_client } => {
-                // Its requests were never handled, so it carries no session.
+                // The stream's requests were never handled, so it carries no session.
                 self.parked.leaves(Who::Stream(stream));
                 self.stream_closed(stream, by_client);
             }
@@ -167,13 +169,13 @@ impl Replica {
             }
             Event::StreamOpened(stream) => self.send_away(Who::Stream(stream)),
             Event::Asked(ask, _) => self.send_away(Who::Ask(ask)),
-            // Its stream has been redirected, or is about to be.
+            // The stream was redirected, or is about to be.
             _ => {}
         }
     }
 
-    /// Handles the waiting events once this node leads, redirects the clients once another leader is known, and
-    /// redirects those that have waited too long.
+    /// Handles the waiting events once this node leads; redirects the clients once another leader is known, or once
+    /// they have waited too long.
     pub(super) fn settle_parked(&mut self) {
         if self.parked.events.is_empty() {
             return;

@@ -1,10 +1,10 @@
 //! Batching: which commands are proposed in which entry, and when.
 //!
 //! A leader's own sync is often done a moment before the first follower's acknowledgement arrives. A batch proposed
-//! at that moment would keep this thread busy with its own disk for a whole sync while the acknowledgement waits. So
-//! the next batch waits for the commit of the previous one, for up to [`HOLD`]: commands that arrive meanwhile share
-//! one entry, and all nodes sync less often. If such a wait was in vain, because followers are farther away, batches
-//! follow each other without waiting, except for an occasional try.
+//! at that moment would block this thread for another sync while the acknowledgement waits. So the next batch waits
+//! for the commit of the previous one, for up to [`HOLD`]: commands that arrive during the wait share one entry,
+//! and all nodes sync less often. If the wait ends without a commit, because followers are farther away, batches
+//! are proposed without waiting, except for one try every [`AGAIN`].
 
 use std::time::Duration;
 
@@ -20,30 +20,31 @@ const BATCH_COMMANDS_MAX: usize = 4096;
 const BATCH_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of entries proposed in a turn: the turn must end for keep-alives to be read.
 const BATCHES_MAX: usize = 4;
-/// Maximum wait of a batch for the previous one, counted from when that one is durable on this node.
+/// Maximum wait of a batch for the commit of the previous one, counted from when the previous one is durable on
+/// this node.
 const HOLD: Duration = Duration::from_millis(1);
-/// After a wait in vain, batches don't wait for this long.
+/// After a wait that ended without a commit, batches don't wait for this long.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// Proposed commands, kept until their entry is committed or replaced.
 pub(super) struct Batch {
     pub(super) at: Position,
-    /// When it was proposed or, once `is_on_disk`, when it became durable on this node.
+    /// When the batch was proposed or, once `is_on_disk`, when it became durable on this node.
     since: Duration,
     is_on_disk: bool,
     pub(super) proposals: Vec<Proposal>,
 }
 
 impl Replica {
-    /// Until this time nothing is proposed unless the batches in flight are committed earlier. Only a peer's message
-    /// can shorten this, so a caller that waits need not read its clients.
+    /// Until this time nothing is proposed unless the batches in flight are committed earlier. Only a peer's
+    /// message can end this wait early, so a caller that waits need not read its clients.
     #[must_use]
     pub fn held_until(&self) -> Option<Duration> {
         let last = self.in_flight.back().filter(|_| self.lead.is_ready() && self.now >= self.unheld_until)?;
         Some(last.since + HOLD).filter(|until| *until > self.now)
     }
 
-    /// All batches proposed so far are durable on this node.
+    /// To be called when all batches proposed so far are durable on this node.
     pub(super) fn batch_on_disk(&mut self) {
         if let Some(last) = self.in_flight.back_mut().filter(|last| !last.is_on_disk) {
             last.is_on_disk = true;
@@ -73,8 +74,8 @@ impl Replica {
             };
             let count = self.queue.iter().take(count).take_while(fits).count().max(1);
             let data = entry::encode_batch(self.queue.iter().take(count).map(|proposal| &proposal.command));
-            // Refused (a transfer is in progress, or the size limit is reached): the whole batch stays at the head of
-            // the queue, since a skipped number of a session can't be used later (R5).
+            // The engine refuses a batch if a transfer is in progress or the size limit is reached. Then the whole
+            // batch stays at the head of the queue: a session's seq that was skipped can't be used later (R5).
             let Some(at) = self.engine.propose(data) else {
                 if self.is(Mutant::DroppedBatchSkipped) {
                     self.queue.drain(..count);

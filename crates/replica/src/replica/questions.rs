@@ -17,7 +17,7 @@ const PLACES_PER_PAGE: usize = 1 << 14;
 const PLACES_PER_STEP: usize = 8;
 /// A list page ends once it has this many bytes.
 const PAGE_BYTES_MAX: usize = 1 << 18;
-/// Part of each lock that lists and watches show.
+/// The page of each lock's holds and waiters that lists and watches show.
 pub(super) const LISTED: Page = Page { after: None, holds_max: 10, bytes_max: 1 << 13, waiters_max: 10 };
 
 impl Replica {
@@ -44,7 +44,7 @@ impl Replica {
             Question::Watch { prefix } => return self.watch(ask, prefix),
             Question::Backup => return self.want_snapshot(ask),
             Question::Members => Answer::Members(self.members_status()),
-            // Answered elsewhere, without a quorum read.
+            // Operators' commands; answered elsewhere, without a quorum read.
             Question::Break(_)
             | Question::SetLimit { .. }
             | Question::Change(_)
@@ -56,7 +56,7 @@ impl Replica {
 
     pub(super) fn status(&self) -> v1::StatusResponse {
         let role = match self.lead.term() {
-            // The engine may already have seen a later term in this turn, before this replica has stepped down.
+            // The engine may have learned of a later term in this turn, before this replica has stepped down.
             Some(term) if term == self.engine.term() => v1::Role::Leader,
             _ if self.engine.is_candidate() => v1::Role::Candidate,
             _ => v1::Role::Follower,
@@ -78,7 +78,7 @@ impl Replica {
         }
     }
 
-    /// Bounded work per page, whatever the table's size, since other requests wait meanwhile.
+    /// Returns one page. Its work is bounded even if the table is large, since other requests wait meanwhile.
     fn list(&self, prefix: Option<&LockName>, max: usize, after: u64) -> v1::ListResponse {
         let (mut locks, mut cursor, mut looked, mut bytes) = (Vec::new(), Some(after), 0, 0);
         while let Some(from) = cursor

@@ -1,11 +1,11 @@
-//! Quorum reads (Raft's ReadIndex): a majority confirms that this node still leads, then everything that arrived
-//! before the round began may be acknowledged (P6). One round serves all pending requests; the next one begins when
-//! it is confirmed.
+//! Quorum reads (Raft's ReadIndex rounds): a majority confirms that this node still leads; then everything that
+//! arrived before the round began may be acknowledged (P6). One round serves all pending requests; the next one
+//! begins when it is confirmed.
 //!
-//! A committed batch of commands serves as the round for everything that arrived before it was proposed. The voters
-//! that made it durable answered a message of this term that was sent later; any majority that elects another leader
-//! includes one of them, and it votes later still. So under load, keep-alives and reads cost no messages of their
-//! own.
+//! A committed batch of commands serves as the round for everything that arrived before the batch was proposed: the
+//! voters that made it durable acknowledged it in this term, after those arrivals. Any majority that elects another
+//! leader includes one of these voters, which casts its vote after that acknowledgement; so at the arrivals no
+//! other leader had been elected. Under load, keep-alives and reads so cost no messages of their own.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::engine::Position;
 use crate::event::{AskId, Question, StreamId};
 use crate::mutant::Mutant;
 
-/// Minimum interval between rounds that serve keep-alives alone: these arrive all the time, and each round is two
+/// Minimum interval between rounds that serve only keep-alives: these arrive all the time, and each round costs two
 /// messages per follower. Much shorter than any ttl.
 const PACE: Duration = Duration::from_millis(10);
 
-/// A request that needs a round begun after its arrival.
+/// A request that must be confirmed by a round that begins after its arrival.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PendingRead {
     KeepAlive {
@@ -35,7 +35,8 @@ pub(super) enum PendingRead {
         session: SessionId,
         attach: u64,
     },
-    /// A request for a session that this node doesn't know: a deposed leader may not have applied its open yet.
+    /// A request for a session that is not in this node's table: a deposed leader may not have applied its
+    /// `OpenSession` yet.
     Unknown {
         stream: StreamId,
         session: SessionId,
@@ -49,12 +50,12 @@ pub(super) enum PendingRead {
 #[derive(Default)]
 pub(super) struct QuorumReads {
     last: u64,
-    /// The round in progress: its number, when it was last sent, and the requests that it serves.
+    /// The round in progress: its number, when it was last sent to the peers, and the requests that it serves.
     open: Option<(u64, Duration, Vec<PendingRead>)>,
     /// When the last round began.
     begun: Option<Duration>,
     waiting: Vec<PendingRead>,
-    /// Requests served by a batch that was proposed after they arrived.
+    /// Requests served by a batch that was proposed after they arrived, and that is not committed yet.
     riding: VecDeque<(Position, Vec<PendingRead>)>,
     /// Confirmed requests, answered once all entries up to the index are applied.
     confirmed: VecDeque<(u64, Vec<PendingRead>)>,
@@ -85,14 +86,14 @@ impl QuorumReads {
         self.riding.iter_mut().for_each(|(_, asked)| asked.retain(other));
     }
 
-    /// Pending requests are served by a batch that was proposed just now, after their arrival.
+    /// Assigns the pending requests to a batch that was proposed just now, after their arrival.
     pub(super) fn ride(&mut self, at: Position) {
         if !self.waiting.is_empty() {
             self.riding.push_back((at, std::mem::take(&mut self.waiting)));
         }
     }
 
-    /// One of this leader's batches is committed.
+    /// To be called when one of this leader's batches is committed: confirms the requests that it serves.
     pub(super) fn committed(&mut self, at: Position) {
         while self.riding.front().is_some_and(|(batch, _)| batch.index <= at.index) {
             let ridden = self.riding.pop_front().map(|(batch, asked)| (batch.index, asked));
@@ -106,8 +107,8 @@ impl QuorumReads {
         self.begun.filter(|_| waits).map(|begun| begun + PACE)
     }
 
-    /// Begins a new round, or repeats one that was not confirmed in time (raft-rs drops some silently). `is_free`:
-    /// this node is the only voter, so a round costs no messages.
+    /// Begins a new round, or repeats one that was not confirmed in time, since raft-rs drops some without an
+    /// error. `is_free`: this node is the only voter, so a round costs no messages.
     fn begin(&mut self, now: Duration, patience: Duration, is_free: bool) -> Option<u64> {
         let is_keep_alive = |asked: &PendingRead| matches!(asked, PendingRead::KeepAlive { .. });
         let is_early = self.begun.is_some_and(|begun| now < begun + PACE);
@@ -116,7 +117,7 @@ impl QuorumReads {
                 self.open = Some((number, at, asked));
                 return None;
             }
-            // The repeated round begins now, so it may serve all pending requests.
+            // The repeated round begins now, so it also serves the requests that arrived after its first attempt.
             Some((_, _, asked)) => asked.into_iter().chain(self.waiting.drain(..)).collect(),
             None if self.waiting.is_empty() => return None,
             None if is_early && !is_free && self.waiting.iter().all(is_keep_alive) => return None,
@@ -134,7 +135,7 @@ impl QuorumReads {
         }
     }
 
-    /// Takes the confirmed requests that need no entry after `applied`.
+    /// Takes the confirmed requests whose index is applied, given that `applied` is the last applied index.
     fn take_answerable(&mut self, applied: u64) -> Vec<PendingRead> {
         let mut answerable = Vec::new();
         while let Some((index, _)) = self.confirmed.front()
@@ -161,7 +162,7 @@ impl QuorumReads {
 
 impl Replica {
     pub(super) fn begin_round(&mut self) {
-        // Twice the interval at which the heartbeat that carries the round is repeated.
+        // Twice the interval of heartbeats, since each heartbeat repeats the round's message.
         let patience = self.config.tick * 4;
         let configuration = &self.members.configuration;
         let is_alone = configuration.voters.len() == 1 && configuration.voters_outgoing.is_empty();

@@ -8,10 +8,10 @@ use super::Replica;
 use crate::engine::Position;
 use crate::event::{Answer, AskId, Output, SnapshotStep};
 
-/// Items per piece: some 2 ms of work, so that a piece delays heartbeats and keep-alives little.
+/// Items per piece: some 2 ms of work, so that a piece delays heartbeats and keep-alives only a little.
 pub const ITEMS_PER_PIECE: usize = 4096;
-/// A follower takes a snapshot after the entry that the leader names. It takes one by itself once its log exceeds the
-/// threshold by this fraction (1/4).
+/// A follower takes its snapshots after the entries that the leader names. If none is named, it takes a snapshot by
+/// itself once its log exceeds the threshold by this fraction (1/4).
 const PATIENCE: u64 = 4;
 
 /// When a snapshot is due, and the state of the one in progress.
@@ -19,13 +19,13 @@ const PATIENCE: u64 = 4;
 pub(super) struct Snapshots {
     /// Bytes of log entries since the last snapshot.
     logged: u64,
-    /// Size of the last snapshot in bytes: a larger table is written less often, so that snapshots remain a small
-    /// share of all writes.
+    /// Size of the last snapshot in bytes. The log must grow by at least this much before the next one, so that
+    /// snapshots remain a small share of all writes.
     size: u64,
     /// The last stored snapshot, if any.
     stored: Option<store::SnapshotHead>,
     under_way: Option<RunningSnapshot>,
-    /// Calls that need a snapshot begun from now on.
+    /// Calls for which another snapshot is begun after the one in progress.
     wanted_by: Vec<AskId>,
 }
 
@@ -34,13 +34,13 @@ struct RunningSnapshot {
     logged_before: u64,
     pieces: u64,
     bytes: u64,
-    /// A step was sent to the disk and is not reported done.
+    /// Whether a step was sent to the disk and is not reported done.
     is_busy: bool,
     stage: SnapshotStage,
-    /// Calls answered when it is stored, and the token counter for that answer.
+    /// Calls that are answered when the snapshot is stored; the next field is the token counter for that answer.
     wanted_by: Vec<AskId>,
     last_token: u64,
-    /// Whether the leader has named its entry, so that all nodes take one after the same entry.
+    /// Whether the leader has named the snapshot's entry, so that all nodes take a snapshot after it.
     is_named: bool,
 }
 
@@ -50,8 +50,8 @@ enum SnapshotStage {
         digest: u128,
     },
     Finishing,
-    /// The table it was taken of has been replaced. The next one begins once the step in progress is reported:
-    /// reports have no number, so a late one would be taken for that of a later step.
+    /// Abandoned, since the table has been replaced. The next snapshot begins only once the step in progress is
+    /// reported: reports have no number, so a late one would be taken for that of a later step.
     GivenUp,
 }
 
@@ -61,7 +61,8 @@ impl Snapshots {
         self.stored.as_ref().map_or(0, |head| head.index)
     }
 
-    /// A received snapshot has replaced log and table. Returns the calls that waited for the one in progress.
+    /// To be called when a received snapshot has replaced log and table. Abandons the snapshot in progress, and
+    /// returns the calls that waited for it.
     pub(super) fn installed(&mut self, bytes: u64) -> Vec<AskId> {
         (self.size, self.logged) = (bytes, 0);
         let Some(mut it) = self.under_way.take() else { return Vec::new() };
@@ -73,12 +74,12 @@ impl Snapshots {
         waited
     }
 
-    /// Counts the bytes of an applied entry; entries replayed after a restart count, too.
+    /// Counts the bytes of an applied entry, also of one that is replayed after a restart.
     pub(super) fn logged(&mut self, bytes: usize) {
         self.logged += bytes as u64;
     }
 
-    /// Whether the event loop should continue with it at once.
+    /// Whether the event loop should begin or continue a snapshot at once.
     pub(super) fn is_due(&self) -> bool {
         self.under_way.as_ref().map_or(!self.wanted_by.is_empty(), |it| !it.is_busy)
     }
@@ -145,7 +146,7 @@ impl Replica {
         }
     }
 
-    /// Whether a follower lags behind the start of the log, and the stored snapshot would not help it. Clears the
+    /// Whether a follower needs a snapshot, and one taken now would help it more than the stored one. Clears the
     /// engine's request.
     fn would_help(&self) -> bool {
         self.engine.take_snapshot_wish() && self.applied.index > self.snapshots.stored()
@@ -169,7 +170,7 @@ impl Replica {
         self.snapshots.logged >= after.saturating_add(after / PATIENCE)
     }
 
-    /// Called after each applied entry: begins a snapshot if the leader has named this entry.
+    /// To be called after each applied entry: begins a snapshot if the leader has named this entry.
     pub(super) fn begin_named_snapshot(&mut self) {
         let is_reached = self.checks.is_reached(self.applied.index);
         if is_reached && self.snapshots.under_way.is_none() && self.may_begin_snapshot() {
@@ -189,8 +190,8 @@ impl Replica {
             return;
         }
         if helps {
-            // Entries from here on must be kept from the beginning, or they would be gone when the snapshot has
-            // arrived.
+            // The entries after this snapshot must be kept from now on, or they would be gone when the follower has
+            // received it.
             self.engine.snapshot_begun(self.applied.index);
         }
         let head = self.snapshot_head();
@@ -208,8 +209,8 @@ impl Replica {
         self.outputs.push(Output::Snapshot(SnapshotStep::Begin(head)));
     }
 
-    /// A backup whose call a quorum read has confirmed: a snapshot in progress may be older than answers that its
-    /// caller has received, so another one is begun after it.
+    /// Requests a snapshot for a backup whose call a quorum read has confirmed. A snapshot in progress may be older
+    /// than answers that the caller has received, so another one is begun after it.
     pub(super) fn want_snapshot(&mut self, ask: AskId) {
         self.snapshots.wanted_by.push(ask);
     }
@@ -235,8 +236,8 @@ impl Replica {
         }
     }
 
-    /// The snapshot can be sent to followers. Pending requests are cleared: it helps all followers that a snapshot
-    /// can help.
+    /// Reports a stored snapshot to the engine: it can be sent to followers. Clears the engine's request, since
+    /// this snapshot helps all followers that a snapshot can help.
     pub(super) fn snapshot_stored(&mut self, head: store::SnapshotHead) {
         let at = Position { index: head.index, term: head.term };
         let configuration = head.members.as_ref().and_then(|members| members.configuration.clone());
@@ -259,7 +260,8 @@ impl Replica {
         }
     }
 
-    /// Abandons the snapshot. The next one is taken after as much log again, or when a follower needs one.
+    /// Abandons the snapshot in progress. The next one is taken once the log has grown as much again, or a follower
+    /// needs one.
     pub(super) fn snapshot_failed(&mut self) {
         self.table.abandon_snapshot();
         let failed = self.snapshots.under_way.take();

@@ -20,15 +20,16 @@ pub(super) struct ClientStream {
     pub(super) items: Vec<v1::ServerItem>,
     /// The sessions whose latest attach came over this stream.
     pub(super) sessions: BTreeSet<SessionId>,
-    /// Version of the node list last sent: index of the entry that made it, and the number of address changes seen.
+    /// Version of the node list that was last sent: index of the entry that made it, and the number of address
+    /// changes.
     nodes: Option<(u64, u64)>,
 }
 
-/// Maximum number of ends sent at once when a client attaches. The next part follows once the last one of this part
-/// is confirmed.
+/// Maximum number of unconfirmed ends sent at once when a client attaches. The next part is sent once the client
+/// has confirmed the last end of this part.
 pub const ENDS_PER_PART: usize = 1024;
 
-/// A client that presents the secret may attach; the table stores only this hash.
+/// The hash of a session's secret. The table stores only this; a client that presents the secret may attach.
 fn hash(secret: &Secret) -> [u8; 32] {
     Sha256::digest(secret).into()
 }
@@ -38,7 +39,7 @@ impl Replica {
         self.streams.insert(stream, ClientStream::default());
     }
 
-    /// Closes a stream. From here on none of its attaches counts or is acknowledged.
+    /// Handles the end of a stream. From here on no attach of the stream is valid or acknowledged.
     pub(super) fn stream_closed(&mut self, stream: StreamId, by_client: bool) {
         let Some(closed) = self.streams.remove(&stream) else { return };
         let now = self.clock.now();
@@ -47,8 +48,8 @@ impl Replica {
             let Some(lease) = self.book.lease_mut(session) else { continue };
             lease.stream = None;
             if !by_client {
-                // The service closed it, so requests of the client may be unread: that must end no session (P9). The
-                // client gets its ttl to reconnect.
+                // The service closed the stream, so it may have left requests of the client unread: that must end
+                // no session (P9). The client gets its ttl to reconnect.
                 lease.deadline = lease.deadline.max(now + lease.ttl);
             } else if !lease.linger.is_zero() {
                 let attach = lease.attach;
@@ -71,8 +72,8 @@ impl Replica {
         self.end_parked();
     }
 
-    /// Names the leader if another node leads and is alive: a redirect to a dead node costs a client more than its
-    /// own search.
+    /// The last item of a stream. It names the leader only if another node leads and is alive: a redirect to a dead
+    /// node costs a client more time than a search of its own.
     pub(super) fn stream_end(&self, reason: v1::StreamEndReason, text: &str) -> v1::StreamEnd {
         let leader = self.follows().and_then(|leader| self.clients.get(&leader)).cloned();
         let term = leader.as_ref().map_or(0, |_| self.engine.term());
@@ -85,7 +86,7 @@ impl Replica {
             if stream.nodes != Some(version) && !stream.sessions.is_empty() {
                 let mut nodes: Vec<u64> = self.members.nodes.keys().copied().collect();
                 nodes.sort_by_key(|&node| node != self.config.node);
-                // In a single-node cluster the client already has the only address.
+                // In a single-node cluster the client has the only address already.
                 if nodes.len() > 1 || stream.nodes.is_some() {
                     let addresses = nodes.iter().filter_map(|node| self.clients.get(node).cloned()).collect();
                     let what = Some(What::Nodes(v1::Nodes { addresses, at: self.members.at }));
@@ -204,8 +205,8 @@ impl Replica {
         }
     }
 
-    /// Attaches the session to this stream if the attach is the latest: requests from its older streams are refused
-    /// from here on.
+    /// Attaches the session to this stream, unless a later attach was received. Requests from the session's older
+    /// streams are refused from here on.
     pub(super) fn claim(&mut self, stream: StreamId, session: SessionId, attach: u64) -> bool {
         let any = self.is(Mutant::OlderAttachAccepted);
         let Some(open) = self.streams.get_mut(&stream) else { return false };
@@ -243,9 +244,9 @@ impl Replica {
         }
     }
 
-    /// Sends the ends that the client has not confirmed, at every attach (R3), in parts: the next part follows once
-    /// the last end of this one is confirmed. So a client that was away gets its attach acknowledged before many
-    /// ends.
+    /// Sends the ends that the client has not confirmed, after every attach (R3), in parts: the next part is sent
+    /// once the client has confirmed the last end of this one. So a client that was away does not have to read
+    /// thousands of ends before the acknowledgement of its attach.
     pub(super) fn tell_unconfirmed_ends(&mut self, stream: StreamId, session: SessionId, after: Seq) {
         let part = if self.is(Mutant::EndsToldAtOnce) { usize::MAX } else { self.config.ends_per_part };
         let Some(lease) = self.book.lease_mut(session).filter(|lease| lease.stream == Some(stream)) else {
@@ -259,7 +260,7 @@ impl Replica {
         }
     }
 
-    /// The client has confirmed an end: sends the next part if this end was the last of the current one.
+    /// Handles a confirmed end: sends the next part if this was the last end of the current one.
     pub(super) fn end_confirmed(&mut self, stream: StreamId, session: SessionId, target: Seq) {
         let Some(lease) = self.book.lease_mut(session) else { return };
         if lease.ends_sent_to.take_if(|last| *last == target).is_some() {

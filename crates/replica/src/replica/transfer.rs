@@ -1,7 +1,8 @@
 //! Leadership transfer: at an operator's request, before this node stops, or before it is removed.
 //!
-//! Responsible for: streams end only once the next leader is known, so that clients go straight to it. Ended earlier,
-//! they would all reconnect to nodes that still name this one, and back off in between.
+//! Responsible for: streams end only once the next leader is known, so that clients connect to it directly. If they
+//! ended earlier, all clients would reconnect to nodes that still name this one as the leader, and back off in
+//! between.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use crate::event::{Answer, AskId, Output};
 pub(super) struct Handover {
     /// The target, while this node still leads.
     to: Option<u64>,
-    /// Set once this node leads no more: until then, streams and calls wait for the next leader to be known.
+    /// Set once this node has lost the leadership: until this time, streams and calls wait for the next leader to
+    /// be known.
     until: Option<Duration>,
     asks: Vec<Asker>,
     stopping: Stopping,
@@ -41,7 +43,8 @@ enum Stopping {
 }
 
 impl Replica {
-    /// Whether a stopping node has handed over leadership, if any node took it, and has ended its streams.
+    /// Whether this stopping node has ended its streams. If another node could take over, leadership was
+    /// transferred before.
     #[must_use]
     pub fn has_left(&self) -> bool {
         self.handover.stopping == Stopping::Done
@@ -77,7 +80,7 @@ impl Replica {
             Some(to) => Ok(to),
         };
         match target {
-            // Harmless for a node that has not responded yet: the transfer then times out.
+            // No harm is done if the node has not responded yet: then the transfer times out.
             Ok(to) => {
                 self.handover.asks.push(Asker::Transfer(ask));
                 self.begin_handover(to);
@@ -86,7 +89,7 @@ impl Replica {
         }
     }
 
-    /// This node is to be removed: another node must lead for that, and carries out the call.
+    /// Handles an operator's removal of this node: another node must lead for that, and executes the call.
     pub(super) fn hand_over_first(&mut self, ask: AskId) {
         match self.successor() {
             Some(to) => {
@@ -100,7 +103,8 @@ impl Replica {
         }
     }
 
-    /// This node leads although it is being removed: the next leader completes the removal.
+    /// Transfers the leadership of a node that leads although it is being removed; the next leader completes the
+    /// removal.
     pub(super) fn hand_over_to_stay_out(&mut self) {
         if self.handover.to.is_none()
             && let Some(to) = self.successor()
@@ -125,7 +129,8 @@ impl Replica {
         self.end_streams(StreamEndReason::Shutdown, "this node shuts down");
     }
 
-    /// Leadership is lost. After a transfer, streams end as soon as the new leader is known, else at once.
+    /// Handles the loss of leadership. After a transfer, streams end as soon as the new leader is known; otherwise
+    /// at once.
     pub(super) fn leave_streams(&mut self) {
         if self.handover.to.take().is_some() {
             self.handover.until = Some(self.now + self.config.tick * 2 * ELECTION_TICKS as u32);
@@ -134,7 +139,7 @@ impl Replica {
         }
     }
 
-    /// Detects the outcome of a transfer.
+    /// Detects whether a transfer has succeeded or failed.
     pub(super) fn tend_handover(&mut self) {
         if self.handover.to.is_some() && !self.engine.is_transferring() && self.engine.is_leader() {
             self.handover_failed();
@@ -160,7 +165,7 @@ impl Replica {
         }
     }
 
-    /// The engine abandoned the transfer: this node still leads.
+    /// Handles a transfer that the engine abandoned: this node still leads.
     fn handover_failed(&mut self) {
         let Some(to) = self.handover.to.take() else { return };
         let me = self.config.node;

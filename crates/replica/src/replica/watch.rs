@@ -1,4 +1,4 @@
-//! Watches: the initial state in one part per turn, and every change, grouped by turn.
+//! Watches: the initial state in parts, one part per turn, and every change, grouped by turn.
 
 use lockkeeper_core::LockName;
 use lockkeeper_wire::v1::{self, watch_response::What};
@@ -24,7 +24,8 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Names at or below the prefix, and names above it, since a subtree hold there covers it.
+    /// Whether the watch shows this name: a name at or below the prefix, or above it, since a subtree hold there
+    /// covers it.
     fn cares_for(&self, name: &LockName) -> bool {
         self.prefix.as_ref().is_none_or(|prefix| {
             prefix == name || prefix.is_above(name.as_str()) || name.is_above(prefix.as_str())
@@ -51,7 +52,7 @@ impl Replica {
     }
 
     /// Sends the next part of the initial state to the first watch that is ready for it: one part per turn, for all
-    /// watches. The part is as recent as all changes sent before.
+    /// watches together. All earlier changes are sent before the part, so it is never older than them.
     pub(super) fn tell_states(&mut self) {
         let mut watchers = std::mem::take(&mut self.watchers);
         let mut unsynced = watchers.iter_mut().filter(|watcher| !watcher.is_unread);
@@ -70,7 +71,7 @@ impl Replica {
         self.watchers = watchers;
     }
 
-    /// The caller is gone.
+    /// Handles a caller that is gone.
     pub(super) fn dropped(&mut self, ask: AskId) {
         self.rounds.forget(ask);
         self.snapshots.forget(ask);

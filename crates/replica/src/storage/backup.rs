@@ -1,8 +1,9 @@
 //! A backup: one file with a whole table, which can be stored anywhere.
 //!
-//! Responsible for the file format: header, head, the pieces of a snapshot, its tail. Each frame has a checksum that
-//! also covers its offset and is seeded by the header, so a file that was cut, damaged, or assembled from two files is
-//! rejected with the position. A file of a newer format is a separate error. This module does not interpret the pieces.
+//! Responsible for the file format: header, head, the pieces of a snapshot, its tail. Each frame's checksum also
+//! covers the frame's offset, and is seeded by the header. So a file that was cut, damaged, or assembled from two
+//! files is rejected with the position. A file of a newer format is a separate error. This module does not
+//! interpret the pieces.
 
 use std::io;
 
@@ -21,7 +22,7 @@ use crate::disk::{Disk, DiskFile};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackupError {
-    /// A newer program wrote it.
+    /// A newer program wrote the file.
     #[error(
         "`{file}` has format {found}, this program reads formats up to {FORMAT_VERSION}; use the newer program that \
          wrote it"
@@ -29,7 +30,7 @@ pub enum BackupError {
     NewerFormat {
         /// The file.
         file: String,
-        /// Its format version.
+        /// The version of the file's format.
         found: u32,
     },
     /// The content was changed after it was written, or the file never was a backup.
@@ -63,7 +64,7 @@ impl From<OpenError> for BackupError {
             OpenError::NewerFormat { file, found } => Self::NewerFormat { file, found },
             OpenError::Corrupt { file, offset, what } => Self::Damaged { file, offset, what },
             OpenError::Io { doing, file, source } => Self::Io { doing, file, source },
-            // These concern data directories; reading a single file never returns them.
+            // These errors concern data directories; reading a single file never returns them.
             other @ (OpenError::AnotherCluster { .. }
             | OpenError::Founded { .. }
             | OpenError::Unfinished { .. }

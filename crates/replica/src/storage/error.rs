@@ -12,7 +12,7 @@ const NEXT: &str = "Nothing was changed. A node of a cluster: remove it (`lockke
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// A newer program wrote it.
+    /// A newer program wrote the file.
     #[error(
         "`{file}` has format {found}, this program reads formats up to {FORMAT_VERSION}; nothing was changed. \
          Use the newer program that wrote it"
@@ -20,7 +20,7 @@ pub enum OpenError {
     NewerFormat {
         /// The file.
         file: String,
-        /// Its format version.
+        /// The version of the file's format.
         found: u32,
     },
     /// Synced bytes were changed or are missing. They are never read as data (P10).

@@ -10,10 +10,11 @@ use lockkeeper_wire::store::HardState;
 use super::error::OpenError;
 use crate::disk::DiskFile;
 
-/// The version of all files that [`crate::storage`] writes. It is one number: files of two versions are never mixed.
+/// The version of all files that [`crate::storage`] writes. It is a single number: files of two versions are never
+/// mixed.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// The unit of atomic disk writes, in bytes; records start at its multiples.
+/// The unit of atomic disk writes, in bytes; records start at multiples of it.
 pub const SECTOR_BYTES: usize = 512;
 
 /// The longest payload of a frame, and so of a snapshot piece, in bytes. It bounds the size of one sync.
@@ -62,16 +63,17 @@ pub(super) struct Position {
 pub(super) struct Header {
     pub(super) kind: FileKind,
     pub(super) identity: DirectoryIdentity,
-    /// Segment: its position in the log, from 1. Snapshot: its index.
+    /// Segment: its number in the log, from 1. Snapshot: its index.
     pub(super) number: u64,
     /// Segment: its size in bytes, header and seal included.
     pub(super) size: u64,
     /// Segment: the number of its first record.
     pub(super) first_record: u64,
-    /// Segment: the last entry at its start, and the hard state (next field), so that earlier segments can be deleted.
+    /// Segment: the last entry of the log at the segment's start. With the next field, the hard state at that
+    /// moment, earlier segments can be deleted.
     pub(super) last: Position,
     pub(super) hard_state: HardState,
-    /// Segment: the log was emptied at its start, because a snapshot replaced it.
+    /// Segment: the log was emptied at the segment's start, because a snapshot replaced it.
     pub(super) reset: bool,
 }
 
@@ -90,8 +92,8 @@ impl Header {
         }
     }
 
-    /// Returns the header's bytes and their checksum. The checksum seeds all others of the file, so frames and records
-    /// of another file are never valid in this one.
+    /// Returns the header's bytes and their checksum. That checksum seeds all other checksums of the file, so
+    /// frames and records of another file are never valid in this one.
     pub(super) fn encode(&self) -> ([u8; SECTOR_BYTES], u32) {
         let mut bytes = [0; SECTOR_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);

@@ -1,9 +1,9 @@
 //! Log writes: append, switching to the next segment, giving up old segments.
 //!
-//! Responsible for the order of writes and syncs. An append is one write and one sync. When a segment is full, the next
-//! one is completed, renamed, and its name synced before the full one is sealed; the seal is synced before the next
-//! segment takes an append. So only the last record of the last segment can be torn, and a seal without a next segment
-//! means data loss.
+//! Responsible for the order of writes and syncs. An append is one write and one sync. When a segment is full, the
+//! next one is completed, renamed, and its name synced before the full one is sealed; the seal is synced before the
+//! next segment takes an append. So only the last record of the last segment can be torn, and a sealed segment
+//! without a next one means data loss.
 //!
 //! A failed write or sync is final ([`Log::append`]): the state of the disk is unknown then, and a second sync would
 //! succeed for pages that the kernel has dropped. The process must end; the next start reads the actual state of the
@@ -21,7 +21,7 @@ use super::record::{self, RECORD_BYTES_MAX};
 use super::segment::{self, SECTORS_MIN, Spare, SpareMaker};
 use crate::disk::{Disk, DiskFile};
 
-/// Buffers above this capacity, in bytes, are freed after a rare large record.
+/// A buffer that a rare large record has grown above this capacity, in bytes, is freed.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
 
 /// The log of one node. At most one exists per data directory.
@@ -63,7 +63,7 @@ pub(super) struct Current<F> {
     pub(super) highest: u64,
 }
 
-/// Reused for every record.
+/// Buffers that are reused for every record.
 #[derive(Default, Debug)]
 pub(super) struct Buffers {
     encoded: Vec<u8>,
@@ -143,9 +143,9 @@ impl<D: Disk> Log<D> {
         self.spare.is_none()
     }
 
-    /// Stores a preallocated segment for use when the current one is full; without one the log creates it on demand,
-    /// which takes as long as writing a whole segment. If none is [wanted](Log::wants_spare), the returned removal
-    /// deletes it.
+    /// Stores a preallocated segment for use when the current one is full. Without a spare, the log creates the
+    /// next segment on demand, which takes as long as writing a whole segment. If no spare is
+    /// [wanted](Log::wants_spare), the returned removal deletes it.
     #[must_use = "a spare that was not taken takes up room on the disk until the next start"]
     pub fn give_spare(&mut self, spare: Spare<D::File>) -> Removal {
         let unused = if self.spare.is_none() {
@@ -264,8 +264,9 @@ pub(super) fn seal<F: DiskFile>(full: &mut Current<F>, last: u64) -> io::Result<
     full.file.sync()
 }
 
-/// Raises a hard state to the minimum that a snapshot at `at` implies: its entries were committed. This node never
-/// voted in a term that is raised here, or the hard state would contain that term.
+/// Raises a hard state to the minimum that a snapshot at `at` implies: the snapshot's entries were committed. If
+/// the term is raised, the vote is cleared: this node did not vote in that term, or the hard state would contain
+/// the term.
 pub(super) fn raised(mut hard_state: HardState, at: Position) -> HardState {
     if hard_state.term < at.term {
         hard_state.term = at.term;

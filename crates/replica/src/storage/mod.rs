@@ -2,22 +2,22 @@
 //!
 //! Responsible for one disk's part of promise P10: after a crash, synced data are unchanged; a write that was in
 //! progress is present completely or not at all; all other content is rejected with its position and never read as
-//! data. Contains no consensus and no lock logic. Reading order: [`open`] and [`found`] here, `log.rs` (the order of
-//! writes), `record.rs` (torn or damaged), `replay.rs` (reading back), `snapshot.rs`.
+//! data. Contains no consensus and no lock logic. Reading order: [`open`] and [`found`] here, `log.rs` (the order
+//! of writes), `record.rs` (telling torn records from damaged ones), `replay.rs` (reading the log), `snapshot.rs`.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `candidate` | the state that this node announces until its cluster is bootstrapped |
 //! | `founding` | the bootstrap record: cluster and node identity, written once, before the first vote |
-//! | `log-N` | part N of the log, of fixed size; consecutive numbers from the oldest that is needed |
+//! | `log-N` | segment N of the log, of fixed size; consecutive numbers from the oldest segment that is needed |
 //! | `snapshot-I` | the table after entry I |
 //! | `….new` | an unfinished file; removed at every start |
 //! | `restore-unfinished` | marker of an interrupted restore; every start rejects the directory |
 //!
 //! A backup (`backup.rs`) is a single file outside the data directory.
 //!
-//! Every file except the restore's marker begins with a one-sector header: format version, cluster and incarnation,
-//! checksum.
+//! Every file except the restore's marker begins with a header of one sector: format version, cluster and
+//! incarnation, checksum.
 
 mod backup;
 mod candidate;
@@ -63,8 +63,8 @@ pub struct LogOptions {
 }
 
 impl Default for LogOptions {
-    /// 64 MiB: a few seconds of the heaviest load. Compaction then frees space soon, and new segments are rarely
-    /// needed.
+    /// 64 MiB: a few seconds of the heaviest load. Large enough that new segments are rarely needed, and small
+    /// enough that compaction soon frees space.
     fn default() -> Self {
         Self { segment_bytes: 64 << 20 }
     }
@@ -275,7 +275,7 @@ fn open_listed<D: Disk>(disk: &D, options: LogOptions, names: &Names) -> Result<
         ));
     }
 
-    // Everything is valid; from here on the directory is changed.
+    // Everything was checked; from here on the directory is changed.
     names.remove_temporary(disk)?;
     if names.is_candidate {
         disk.remove(candidate::NAME).map_err(OpenError::io("remove", candidate::NAME))?;
@@ -293,8 +293,8 @@ fn open_listed<D: Disk>(disk: &D, options: LogOptions, names: &Names) -> Result<
 
 /// Returns the log entries after the newest snapshot, `at`; `None` if the snapshot replaces the whole log.
 ///
-/// `None` means that the node stopped after it had completed a received snapshot and before [`Log::reset`]: the log
-/// ends before the snapshot, or has another term at its index.
+/// The latter means that the node stopped after it had completed a received snapshot and before [`Log::reset`]: the
+/// log ends before the snapshot, or has another term at its index.
 fn behind(replay: &mut Replay, at: Position, first_segment: &str) -> Result<Option<Vec<Entry>>, OpenError> {
     if replay.base > at.index {
         return Err(OpenError::corrupt(

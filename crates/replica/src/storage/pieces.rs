@@ -7,7 +7,7 @@ use super::error::OpenError;
 use super::format::{Frame, read_frame};
 use crate::disk::DiskFile;
 
-/// Reads the frames after the head. Each piece is verified before it is returned.
+/// Reads the frames after a file's head. Each piece is verified before it is returned.
 #[derive(Debug)]
 pub(super) struct Pieces<F> {
     file: F,

@@ -1,17 +1,17 @@
 //! Record layout in sectors: encoding of one log write, and decoding of a segment's bytes.
 //!
 //! Responsible for: distinguishing a record that a crash cut off (torn) from a damaged one. A sector is written
-//! atomically, and a record is written over zeros. So a sector of it that did not reach the disk is all zero; one that
-//! did is not, because it begins with a tag of two non-zero bytes. At most one record is unsynced at a time, so only
-//! the last record of the log can be torn, and only zeros follow it.
+//! atomically, and a record is written over zeros. So a sector of the record that did not reach the disk is all
+//! zero, and a sector that did is not, because it begins with a tag of two non-zero bytes. At most one record is
+//! unsynced at a time, so only the last record of the log can be torn, and only zeros follow it.
 //!
 //! ```text
 //! first sector   tag 2 · checksum of the record 4 · checksum of this head 4 · length 4 · number 8 · payload 490
 //! further ones   tag 2 · payload 510
 //! ```
-//! The record's checksum covers all its sectors, padding included, from the length on, plus the first tag. The head has
-//! a checksum of its own: the length of a torn record must be trustworthy, because it determines which sectors are
-//! missing.
+//! The record's checksum covers the first tag, and all bytes of the record's sectors from the length on, padding
+//! included. The head (the fields of the first sector before the payload) has its own checksum: the length of a
+//! torn record must be trustworthy, because it determines which sectors are missing.
 
 use std::ops::Range;
 
@@ -79,9 +79,9 @@ pub(super) enum Found {
     Record(Vec<u8>, usize),
     /// Nothing was written at this offset or after it.
     End,
-    /// The last write of the log, of which a part did not reach the disk. It was never acknowledged.
+    /// The last write of the log, only a part of which reached the disk. It was never acknowledged.
     Torn,
-    /// Damage: the distance from the offset in bytes, and a description.
+    /// Damage: its distance in bytes from the offset, and a description.
     Bad(usize, String),
 }
 
@@ -97,8 +97,8 @@ pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
     if is_zero(head) {
         return match first_written(&area[SECTOR_BYTES..]) {
             None => Found::End,
-            // The first sector is missing, so the length is unknown; all sectors written here must belong to this
-            // record.
+            // The first sector is missing, so the length is unknown. The record is torn if all sectors written from
+            // here on can belong to it.
             Some(_) => torn_unless_another(area, area.len()),
         };
     }
@@ -134,9 +134,9 @@ pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
     bad(0, format!("the checksum of record {number} is {checked:08x}, its bytes say {stored:08x}"))
 }
 
-/// A record with missing sectors is torn if its other sectors have the tag of a record's further sector and nothing is
-/// written after it. Otherwise a later write had begun, so this record had been synced, and the missing sector is
-/// damage.
+/// A record with missing sectors is torn if its present sectors have the tag of further sectors and nothing is
+/// written after the record. Otherwise a later write had begun, so this record had been synced, and the missing
+/// sector is damage.
 fn torn_unless_another(area: &[u8], size: usize) -> Found {
     let (own, behind) = area.split_at(size);
     let strange = own

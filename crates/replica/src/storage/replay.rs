@@ -25,8 +25,8 @@ pub(super) struct Replay {
     /// All segments except the last.
     pub(super) closed: Vec<Closed>,
     pub(super) last: LastSegment,
-    /// Number, seed and size of the last segment but one, if the last has no records: the node may have stopped before
-    /// the seal was written, or the seal may not have reached the disk. It is sealed again.
+    /// Number, seed and size of the last segment but one, if the last one has no records. The node may have stopped
+    /// before the seal was written, or the seal may not have reached the disk; so the segment is sealed again.
     pub(super) seal_again: Option<(u64, u32, u64)>,
 }
 
@@ -44,7 +44,7 @@ struct Segment {
     header: Header,
     seed: u32,
     bytes: Vec<u8>,
-    /// Offset of the end of its records, in bytes.
+    /// Offset of the end of the segment's records, in bytes.
     end: usize,
     highest: u64,
     sealed: bool,
@@ -90,7 +90,8 @@ fn missing(number: u64, what: &str) -> OpenError {
     OpenError::corrupt(&segment::name(number), 0, format!("the file is missing, {what}"))
 }
 
-/// Returns true if the only segment of a directory without a bootstrap record is unused: its bootstrap was interrupted.
+/// Whether the only segment of a directory without a bootstrap record is unused, as an interrupted bootstrap leaves
+/// it.
 pub(super) fn is_unused(disk: &impl Disk, number: u64) -> Result<bool, OpenError> {
     let name = segment::name(number);
     let file = disk.open(&name).map_err(OpenError::io("open", &name))?;
@@ -272,7 +273,7 @@ impl ReplayState {
         let before = self.segments.len().saturating_sub(1);
         for (index, segment) in self.segments.iter().enumerate() {
             if index == before && is_fresh {
-                // A visible seal may still be missing on the disk, if its sync failed.
+                // The seal is readable, but it may not be on the disk, if its sync failed.
                 seal_again = Some((segment.header.number, segment.seed, segment.header.size));
             } else if !segment.sealed {
                 return Err(OpenError::corrupt(

@@ -1,8 +1,9 @@
 //! Restores a table into an empty data directory, as the first entry of a new cluster.
 //!
-//! Responsible for: an interrupted restore is never taken for an empty directory. That directory's table would start
-//! without the locks of the restored one, and with lower tokens (P2). The marker is durable before any other file is
-//! created, and is removed after all of them are; every operation except another restore rejects a marked directory.
+//! Responsible for: an interrupted restore is never taken for an empty directory. A node that started there would
+//! have a table without the locks of the restored one, and with lower tokens (P2). The marker is durable before any
+//! other file is created, and is removed after all of them are; every operation except another restore rejects a
+//! marked directory.
 
 use lockkeeper_wire::store::{Founding, SnapshotHead, SnapshotTail};
 
@@ -54,8 +55,8 @@ pub fn restore<D: Disk>(
     let existing = reopen(disk, options)?;
     let unmark = || {
         disk.remove(RESTORE_MARKER)?;
-        // After a failed sync it is unknown whether the removal is durable. A new marker makes the restore unfinished
-        // again, if the disk still accepts writes.
+        // After a failed sync it is unknown whether the removal is durable. A new marker, if the disk still accepts
+        // writes, makes the next start reject the directory again.
         disk.sync_names().inspect_err(|_| drop(disk.create(RESTORE_MARKER)))
     };
     unmark().map_err(OpenError::io("remove", RESTORE_MARKER))?;

@@ -1,8 +1,8 @@
 //! Log segments as files: their names, and the creation of a new one.
 //!
 //! A segment has its full size from the start, zero-filled and synced. So an append changes neither size nor
-//! allocation, and costs a single `fdatasync`. It is created under a temporary name, so a crash leaves no incomplete
-//! segment in the log.
+//! allocation, and costs a single `fdatasync`. A segment is created under a temporary name, so a crash leaves no
+//! incomplete segment in the log.
 
 use std::io;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl<D: Disk> SpareMaker<D> {
             Ok(()) => Ok(Spare { file, name, size }),
             Err(error) => {
                 drop(file);
-                // On a full disk this frees the space. If it fails too, the next start removes the file.
+                // On a full disk this frees the space. If the removal fails too, the next start removes the file.
                 let _ = self.disk.remove(&name);
                 Err(error)
             }

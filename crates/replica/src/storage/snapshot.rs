@@ -1,14 +1,15 @@
-//! Snapshots of the table: one file each, written in pieces. The rename to its final name completes it.
+//! Snapshots of the table, one file each, written in pieces. A snapshot is complete once its file has its final
+//! name.
 //!
-//! Responsible for: a snapshot is complete or does not exist. It is written under a temporary name, synced in steps so
-//! that the log's syncs never wait for a large one, and renamed when all of it is on the disk. An unreadable file with
-//! a snapshot's name is therefore damage, and the start fails; it never falls back to the previous snapshot, because
-//! the log between the two may be gone.
+//! Responsible for: a snapshot is complete or does not exist. It is written under a temporary name, synced in steps
+//! so that the log's syncs never wait for a large one, and renamed when all of it is on the disk. So a file with a
+//! final name that can't be read is damaged, and the start fails. It never falls back to the previous snapshot,
+//! because the log between the two may be gone.
 //!
-//! A snapshot from a leader is [sealed](SnapshotWriter::seal) first. The consensus engine decides whether it takes
-//! effect, and only then is it [published](Sealed::publish), **before** the log is reset. In the opposite order, a
-//! crash between the two steps leaves a log that begins after a missing snapshot: a healthy node that rejects its own
-//! disk.
+//! A snapshot from a leader is [sealed](SnapshotWriter::seal) first. The consensus engine decides whether the
+//! snapshot takes effect, and only then is it [published](Sealed::publish), **before** the log is reset. In the
+//! opposite order, a crash between the two steps would leave a log that begins after a missing snapshot, and a
+//! healthy node would reject its own disk.
 //!
 //! This module does not interpret the content of the pieces.
 
@@ -132,7 +133,7 @@ pub struct SnapshotWriter<D: Disk> {
 }
 
 impl<D: Disk> SnapshotWriter<D> {
-    /// Writes the next piece, of at most [`PIECE_BYTES_MAX`] bytes. Syncs when at least that many bytes are unsynced.
+    /// Writes the next piece, of at most [`PIECE_BYTES_MAX`] bytes. Syncs when that many bytes are unsynced.
     ///
     /// # Errors
     /// `InvalidInput` for a piece that is too long, or the disk's I/O error. After an I/O error the snapshot can't be
@@ -237,9 +238,9 @@ impl<D: Disk> Sealed<D> {
         self.bytes
     }
 
-    /// Renames it to its final name, durably: once this returns, a start opens it unless a newer one exists. The
-    /// returned removal deletes the older snapshots. After a received snapshot, [`Log::reset`](super::Log::reset) must
-    /// follow.
+    /// Renames the snapshot to its final name, durably: once this returns, a start opens it unless a newer one
+    /// exists. The returned removal deletes the older snapshots. If the snapshot was received,
+    /// [`Log::reset`](super::Log::reset) must follow.
     ///
     /// # Errors
     /// The disk's I/O error. It is unknown then whether a start opens it: the process must end, as after a failed write

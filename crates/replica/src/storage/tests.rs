@@ -42,7 +42,7 @@ fn entry(index: u64) -> Entry {
     Entry { index, term: 1, kind: 1, data: Vec::new().into() }
 }
 
-/// Asserts that the open fails with damage in the log segment.
+/// Asserts that opening fails with damage in the log segment.
 fn assert_refused(disk: &MemoryDisk, what: &str) {
     let error = open(disk, SMALL).map(|_| ()).expect_err(what);
     assert!(matches!(&error, OpenError::Corrupt { file, .. } if file == SEGMENT), "{what}: {error}");

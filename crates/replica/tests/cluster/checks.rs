@@ -8,7 +8,7 @@ use lockkeeper_replica::{Answer, Difference, Question};
 
 use crate::harness::World;
 
-/// A cluster whose nodes take snapshots often, and of which one may drop session labels.
+/// A cluster whose nodes take snapshots often. One node may drop session labels, so that its table differs.
 struct Counting {
     world: World,
     leader: u64,
@@ -42,8 +42,8 @@ impl Counting {
         Self { world, leader, rounds: 0 }
     }
 
-    /// Stores a permit limit, then ticks, so that a heartbeat can carry the named entry to the followers. There are
-    /// few names, so that the snapshots stay small and the next one is due soon.
+    /// Stores a permit limit, then ticks, so that a heartbeat can carry the named entry to the followers. Only
+    /// seven names are used, so that snapshots stay small and the next one is due soon.
     fn count(&mut self) {
         self.rounds += 1;
         let name = format!("permits/{}", self.rounds % 7).parse().expect("a name");
@@ -53,14 +53,14 @@ impl Counting {
         self.world.tick();
     }
 
-    /// Enough entries for one or two snapshots on every node.
+    /// Proposes enough entries for one or two snapshots on every node.
     fn work(&mut self) {
         for _ in 0..30 {
             self.count();
         }
     }
 
-    /// Works until the leader has found a difference. Its next snapshot is far from due then.
+    /// Works until the leader has found a difference. At that moment its next snapshot is far from due.
     fn work_until_found(&mut self) {
         while self.differ(self.leader).is_empty() {
             assert!(self.rounds < 1_000, "it must be found");
@@ -132,7 +132,8 @@ fn leader_with_wrong_table_stops_and_another_is_elected() {
     assert_eq!(counting.wrong(), [2]);
 }
 
-/// A leader has no advantage over a follower, and a late third digest does not harm the correct follower.
+/// A wrong leader has no advantage over a follower: when the third digest arrives late, the correct follower goes
+/// on.
 #[test]
 fn late_third_digest_stops_only_the_wrong_leader() {
     let mut counting = Counting::new(2, 2);
@@ -162,8 +163,8 @@ fn three_of_five_digests_stop_a_leader_but_two_do_not() {
     assert_eq!(counting.wrong(), [2]);
 }
 
-/// One node of three is down, and one of the other two is wrong. No node stops before the third is back and was
-/// compared. The leader names an entry for that, long before its next snapshot would be due.
+/// One node of three is down, and one of the other two is wrong. No node stops before the third one is back and was
+/// compared. The leader names an entry for that comparison long before its next snapshot would be due.
 fn is_settled_by_the_third(leader: u64) {
     let mut counting = Counting::of(3, 2_000, leader, 2);
     counting.world.crash(3);
@@ -193,7 +194,7 @@ fn wrong_leader_stops_once_the_third_node_is_back() {
     is_settled_by_the_third(2);
 }
 
-/// A voter that is connected but can't be compared is asked repeatedly, but at most once a minute.
+/// A leader names another entry for a voter that is connected but can't be compared, but at most once a minute.
 #[test]
 fn undecided_difference_causes_at_most_one_snapshot_a_minute() {
     let mut counting = Counting::of(3, 6_000, 1, 2);
@@ -231,7 +232,7 @@ fn digests_of_another_format_are_not_compared() {
     counting.world.pass(Duration::from_secs(30));
     assert!(counting.stored(2) > 0 && counting.stored(2) == counting.stored(1));
     assert_eq!((counting.wrong(), counting.differ(1)), (vec![], &[][..]), "they say nothing of each other");
-    // Both use the same format from here on.
+    // From here on both nodes use the same format.
     counting.world.other_format.clear();
     counting.work();
     counting.world.until("that it stops", |world| world.nodes[&2].wrong);

@@ -19,7 +19,7 @@ fn three_nodes_elect_a_leader_and_replicate_a_grant() {
     let session = world.open(leader, stream, 1, 30_000, 0);
     let token = granted(&world.send(leader, stream, vec![acquire(session, 1, "a", false)]));
     assert!(token.is_some_and(|token| token.get() > 1_000_000));
-    // A heartbeat later, all nodes have applied it.
+    // One heartbeat later, all nodes have applied the entry.
     world.pass(SECOND);
     let digest = |id: u64| world.node(id).table().snapshot().digest();
     assert_eq!(digest(1), digest(2));
@@ -72,7 +72,7 @@ fn new_leader_has_acknowledged_grants_and_the_old_one_steps_down() {
     let check = Question::CheckToken { name, token: token.get() };
     let Some(Answer::Checked(checked)) = world.ask(second, check.clone()) else { panic!("no answer") };
     assert_eq!(checked.status(), lockkeeper_wire::v1::TokenStatus::Current);
-    // Partitioned, it answers no quorum read, and after an election time-out it steps down.
+    // The partitioned leader answers no quorum read, and after an election time-out it steps down.
     assert!(!matches!(world.ask(first, check), Some(Answer::Checked(_))));
     world.heal();
     world.until("the first one follows", |world| world.node(first).follows().map(drop));
@@ -133,7 +133,7 @@ fn malformed_peer_messages_are_ignored() {
         ..PeerMessage::default()
     };
     let bad = vec![
-        // raft-rs takes a message of term 0 for a local one and skips all term checks.
+        // Without the check, raft-rs would take a message of term 0 for a local one and skip all term checks.
         vote(follower, leader, 0),
         vote(0, leader, term + 1),
         vote(leader, leader, term + 1),
@@ -146,7 +146,7 @@ fn malformed_peer_messages_are_ignored() {
     assert_eq!((world.leader(), world.node(leader).term()), (leader, term));
 }
 
-/// The fields of a status are consistent: a term is never reported with another term's leader.
+/// The fields of a status are consistent: a term is never reported with the leader of another term.
 #[test]
 fn status_never_claims_leadership_of_a_later_term() {
     let mut world = World::new(3);

@@ -26,7 +26,7 @@ pub(crate) struct World {
     pub(crate) wires: BTreeMap<(u64, u64), VecDeque<PeerMessage>>,
     /// Directed links whose messages are lost.
     cut: BTreeSet<(u64, u64)>,
-    /// Nodes with another snapshot format: digests that they send or receive are marked as of another format.
+    /// Nodes with another snapshot format: the digests that they send or receive are marked accordingly.
     pub(crate) other_format: BTreeSet<u64>,
     asks: u64,
 }
@@ -35,23 +35,23 @@ pub(crate) struct World {
 pub(crate) struct Node {
     id: u64,
     founding: Founding,
-    /// `None` while it is down.
+    /// `None` while the node is down.
     replica: Option<Replica>,
-    /// Takes no turns, as after SIGSTOP; its input waits.
+    /// Whether the node takes no turns, as after SIGSTOP; its input waits.
     pub(crate) is_stopped: bool,
     pub(crate) records: Vec<store::Record>,
     pub(crate) stored: Option<(store::SnapshotHead, Vec<u8>)>,
     writing: Option<(store::SnapshotHead, Vec<u8>)>,
     /// A received snapshot whose file has no final name yet.
     pub(crate) sealed: Option<(store::SnapshotHead, Vec<u8>)>,
-    /// Snapshots to be sent, and indices of received snapshots that were not newer.
+    /// Snapshots to be sent; the next field: indices of received snapshots that were not newer.
     pub(crate) offers: Vec<SnapshotOffer>,
     pub(crate) unused: Vec<u64>,
     pub(crate) is_removed: bool,
-    /// Reported differences, and the one that stops this node.
+    /// Reported differences; the next field: the difference that stops this node.
     pub(crate) differ: Vec<Difference>,
     pub(crate) wrong: Option<Difference>,
-    /// Acknowledged entries that its disk has lost: the node has stopped.
+    /// Acknowledged entries that the node's disk has lost: the node has stopped.
     pub(crate) lost: Option<LostEntries>,
     pub(crate) snapshot_after: u64,
     pub(crate) tail_bytes: usize,
@@ -120,7 +120,7 @@ impl World {
         self.nodes[&id].replica.as_ref().expect("it runs")
     }
 
-    /// One turn of a node with exactly these events; messages in flight stay there.
+    /// Runs one turn of a node with exactly these events; messages in flight to it are not delivered.
     pub(crate) fn turn(&mut self, id: u64, events: Vec<Event>) {
         let (now, node) = (self.now, self.nodes.get_mut(&id).unwrap());
         for (to, mut messages) in node.turn(now, events) {
@@ -315,7 +315,7 @@ impl World {
         self.heard(id, stream)
     }
 
-    /// Sends items; nothing but the node's own turn happens.
+    /// Sends items in a turn of the node; delivers no messages of other nodes.
     pub(crate) fn say(&mut self, id: u64, stream: StreamId, items: Vec<v1::ClientItem>) {
         let requests = items.into_iter().map(|item| Request::try_from(item).unwrap()).collect();
         self.turn(id, vec![Event::Frame(stream, requests)]);

@@ -1,5 +1,5 @@
-//! Messages that no correct peer with a sound disk sends: the engine, which panics on some of them, must not receive
-//! them.
+//! Messages that no correct peer with a sound disk sends. The engine would panic on some of them, so they must not
+//! reach it.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use lockkeeper_wire::store::{Configuration, Entry, Member, Members, SnapshotHead
 use crate::harness::World;
 
 impl World {
-    /// Appends one more entry, which all nodes receive.
+    /// Waits until a leader commits one more entry.
     fn works(&mut self, limit: u32) {
         let name: lockkeeper_core::LockName = "permits".parse().expect("a name");
         self.until("the cluster works", |world| {
@@ -21,7 +21,8 @@ impl World {
         });
     }
 
-    /// Removes the last entries from the disk of a stopped node, like a disk that confirms writes it has not done.
+    /// Removes the last entries from the disk of a stopped node, as if the disk had confirmed writes that it did
+    /// not do.
     fn loses(&mut self, id: u64, entries: usize) {
         let records = &mut self.nodes.get_mut(&id).expect("it is there").records;
         let mut lost = 0;
@@ -54,7 +55,7 @@ fn follower_with_lost_entries_stops_and_the_others_continue() {
     assert_eq!((world.leader(), world.nodes[&other].lost), (leader, None));
 }
 
-/// Two of three nodes lose the same entries, and elect one of themselves before the third is connected.
+/// Two of three nodes lose the same entries, and elect one of themselves before they are connected to the third.
 #[test]
 fn leader_with_lost_entries_stops_and_the_intact_node_continues() {
     let mut world = World::new(3);
@@ -197,7 +198,7 @@ fn hostile_numbers_in_peer_messages_never_panic() {
     assert!(lost > 10 && whole > 10, "{lost} runs with a stop, {whole} without");
 }
 
-/// Terms that are too far ahead to be adopted at once, and far apart from each other, converge.
+/// Nodes whose terms are so far apart that no message may raise the lower one to the higher at once converge.
 #[test]
 fn forged_terms_converge() {
     let mut world = World::new(3);
@@ -220,8 +221,8 @@ fn forged_terms_converge() {
     assert_eq!(world.lost(), []);
 }
 
-/// A leader that waited for a named entry that never comes would take no snapshots, and its log would grow without
-/// bound.
+/// A leader that waited for a named entry that is never appended would take no snapshots, and its log would grow
+/// without bound.
 #[test]
 fn unreachable_named_entry_does_not_block_snapshots() {
     let mut world = World::new(3);

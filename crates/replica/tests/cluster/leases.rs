@@ -16,7 +16,7 @@ fn is_acknowledged(heard: Vec<lockkeeper_wire::v1::ServerItem>) -> bool {
     bodies(heard).iter().any(|(_, what)| matches!(what, What::KeptAlive(_) | What::Attached(_)))
 }
 
-/// Partitions the leader and waits for another.
+/// Partitions the leader `first`, and waits for another leader.
 fn succeeded(world: &mut World, first: u64) -> u64 {
     world.cut_off(first);
     world.until("another leader", |world| {
@@ -55,7 +55,7 @@ fn keep_alive_needs_a_round_that_begins_after_its_arrival() {
     let stream = world.stream(leader, 1);
     let session = world.open(leader, stream, 1, 30_000, 0);
     world.say(leader, stream, vec![keep_alive(session, 1)]);
-    // A round is in flight; another keep-alive arrives, then the responses to the earlier round.
+    // A quorum read is in flight; another keep-alive arrives, then the responses to that quorum read.
     for other in world.others(leader) {
         world.arrive(other);
     }
@@ -108,7 +108,7 @@ fn new_leader_acknowledges_nothing_before_its_first_entry_is_applied() {
     world.pass(SECOND);
     let others = world.others(first);
     world.crash(first);
-    // One of them is elected, and its first entry is not delivered.
+    // One of the others is elected, and its first entry is not delivered.
     let votes = |kind| {
         use PeerKind::{PreVote, PreVoteResponse, Vote, VoteResponse};
         matches!(kind, PreVote | PreVoteResponse | Vote | VoteResponse)
@@ -126,7 +126,7 @@ fn new_leader_acknowledges_nothing_before_its_first_entry_is_applied() {
     world.say(second, there, vec![attach(session, 1, 2)]);
     assert!(!world.node(second).is_ready());
     assert!(!is_acknowledged(world.heard(second, there)));
-    // Once it is delivered, the pending attach is answered.
+    // Once that entry is delivered, the pending attach is answered.
     world.deliver();
     world.pass(SECOND);
     assert!(world.node(second).is_ready());
@@ -142,7 +142,7 @@ fn keep_alive_is_confirmed_by_a_later_batch_only() {
     world.say(leader, stream, vec![acquire(session, 1, "a", false), keep_alive(session, 1)]);
     let kinds: Vec<PeerKind> = world.wires.values().flatten().map(|message| message.kind()).collect();
     assert_eq!(kinds, [PeerKind::Append; 2], "no round of its own");
-    // A keep-alive that arrives while the batch is in flight is not covered by it.
+    // The batch in flight does not serve a keep-alive that arrives after it was proposed.
     world.say(leader, stream, vec![keep_alive(session, 2)]);
     for other in world.others(leader) {
         world.arrive_if(other, |kind| kind == PeerKind::Append);
@@ -162,7 +162,7 @@ fn rounds_for_keep_alives_alone_are_rate_limited() {
     let stream = world.stream(leader, 1);
     let session = world.open(leader, stream, 1, 30_000, 0);
     world.pass(SECOND);
-    // Ten keep-alives in one millisecond: one round at once, and a later one for the rest.
+    // Ten keep-alives in one millisecond: one quorum read at once, and a later one for the rest.
     (1..=10).for_each(|id| world.say(leader, stream, vec![keep_alive(session, id)]));
     let rounds = |world: &World| {
         let all = world.wires.values().flatten();

@@ -54,7 +54,7 @@ fn new_node_is_a_learner_then_a_voter() {
     world.until("its vote", |world| world.node(leader).members().votes(4).then_some(()));
     world.until("that it knows", |world| world.node(4).members().votes(4).then_some(()));
     assert_eq!(change(&mut world, leader, Change::Add(member(4))), Answer::Changed, "asked once more");
-    // Four voters need a quorum of three, and exactly three are running.
+    // Four voters need a majority of three, and exactly three are running.
     let other = world.others(leader)[0];
     world.crash(other);
     assert!(serves(&mut world, leader, 1));
@@ -127,7 +127,7 @@ fn removal_that_would_lose_the_quorum_is_refused() {
     assert!(serves(&mut world, leader, 1));
 }
 
-/// The leader took over just now: the silence of a node means nothing yet.
+/// The leader took over just now, so a node that has not responded yet may still be alive.
 #[test]
 fn new_leader_waits_for_responses_before_it_refuses_a_removal() {
     for comes_back in [true, false] {
@@ -166,11 +166,11 @@ fn second_change_in_flight_is_refused() {
     assert_eq!(world.answer(leader, 901), Some(Answer::Changed));
 }
 
-/// A leader crashes between the two entries of a removal. raft-rs' automatic leave is lost with it, and without
-/// another one both majorities would be needed for ever.
+/// A leader crashes between the two entries of a removal. raft-rs' automatic leave would be lost with that leader,
+/// and then both majorities would be needed for ever.
 #[test]
 fn next_leader_completes_a_removal() {
-    // Also with the rule disabled.
+    // Run also with the rule disabled, to show that the test can fail.
     for mutant in [None, Some(Mutant::NeverLeavesJoint)] {
         let mut world = with(5, mutant);
         let first = world.leader();
@@ -197,7 +197,8 @@ fn with(count: u64, mutant: Option<Mutant>) -> World {
     world
 }
 
-/// All nodes receive the first entry of the removal; its commit and the second entry are known to the leader only.
+/// Delivers the first entry of the removal to all nodes; only the leader learns its commit, and has the second
+/// entry.
 fn begin_removal(world: &mut World, leader: u64, gone: u64) {
     world.turn(leader, vec![Event::Asked(AskId(900), Question::Change(Change::Remove(gone)))]);
     for other in world.others(leader) {
@@ -207,8 +208,8 @@ fn begin_removal(world: &mut World, leader: u64, gone: u64) {
     assert!(world.node(leader).members().is_joint());
 }
 
-/// In a joint configuration a node that is being removed may be elected. raft-rs would let it lead on outside its own
-/// cluster.
+/// A node that is being removed may be elected in a joint configuration. raft-rs would let it lead on outside its
+/// own cluster.
 #[test]
 fn elected_node_that_is_being_removed_transfers_leadership() {
     let mut world = World::new(5);
@@ -237,10 +238,10 @@ fn elected_node_that_is_being_removed_transfers_leadership() {
     assert!(serves(&mut world, second, 1));
 }
 
-/// Removes two nodes in sequence and cuts the second one's power after `messages` messages to it; then the first one
-/// is reconnected. By configurations two changes old, those two nodes would be a majority of three beside the real
-/// one. Heartbeats, which cause no write by themselves, overtake the appends, so the second node learns each commit
-/// from one.
+/// Removes two nodes in sequence, and cuts the power of the second one after `messages` messages to it; then
+/// reconnects the first one. With configurations that are two changes old, these two nodes would be a majority of
+/// the three, beside the real majority. Heartbeats, which cause no write by themselves, overtake the appends, so
+/// the second node learns each commit from a heartbeat.
 ///
 /// Returns whether both removals had completed, or the nodes that led at the same time or wrongly.
 fn two_removals(messages: usize, mutant: Option<Mutant>) -> Result<bool, Vec<u64>> {
@@ -251,7 +252,7 @@ fn two_removals(messages: usize, mutant: Option<Mutant>) -> Result<bool, Vec<u64
     let mut left = messages;
     let mut asked = [third, second].into_iter();
     let mut next = asked.next();
-    // After the second removal the second node is sent nothing more.
+    // After the second removal, the second node is sent no more messages.
     for _ in 0..40 {
         if let Some(node) = next
             && !world.node(leader).members().is_joint()
@@ -295,6 +296,6 @@ fn power_cut_leaves_a_node_at_most_one_change_behind() {
     // With the rule disabled.
     let early: Vec<Result<bool, Vec<u64>>> =
         (0..24).map(|messages| two_removals(messages, Some(Mutant::MembersAppliedEarly))).collect();
-    // A removed node leads by the vote of the other removed node, and deposes the only voter.
+    // A removed node leads by the vote of the other removed node, and deposes the only voter that remains.
     assert!(early.iter().any(Result::is_err), "it makes no difference: {early:?}");
 }

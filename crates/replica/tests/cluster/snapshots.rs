@@ -12,7 +12,7 @@ use crate::items::{acquire, finish, granted};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Three nodes that keep no applied entries in memory, a client at the leader, and its last seq.
+/// Three nodes that keep no applied entries in memory, and a client of the leader that counts its seqs.
 struct Busy {
     world: World,
     leader: u64,
@@ -88,18 +88,18 @@ fn laggard_gets_a_snapshot_then_log_entries() {
     busy.work();
     busy.catches_up(laggard);
     assert!(busy.world.nodes[&busy.leader].offers.is_empty(), "one was enough");
-    // It restarts from the received snapshot.
+    // The follower restarts from the received snapshot.
     busy.world.crash(laggard);
     busy.world.restart(laggard);
     busy.catches_up(laggard);
-    // It can lead from that state.
+    // The follower can lead from that state.
     busy.world.crash(busy.leader);
     let next = busy.world.leader();
     assert_ne!(next, busy.leader);
 }
 
-/// Before a campaign, the engine scans the committed entries that it takes for unapplied; a snapshot has replaced
-/// those.
+/// Before a campaign, the engine scans the committed entries that it takes for unapplied. A snapshot has replaced
+/// those, so the engine must count them as applied.
 #[test]
 fn node_can_campaign_right_after_installing_a_snapshot() {
     let (mut busy, laggard) = Busy::with_a_laggard(None);
@@ -120,8 +120,8 @@ fn node_can_campaign_right_after_installing_a_snapshot() {
     busy.catches_up(laggard);
 }
 
-/// The stored snapshot is older than the entry that added the node: the node would ignore it, and be sent it for
-/// ever.
+/// The stored snapshot is older than the entry that added the node. The node would ignore such a snapshot, and
+/// would be sent it again and again.
 #[test]
 fn new_node_gets_a_snapshot_with_its_membership() {
     let mut busy = Busy::new(None);
@@ -168,7 +168,7 @@ fn entries_after_a_snapshot_are_kept_until_it_arrives() {
     busy.world.carry(offer);
     busy.catches_up(laggard);
     assert!(busy.world.nodes[&busy.leader].offers.is_empty(), "one was enough");
-    // From here on nothing is kept: a node that lags again needs another snapshot.
+    // From here on no entries are kept: a node that lags again needs another snapshot.
     busy.world.pass(SECOND);
     busy.world.cut_off(laggard);
     busy.world.pass(SECOND);
@@ -186,7 +186,7 @@ impl Busy {
     }
 }
 
-/// The same with that rule disabled.
+/// The situation of the test above, with the retention of entries disabled.
 #[test]
 fn unpinned_entries_cause_endless_snapshots() {
     let (mut busy, laggard) = Busy::with_a_laggard(Some(Mutant::TailNotPinned));
@@ -238,7 +238,7 @@ fn deposed_leaders_snapshot_is_not_installed() {
     let offer = busy.offer();
     let first = busy.leader;
     busy.world.crash(first);
-    // Both remaining nodes are needed for a quorum, and the laggard needs the other one's snapshot.
+    // Both remaining nodes are needed for a majority, and the one that lags needs the other one's snapshot.
     let second = busy.world.until_carrying("another leader", |world| {
         let mut others = world.others(first).into_iter();
         others.find(|id| world.node(*id).is_ready())
@@ -257,7 +257,7 @@ fn deposed_leaders_snapshot_is_not_installed() {
     assert_eq!(busy.digest(laggard), busy.digest(second));
 }
 
-/// The same with that rule disabled.
+/// As in `outdated_snapshot_is_not_installed`, with that rule disabled.
 #[test]
 fn snapshot_accepted_unchecked_sets_the_table_back() {
     let (mut busy, laggard) = Busy::with_a_laggard(Some(Mutant::SnapshotGoesBack));
@@ -272,8 +272,8 @@ fn snapshot_accepted_unchecked_sets_the_table_back() {
     assert_ne!(busy.digest(laggard), busy.digest(busy.leader));
 }
 
-/// Nothing a leader proposes, a `Resume` included, is committed before the laggard has it. So the leader must be able
-/// to take a snapshot of a table that has a backlog.
+/// Nothing that a leader proposes, not even a `Resume`, is committed before the node that lags has caught up. So
+/// the leader must be able to take a snapshot of a table that has a backlog.
 #[test]
 fn leader_with_a_backlog_can_send_a_snapshot() {
     let mut busy = Busy::new(None);
@@ -285,7 +285,7 @@ fn leader_with_a_backlog_can_send_a_snapshot() {
         let held = part.iter().map(|&seq| acquire(busy.session, seq, &format!("held/{seq}"), false));
         busy.world.send(busy.leader, busy.stream, held.collect());
     }
-    // The leader crashes before the backlog of this command is done.
+    // The leader crashes before it has worked off the backlog of this command.
     let what = Some(v1::client_item::What::Close(v1::CloseSession {}));
     let close = v1::ClientItem { session: busy.session, what };
     busy.world.say(busy.leader, busy.stream, vec![close]);

@@ -35,7 +35,7 @@ fn transfer_reaches_its_target_and_redirects_streams_to_it() {
     assert_eq!(world.now, begun, "not even a tick had to pass");
     let end = world.nodes[&first].ended[&stream].clone();
     assert_eq!((end.reason(), end.leader), (StreamEndReason::NotLeader, member(second).client_address));
-    // The session and its lock are there.
+    // The session and its lock still exist.
     let stream = world.stream(second, 2);
     world.send(second, stream, vec![attach(session, 1, 2)]);
     let other = world.open(second, stream, 2, 30_000, 0);
@@ -78,7 +78,7 @@ fn transfer_to_an_unreachable_target_times_out() {
     let session = world.open(leader, stream, 1, 30_000, 0);
     world.cut_off(target);
     world.turn(leader, vec![Event::Asked(AskId(900), transfer(Some(target)))]);
-    // Requests that arrive meanwhile wait, in their order.
+    // Requests that arrive during the transfer wait, in their order.
     let heard = world.send(leader, stream, vec![acquire(session, 1, "a", false)]);
     assert_eq!(heard, [], "nothing is proposed");
     let answer = world.until("an answer", |world| world.answer(leader, 900));
@@ -112,7 +112,7 @@ fn leader_without_a_successor_still_stops() {
         let leader = world.leader();
         let stream = world.stream(leader, 1);
         world.open(leader, stream, 1, 30_000, 0);
-        // The followers are not known to be unreachable, so it tries a transfer.
+        // The followers are not known to be unreachable, so the leader tries a transfer.
         world.cut_off(leader);
         world.turn(leader, vec![Event::ShutDown]);
         world.until("that it has left", |world| world.node(leader).has_left().then_some(()));
@@ -150,9 +150,9 @@ fn tokens_rise_across_repeated_transfers() {
     assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
 }
 
-/// Found by the simulator: a session was silent for its ttl, and the check before its expiry (a quorum read and a drain
-/// barrier) completes while leadership is being transferred, when no expiry can be proposed. A keep-alive that arrives
-/// during the transfer must still save the session (P9).
+/// A case found by the simulator: a session was silent for its ttl, and the check before its expiry (a quorum read
+/// and a drain barrier) completes while leadership is being transferred, when no expiry can be proposed. A
+/// keep-alive that arrives during the transfer must still save the session (P9).
 #[test]
 fn keep_alive_during_a_failed_transfer_saves_a_silent_session() {
     let mut world = World::new(3);

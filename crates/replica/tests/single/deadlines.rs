@@ -72,7 +72,7 @@ fn earlier_input_is_handled_before_an_expiry() {
     node.pass(seconds(3));
     assert!(!is_free(&mut node, "x"), "nothing ends before the input is drained");
     let barrier = node.held_drains[0];
-    // Its keep-alive was in the socket all the time, so it is delivered before the drain ends.
+    // The keep-alive was in the socket all the time, so it is delivered before the barrier completes.
     let alive = Request::KeepAlive { session: lockkeeper_core::SessionId(session), id: 1 };
     node.turn(vec![Event::Frame(stream, vec![alive]), Event::Drained(barrier)]);
     assert!(!is_free(&mut node, "x"));
@@ -83,8 +83,8 @@ fn earlier_input_is_handled_before_an_expiry() {
     assert!(is_free(&mut node, "x"));
 }
 
-/// If a keep-alive moves the deadline while a drain barrier is pending, that barrier does not suffice to expire the session: a
-/// second one is needed, which begins after the new deadline.
+/// If a keep-alive moves the deadline while a drain barrier is pending, that barrier does not suffice to expire the
+/// session: a second one is needed, which begins after the new deadline.
 #[test]
 fn keep_alive_during_a_drain_requires_another_check() {
     let (mut node, stream, session) = holding(1_000, 0);
@@ -93,7 +93,7 @@ fn keep_alive_during_a_drain_requires_another_check() {
     node.drains = false;
     node.pass(seconds(3));
     node.turn(vec![alive(1)]);
-    // The next keep-alive waits in the socket, behind the drain.
+    // The next keep-alive waits in the socket; it is delivered only after this barrier.
     node.pass(seconds(3));
     let first = node.held_drains.remove(0);
     node.turn(vec![Event::Drained(first)]);
@@ -196,7 +196,8 @@ fn node_that_ended_its_streams_expires_no_session() {
     let session = node.open(stream, 1, 1_000, 0);
     assert!(granted(&node.send(stream, vec![acquire(session, 1, "a", false)])).is_some());
     let before = node.digest();
-    // A stopped client delays the end of the process, and no client can send keep-alives meanwhile.
+    // A stopped client delays the end of the process, and after the streams have ended no client can send
+    // keep-alives.
     node.turn(vec![Event::ShutDown]);
     assert!(node.ended.contains_key(&stream));
     node.pass(Duration::from_secs(5));

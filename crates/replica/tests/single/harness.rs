@@ -21,21 +21,21 @@ pub(crate) struct Node {
     records: Vec<store::Record>,
     snapshot_after: u64,
     turn_visits_max: u64,
-    /// The stored snapshot, and the one being written.
+    /// The stored snapshot; the next field: the one being written.
     stored: Option<(store::SnapshotHead, Vec<u8>)>,
     writing: Option<(store::SnapshotHead, Vec<u8>)>,
     pub(crate) compacted: u64,
     /// Number of snapshot steps that succeed at once; after them the disk blocks until [`Node::quick_disk`].
     pub(crate) snapshot_steps: u64,
     held_step: Option<SnapshotStep>,
-    /// Whether drains complete at once.
+    /// Whether drain barriers complete at once.
     pub(crate) drains: bool,
     pub(crate) held_drains: Vec<u64>,
     heard: BTreeMap<StreamId, Vec<v1::ServerItem>>,
     pub(crate) ended: BTreeMap<StreamId, v1::StreamEnd>,
     answers: BTreeMap<AskId, Answer>,
     asks: u64,
-    /// Number of turns since the start, and the maximum of table entries visited in one.
+    /// Number of turns since the start; the next field: the most table entries visited in one turn.
     pub(crate) turns: u64,
     pub(crate) most_visits: u64,
 }
@@ -50,7 +50,7 @@ impl Node {
         Self::on(Vec::new(), None, after, TURN_VISITS_MAX, Duration::from_secs(1_000))
     }
 
-    /// The same, with a budget of one command per turn.
+    /// As `with_snapshots`, with a budget of one command per turn.
     pub(crate) fn with_snapshots_and_small_turns(after: u64) -> Self {
         Self::on(Vec::new(), None, after, 1, Duration::from_secs(1_000))
     }
@@ -77,7 +77,7 @@ impl Node {
             bytes.chunks(7).for_each(|piece| restorer.push(piece).unwrap());
             table = restorer.finish().unwrap();
             (snapshot_index, snapshot_term) = (head.index, head.term);
-            // Log replay begins after the snapshot.
+            // The log is replayed from the entry after the snapshot.
             entries.retain(|entry| entry.index > head.index);
         }
         let alone = Member { node: 1, ..Member::default() };
@@ -125,7 +125,7 @@ impl Node {
         Self::on(self.records, self.stored, self.snapshot_after, self.turn_visits_max, self.now)
     }
 
-    /// A turn with these events, and the turns due right after it.
+    /// Runs a turn with these events, and then the turns that are due at once.
     pub(crate) fn turn(&mut self, mut events: Vec<Event>) {
         loop {
             let visits = self.replica.table().visits();
@@ -192,7 +192,7 @@ impl Node {
         self.quick_disk_and(Vec::new());
     }
 
-    /// The same, in a turn with these events.
+    /// As `quick_disk`, in a turn with these events.
     pub(crate) fn quick_disk_and(&mut self, mut events: Vec<Event>) {
         self.snapshot_steps = u64::MAX;
         let step = self.held_step.take().expect("a step was held");
@@ -224,7 +224,7 @@ impl Node {
         }
     }
 
-    /// A stall: no turn runs for this long.
+    /// Models a stall: no turn runs for this long.
     pub(crate) fn stall(&mut self, duration: Duration) {
         self.now += duration;
         self.turn(Vec::new());
@@ -268,7 +268,7 @@ impl Node {
         self.answered(ask).expect("an answer")
     }
 
-    /// Sends a call that may be answered later.
+    /// Sends a call; its answer may come later.
     pub(crate) fn asked(&mut self, question: Question) -> AskId {
         self.asks += 1;
         let ask = AskId(self.asks);

@@ -34,7 +34,7 @@ pub(crate) fn bodies(items: Vec<v1::ServerItem>) -> Vec<(u64, What)> {
     items.into_iter().map(|item| (item.seq, item.what.expect("a body"))).collect()
 }
 
-/// The token, if the items are one grant.
+/// The token if the items are exactly one grant.
 pub(crate) fn granted(items: &[v1::ServerItem]) -> Option<Token> {
     match items {
         [v1::ServerItem { what: Some(What::Granted(granted)), .. }] => Token::new(granted.token),

@@ -1,4 +1,4 @@
-//! A single-node cluster, driven turn by turn: responses to clients, and state kept over restarts.
+//! A single-node cluster, driven turn by turn: responses to clients, and the state after restarts.
 
 mod crowds;
 mod deadlines;

@@ -41,7 +41,7 @@ fn restart_keeps_sessions_holds_queues_and_tokens() {
     node.send(stream, vec![acquire(b, 1, "x", true)]);
     let mut node = node.restart();
     let stream = node.stream(2);
-    // A client that attaches again repeats its request and gets its present state (P7).
+    // A client that attaches again repeats its request, and gets the request's present state (P7).
     let heard = node.send(stream, vec![attach(a, 1, 2), acquire(a, 1, "x", true)]);
     assert_eq!(heard.iter().filter(|item| matches!(item.what, Some(What::Attached(_)))).count(), 1);
     let held = heard.into_iter().find(|item| item.seq == 1).unwrap();

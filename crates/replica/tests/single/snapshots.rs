@@ -32,7 +32,7 @@ fn restart_from_a_snapshot_restores_the_end_of_the_log() {
     assert_eq!(granted(&next).unwrap().get(), token + 1);
 }
 
-/// A restart applies every entry after the snapshot, so the snapshot must contain no part of those.
+/// A restart applies every entry after the snapshot, so no part of those entries may be in the snapshot.
 #[test]
 fn snapshot_never_begins_within_an_entry() {
     let mut node = Node::with_snapshots_and_small_turns(200);

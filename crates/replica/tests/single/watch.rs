@@ -1,4 +1,4 @@
-//! Watches: the initial state first, then changes, vacancies included.
+//! Watches: the initial state first, then changes, including locks that became free.
 
 use lockkeeper_replica::{Answer, AskId, Event, Question};
 use lockkeeper_wire::v1::{self, watch_response::What};

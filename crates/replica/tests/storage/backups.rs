@@ -165,7 +165,8 @@ fn left(disk: &MemoryDisk, what: &str) -> AfterRestore {
     }
 }
 
-/// Interrupts a restore at every step, in each way. `begin` creates the directory that is restored into.
+/// Interrupts a restore at every step, by a killed process and by a full disk. `begin` creates the directory for
+/// the restore.
 fn cut_at_every_step(begin: impl Fn() -> MemoryDisk) -> BTreeMap<AfterRestore, usize> {
     let mut found = BTreeMap::new();
     for (kinds, errno) in [(Operation::CHANGES, EIO), (Operation::TAKES_SPACE, ENOSPC)] {
@@ -217,7 +218,7 @@ fn a_restore_cut_off_at_any_step_is_refused_by_a_start_and_can_be_repeated() {
 fn a_repeated_restore_cut_off_at_any_step_is_refused_by_a_start_too() {
     let begin = || {
         let disk = MemoryDisk::new();
-        // After its log and most of its table.
+        // The failure comes after the log and most of the table are written.
         disk.fail_from(Operation::CHANGES, 14, EIO);
         restore(&disk).expect_err("it is cut off");
         disk.heal();

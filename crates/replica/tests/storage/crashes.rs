@@ -131,7 +131,7 @@ fn every_torn_last_record_is_dropped_and_nothing_else() {
 struct Model {
     /// The last acknowledged view.
     view: View,
-    /// The hard state as last appended, and raised only by received snapshots.
+    /// The hard state as last appended; only received snapshots raise it beyond that.
     hard_state: HardState,
 }
 

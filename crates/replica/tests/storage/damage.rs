@@ -83,7 +83,7 @@ fn every_file_that_is_missing_is_refused_by_name() {
         let error = damaged(&disk, &view, |disk| disk.take_away(&name)).expect_err_unnoticed(&name);
         let text = error.to_string();
         assert!(text.contains("missing"), "{name}: {text}");
-        // It can't be known which snapshot is missing; the first part of the log shows that one is.
+        // It can't be known which snapshot is missing; the log's first segment shows that one is.
         assert!(
             name.starts_with("snapshot") || text.contains(&name) || name.ends_with('2'),
             "{name}: {text}"

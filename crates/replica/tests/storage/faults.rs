@@ -38,7 +38,8 @@ fn start_makes_page_cache_content_durable_before_returning_it() {
     let mut log = found(&disk).log;
     disk.fail(Operation::Sync, 0, EIO);
     log.append(&record(None, vec![entry(1, 1, 900)])).expect_err("it fails");
-    // The process ends but the machine does not: the record is readable, but no later sync would write it.
+    // The process ends but the machine runs on: the record is readable, but no later sync would write it to the
+    // disk.
     disk.restart();
     let shown = open_view(&disk).expect("the file looks whole");
     assert_eq!(shown.entries, [entry(1, 1, 900)]);
@@ -48,8 +49,8 @@ fn start_makes_page_cache_content_durable_before_returning_it() {
 
 #[test]
 fn full_disk_is_an_error_and_synced_data_stay() {
-    // Writing the record itself; then the steps of a switch to the next segment: creating it, writing its header (the
-    // second write, after the zero-fill), renaming it, syncing its name.
+    // Fails the write of the record itself; then each step of a switch to the next segment: creating it, writing
+    // its header (the second write, after the zero-fill), renaming it, syncing its name.
     let steps = [
         (Operation::Write, 0),
         (Operation::Create, 0),
@@ -114,7 +115,7 @@ fn failed_snapshot_keeps_the_older_one_and_accepts_no_more_pieces() {
 
 #[test]
 fn lying_sync_loses_the_record_in_a_power_cut() {
-    // Checks that the injected fault has an effect: in the same power cut, an honest disk keeps the record.
+    // The same power cut with an honest disk keeps the record, so it is the injected fault that loses it.
     let outcome = |is_lying| {
         let disk = MemoryDisk::new();
         let mut log = found(&disk).log;

@@ -142,7 +142,7 @@ fn received_snapshot_replaces_the_log() {
         let mut writer = snapshots.begin(&head(index, term)).expect("a sound disk");
         writer.piece(b"table").expect("a sound disk");
         writer.finish(&tail(&[b"table".to_vec()])).expect("a sound disk").run(&disk).expect("a sound disk");
-        // A start at this point completes the reset that the node was about to do.
+        // A node that starts at this point completes the reset that was about to follow.
         let view = open_view(&disk.copy()).expect("a sound disk");
         assert_eq!((view.hard_state, view.entries.len()), (hard_state(3, 0, index), 0), "at {index}");
         log.reset(index, term).expect("a sound disk");

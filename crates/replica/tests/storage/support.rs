@@ -4,7 +4,7 @@ use lockkeeper_replica::disk::memory::MemoryDisk;
 use lockkeeper_replica::storage::{self, Existing, LogOptions, OpenError, Opened};
 use lockkeeper_wire::store::{Entry, Founding, HardState, Member, Record, SnapshotHead, SnapshotTail};
 
-/// Small segments: a few records fill one, and some records need a segment of their own size.
+/// Segments so small that a few records fill one, and some records need a segment of their own size.
 pub(crate) const SMALL: LogOptions = LogOptions { segment_bytes: 4096 };
 
 /// Everything that a node reads from its disk at a start.

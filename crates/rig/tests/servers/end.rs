@@ -10,7 +10,7 @@ use lockkeeper_rig::{PgBouncer, Postgres, Redis};
 
 use crate::{listens, lives, until};
 
-/// The panic text of a server's start.
+/// The panic text of a start of a server that must fail.
 fn panics<T>(start: impl FnOnce() -> T + UnwindSafe) -> String {
     let Err(panic) = catch_unwind(start) else { panic!("it has started") };
     *panic.downcast::<String>().unwrap()
@@ -60,8 +60,8 @@ fn the_servers_of_a_killed_test_end_with_it() {
     assert_eq!(left(), 0, "the next server removes what it finds");
 }
 
-/// Starts servers, one of them on a thread that ends at once, which must not end the server; prints their pids and
-/// ports; waits.
+/// Starts servers and prints their pids and ports; then waits to be killed. One server is started on a thread that
+/// ends at once, which must not end the server.
 fn be_killed() {
     let redis = thread::spawn(Redis::start).join().unwrap();
     let postgres = Postgres::start();
@@ -70,7 +70,7 @@ fn be_killed() {
     let (redis_pid, postgres_pid) = (redis.pid().unwrap(), postgres.pid().unwrap());
     let ports = format!("{} {} {}", redis.port(), postgres.port(), bouncer.port());
     let mut out = std::io::stdout();
-    // The test runner has begun a line already.
+    // The test runner has printed the beginning of a line already.
     writeln!(out, "\nservers {redis_pid} {postgres_pid} {ports}").unwrap();
     loop {
         thread::park();

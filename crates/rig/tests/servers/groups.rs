@@ -29,7 +29,7 @@ fn sentinels_promote_the_replica_of_a_dead_primary() {
     let former = sentinel.primary();
     assert_ne!(former.port(), sentinel.replica().port());
     former.cli(&["SET", "k", "7"]);
-    // WAIT covers the writes of its own connection only.
+    // Polled, because WAIT covers only the writes of its own connection.
     until("it is copied", || sentinel.replica().try_cli(&["GET", "k"]) == Ok("7".into()));
     former.kill();
     sentinel.wait_for_another_than(former);
@@ -37,7 +37,7 @@ fn sentinels_promote_the_replica_of_a_dead_primary() {
     assert_ne!(primary.port(), former.port());
     assert_eq!(primary.cli(&["GET", "k"]), "7");
     primary.cli(&["SET", "k", "8"]);
-    // The sentinels make it a replica, which closes its connections.
+    // The sentinels make the former primary a replica, which closes its connections.
     former.start_again();
     until("two servers are in step again", || {
         let replica = |command: &[&str]| sentinel.replica().try_cli(command);
@@ -54,7 +54,7 @@ fn sentinels_promote_the_replica_of_a_dead_primary() {
 #[test]
 fn cluster_redirects_clients_to_the_node_of_a_key_also_after_a_move() {
     let cluster = RedisCluster::with(3, DURABLE);
-    // Their slots are in the first, the second and the third share.
+    // The slots of these keys are in the shares of the first, the second and the third node.
     let keys = ["b", "c", "a"];
     for (key, node) in keys.iter().zip(cluster.nodes()) {
         assert_eq!(cluster.node_of(key).port(), node.port(), "{key}");

@@ -7,7 +7,7 @@ use lockkeeper_rig::Network;
 
 const PORT: u16 = 5000;
 
-/// Two hosts that exchange numbers.
+/// Two hosts that send each other numbers.
 struct Two {
     network: Network,
     sockets: [UdpSocket; 2],

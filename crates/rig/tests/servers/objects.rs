@@ -14,11 +14,11 @@ fn foreign() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign")
 }
 
-/// moto lets unsigned requests create objects but not replace them, and accepts any signature.
+/// moto lets unsigned requests create objects but not replace them. It accepts any signature.
 const SIGNED: &str = "Authorization: AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request, \
                       SignedHeaders=host, Signature=none\r\n";
 
-/// The status of a put of the object `k` with a further header.
+/// Puts the object `k` with a further header, and returns the status of the answer.
 fn put(port: u16, header: &str, body: &str) -> String {
     let mut server = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let head = format!("PUT /{BUCKET}/k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{header}\r\n");

@@ -56,7 +56,7 @@ fn stopped_redis_answers_after_cont() {
     redis.stop();
 }
 
-/// Whether the kernel holds bytes for the server at `port` that it hasn't read.
+/// Whether the kernel has received bytes for the server at `port` that the server hasn't read.
 fn redis_cli_waits(port: u16) -> bool {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let local = format!("0100007F:{port:04X}");

@@ -24,10 +24,10 @@ use super::forward;
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// The flow-control window of a connection, in bytes. Half of it also limits h2's accounted cost of small unread
-/// frames: after a stall of this process there may be thousands.
+/// The flow-control window of a connection, in bytes. h2 also allows unread small frames, by its own measure, up to
+/// half of it: after a stall of this process there may be thousands.
 const CONNECTION_WINDOW: u32 = 4 << 20;
-/// The limit of a stream's unsent bytes, beside its own buffer.
+/// The limit of a stream's unsent bytes in h2, in addition to the stream's own buffer here.
 const SEND_BYTES_MAX: usize = 256 << 10;
 /// Most concurrent streams and calls of one connection.
 const STREAMS_MAX: u32 = 256;
@@ -88,8 +88,8 @@ impl Acceptor {
     }
 
     /// Accepts all connections in the kernel's queue by direct system calls: the runtime may not have polled the
-    /// listener's readiness yet. Returns whether the queue is empty; without a free descriptor, clients in it have not
-    /// been read.
+    /// listener's readiness yet. Returns whether the queue is empty. It is not if descriptors have run out: then
+    /// the connections that remain in it are unread.
     pub(super) fn accept_waiting(&self) -> bool {
         let mut failed = 0;
         while failed < FAILURES_MAX {
@@ -129,10 +129,10 @@ impl Acceptor {
     }
 }
 
-/// Most failed accepts of connections that are skipped in one call.
+/// Most failed accepts in one call; each is skipped, since the error concerns one connection only.
 const FAILURES_MAX: u32 = 1024;
 
-/// Errors that are independent of the connection, and leave it in the queue.
+/// Whether the error has nothing to do with the connection, which then stays in the queue.
 fn out_of_descriptors(error: &io::Error) -> bool {
     use nix::errno::Errno;
     let of_the_process = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
@@ -197,7 +197,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
     type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
-        // Called on the connection's own task, so that no barrier passes before the stream has its reader.
+        // Registered on the connection's own task, at once: no drain barrier passes before the new stream has its
+        // reader.
         let starting = self.connection.starting();
         let (front, routes) = (self.connection.front().clone(), self.routes.clone());
         if forward::has_one_answer(request.uri().path()) {
@@ -206,7 +207,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
             return Box::pin(async move {
                 let slot = answers.acquire_owned().await;
                 let response = forward::route(front, routes, request).await;
-                // Released once the answer is sent, or dropped with the connection.
+                // The permit is released once the answer is sent, or when the connection drops the answer.
                 let hold = move |frame| {
                     let _slot = &slot;
                     frame

@@ -25,7 +25,7 @@ fn name(field: &str, text: &str) -> Result<LockName, Status> {
     LockName::parse(text).map_err(|error| Status::invalid_argument(format!("`{field}`: {error}")))
 }
 
-/// An empty text is `None`.
+/// Parses an optional name; an empty text means none.
 fn optional_name(field: &str, text: &str) -> Result<Option<LockName>, Status> {
     if text.is_empty() { Ok(None) } else { name(field, text).map(Some) }
 }
@@ -189,8 +189,8 @@ impl Lockkeeper for Api {
         let change = match asked.what {
             Some(change_members_request::What::Remove(node)) => Change::Remove(node),
             Some(change_members_request::What::Add(new)) => {
-                // The leader itself checks which node is there: of two machines that both claim to be this node, the
-                // one at the address counts.
+                // The leader itself identifies the node at the given address: of two machines that both claim this
+                // id, the one at the address is added.
                 self.0.ask(&metadata, Question::Members).await?;
                 Change::Add(self.0.candidate(new).await?)
             }

@@ -1,4 +1,5 @@
-//! Questions to the replica: waits for the answer within the caller's deadline; errors state why there is none.
+//! Questions to the replica: a call waits for the answer until its caller's deadline. If there is no answer, the
+//! error states why.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use tonic::{Code, Status};
 
 use super::{Ask, Front};
 
-/// The time limit of a call, also for callers with a later deadline: while no node leads there is no answer.
+/// The time limit of a call, even if the caller's deadline is later: while no node leads there is no answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// The metadata key for the leader's client address, in a refusal by a node that does not lead, or shuts down. The
-/// value is empty if the node knows no leader.
+/// The metadata key for the leader's client address, set in the refusal of a node that does not lead or that shuts
+/// down. The value is empty if the node knows no leader.
 pub const LEADER_METADATA: &str = "lockkeeper-leader";
 
 /// A pending question. Dropping it cancels the question.
@@ -25,7 +26,7 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// To be called when the client has read all pending changes of a watch.
+    /// To be called when the client has read all pending changes of a watch: the replica then sends the next ones.
     pub(super) fn read_on(&self) {
         self.front.push(Event::WatchRead(self.ask));
     }
@@ -78,7 +79,7 @@ impl Front {
         Ok(())
     }
 
-    /// Ends all watches: they would otherwise last until their callers end them.
+    /// Ends all watches, which would otherwise last until their callers end them.
     pub(crate) fn end_watches(&self) {
         for ask in self.registry().asks.values() {
             if let Ask::Watch(watcher) = ask {
@@ -88,7 +89,7 @@ impl Front {
     }
 }
 
-/// The error for a question without a regular answer.
+/// The error for an answer that refuses the question.
 pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status {
     match answer {
         Answer::Refused(refused) => {
@@ -126,7 +127,8 @@ fn not_leader(text: String, leader: &str) -> Status {
     status
 }
 
-/// Has the metadata of a node that does not lead, so that a node that forwarded the call asks the next leader.
+/// The error while this node shuts down. Its metadata are those of a node that does not lead, so a node that
+/// forwarded the call asks the next leader.
 pub(super) fn shuts_down() -> Status {
     not_leader("this node shuts down; ask another".to_owned(), "")
 }

@@ -1,7 +1,7 @@
 //! `Backup`: sends a stored snapshot to the caller.
 //!
-//! Responsible for: a backup includes every change that was answered before the call, and reading it from the disk
-//! blocks no other work. Only a few parts are in memory: a slow receiver slows the reading.
+//! Responsible for: a backup includes every change that was answered before the call; reading it from the disk
+//! blocks no other work, and only a few pieces of it are in memory, since the reading is as slow as the receiver.
 
 use std::io;
 use std::pin::Pin;
@@ -21,10 +21,10 @@ use super::Front;
 use super::ask::{refusal, unexpected};
 use crate::disk::DataDirectory;
 
-/// Most parts that wait to be sent, of about 1 MiB each.
+/// Most pieces that wait to be sent, of about 1 MiB each.
 const PARTS_WAITING_MAX: usize = 4;
-/// A stored snapshot may be removed before it is opened, when a newer one replaces it. Even one such loss is rare,
-/// since much must be logged between two snapshots.
+/// A stored snapshot is removed when a newer one replaces it, perhaps before it is opened here; then the backup is
+/// tried again. One such loss is rare, since much must be logged between two snapshots.
 const ATTEMPTS: usize = 3;
 
 /// The parts of a backup, as they are sent.
@@ -39,8 +39,8 @@ impl tonic::codegen::tokio_stream::Stream for Parts {
 }
 
 impl Front {
-    /// Begins a backup. A node that does not lead refuses at once, so that the caller can go to the leader; storing the
-    /// snapshot may take long, and continues after this returns.
+    /// Begins a backup. A node that does not lead returns an error at once, so that the caller can go to the
+    /// leader. Storing the snapshot may take long, and continues after this returns.
     pub(super) async fn backup(self: &Arc<Self>, metadata: &MetadataMap) -> Result<Parts, Status> {
         let Answer::Status(status) = self.ask(metadata, Question::Status).await? else {
             return Err(unexpected());
@@ -52,9 +52,9 @@ impl Front {
         let front = self.clone();
         tokio::spawn(async move {
             match front.store(status.node).await {
-                // Ends by itself, also if the caller no longer reads.
+                // The blocking task ends by itself, also if the caller no longer reads.
                 Ok(backup) => drop(tokio::task::spawn_blocking(move || send(backup, &sender))),
-                // Fails if the caller is gone.
+                // Sending fails if the caller is gone.
                 Err(status) => drop(sender.send(Err(status)).await),
             }
         });
@@ -67,7 +67,8 @@ impl Front {
             self.snapshots.get().ok_or_else(|| Status::unavailable("this node has no data yet"))?;
         let mut failed = None;
         for _ in 0..ATTEMPTS {
-            // Read before the snapshot is taken: a restore counts from here how many tokens may have been issued since.
+            // The time is read before the snapshot is taken: a restore assumes that tokens may have been issued
+            // since this time.
             let taken = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let answer = self.ask(&MetadataMap::new(), Question::Backup).await?;
             let Answer::BackupStored { index, last_token } = answer else { return Err(unexpected()) };
@@ -93,7 +94,7 @@ impl Front {
     }
 }
 
-/// Reads the backup at the receiver's speed.
+/// Reads the backup and sends it, no faster than the caller receives it.
 fn send(mut backup: BackupParts<DataDirectory>, parts: &Sender<Result<BackupResponse, Status>>) {
     loop {
         let part = match backup.next_part() {

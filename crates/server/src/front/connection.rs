@@ -1,4 +1,4 @@
-//! One client's connection: its part of the drain barrier, and the state that decides how its streams end.
+//! One client's connection: its state in the drain barrier, and the state that decides how its streams end.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -18,8 +18,9 @@ use super::Front;
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
 
-/// Most calls of a connection whose answers, up to about 400 KiB each, may be unsent: further calls wait before their
-/// questions go to the replica. So a client that does not read costs some MiB, for any number of calls.
+/// Most calls of a connection whose answers are unsent; an answer has up to about 400 KiB. Further calls wait
+/// before their questions go to the replica, so a client that does not read costs some MiB, for any number of
+/// calls.
 const ANSWERS_MAX: usize = 16;
 /// Most unsent bytes of all watches of a connection.
 pub(super) const WATCHED_BYTES_MAX: usize = 16 << 20;
@@ -31,9 +32,9 @@ pub(super) struct Connection {
     state: Mutex<ConnectionState>,
     /// Limits the calls with unsent answers.
     pub(super) answers: Arc<Semaphore>,
-    /// Unsent bytes of all its watches.
+    /// Unsent bytes of all watches of this connection.
     watched_bytes: AtomicUsize,
-    /// Cancelled to close the connection from this side.
+    /// Cancelled when this node closes the connection.
     pub(super) kill: CancellationToken,
 }
 
@@ -43,7 +44,8 @@ struct ConnectionState {
     /// The task that reads the socket.
     reader: Option<Waker>,
     streams: BTreeMap<StreamId, Arc<SessionStream>>,
-    /// FIN or RST was read. Streams can't distinguish that from other ends, and only that starts `linger`.
+    /// FIN or RST was read from the socket. Streams can't distinguish this from other ends of the connection, and
+    /// only this starts `linger`.
     closed_by_peer: bool,
     had_streams: bool,
 }
@@ -60,7 +62,7 @@ impl Connection {
         }
     }
 
-    /// Counts unsent bytes of a watch; returns whether they are within the limit.
+    /// Adds unsent bytes of a watch; returns whether all watches of the connection are within the limit.
     pub(super) fn watch_waits(&self, bytes: usize) -> bool {
         self.watched_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= WATCHED_BYTES_MAX
     }
@@ -73,7 +75,8 @@ impl Connection {
         &self.front
     }
 
-    /// A barrier begins, or takes too long: has the socket and all streams read.
+    /// To be called when a barrier begins, and repeatedly until it has passed: wakes the tasks that read the socket
+    /// and the streams.
     pub(super) fn nudge(&self, barrier: u64) {
         let mut state = self.lock();
         state.gate.want(barrier);
@@ -126,7 +129,7 @@ impl Connection {
     pub(super) fn over(&self) {
         let mut state = self.lock();
         state.gate.over();
-        // Paused readers would not be woken otherwise.
+        // Readers that wait for room in the inbox would not be woken otherwise.
         state.streams.values().for_each(|stream| stream.wake_reader());
         self.settle(state);
     }
@@ -152,7 +155,8 @@ impl Connection {
         self.front.barrier_moved();
     }
 
-    /// A read would have blocked. `proven`: the result of a system call, not of the runtime's readiness flag.
+    /// To be called when a read would have blocked. `proven`: by the result of a system call, not by the runtime's
+    /// readiness flag.
     fn would_block(&self, cx: &Context<'_>, proven: bool) {
         let mut state = self.lock();
         match &mut state.reader {
@@ -189,7 +193,7 @@ impl Drop for Starting {
     }
 }
 
-/// The socket under HTTP/2; records events that the streams above can't see.
+/// The socket under HTTP/2; records events, such as FIN, that HTTP/2 streams can't see.
 pub(super) struct Socket {
     socket: TcpStream,
     connection: Arc<Connection>,

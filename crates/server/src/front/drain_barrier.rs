@@ -1,10 +1,10 @@
-//! One connection's part of the drain barrier (P9): whether all input that had arrived when a barrier began was handed
-//! on.
+//! One connection's state in the drain barrier (P9): whether all input that had arrived when a barrier began was
+//! handed to the replica.
 //!
-//! Pure. "Arrived" means readable from the socket when the barrier begins. That input was handed on once the socket was
-//! found empty after that moment, every stream that the bytes before opened has its reader, and each reader has found
-//! nothing more after that. A readiness flag of "not readable" proves nothing: only a read that would block does.
-//! Example, barrier 7:
+//! Pure. "Arrived" means readable from the socket when the barrier begins. All of that input was handed on once
+//! three conditions hold: the socket was found empty after that moment; every stream that was opened by the bytes
+//! read before has its reader; and each reader has then found no further frame. Only a read that would block proves
+//! that the socket is empty; a readiness flag of "not readable" does not. Example, barrier 7:
 //!
 //! ```text
 //! want(7)                  begun; the connection's task is woken
@@ -25,7 +25,7 @@ pub(super) struct DrainBarrier {
     wanted: u64,
     /// The latest barrier after whose beginning the socket was found empty.
     empty: u64,
-    /// Nothing will be read from the socket any more.
+    /// The socket is at its end, failed or was given up: nothing more is read from it.
     is_over: bool,
     /// The number of streams that were accepted and have no registered reader yet.
     starting: usize,
@@ -41,7 +41,7 @@ impl DrainBarrier {
         is_new
     }
 
-    /// Whether the next read must be a system call, regardless of the runtime's readiness flag.
+    /// Whether the next read must be a system call, without regard to the runtime's readiness flag.
     pub(super) fn wants_proof(&self) -> bool {
         self.wanted > self.empty && !self.is_over
     }

@@ -1,4 +1,4 @@
-//! Identifies a node that is to be added; done by the leader itself.
+//! Identifies a node that is to be added. Runs on the leader.
 
 use lockkeeper_wire::store::Member;
 use lockkeeper_wire::v1;
@@ -8,7 +8,7 @@ use super::Front;
 use crate::peers::who_waits;
 
 impl Front {
-    /// The node that waits at this address to be added.
+    /// Returns the node that waits at this address to be added.
     ///
     /// # Errors
     /// A text: the node does not answer, is another one, or belongs to a cluster.

@@ -1,9 +1,9 @@
 //! The gRPC interface: connections, streams and unary calls, on one thread.
 //!
-//! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the drain barrier,
-//! which lets the replica expire a session only after all input that had arrived was handed on (P9). Contains no lock
-//! rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `gate.rs` and `connection.rs` (the drain
-//! barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`.
+//! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the drain
+//! barrier, which lets the replica expire a session only after all input that had arrived was handed to it (P9).
+//! Contains no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `drain_barrier.rs`
+//! and `connection.rs` (the drain barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`.
 
 mod accept;
 mod api;
@@ -51,22 +51,24 @@ pub(crate) struct About {
     pub(crate) clients: BTreeMap<u64, String>,
 }
 
-/// State that the tasks of the front share. All of them run on one thread; the locks only satisfy the compiler.
+/// State that the tasks of the front share. All tasks run on one thread; the mutexes are never contended, but the
+/// types must be `Sync`.
 pub(crate) struct Front {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) about: About,
-    /// The source of backups, once there are data.
+    /// Creates and reads backups; set once the node has data.
     pub(crate) snapshots: OnceLock<Snapshots<DataDirectory>>,
-    /// The members that this node knows, and its own hello; unset for a node without peers.
+    /// The members that this node knows, and its own hello (first handshake message); unset for a node without
+    /// peers.
     pub(crate) directory: OnceLock<Arc<Directory>>,
     /// Cancelled when no new stream or call is accepted.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
-    /// The source of ids of streams, calls and connections.
+    /// The last id that was given to a stream, call or connection.
     last_id: AtomicU64,
     /// An event was pushed, and the replica was not woken since.
     is_pushed: AtomicBool,
-    /// The number of the open drain barrier; 0: none.
+    /// The number of the drain barrier in progress; 0: none.
     barrier: AtomicU64,
     pump: Mutex<Option<Waker>>,
     /// The state of the replica.
@@ -116,13 +118,13 @@ impl Front {
         self.state.subscribe()
     }
 
-    /// The client address of each node. Must not be held across an await.
+    /// The client address of each node. The guard must not be held across an await.
     fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends an event to the inbox. The replica is woken when all tasks that are ready now have run, so the requests
-    /// of several streams form one batch.
+    /// Appends an event to the inbox. The replica is woken only after all tasks that are ready now have run, so
+    /// that the requests of several streams form one batch.
     pub(crate) fn push(&self, event: Event) {
         self.inbox.push(event);
         if !self.is_pushed.swap(true, Ordering::Relaxed) {
@@ -173,7 +175,7 @@ impl Front {
         observe::streams(registry.streams.len());
     }
 
-    /// To be called when a connection may have passed the open barrier.
+    /// To be called when a connection may have passed the drain barrier in progress.
     fn barrier_moved(&self) {
         if self.barrier.load(Ordering::Relaxed) > 0 {
             self.wake_pump();

@@ -14,8 +14,8 @@ use super::accept::Acceptor;
 use super::{Ask, Front};
 use crate::inbox::{Outbox, ReplicaStatus};
 
-/// A connection that does not pass a barrier is closed after this many checks. Counted, not timed: a stall of this
-/// process is one check, however long it was.
+/// A connection that has not passed a drain barrier after this many checks is closed. Checks are counted, not their
+/// time: a stall of this process is one check, however long it was.
 const LOOKS_MAX: u32 = 5;
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -105,8 +105,8 @@ impl Pump {
         }
     }
 
-    /// Begins a barrier: all readable input is to be read, in every socket and in the connections that wait in the
-    /// accept queue.
+    /// Begins a drain barrier: all readable input is read, from every socket and from the connections that wait in
+    /// the accept queue.
     fn begin_barrier(&mut self, number: u64) {
         self.front.barrier.store(number, Ordering::Relaxed);
         self.has_accepted = self.acceptor.accept_waiting();

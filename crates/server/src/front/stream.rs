@@ -20,12 +20,12 @@ use tonic::{Status, Streaming};
 use super::connection::Connection;
 use crate::observe;
 
-/// Above this many unsent answers, about 8 MiB, a client must continue to read.
+/// Above this many unsent answers, about 8 MiB, a client must keep reading: see [`LOOKS_MAX`].
 const ITEMS_MAX: usize = 1 << 16;
-/// The limit of unsent answers, about 128 MiB: as many as a session may have requests.
+/// The hard limit of unsent answers, about 128 MiB: as many as a session may have requests.
 const ITEMS_HARD_MAX: usize = 1 << 20;
-/// A client above [`ITEMS_MAX`] that takes no frame during this many checks loses its stream. Counted, not timed: a
-/// stall of this process is one check, however long it was (P9).
+/// A client above [`ITEMS_MAX`] that takes no frame during this many checks loses its stream. Checks are counted,
+/// not their time: a stall of this process is one check, however long it was (P9).
 const LOOKS_MAX: u32 = 10;
 const LOOK: Duration = Duration::from_millis(500);
 /// Most answers in one frame. An answer has at most about 600 bytes, so a frame stays below the size that clients
@@ -48,7 +48,7 @@ struct StreamBuffer {
     taken: u64,
     /// Whether a task checks that the client reads its very many unsent answers.
     is_watched: bool,
-    /// The last item to send; after it nothing more is read or sent.
+    /// The last item to send; once it is set, no further answers are sent.
     end: Option<v1::StreamEnd>,
     is_over: bool,
     reader: Option<Waker>,
@@ -72,8 +72,8 @@ impl SessionStream {
         stream
     }
 
-    /// Buffers answers for the client. Their number alone is no offence: a client with many requests may get many
-    /// answers at once.
+    /// Buffers answers for the client. Up to [`ITEMS_HARD_MAX`] their number alone does not end the stream: a
+    /// client with many requests may get many answers at once.
     pub(super) fn deliver(self: &Arc<Self>, items: Vec<v1::ServerItem>) {
         let mut state = self.lock();
         if state.is_over {
@@ -91,7 +91,7 @@ impl SessionStream {
         wake(&mut state.writer);
     }
 
-    /// Ends the stream if the client takes none of its very many answers.
+    /// Ends the stream if the client, which has more than [`ITEMS_MAX`] unsent answers, takes none of them.
     async fn see_that_it_reads(self: Arc<Self>) {
         let mut clock = interval(LOOK);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -145,7 +145,7 @@ impl SessionStream {
         let mut silence = Some(Box::pin(tokio::time::sleep(FIRST_FRAME)));
         let ended = poll_fn(|cx| {
             loop {
-                // The unread input of a connection that was given up is dropped.
+                // The unread input of a connection that this node closes is dropped.
                 if self.is_over(cx) || self.connection.kill.is_cancelled() {
                     return Poll::Ready(StreamClose::Otherwise);
                 }
@@ -182,7 +182,7 @@ impl SessionStream {
             }
         })
         .await;
-        // An end that this side caused may be indistinguishable from one by the client.
+        // If this node closed the connection, the end may look like one by the client.
         let by_client = matches!(ended, StreamClose::ByClient) && !self.connection.kill.is_cancelled();
         if let StreamClose::Protocol(text) = ended {
             observe::stream_refused("protocol");
@@ -192,11 +192,12 @@ impl SessionStream {
         front.push(Event::StreamClosed { stream: self.id, by_client });
         front.forget_stream(self.id);
         self.connection.closed(self.id);
-        // The client reads the remaining answers; if it is gone, the writer must not wait for more.
+        // The buffered answers are still sent; but if the client is gone, the writer must not wait for further
+        // ones.
         self.finish();
     }
 
-    /// The reason of a failed read.
+    /// The reason why a read failed.
     fn failed(&self, status: &Status) -> StreamClose {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(status);
         while let Some(error) = cause {
@@ -236,7 +237,7 @@ impl SessionStream {
     }
 }
 
-/// The last item of a stream that this side ends.
+/// The last item of a stream that this node ends.
 pub(super) fn stream_end(reason: StreamEndReason, text: String) -> v1::StreamEnd {
     v1::StreamEnd { reason: reason.into(), text, ..v1::StreamEnd::default() }
 }

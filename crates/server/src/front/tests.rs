@@ -113,7 +113,7 @@ async fn local<T>(test: impl Future<Output = T>) -> T {
     LocalSet::new().run_until(test).await
 }
 
-/// Opens a stream and calls `end` on its client; returns whether the end counted as the client's.
+/// Opens a stream, calls `end` on its client, and returns whether that end counted as the client's.
 async fn ended_by(end: impl FnOnce(&mut Client)) -> bool {
     local(async {
         let mut rig = Rig::start().await;
@@ -185,7 +185,7 @@ async fn barrier_passes_at_once_without_connections() {
     assert!(matches!(rig.events(2).await[1], Event::Drained(2)));
 }
 
-/// A client on a thread of its own, which sends while the test's thread is blocked. It connects at its first request.
+/// A client on its own thread, which can send while the test's thread is blocked. It connects at its first request.
 struct Elsewhere {
     orders: std::sync::mpsc::Sender<u64>,
     sent: std::sync::mpsc::Receiver<()>,
@@ -305,7 +305,7 @@ async fn barrier_after_a_stall_waits_for_requests_of_connections_in_the_accept_q
     }
 }
 
-/// The replica takes no events, so the front stops reading: a connection that this side has paused must not delay a
+/// The replica takes no events, so the front stops reading the stream: such a paused connection must not delay a
 /// barrier for long.
 #[tokio::test]
 async fn connection_paused_by_this_side_is_closed_so_that_a_barrier_passes() {

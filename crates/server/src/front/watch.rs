@@ -13,7 +13,7 @@ use tonic::Status;
 use super::ask::{Waits, refusal};
 use super::connection::{Connection, WATCHED_BYTES_MAX};
 
-/// Changes that wait to be sent.
+/// The unsent changes of one watch.
 pub(super) struct Watcher {
     connection: Arc<Connection>,
     state: Mutex<WatchBuffer>,
@@ -25,7 +25,8 @@ struct WatchBuffer {
     bytes: usize,
     end: Option<Status>,
     is_over: bool,
-    /// The initial state of a watch comes in parts; the last part was sent, and the next one was requested.
+    /// The replica sends the initial state of a watch in parts. Set when the last part received was sent on, and
+    /// the next one was requested.
     has_asked: bool,
     waker: Option<Waker>,
 }
@@ -56,7 +57,7 @@ impl Watcher {
         state.wake();
     }
 
-    /// Ends the watch: the replica sends no more changes.
+    /// Ends the watch with the error for `answer`, after which the replica sends no more changes.
     pub(super) fn end(&self, answer: Answer, clients: &BTreeMap<u64, String>) {
         self.stop(refusal(answer, clients));
     }

@@ -1,4 +1,4 @@
-//! Identifies a node that waits at an address to be added to the cluster.
+//! Identifies a node that waits to be added to the cluster, by a handshake with its address.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use lockkeeper_wire::store::Member;
 use super::directory::Directory;
 use super::handshake::{self, Greeter, NoLink};
 
-/// Accepts any node: nothing follows the handshake.
+/// A handshake that accepts any node: the connection is closed after it.
 struct HandshakeOnly(Arc<Directory>);
 
 impl Greeter for HandshakeOnly {
@@ -25,7 +25,8 @@ impl Greeter for HandshakeOnly {
     }
 }
 
-/// The node that waits at `address`, if it claims to be node `node`. Only the node itself can provide its incarnation.
+/// Returns the node that waits at `address`, if it claims to be node `node`. Its incarnation is known only to the
+/// node itself.
 ///
 /// # Errors
 /// A text with advice.
@@ -34,8 +35,8 @@ pub(crate) async fn who_waits(
     node: u64,
     address: &str,
 ) -> Result<Member, String> {
-    // Checked before connecting: the error for a node that does not answer asks the operator to start it, which would
-    // be in vain for a removed id.
+    // Checked before connecting: the error for a node that does not answer advises to start the node, which is
+    // useless if its id was removed.
     if let Some(removed) = directory.refuses(node) {
         return Err(removed.to_string());
     }
@@ -51,7 +52,7 @@ pub(crate) async fn who_waits(
         }
     };
     let candidate = hello.candidate.and_then(|candidate| candidate.member);
-    // A node that was added already is no candidate: the caller repeats a call whose answer was lost.
+    // A node that was added already is no candidate. Here the caller repeats a call whose answer was lost.
     let member = candidate.unwrap_or_else(|| Member {
         node: hello.node,
         incarnation: hello.incarnation.clone(),

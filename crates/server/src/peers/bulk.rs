@@ -1,9 +1,9 @@
 //! Snapshots between nodes, each on a connection of its own, with a thread of its own at either end.
 //!
-//! Responsible for: heartbeats never queue behind a snapshot, and neither the replica's thread nor the front's waits
-//! for one. Each snapshot that is to be sent has exactly one report: until then the consensus sends that follower
-//! nothing else. A received snapshot is written under a temporary name, verified to its end and decoded into a table
-//! before it is handed to the replica.
+//! Responsible for: heartbeats never queue behind a snapshot, and neither the replica's thread nor the front's
+//! waits for one. For each snapshot to send, exactly one success or failure is reported to the consensus, which
+//! sends that follower nothing else until then. A received snapshot is written under a temporary name, verified to
+//! its end and decoded into a table before it is handed to the replica.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -28,7 +28,7 @@ use super::handshake;
 use crate::disk_worker::DiskTaskResult;
 use crate::inbox::Inbox;
 
-/// Time limits of either side.
+/// Time limits of the sender and of the receiver.
 #[derive(Clone, Copy)]
 pub(crate) struct Patience {
     /// The time without progress after which the other side, or the network, counts as gone.
@@ -58,13 +58,13 @@ pub(crate) struct Arrived<D: Disk> {
     pub(crate) settled: Sender<()>,
 }
 
-/// State of sending and receiving.
+/// The state that sending and receiving share.
 pub(crate) struct Bulk<D: Disk> {
     pub(crate) directory: Arc<Directory>,
     pub(crate) snapshots: Snapshots<D>,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) done: Sender<DiskTaskResult<D>>,
-    /// Only one is received at a time: each takes disk and processor time.
+    /// Whether a snapshot is being received; only one at a time, since each takes disk and processor time.
     pub(crate) is_receiving: AtomicBool,
     pub(crate) patience: Patience,
 }
@@ -117,7 +117,7 @@ impl<D: Disk + Sync> Bulk<D> {
         sent.await.unwrap_or_else(|_| Err(io::Error::other("the thread that sent it has ended")))
     }
 
-    /// Receives a snapshot from node `from` on this connection.
+    /// Receives, on this connection, a snapshot that node `from` sends.
     pub(super) fn receive(self: &Arc<Self>, from: u64, socket: TcpStream) {
         let bulk = self.clone();
         let begun = std::thread::Builder::new().name("lockkeeper-receive".to_owned()).spawn(move || {
@@ -149,13 +149,13 @@ impl<D: Disk + Sync> Bulk<D> {
         let (tail, restorer) = match pieces(socket, &mut writer) {
             Ok(all) => all,
             Err(error) => {
-                // A file that can't be removed now is removed at the next start.
+                // If the file can't be removed now, the next start removes it.
                 drop(writer.abandon());
                 return Err(error);
             }
         };
         let bytes = tail.bytes;
-        // Decoded before it is sealed: an invalid snapshot is removed at once.
+        // Decoded before the file is sealed, so that the file of an invalid snapshot is removed at once.
         let table = match restorer.finish() {
             Ok(table) => table,
             Err(error) => {
@@ -177,7 +177,7 @@ impl<D: Disk + Sync> Bulk<D> {
     }
 }
 
-/// Receives all parts after the offer.
+/// Receives the messages after the offer: the pieces, and the tail.
 fn pieces<D: Disk>(
     socket: &mut TcpStream,
     writer: &mut SnapshotWriter<D>,
@@ -231,7 +231,7 @@ fn blocking(socket: TcpStream, patience: Patience) -> io::Result<TcpStream> {
     socket.set_nonblocking(false)?;
     socket.set_read_timeout(Some(patience.stalled))?;
     socket.set_write_timeout(Some(patience.stalled))?;
-    // Longer than the limit of links for messages: a receiver with a slow disk keeps the sender waiting.
+    // Longer than the limit of the connections for messages: a receiver with a slow disk keeps the sender waiting.
     #[cfg(target_os = "linux")]
     SockRef::from(&socket).set_tcp_user_timeout(Some(patience.stalled))?;
     Ok(socket)

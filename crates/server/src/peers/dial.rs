@@ -17,7 +17,7 @@ use crate::inbox::Inbox;
 pub(super) const PAUSE_MIN: Duration = Duration::from_millis(20);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// State of a task that dials.
+/// What the tasks need that open connections to other nodes.
 #[derive(Clone)]
 pub(super) struct Dialler {
     pub(super) directory: Arc<Directory>,
@@ -39,7 +39,8 @@ impl Dialler {
         Self { directory, handover, inbox, stop, witnesses: Arc::default() }
     }
 
-    /// Records whether a member refuses this node as no longer a member; returns whether enough members do.
+    /// Records whether the member `node` refuses this node as no longer a member; returns whether enough members
+    /// do.
     fn is_settled(&self, node: u64, says_so: bool) -> bool {
         let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
         if says_so && self.directory.is_member(node) {
@@ -99,7 +100,7 @@ impl Dialler {
                         ),
                         Err(error) => tracing::warn!(%error, "a connection can't be handed over: {error}"),
                     }
-                    // Nothing is ever sent: the channel closes when the link is dropped.
+                    // Returns when the link is dropped, which drops the sender; nothing is ever sent.
                     let _ = over.await;
                     tracing::info!(node, address, "the connection to node {node} at {address} is lost");
                 }
@@ -131,8 +132,8 @@ impl Dialler {
     }
 }
 
-/// Whether the refusal means that node `me` is no longer a member. A node that was wiped answers so about itself to
-/// every node that connects to it, which concerns no other node.
+/// Whether the refusal means that node `me` is no longer a member. A node whose own data are gone sends a refusal
+/// about itself to every node that connects to it; that does not concern `me`.
 pub(super) fn is_final(refusal: &Refusal, me: u64) -> bool {
     matches!(refusal.code(), RefusalCode::Wiped | RefusalCode::Removed) && refusal.node == me
 }

@@ -1,4 +1,4 @@
-//! A member's hello to other nodes, and the members that it knows.
+//! This node's hello (its first handshake message) to other nodes, and the members that it knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -27,8 +27,8 @@ pub(crate) struct Directory {
     election_timeout: Duration,
     known: watch::Sender<Known>,
     tickets: Mutex<Tickets>,
-    /// Changes when a member has connected without a ticket of this node, or with a new ticket of its own: other nodes
-    /// are dialled at once.
+    /// Increased when a member has connected without the ticket that this node gave it, or with a ticket of its own
+    /// that is new here: then other nodes are dialled at once.
     calls: watch::Sender<u64>,
 }
 
@@ -39,10 +39,11 @@ struct Known {
     members: Members,
     /// The version of the table's rules.
     rules: u32,
-    /// As received from a node that has applied more. Dialled too: this node's vote can be what these members need.
+    /// The members as received from a node that has applied more entries. Dialled too: this node's vote can be what
+    /// these members need.
     news: Members,
-    /// Peer addresses by the nodes' own hellos: a node may have moved, or have been restored from a backup. Tried after
-    /// the address in the log, since a forged hello can contain any.
+    /// Peer addresses from the nodes' own hellos: a node may have moved, or was restored from a backup. Tried after
+    /// the address in the log, since a forged hello can contain any address.
     said: BTreeMap<u64, String>,
     /// Election time-outs that differ from this node's, in milliseconds, by the nodes' last hellos.
     other_timeouts: BTreeMap<u64, u64>,
@@ -126,8 +127,8 @@ impl Directory {
         addresses
     }
 
-    /// The number of members that must report that this node is no longer a member before it accepts that: two. One, in
-    /// a cluster with only one other: no third could contradict it, and without it there is no majority.
+    /// The number of members that must refuse this node as no longer a member before it stops. Two; one if there is
+    /// only one other member, as no third could contradict that one, and without it there is no majority.
     pub(super) fn witnesses_needed(&self) -> usize {
         let others = self.known.borrow().members.nodes.len().saturating_sub(1);
         others.clamp(1, 2)
@@ -219,7 +220,7 @@ impl Directory {
             } else {
                 is_news = known.other_timeouts.insert(node, theirs) != Some(theirs);
             }
-            // Receivers need no notification of this.
+            // This change needs no notification of the receivers.
             false
         });
         if is_news {

@@ -27,10 +27,10 @@ enum FormationOutcome {
     Stop(Refusal),
 }
 
-/// Stores a candidate durably.
+/// Stores a candidate's state durably.
 type Keep = Box<dyn Fn(&Candidate) -> Result<(), ServeError> + Send + Sync>;
 
-/// A node without a cluster, as handshakes of other nodes see it.
+/// A node without a cluster, as its handshakes use it.
 struct Forming {
     founder: Mutex<Bootstrap>,
     keep: Keep,
@@ -89,7 +89,7 @@ impl Forming {
         self.founder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Executes the steps of the `Bootstrap` until it waits or is done.
+    /// Executes the steps of the `Bootstrap` until it waits for a message or is done.
     fn follow(&self, ask: impl FnOnce(&mut Bootstrap) -> BootstrapStep) -> Result<(), Refusal> {
         let mut founder = self.founder();
         let mut step = ask(&mut founder);
@@ -99,7 +99,7 @@ impl Forming {
                 BootstrapStep::Refuse(refusal) => return Err(refusal),
                 BootstrapStep::Promise(own) => {
                     if let Err(error) = (self.keep)(&own) {
-                        // A promise must survive a restart before it is sent, so nothing more is sent.
+                        // A promise must be durable before it is sent, so nothing more is sent.
                         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                         let text = "this node's disk failed".to_owned();
                         let refusal = Refusal { text, ..Refusal::default() };
@@ -152,7 +152,7 @@ impl Forming {
         }
     }
 
-    /// Logs the missing nodes.
+    /// Logs the missing nodes, again and again.
     async fn say(self: Arc<Self>) {
         loop {
             tokio::time::sleep(SAY_EVERY).await;
@@ -189,7 +189,8 @@ impl Greeter for Forming {
         self.follow(|founder| founder.heard(hello))
     }
 
-    /// Only a node at an address that the operator gave can make this one stop; that node is asked again soon.
+    /// On incoming connections a stop becomes a refusal: only a node at an address that the operator gave can make
+    /// this node stop. If the sender is such a node, this node connects to it soon.
     fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal> {
         self.follow(|founder| match founder.heard(hello) {
             BootstrapStep::Stop(refusal) => BootstrapStep::Refuse(refusal),

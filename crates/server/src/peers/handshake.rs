@@ -1,5 +1,5 @@
-//! The handshake of a connection between nodes: the first message of both sides, before anything else counts. Runs in
-//! tasks of the front.
+//! The handshake of a connection between nodes: each side first sends a hello, and accepts or refuses the other's.
+//! Runs in tasks of the front.
 //!
 //! Responsible for: no handshake waits forever, and an unidentified node causes no large allocation.
 
@@ -13,17 +13,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// The longest handshake message, in bytes; it has some addresses for each node.
+/// The longest handshake message, in bytes: it contains some addresses for each node.
 const GREETING_BYTES_MAX: usize = 1 << 20;
 /// The time limit of a handshake, connecting included.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// One node's side of a handshake.
 pub(crate) trait Greeter: Send + Sync + 'static {
-    /// The answer to node `to`, 0 for any node.
+    /// The hello to node `to`; 0: to any node.
     fn hello(&self, to: u64, lane: Lane) -> Hello;
 
-    /// The first message of a connection that this node opens to the address of node `to`, 0 for any node.
+    /// The hello that begins a connection to the address of node `to`; 0: of any node.
     ///
     /// # Errors
     /// The system's random number generator failed.
@@ -31,13 +31,13 @@ pub(crate) trait Greeter: Send + Sync + 'static {
         Ok(self.hello(to, lane))
     }
 
-    /// Whether this node accepts the node that answers with `hello` at an address that this node has connected to.
+    /// Checks the hello of a node to whose address this node has connected.
     ///
     /// # Errors
     /// The reason for a refusal, as a text for the other node.
     fn admit(&self, hello: &Hello) -> Result<(), Refusal>;
 
-    /// Whether this node accepts the sender of `hello` on an incoming connection, which any host can have opened.
+    /// Checks the hello on an incoming connection, which any host can have opened.
     ///
     /// # Errors
     /// The reason for a refusal, as a text for the other node.
@@ -123,7 +123,7 @@ pub(crate) async fn open_any(
     Err(why)
 }
 
-/// The accepting side of [`open`]. `lanes` are those that can be served now.
+/// The accepting side of [`open`]. `lanes` are the purposes of connections that can be served now.
 ///
 /// # Errors
 /// The reason why there is no connection.

@@ -1,7 +1,7 @@
-//! One connection to a peer as bytes: frames in, frames out. Validates frames, and does not interpret them.
+//! One connection to a peer as bytes: writes queued frames, reads and validates frames. Does not interpret them.
 //!
-//! Responsible for: the receiver reads the frames that the sender queued, complete and in order; and every dropped
-//! frame is reported, since the consensus must send its messages again.
+//! Responsible for: the receiver reads the frames that the sender queued, complete and in order. Every dropped
+//! frame is reported, since the consensus must then send its messages again.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -11,20 +11,20 @@ use lockkeeper_wire::peer::{PeerFrame, PeerKind, PeerMessage};
 use mio::net::TcpStream;
 use prost::Message;
 
-/// No further frame is queued for a peer while more bytes than this are pending: it does not keep up, and all of them
-/// are dropped. Above all that the consensus has in flight to one follower at a time (32 MiB), or a node that lags
-/// would never be sent the entries that it lacks.
+/// No further frame is queued for a peer while more bytes than this are pending: the peer does not keep up, and all
+/// pending frames are dropped. Must exceed the bytes that the consensus has in flight to one follower (32 MiB);
+/// otherwise a follower that lags would never receive the entries that it lacks.
 pub(super) const OUT_BYTES_MAX: usize = 40 << 20;
 /// Messages with more bytes of entries than this are split into several frames.
 const FRAME_BYTES: usize = 4 << 20;
-/// The longest frame that is accepted: one that is nearly full, plus an entry of the greatest size.
+/// The longest frame that is accepted: one that is nearly full, plus a message with the longest entry.
 const FRAME_BYTES_MAX: usize = 16 << 20;
 /// The smallest read buffer.
 const READ_BYTES: usize = 64 << 10;
-/// A connection without writes for this long sends an empty frame as a sign of life.
+/// A connection without writes for this long sends an empty frame, so that TCP notices if the peer is gone.
 const QUIET: Duration = Duration::from_secs(1);
-/// The longest context of a message: the number of a quorum read (ReadIndex round), or the mark of a vote that a leader
-/// has asked for.
+/// The longest context of a message: the number of a quorum read (ReadIndex round), or raft-rs' flag on the vote
+/// requests of a leadership transfer.
 const CONTEXT_BYTES_MAX: usize = 32;
 const LENGTH_BYTES: usize = 4;
 
@@ -49,8 +49,7 @@ impl PeerOutbox {
         &mut self.socket
     }
 
-    /// Queues messages. Returns `false` if too many bytes are pending: then all of them are dropped, these messages
-    /// too.
+    /// Queues messages. If too many bytes are pending, drops all of them and these messages, and returns `false`.
     pub(super) fn put(&mut self, mut messages: Vec<PeerMessage>) -> bool {
         while !messages.is_empty() {
             if self.waiting.len() - self.written > OUT_BYTES_MAX {
@@ -127,7 +126,7 @@ impl PeerOutbox {
     }
 }
 
-/// Bytes from one peer that are no complete frame yet.
+/// Reads frames from one peer; keeps the bytes that are no complete frame yet.
 pub(super) struct Incoming {
     socket: TcpStream,
     /// The part up to `filled` was read.
@@ -143,7 +142,7 @@ pub(super) struct Incoming {
 pub(super) enum Looked {
     /// Everything that had arrived was read.
     Empty,
-    /// There may be more.
+    /// The socket may have more to read.
     More,
     /// The other side has closed the connection, and everything was read before.
     Closed,
@@ -158,8 +157,8 @@ impl Incoming {
         &mut self.socket
     }
 
-    /// Reads the available bytes, and appends the messages of complete frames to `out`; reduces `room` by the bytes
-    /// read, and stops when it is zero. `is_ending`: the other side is known to have closed the connection.
+    /// Reads the available bytes, and appends the messages of complete frames to `out`. Reduces `room` by the
+    /// number of bytes read, and stops at zero. `is_ending`: the other side is known to have closed the connection.
     ///
     /// # Errors
     /// The connection is broken, or a frame is invalid. Messages that were appended before remain valid.
@@ -180,8 +179,9 @@ impl Incoming {
                     *room = room.saturating_sub(count);
                     self.filled += count;
                     self.parse(out)?;
-                    // A short read empties the socket, and bytes that arrive later cause a new event. But the end of
-                    // the connection causes one event only, perhaps the same one as these bytes.
+                    // A short read empties the socket, and bytes that arrive later cause a new event. The end of
+                    // the connection causes one event only, perhaps the same as these bytes; so if it was reported,
+                    // reading goes on to the end.
                     if count < free && !is_ending {
                         return Ok(Looked::Empty);
                     }
@@ -230,9 +230,9 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Checks a message that was received on the link of node `from` for what the consensus relies on.
+/// Checks the fields of a received message that the consensus relies on. `from` is the node of the link.
 ///
-/// The consensus would take a message of term 0 for a local one, and skip every check of terms.
+/// In particular, the consensus would take a message of term 0 for a local one, and skip every check of terms.
 fn check(message: &PeerMessage, from: u64, to: u64) -> Result<(), String> {
     if (message.from, message.to) != (from, to) {
         return Err(format!(

@@ -11,23 +11,23 @@ use tokio::sync::Semaphore;
 
 use super::handshake::{self, Greeter, NoGuest};
 
-/// Most handshakes of unidentified nodes at a time.
+/// Most handshakes with unidentified nodes at the same time.
 const GREETINGS_MAX: usize = 64;
 /// The pause after a failed accept, for want of file descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Most refusals that are remembered: unidentified nodes can cause any number of texts.
+/// Most refusals that are remembered: unidentified nodes can cause any number of different texts.
 const SAID_MAX: usize = 256;
 
-/// Refusals that were logged: a refused node tries again every second.
+/// Refusals that were logged. Each is logged once, as a refused node tries again every second.
 #[derive(Default)]
 struct LoggedRefusals {
-    /// By node and a hash of the text, whose length the other side can choose.
+    /// The node, and a hash of the text: the other side can choose the text's length.
     texts: BTreeSet<(u64, u64)>,
     hasher: RandomState,
 }
 
 impl LoggedRefusals {
-    /// Whether this text was not logged yet for this node.
+    /// Whether this text was not yet logged for this node.
     fn is_news(&mut self, node: u64, text: &str) -> bool {
         if self.texts.len() >= SAID_MAX {
             self.texts.clear();
@@ -35,14 +35,14 @@ impl LoggedRefusals {
         self.texts.insert((node, self.hasher.hash_one(text)))
     }
 
-    /// The node was accepted: later refusals of it are logged again.
+    /// To be called when the node was accepted: later refusals of it are logged again.
     fn forget(&mut self, node: u64) {
         self.texts.retain(|(of, _)| *of != node);
     }
 }
 
-/// Answers incoming connections, for as long as it is polled. `number` is called when a connection was accepted; its
-/// value is given to `take` with the connection once both sides have accepted each other.
+/// Answers incoming connections, for as long as it is polled. `number` is called for each accepted connection;
+/// `take` gets that number with the connection, once both nodes have accepted each other.
 pub(super) async fn listen<N: Copy + Send + 'static>(
     listener: &TcpListener,
     own: Arc<dyn Greeter>,
@@ -53,7 +53,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
     let said = Arc::new(Mutex::new(LoggedRefusals::default()));
     let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
     loop {
-        // The semaphore is never closed.
+        // Never fails: the semaphore is never closed.
         let Ok(permit) = greetings.clone().acquire_owned().await else { return };
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,

@@ -1,14 +1,14 @@
 //! The other nodes of the cluster: their addresses, connections to them, messages from and to them.
 //!
-//! Responsible for: messages of one link arrive in order, each complete or not at all; and every loss is reported to
-//! the replica. Does not interpret messages. Two nodes have two connections, one for each direction, each opened by its
-//! sender: so there is no tie to break between simultaneous connections, and no order to keep between the directions.
+//! Responsible for: messages of one link (a connection after its handshake) arrive in order, each complete or not
+//! at all; and every loss is reported to the replica. Does not interpret messages. Two nodes have two connections,
+//! one for each direction, each opened by its sender: so simultaneous connections need no tie-break.
 //!
 //! | file | runs on | does |
 //! | --- | --- | --- |
 //! | `poll.rs` | the replica's thread | waits for sockets and inbox |
 //! | `link.rs` | the replica's thread | frames of one connection |
-//! | `greet.rs` | the front's thread | the handshake of a connection, both sides |
+//! | `handshake.rs` | the front's thread | the handshake of a connection, both sides |
 //! | `listen.rs`, `dial.rs` | the front's thread | accept and open connections, and hand them over |
 //! | `bulk.rs` | threads of its own | snapshots |
 //! | `ask.rs` | the front's thread | identifies a node that is to be added |
@@ -61,8 +61,8 @@ use poll::Poller;
 
 /// Most bytes that one [`Peers::read`] takes from the sockets: all entries of a turn become one record of the log.
 const READ_BYTES_MAX: usize = 8 << 20;
-/// The time limit for TCP acknowledgements, in election time-outs: after that a new connection is faster than the
-/// kernel's next retransmission.
+/// The limit of the time without TCP acknowledgement, in election time-outs. After that, a new connection is faster
+/// than the kernel's next retransmission.
 const UNACKNOWLEDGED: u32 = 4;
 
 /// The direction of messages.
@@ -82,10 +82,10 @@ pub(crate) struct PeerConnection {
     pub(crate) node: u64,
     pub(crate) way: Way,
     pub(crate) socket: net::TcpStream,
-    /// From the peer's hello.
+    /// From the peer's hello, as is `client_address`.
     pub(crate) rules_max: u32,
     pub(crate) client_address: String,
-    /// Dropped with the link, which notifies the task that opened it.
+    /// Dropped with the link, which wakes the task that opened the connection.
     pub(crate) alive: Option<oneshot::Sender<()>>,
 }
 
@@ -105,13 +105,14 @@ impl Handover {
         Self { arrived: Mutex::default(), last: AtomicU64::new(0), unacknowledged }
     }
 
-    /// A number for a connection, greater than that of every older one. Must be drawn when the connection is accepted,
-    /// or before it is opened: of two connections of a peer the younger one wins, in either order of their handshakes.
+    /// A number for a connection, greater than those of all older ones. Must be drawn when the connection is
+    /// accepted, or before it is opened: of two connections of a peer the one with the higher number is kept, even
+    /// if its handshake ends first.
     pub(crate) fn number(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The replica takes the link at its next turn.
+    /// Hands a link over; the replica's thread takes it at its next turn.
     pub(crate) fn give(&self, link: PeerConnection, inbox: &Inbox) {
         #[cfg(target_os = "linux")]
         if let Err(error) = SockRef::from(&link.socket).set_tcp_user_timeout(Some(self.unacknowledged)) {
@@ -157,7 +158,7 @@ pub(crate) fn talk<D: Disk + Sync>(
                 handover.give(link, &inbox);
             }
             Ok(socket) if hello.lane() == Lane::Snapshot => bulk.receive(hello.node, socket),
-            // A handshake only: the connection was opened to identify this node.
+            // Nothing follows the handshake: the connection was opened only to identify this node.
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "a peer's connection can't be handed over: {error}"),
         };
@@ -166,7 +167,7 @@ pub(crate) fn talk<D: Disk + Sync>(
     });
 }
 
-/// The links of this node, and the wait of its replica's thread.
+/// The links of this node; the replica's thread waits for them here.
 pub(crate) struct Peers {
     inbox: Arc<Inbox>,
     /// `None`: this node has no peers.
@@ -202,15 +203,15 @@ impl Peers {
         Ok(Self { inbox, links: Some(links) })
     }
 
-    /// Appends everything that has arrived from peers to `out`: new links, messages, and lost links. At most 8 MiB a
-    /// call; [`Peers::wait`] does not sleep while there is more.
+    /// Appends all input from peers to `out`: new links, messages, and lost links. Reads at most 8 MiB a call;
+    /// [`Peers::wait`] does not sleep while there is more.
     pub(crate) fn read(&mut self, out: &mut Vec<Event>) {
         if let Some(links) = &mut self.links {
             links.read(out);
         }
     }
 
-    /// Queues messages for `node`, as one frame unless they are huge. They are sent by the next [`Peers::flush`].
+    /// Queues messages for `node`, as one frame unless they are huge. The next [`Peers::flush`] sends them.
     /// Messages that can't be sent are reported by [`Event::PeerMissed`].
     pub(crate) fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
         if let Some(links) = &mut self.links {
@@ -254,8 +255,8 @@ impl Peers {
         }
     }
 
-    /// Sleeps until something arrives from a peer, at most for `at_most`. Rings of the inbox do not wake it; they are
-    /// noticed afterwards.
+    /// Sleeps until something arrives from a peer, at most for `at_most`. A ring of the inbox does not end the
+    /// sleep; its events are read afterwards.
     pub(crate) fn wait_for_peers(&mut self, at_most: Duration) {
         if let Some(links) = &mut self.links {
             links.wait_for_peers(at_most);
@@ -273,14 +274,14 @@ struct Links {
     lost: Vec<u64>,
     /// Peers for which messages were dropped, not reported yet.
     missed: BTreeSet<u64>,
-    /// The sockets were polled and not read since.
+    /// The sockets were polled, and their input was not read since.
     has_looked: bool,
 }
 
 struct In {
     number: u64,
     bytes: Incoming,
-    /// There may be unread bytes.
+    /// The socket may have unread bytes.
     is_ready: bool,
     /// The other side has closed it.
     is_ending: bool,
@@ -309,7 +310,7 @@ impl Links {
         }
     }
 
-    /// Whether there are unread bytes or unreported losses.
+    /// Whether there may be unread bytes, or there are unreported losses.
     fn has_news(&self) -> bool {
         !self.lost.is_empty() || !self.missed.is_empty() || self.incoming.values().any(|link| link.is_ready)
     }
@@ -358,8 +359,8 @@ impl Links {
                 link.is_ready = true;
                 link.is_ending |= event.is_read_closed() || event.is_error();
             } else if event.is_read_closed() || event.is_write_closed() || event.is_error() {
-                // The peer sends nothing on this connection after the handshake, so these events mean that it has
-                // ended.
+                // The peer sends nothing on this connection after the handshake, so these events mean that the
+                // connection has ended.
                 broken.extend(
                     self.outgoing.iter().find(|(_, link)| link.number == number).map(|(node, _)| *node),
                 );
@@ -376,7 +377,7 @@ impl Links {
             Way::In => self.incoming.get(&node).map(|link| link.number),
             Way::Out => self.outgoing.get(&node).map(|link| link.number),
         };
-        // The node may have been removed after its handshake.
+        // The node may have been removed since its handshake.
         if present.is_some_and(|present| present > number) || self.directory.has_removed(node) {
             return;
         }
@@ -403,7 +404,7 @@ impl Links {
     }
 
     fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
-        // The consensus tolerates the loss of all other kinds of messages.
+        // Only the loss of an append must be reported; the consensus tolerates the loss of all other messages.
         let has_entries = messages.iter().any(|message| message.kind() == PeerKind::Append);
         match self.outgoing.get_mut(&node) {
             Some(link) => {

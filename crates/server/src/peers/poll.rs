@@ -1,4 +1,5 @@
-//! The wait of a replica's thread with peers: for their sockets, its inbox and its next turn.
+//! The wait of the replica's thread on a node with peers: for sockets, for the inbox, and for the time of the next
+//! turn.
 //!
 //! Responsible for: no wake-up is lost, and ringing a thread that isn't asleep costs no system call.
 
@@ -13,7 +14,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 /// The bell's token; links are numbered from 1.
 const BELL: Token = Token(0);
-/// Most events of one poll, above the number of peers' sockets; another poll would return the rest.
+/// Most events of one poll, more than there are peer sockets; another poll would return the rest.
 const EVENTS: usize = 64;
 
 /// The thread is running, and checks all its inputs before it sleeps.
@@ -23,7 +24,7 @@ const ASLEEP: u8 = 1;
 /// An input has arrived.
 const RUNG: u8 = 2;
 
-/// Wakes the replica's thread.
+/// Wakes the replica's thread when it sleeps in a poll.
 #[derive(Debug)]
 pub(crate) struct Bell {
     state: AtomicU8,
@@ -31,16 +32,16 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// The thread checks its inbox before it sleeps again, or wakes up to do so.
+    /// Makes the thread check its inbox before it sleeps again; wakes it if it sleeps.
     pub(crate) fn ring(&self) {
         if self.state.swap(RUNG, Ordering::AcqRel) == ASLEEP {
-            // Fails only if the kernel has no memory for eight bytes. The next tick finds the input then.
+            // Fails only if the kernel has no memory for eight bytes. Then the next tick finds the input.
             let _ = self.waker.wake();
         }
     }
 }
 
-/// The peers' sockets and the bell.
+/// Polls the peers' sockets and the bell.
 pub(super) struct Poller {
     poll: Poll,
     events: Events,
@@ -59,7 +60,7 @@ impl Poller {
         self.bell.clone()
     }
 
-    /// From here on the socket's events are reported with this number, once per change (edge-triggered).
+    /// Registers a socket: its events are reported with this number, once per change (edge-triggered).
     pub(super) fn add(&self, socket: &mut TcpStream, number: usize) -> io::Result<()> {
         self.poll.registry().register(socket, Token(number), Interest::READABLE | Interest::WRITABLE)
     }
@@ -69,8 +70,9 @@ impl Poller {
         let _ = self.poll.registry().deregister(socket);
     }
 
-    /// Sleeps until an event, or for `at_most`. Does not sleep if the bell was rung meanwhile, or if `is_idle`, called
-    /// last, returns false. Returns whether the sockets were polled.
+    /// Sleeps until an event, or for `at_most`. Does not sleep if the bell was rung since the last call, or if
+    /// `is_idle` returns false; `is_idle` is called last, so no input is missed. Returns whether the sockets were
+    /// polled.
     pub(super) fn sleep(&mut self, at_most: Option<Duration>, is_idle: impl FnOnce() -> bool) -> bool {
         let awake = self.bell.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire);
         let may_sleep = awake.is_ok() && is_idle();
@@ -81,7 +83,7 @@ impl Poller {
         may_sleep
     }
 
-    /// Polls the sockets, and waits for events for `at_most`.
+    /// Polls the sockets and the bell, and waits up to `at_most` for an event.
     pub(super) fn look(&mut self, at_most: Option<Duration>) {
         if let Err(error) = self.poll.poll(&mut self.events, at_most) {
             self.events.clear();
@@ -91,7 +93,7 @@ impl Poller {
         }
     }
 
-    /// The events of the last poll, by number.
+    /// The socket events of the last poll, by number.
     pub(super) fn found(&self) -> impl Iterator<Item = (usize, &Event)> {
         self.events.iter().filter(|event| event.token() != BELL).map(|event| (event.token().0, event))
     }

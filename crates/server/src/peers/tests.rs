@@ -22,7 +22,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// The links of node 1.
+    /// The peers of node 1.
     fn new() -> Self {
         let (inbox, handover) =
             (Arc::new(Inbox::default()), Arc::new(Handover::new(crate::ELECTION_TIMEOUT)));
@@ -252,7 +252,7 @@ fn ring_wakes_the_wait_also_just_before_it_sleeps() {
                 inbox.ring();
             }
         });
-        // Without the ring it would sleep forever.
+        // Without the ring, `wait` would sleep forever.
         node.peers.wait(None);
         ringer.join().expect("it has rung");
     }

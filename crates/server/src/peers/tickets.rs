@@ -1,9 +1,10 @@
 //! Proof that an incoming connection comes from the address of the member that it names.
 //!
-//! Responsible for: an id and an incarnation do not suffice to send messages of the consensus, or snapshots. This node
-//! sends every other node a ticket, in the first message of a connection that it opens to that node's address, and
-//! nowhere else; a connection from that node must present it. An attacker that reads the network, or has taken the
-//! address of a member that is down, can still impersonate it.
+//! Responsible for: a node's id and incarnation do not suffice to send messages of the consensus, or snapshots, in
+//! its name. This node sends every other node a ticket (a random secret), in the hello of a connection that it
+//! opens to that node's address, and nowhere else; an incoming connection from that node must present it. An
+//! attacker that reads the network, or has taken the address of a member that is down, can still impersonate that
+//! member.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +13,13 @@ use lockkeeper_wire::peer::Hello;
 use crate::data::id;
 use crate::error::ServeError;
 
-/// The number of a node's latest tickets that are presented to it: a forged one must not displace the true one at once.
+/// How many of the latest tickets received from a node are presented to it: a forged ticket must not displace the
+/// true one at once.
 const PRESENTED_MAX: usize = 4;
 /// The length of a ticket, in bytes.
 const TICKET_BYTES: usize = 16;
 
-/// Tickets that this process has sent and received, by node.
+/// Tickets that this process gave to other nodes and got from them, by node.
 #[derive(Default, Debug)]
 pub(super) struct Tickets {
     given: BTreeMap<u64, Vec<u8>>,

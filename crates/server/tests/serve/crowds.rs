@@ -8,7 +8,7 @@ use crate::harness::{Client, DEADLINE, SECRET, Server, acquire, directory};
 
 /// The number of waiters.
 const CROWD: u64 = 100_000;
-/// The number of waiters that end while their client is disconnected.
+/// The number of waiters whose wait ends while their client is disconnected.
 const WAITS: u64 = 20_000;
 /// After an attach, the server sends at most this many unconfirmed ends of requests at once, and the next ones when the
 /// client has confirmed the last of these.

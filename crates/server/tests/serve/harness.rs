@@ -44,7 +44,7 @@ impl Server {
         self.ended().await
     }
 
-    /// Does not block: clients on this thread must process the end of their connections.
+    /// Waits without blocking the thread, whose clients must process the end of their connections.
     pub(crate) async fn ended(self) -> Result<(), ServeError> {
         let ended = tokio::task::spawn_blocking(|| self.thread.join().unwrap());
         tokio::time::timeout(DEADLINE, ended).await.expect("the node was to end").unwrap()
@@ -112,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Opens a session of 30 s.
+    /// Opens a session with a ttl of 30 s.
     pub(crate) async fn open(&mut self, secret: [u8; 16], label: &str) -> u64 {
         let open = v1::OpenSession {
             secret: secret.to_vec(),
@@ -131,7 +131,7 @@ impl Client {
         self.send(session, client_item::What::Acquire(acquire(seq, name, wait)));
     }
 
-    /// Acquires what is free.
+    /// Acquires a lock that is free; returns the token.
     pub(crate) async fn hold(&mut self, session: u64, seq: u64, name: &str) -> u64 {
         self.acquire(session, seq, name, false);
         self.granted().await

@@ -104,7 +104,7 @@ async fn item_without_a_valid_command_ends_its_stream_with_the_reason() {
     server.stop().await.unwrap();
 }
 
-/// The stream carries all sessions of a process: one bad command must not affect the others.
+/// One stream carries all sessions of a client process, so one bad command must not affect the others.
 #[tokio::test]
 async fn a_command_over_a_limit_is_refused_and_the_rest_of_its_frame_is_carried_out() {
     let data = directory();

@@ -1,5 +1,5 @@
-//! The callers: each acquires a lock, works under it, and releases or drops its guard. If the hold is lost, a careful
-//! caller stops its work, and a careless one continues.
+//! The callers. Each acquires a lock, works while it holds the lock, and releases or drops its guard. When the hold
+//! is lost, a careful caller stops its work, and a careless one continues.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) enum JobState {
     Over,
 }
 
-/// One attempt of a caller.
+/// One attempt of a caller to acquire a lock and work.
 pub(crate) struct Job {
     pub(crate) session: usize,
     pub(crate) key: Key,
@@ -33,9 +33,9 @@ pub(crate) struct Job {
     section: Option<(String, Section)>,
     seen: Option<SectionRead>,
     stage: JobStage,
-    /// Checks its guard before each step; careless jobs depend on the fence.
+    /// Whether it checks its guard before each step. A careless job depends on the fence.
     is_careful: bool,
-    /// Its future was dropped: no result may be delivered any more.
+    /// Whether its future was dropped: then no result may be delivered any more.
     is_dropped: bool,
     step_max: Nanos,
 }
@@ -48,7 +48,7 @@ enum JobStage {
 }
 
 impl SimClient {
-    /// Starts a caller with a random request.
+    /// Starts a job with a random request.
     pub(crate) fn begin_job(&mut self, core: &mut Core) {
         let scenario = core.scenario.clone();
         let dice = &mut core.dice;
@@ -79,8 +79,8 @@ impl SimClient {
         self.want(core, wanted);
     }
 
-    /// Starts a caller that acquires one name with its subtree exclusively and waits without limit. At the end of a run,
-    /// a new client does this for every name, which shows that no lock was left held.
+    /// Starts a job that acquires one name with its subtree exclusively, and waits without limit. At the end of a
+    /// run, a new client does this for every name, which shows that all locks are free.
     pub(crate) fn begin_probe(&mut self, core: &mut Core, name: LockName) {
         let wanted = Wanted {
             names: vec![name],
@@ -129,7 +129,7 @@ impl SimClient {
         self.jobs.insert(key.0, job);
         self.sessions[session].wanted.insert(key, wanted);
         if is_dropped {
-            // The caller drops its future later, in any state of the request.
+            // A later step drops the future, if the request still waits then, whether it was sent or not.
             let pause = core.dice.spread(MS, 2 * ttl);
             self.step_after(core, pause, key);
         }
@@ -215,7 +215,7 @@ impl SimClient {
         let key = job.key;
         match job.state {
             JobState::Over => {}
-            // The only step of a waiting job is its drop.
+            // The only step of a waiting job is to drop its future.
             JobState::Waiting => self.drop_job(core, key),
             JobState::Releasing => {
                 if core.is_stormy && core.dice.chance(20) {

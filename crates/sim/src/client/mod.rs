@@ -29,7 +29,7 @@ type Handle = (usize, CallId);
 
 pub(crate) struct SimClient {
     pub(crate) index: usize,
-    /// Counts starts of the client; events for an earlier one are dropped.
+    /// How often the client has started; events of earlier lives are dropped.
     pub(crate) life: u64,
     pub(crate) clock: DriftingClock,
     /// The client is paused until this time.
@@ -40,10 +40,10 @@ pub(crate) struct SimClient {
     stream: Option<(Carried, StreamId)>,
     is_connecting: bool,
     addresses: Addresses,
-    /// An item was received on the present stream.
+    /// Whether an item was received on the present stream.
     has_worked: bool,
     wake_at: Option<Nanos>,
-    /// Arrived while the client was paused.
+    /// Packets that arrived while the client was paused.
     socket: VecDeque<(StreamId, Down)>,
     pub(crate) jobs: BTreeMap<u64, Job>,
     /// Keys of the jobs that hold their locks.
@@ -56,7 +56,7 @@ pub(crate) struct SimSession {
     carried: SessionKey,
     spec: Spec,
     is_opened: bool,
-    /// The lease deadline of its guards.
+    /// The lease deadline of the session's guards.
     belief: Option<BootInstant>,
     wanted: BTreeMap<Key, Arc<Wanted>>,
     /// How often each acquire was sent, for the mutant that renumbers retries.
@@ -81,7 +81,7 @@ impl SimClient {
             sent: BTreeMap::new(),
         });
         let sessions = sessions.collect();
-        // Some clients are configured with one node and learn of the others.
+        // Some clients are configured with one node, and learn the others from it.
         let known = core.dice.pick(&core.present);
         let all = core.dice.chance(70);
         let addresses = core.present.iter().copied().filter(|&node| all || node == known);
@@ -106,7 +106,7 @@ impl SimClient {
         }
     }
 
-    /// Pauses the client until then.
+    /// Pauses the client until a time.
     pub(crate) fn pause(&mut self, core: &mut Core, until: Nanos) {
         self.paused_until = self.paused_until.max(until);
         let until = self.paused_until;
@@ -114,7 +114,7 @@ impl SimClient {
         core.at(until, Happening::ClientWakes { client: self.index, life: self.life });
     }
 
-    /// Resumes the client.
+    /// Ends the pause of the client.
     pub(crate) fn resume(&mut self, core: &mut Core) {
         self.paused_until = 0;
         self.wake_at = None;
@@ -125,13 +125,13 @@ impl SimClient {
         core.now < self.paused_until
     }
 
-    /// Replaces the client's list of nodes, as its user would: all nodes it knew may have been removed.
+    /// Replaces the client's list of nodes, as its user would: all nodes on the old list may have been removed.
     pub(crate) fn is_told_nodes(&mut self, core: &mut Core) {
         let addresses: Vec<String> = core.present.iter().copied().map(client_address).collect();
         self.addresses = Addresses::named(addresses.iter().map(String::as_str), core.dice.u64());
     }
 
-    /// The present stream, by the node's id for it.
+    /// The present stream, by the id that the nodes use.
     pub(crate) fn stream(&self) -> Option<StreamId> {
         self.stream.map(|(_, stream)| stream)
     }
@@ -141,7 +141,7 @@ impl SimClient {
         self.holding.iter().filter_map(|key| self.jobs.get(key))
     }
 
-    /// Records in the address list whether the stream that ended has worked.
+    /// Records in the address list whether the stream that has just ended ever worked.
     fn counts(&mut self) {
         if std::mem::take(&mut self.has_worked) {
             self.addresses.worked();
@@ -149,7 +149,7 @@ impl SimClient {
         self.addresses.failed();
     }
 
-    /// Passes an event to a session's machine and performs all that follows.
+    /// Passes an event to a session's state machine, and carries out all actions that follow.
     pub(crate) fn feed(&mut self, core: &mut Core, session: usize, event: Event) {
         self.run(core, VecDeque::from([(session, event)]));
     }
@@ -251,7 +251,7 @@ impl SimClient {
         }
     }
 
-    /// A packet arrives.
+    /// Handles a packet: reads it now, or once the client's pause ends.
     pub(crate) fn arrives(&mut self, core: &mut Core, stream: StreamId, packet: Down) {
         self.socket.push_back((stream, packet));
         if !self.is_paused(core) {
@@ -290,9 +290,9 @@ impl SimClient {
         }
     }
 
-    /// Fires timers, in random order with input that has arrived: production does not order them either.
+    /// Fires timers, in random order with the input that has arrived, since production does not order them either.
     pub(crate) fn wakes(&mut self, core: &mut Core) {
-        // A timer that was rescheduled leaves a stale event behind.
+        // The event of a timer that was rescheduled is stale.
         if self.is_paused(core) || self.wake_at.is_some_and(|planned| planned > core.now) {
             return;
         }
@@ -352,7 +352,7 @@ impl SimClient {
         }
     }
 
-    /// The process crashes. With `says_so` its operating system closes the stream.
+    /// Ends the client's process. With `says_so`, its operating system closes the stream.
     pub(crate) fn dies(&mut self, core: &mut Core, says_so: bool) {
         self.is_alive = false;
         if let Some((_, stream)) = self.stream.take() {
@@ -372,7 +372,7 @@ impl SimClient {
             && self.sessions[job.session].belief.is_some_and(|until| now < until)
     }
 
-    /// Whether all jobs are over, and no call is pending.
+    /// Whether all jobs are over, and no session has pending work.
     pub(crate) fn is_idle(&self) -> bool {
         !self.is_alive
             || (self.jobs.values().all(|job| job.state == JobState::Over)

@@ -7,18 +7,18 @@ use super::SimNode;
 use crate::clock::{MS, Nanos};
 use crate::core::{Core, Happening};
 
-/// A fault that waits for its moment.
+/// A fault that waits until a certain moment of its node's execution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arm {
-    /// Power fails while the node writes a vote for another node, and that node can't reach it for a while.
+    /// Power fails while the node writes its vote for another node. That other node can't reach it for a while.
     LostVote,
-    /// The node stops right after sending the entries that serve as a quorum read for a keep-alive, and then receives
-    /// only the answers.
+    /// The process is stopped right after it has sent the entries that serve as the quorum read for a keep-alive.
+    /// When it continues, it receives only the answers.
     RoundInFlight,
     /// The first transmission of each entry is lost, repeatedly.
     EntriesLost,
-    /// The connections on which the node has proposed the expiry of a session break, and a keep-alive arrives right
-    /// then.
+    /// Right after the node has proposed the expiry of a session, the connections on which it sent that break, and
+    /// a keep-alive arrives.
     SlowEnd,
 }
 
@@ -39,7 +39,7 @@ impl SimNode {
         is_it
     }
 
-    /// Called before a write; `ends`: the record proposes the expiry of a session.
+    /// To be called before each write. `ends`: the record proposes the expiry of a session.
     pub(super) fn before_write(&mut self, core: &mut Core, record: &Record, ends: bool) {
         let vote = record.hard_state.as_ref().map_or(0, |state| state.vote);
         if vote != 0 && vote != self.id && self.strikes(core, Arm::LostVote) {
@@ -59,7 +59,7 @@ impl SimNode {
         }
     }
 
-    /// Called for each frame sent to a peer.
+    /// To be called for each frame that the node sends to a peer.
     pub(super) fn sends(&mut self, core: &mut Core, frame: &PeerFrame) {
         if self.process.as_mut().is_some_and(|process| std::mem::take(&mut process.loses_sent)) {
             core.lose_sent(self.id);
@@ -72,8 +72,8 @@ impl SimNode {
                 core.lose_sent(self.id);
             }
         }
-        // A keep-alive is confirmed by the entries of its turn. Heartbeats do not count: a leader that was paused sends
-        // new ones.
+        // The entries of a turn serve as the quorum read for its keep-alives. Heartbeats would not do here: a
+        // leader that was stopped sends new ones afterwards.
         let has_sign = self.process.as_ref().is_some_and(|process| process.has_sign);
         let asks = has_sign && frame.messages.iter().any(|it| !it.entries.is_empty());
         if asks && self.strikes(core, Arm::RoundInFlight) {

@@ -1,5 +1,5 @@
-//! Bootstrap and joining: a node without data until it becomes a member. The production founder decides; each decision
-//! is durable before any message that depends on it is sent.
+//! Bootstrap and joining: how a node without data becomes a member. The production [`Bootstrap`] state machine
+//! decides; each decision is durable before any message that depends on it is sent.
 
 use lockkeeper_replica::bootstrap::{Bootstrap, BootstrapStep};
 use lockkeeper_replica::disk::memory::Operation;
@@ -15,12 +15,12 @@ use crate::core::{Core, Happening, Id};
 /// The state of a node that belongs to no cluster yet.
 pub(super) struct Forming {
     founder: Bootstrap,
-    /// The bootstrap record that is about to be written.
+    /// The bootstrap record, decided but not written yet.
     decided: Option<Founding>,
 }
 
 impl Forming {
-    /// Whether it still sends handshakes to `node`; 0 means any node.
+    /// Whether the node still sends handshakes to `node`; 0 means any node.
     pub(super) fn asks(&self, node: Id) -> bool {
         let nodes = &self.founder.own().nodes;
         if nodes.is_empty() { node == 0 } else { nodes.iter().any(|listed| listed.node == node) }
@@ -38,8 +38,9 @@ impl SimNode {
         self.forming.as_ref().and_then(|forming| forming.founder.own().member.clone())
     }
 
-    /// The node's description of itself. Bootstrap nodes list each other. A joining node has an empty list, and so has
-    /// a node that was bootstrapped alone: after losing its data it must join that cluster instead of creating another.
+    /// The node's candidate record. Bootstrap nodes list each other. A joining node lists no others. Nor does a
+    /// node that was bootstrapped alone and has lost its data: it must join its cluster again instead of creating
+    /// another.
     pub(super) fn stands(&self, core: &Core, incarnation: Vec<u8>) -> Candidate {
         let listed = |node: Id| Listed { node, peer_address: peer_address(node), incarnation: Vec::new() };
         let founders = if self.is_founder && core.scenario.nodes > 1 { core.scenario.nodes } else { 0 };
@@ -71,7 +72,7 @@ impl SimNode {
         let others: Vec<Id> =
             own.nodes.iter().map(|listed| listed.node).filter(|node| *node != self.id).collect();
         self.forming = Some(Forming { founder: Bootstrap::new(own), decided: None });
-        // Its stored promise may be the last one that was missing.
+        // The node's own promise, stored earlier, may be the only one that is still needed.
         let _ = self.follow(core, |founder| founder.step());
         for to in if others.is_empty() { vec![0] } else { others } {
             let pause = core.dice.spread(MS / 10, 20 * MS);
@@ -84,7 +85,7 @@ impl SimNode {
         self.follow(core, |founder| founder.heard(hello))
     }
 
-    /// Carries out the founder's steps until it waits or is done.
+    /// Carries out the steps of the [`Bootstrap`] state machine until it waits or is done.
     fn follow(
         &mut self,
         core: &mut Core,

@@ -17,8 +17,8 @@ pub(super) struct Directory {
     founding: Founding,
     /// The membership as applied by this node.
     pub(super) members: Members,
-    /// A newer membership, received from a peer that has applied more. Its nodes are dialled too: they may be waiting
-    /// for this node's vote.
+    /// A membership that a peer reports as newer. Its nodes are dialled too: they may be waiting for this node's
+    /// vote.
     news: Members,
     /// Nodes that are connected, or being dialled.
     dialled: BTreeSet<Id>,
@@ -38,7 +38,8 @@ impl Directory {
 }
 
 impl SimNode {
-    /// Whether this node runs as a member of a cluster: it is up, and has started from the data on its disk.
+    /// Whether this node runs as a member of a cluster: its process runs, and has started from the data on its
+    /// disk.
     pub(crate) fn is_member(&self) -> bool {
         self.process.is_some()
     }
@@ -48,13 +49,13 @@ impl SimNode {
         self.process.as_ref().is_some_and(|process| process.directory.members.removed.contains_key(&other))
     }
 
-    /// Whether it would connect to any of these nodes.
+    /// Whether the node would connect to any of these nodes.
     pub(crate) fn knows_any(&self, of: &[Id]) -> bool {
         let others = self.process.as_ref().map(|process| process.directory.others());
         others.is_none_or(|others| of.iter().any(|node| others.contains(node)))
     }
 
-    /// Whether it still tries to connect to that node; 0 means any node.
+    /// Whether the node still tries to connect to `to`; 0 means any node.
     pub(crate) fn dials(&mut self, to: Id) -> bool {
         match (&mut self.process, &self.forming) {
             (Some(process), _) => {
@@ -69,12 +70,12 @@ impl SimNode {
         }
     }
 
-    /// The purpose of the connections that it opens.
+    /// The purpose of the connections that the node opens.
     pub(crate) fn lane(&self) -> Lane {
         if self.is_member() { Lane::Messages } else { Lane::Greeting }
     }
 
-    /// The handshake request that it sends on a new connection.
+    /// The handshake request that the node sends on a new connection.
     pub(crate) fn hello(&self, to: Id, lane: Lane) -> Option<Hello> {
         match (&self.process, &self.forming) {
             (Some(process), _) => {
@@ -93,7 +94,7 @@ impl SimNode {
         }
     }
 
-    /// Applies the admission rules to a handshake.
+    /// Applies the admission rules to a handshake request.
     pub(crate) fn admit(&mut self, core: &mut Core, hello: &Hello) -> Result<(), Refusal> {
         let Some(process) = &mut self.process else { return self.hears(core, hello) };
         let identity = NodeIdentity {
@@ -113,7 +114,7 @@ impl SimNode {
         Ok(())
     }
 
-    /// Returns the reply to a handshake, or `None` if the node died while handling it.
+    /// Returns the reply to a handshake request, or `None` if the node died while handling it.
     pub(crate) fn welcomes(&mut self, core: &mut Core, hello: &Hello) -> Option<Result<Hello, Refusal>> {
         if let Err(refusal) = self.admit(core, hello) {
             return Some(Err(refusal));
@@ -126,7 +127,7 @@ impl SimNode {
         Some(Ok(own))
     }
 
-    /// The node receives a refusal. If the refusal is final for this node, its process ends.
+    /// Handles a refusal. If it is final for this node, the node's process ends.
     pub(crate) fn is_refused(&mut self, core: &mut Core, by: Id, refusal: &Refusal) {
         let is_final = matches!(refusal.code(), RefusalCode::Wiped | RefusalCode::Removed);
         if is_final && refusal.node == self.id {
@@ -135,7 +136,7 @@ impl SimNode {
         }
     }
 
-    /// Dials the nodes that it knows and has not dialled yet.
+    /// Dials the nodes of the newest known membership that are not connected or being dialled.
     pub(super) fn greet(&mut self, core: &mut Core) {
         let Some(process) = &mut self.process else { return };
         for to in process.directory.others() {
@@ -146,7 +147,7 @@ impl SimNode {
         }
     }
 
-    /// The node has applied a membership change, or learned a changed client address.
+    /// To be called when the node has applied a membership change, or learned a changed client address.
     pub(super) fn applied_members(&mut self, core: &mut Core, members: Members) {
         core.members_are(&members);
         for gone in members.removed.keys() {

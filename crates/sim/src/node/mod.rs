@@ -1,11 +1,12 @@
 //! A node: the production replica and the production log on an in-memory disk, driven as the server process drives
 //! them.
 //!
-//! Packets that are sent, arrived in a socket, and read are kept apart, because the drain barrier (P9) depends on the
-//! difference. During a write, or while the process is stopped, the loop does not run and input accumulates.
+//! Packets that have arrived in a socket are kept apart from those that were read, because the drain barrier (P9)
+//! depends on the difference. During a write, or while the process is stopped, the event loop does not run, and
+//! unread input accumulates.
 //!
-//! `start.rs`: start and crash. `form.rs`: bootstrap and joining. `greet.rs`: handshake and admission. `armed.rs`:
-//! faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop.
+//! `start.rs`: start and crash. `form.rs`: bootstrap and joining. `handshake.rs`: handshake and admission.
+//! `armed.rs`: faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop.
 
 mod armed;
 mod form;
@@ -34,7 +35,7 @@ use handshake::Directory;
 use lockkeeper_wire::store::Founding;
 pub(crate) use start::{TOKENS_ABOVE, client_address, node_at};
 
-/// How often work that waits for a stopped node checks whether the node runs again.
+/// How often work for a stopped node is retried until the node runs again.
 const LOOKS_EVERY: Nanos = 100 * MS;
 /// The error code that a failing disk returns.
 const EIO: i32 = 5;
@@ -43,7 +44,7 @@ pub(crate) struct SimNode {
     pub(crate) id: Id,
     pub(crate) clock: DriftingClock,
     disk: MemoryDisk,
-    /// Counts starts of the process.
+    /// How often the process has started.
     pub(crate) run: u64,
     process: Option<NodeProcess>,
     /// Set while the node has no data and is looking for its cluster.
@@ -51,29 +52,29 @@ pub(crate) struct SimNode {
     seed: u64,
     /// A bootstrap node: it takes part in creating the cluster. The others join later.
     is_founder: bool,
-    /// The newest version of the table's rules that its binary supports.
+    /// The newest version of the table's rules that the node's binary supports.
     pub(crate) rules: u32,
-    /// Its disk was lost: the member of this id had another disk.
+    /// The node's disk was lost and replaced by an empty one: the node is no longer the member that has its id.
     pub(crate) is_wiped: bool,
     /// The node is never started again.
     pub(crate) is_gone: bool,
-    /// Its bootstrap record, for the mutant that restarts a wiped node under its old identity.
+    /// The node's bootstrap record, for the mutant that restarts a wiped node under its old identity.
     record: Option<Founding>,
 }
 
-/// The state lost in a crash.
+/// The state of a member's process, which a crash loses.
 struct NodeProcess {
     replica: Replica,
     directory: Directory,
     log: Log<MemoryDisk>,
     chores: Chores,
-    /// Arrived, but not yet read.
+    /// Packets that have arrived, but are not read yet.
     sockets: BTreeMap<StreamId, VecDeque<Up>>,
     /// Streams whose next read is already scheduled.
     reading: BTreeSet<StreamId>,
-    /// Frames from peers: arrived, but not yet read.
+    /// Frames from peers that have arrived, but are not read yet.
     frames: VecDeque<(Id, Vec<u8>)>,
-    /// Events read, but not yet handed to the replica.
+    /// Events that were read, but not yet passed to the replica.
     inbox: VecDeque<Event>,
     barriers: Vec<Barrier>,
     writes: VecDeque<Pending>,
@@ -85,38 +86,38 @@ struct NodeProcess {
     loop_until: Nanos,
     /// No client socket is read until this time.
     unread_until: Nanos,
-    /// The clock as read before the process was stopped, for the mutant that uses the stale time afterwards.
+    /// The clock's reading before the process was stopped, for the mutant that uses it afterwards.
     read_before: Option<Duration>,
-    /// The fault that strikes when its condition is met.
+    /// The fault that waits for its moment.
     arm: Option<Arm>,
     dies_in_write: bool,
     is_stopping: bool,
     loses_sent: bool,
-    /// A keep-alive or attach was handed to the replica in this turn.
+    /// A keep-alive or attach was passed to the replica in this turn.
     has_sign: bool,
-    /// Index of the last entry lost by `Arm::EntriesLost`.
+    /// The index of the last entry that `Arm::EntriesLost` has lost.
     lost_entry: u64,
     turn_at: Option<Nanos>,
-    /// The table's count of visited entries at the start of this turn.
+    /// The table's counter of visited entries at the start of this turn.
     visits_before: u64,
 }
 
 impl NodeProcess {
-    /// When the event loop may run next.
+    /// The earliest time at which the event loop may run.
     fn runs_at(&self) -> Nanos {
         self.stopped_until.max(self.loop_until)
     }
 
-    /// When to check again: a fault's end may wake the process early.
+    /// When to check again whether the loop may run: the end of a fault may allow that earlier than planned.
     fn looks_at(&self, now: Nanos) -> Nanos {
         self.runs_at().min(now + LOOKS_EVERY)
     }
 }
 
-/// A write in progress on the disk.
+/// A write that the disk is carrying out.
 enum Pending {
     Write(Box<Write>),
-    /// For the mutant that reports a write as synced before it is.
+    /// For the mutant that reports a write as synced before it is written.
     Late(Record),
 }
 
@@ -156,7 +157,7 @@ impl SimNode {
         }
     }
 
-    /// Whether its disk has ever held the bootstrap record. Only then can its data replace those of a lost disk.
+    /// Whether the node has ever had the bootstrap record. Only then can its data replace those of a lost disk.
     pub(crate) fn has_record(&self) -> bool {
         self.record.is_some()
     }
@@ -165,17 +166,17 @@ impl SimNode {
         self.process.is_some() || self.forming.is_some()
     }
 
-    /// Whether it is the leader and has applied all entries committed before its term.
+    /// Whether the node is the leader and has applied all entries committed before its term.
     pub(crate) fn is_ready(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.replica.is_ready())
     }
 
-    /// Index of the last applied entry.
+    /// The index of the last applied entry.
     pub(crate) fn applied(&self) -> Option<u64> {
         self.process.as_ref().map(|process| process.replica.applied_index())
     }
 
-    /// Whether its table has a backlog, or an entry is applied in part.
+    /// Whether the node's table has a backlog, or only some of the commands of an entry are applied.
     pub(crate) fn has_backlog(&self) -> bool {
         self.process.as_ref().is_some_and(|process| {
             let replica = &process.replica;
@@ -183,19 +184,19 @@ impl SimNode {
         })
     }
 
-    /// Compares its table with the oracle's.
+    /// Compares the node's table with the oracle's.
     pub(crate) fn compare(&self, core: &mut Core) {
         if let Some(process) = &self.process {
             core.oracle.compare(core.now, self.id, &process.replica);
         }
     }
 
-    /// Whether it can answer a handshake now.
+    /// Whether the node can answer a handshake now.
     pub(crate) fn answers(&self, now: Nanos) -> bool {
         self.is_up() && self.process.as_ref().is_none_or(|process| process.stopped_until <= now)
     }
 
-    /// SIGSTOP: the whole process is stopped until then.
+    /// Stops the whole process until then, as SIGSTOP does.
     pub(crate) fn stop_until(&mut self, now: Nanos, until: Nanos) {
         let local = self.clock.duration(now);
         if let Some(process) = &mut self.process {
@@ -204,7 +205,7 @@ impl SimNode {
         }
     }
 
-    /// Stops the event loop alone; client sockets are still read.
+    /// Stops only the event loop until then; client sockets are still read.
     pub(crate) fn stop_loop_until(&mut self, now: Nanos, until: Nanos) {
         let local = self.clock.duration(now);
         if let Some(process) = &mut self.process {
@@ -213,14 +214,14 @@ impl SimNode {
         }
     }
 
-    /// Stops reads of client sockets; the event loop runs.
+    /// Stops reading client sockets until then; the event loop runs.
     pub(crate) fn unread_until(&mut self, until: Nanos) {
         if let Some(process) = &mut self.process {
             process.unread_until = process.unread_until.max(until);
         }
     }
 
-    /// The node closes a client's stream that it considers dead; input not yet read is lost.
+    /// Closes a client's stream on the node's behalf; input that was not read is lost.
     pub(crate) fn hang_up(&mut self, core: &mut Core, stream: StreamId) {
         let Some(process) = &mut self.process else { return };
         process.sockets.remove(&stream);
@@ -246,12 +247,12 @@ impl SimNode {
         self.turn_soon(core, core.now);
     }
 
-    /// Whether it has received SIGTERM.
+    /// Whether the node has received SIGTERM.
     pub(crate) fn is_stopping(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.is_stopping)
     }
 
-    /// SIGTERM.
+    /// Begins to shut the node down, as on SIGTERM.
     pub(crate) fn stops(&mut self, core: &mut Core) {
         if let Some(process) = &mut self.process {
             process.inbox.push_back(Event::ShutDown);

@@ -12,7 +12,7 @@ use crate::net::{Down, Up};
 use crate::peers::LinkId;
 
 impl SimNode {
-    /// A packet arrives in a socket.
+    /// To be called when a packet arrives in a client socket.
     pub(crate) fn arrives(&mut self, core: &mut Core, stream: StreamId, packet: Up) {
         let Some(line) = core.net.lines.get_mut(&stream) else { return };
         let opens = matches!(packet, Up::Open);
@@ -67,7 +67,7 @@ impl SimNode {
         self.turn_soon(core, core.now + pause);
     }
 
-    /// A frame from a peer arrives; the event loop reads it.
+    /// To be called when a frame from a peer arrives; the event loop reads it later.
     pub(crate) fn peer_arrives(&mut self, core: &mut Core, from: Id, frame: Vec<u8>) {
         let Some(process) = self.process.as_mut() else { return };
         process.frames.push_back((from, frame));
@@ -75,7 +75,7 @@ impl SimNode {
         self.turn_soon(core, core.now + pause);
     }
 
-    /// A snapshot from a peer has arrived completely.
+    /// To be called when a snapshot from a peer has arrived completely.
     pub(crate) fn receives(&mut self, core: &mut Core, id: BulkId) {
         let (Some(process), Some(bulk)) = (self.process.as_mut(), core.bulks.get(id).cloned()) else {
             return core.settle_bulk(id, false);
@@ -99,7 +99,7 @@ impl SimNode {
         }
     }
 
-    /// The sender learns the result of its snapshot transfer.
+    /// To be called when the sender of a snapshot receives the result of its transfer.
     pub(crate) fn bulk_settled(&mut self, core: &mut Core, to: Id, arrived: bool) {
         if let Some(process) = &mut self.process {
             process.inbox.push_back(Event::SnapshotSent { to, arrived });
@@ -107,7 +107,8 @@ impl SimNode {
         }
     }
 
-    /// A connection with a peer is open; `rules_max` is the newest rules version the peer supports.
+    /// To be called when a connection with a peer is open. `rules_max` is the newest rules version that the peer
+    /// supports.
     pub(crate) fn peer_up(&mut self, core: &mut Core, peer: Id, rules_max: u32) {
         if let Some(process) = &mut self.process {
             let client_address = client_address(peer);
@@ -116,7 +117,7 @@ impl SimNode {
         }
     }
 
-    /// A link to or from a peer is closed.
+    /// To be called when a link to or from a peer is closed.
     pub(crate) fn peer_lost(&mut self, core: &mut Core, peer: Id, link: LinkId) {
         core.note(format_args!("node {} loses node {peer} ({link:?})", self.id));
         if let Some(process) = &mut self.process {
@@ -129,7 +130,7 @@ impl SimNode {
 }
 
 impl NodeProcess {
-    /// Begins a drain barrier: all input that is in a socket now must be read before it passes.
+    /// Begins a drain barrier: it passes once all input that is in a client socket now was read.
     pub(super) fn begin_barrier(&mut self, number: u64) {
         let waits = self.sockets.iter().map(|(&stream, unread)| (stream, unread.len()));
         self.barriers.push(Barrier { number, waits: waits.collect() });

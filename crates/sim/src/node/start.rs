@@ -14,9 +14,9 @@ use crate::core::{Core, Happening, Id};
 use crate::disk_worker::{Chores, read_table};
 use crate::mutants::MutantLocation;
 
-/// Small, so that a run of some minutes fills several segments.
+/// Segments are small, so that a run of some minutes fills several of them.
 pub(super) const OPTIONS: LogOptions = LogOptions { segment_bytes: 16 << 10 };
-/// The first token is above this one: an earlier table may have issued all tokens up to it (T1).
+/// The first token of the cluster is above this one, as if an earlier table had issued all tokens up to it (T1).
 pub(crate) const TOKENS_ABOVE: u64 = 1_000;
 
 /// The address at which a node serves clients.
@@ -56,14 +56,15 @@ impl SimNode {
     pub(crate) fn start(&mut self, core: &mut Core) {
         self.run += 1;
         if self.run > 1 && core.dice.chance(40) {
-            // A restart may come with the newest binary.
+            // At a restart, the node may get the newest binary.
             self.rules = limits::RULES_VERSION;
         }
         core.note(format_args!("node {} starts, run {}", self.id, self.run));
         match storage::open(&self.disk, OPTIONS) {
             Ok(Opened::Existing(existing)) => self.goes_on(core, existing),
             Ok(Opened::Empty) => self.begins(core),
-            // The record contains a promise: other nodes may have created the cluster with it, so it must not change.
+            // The candidate record contains a promise: other nodes may have created the cluster with it, so the
+            // record must not change.
             Ok(Opened::Candidate(kept)) if kept.nodes.iter().any(|it| !it.incarnation.is_empty()) => {
                 self.forms(core, kept, false);
             }
@@ -79,7 +80,7 @@ impl SimNode {
         }
     }
 
-    /// Starts on an empty disk, with a new incarnation.
+    /// Starts the node on an empty disk, with a new incarnation.
     fn begins(&mut self, core: &mut Core) {
         let incarnation = core.dice.secret().to_vec();
         let is_alone = self.is_founder && core.scenario.nodes == 1 && !self.is_wiped;
@@ -112,7 +113,7 @@ impl SimNode {
     /// Starts a member from its data.
     pub(super) fn goes_on(&mut self, core: &mut Core, existing: Existing<MemoryDisk>) {
         let Existing { founding, hard_state, entries, log, mut leftovers, snapshot, snapshots } = existing;
-        // From here on the disk of the mutant skips syncs: it may lose log data, but not the bootstrap record.
+        // From here on the mutant's disk skips syncs: it may lose entries of the log, but not the bootstrap record.
         self.disk.lie(core.is(MutantLocation::SyncSkipped));
         let at = snapshot.as_ref().map_or((0, 0), |it| (it.head().index, it.head().term));
         let members = snapshot.as_ref().and_then(|it| it.head().members.clone());
@@ -177,20 +178,21 @@ impl SimNode {
         self.turn_soon(core, core.now);
     }
 
-    /// The process crashes and restarts after a pause. With `power` (a power cut), unsynced data may be lost or torn.
+    /// Ends the process, and restarts it after a pause. With `power` (a power cut), unsynced data may be lost or
+    /// torn.
     pub(crate) fn crash(&mut self, core: &mut Core, power: bool) {
         let pause =
             if core.is_stormy { core.dice.spread(5 * MS, 2 * core.scenario.ttl_max) } else { 20 * MS };
         self.crash_for(core, power, pause);
     }
 
-    /// As [`Self::crash`], but restarts after the given pause.
+    /// As [`Self::crash`], with the given pause.
     pub(super) fn crash_for(&mut self, core: &mut Core, power: bool, pause: Nanos) {
         self.dies(core, power);
         core.after(pause, Happening::NodeStarts { node: self.id });
     }
 
-    /// The cluster has no place for the node, so its process exits. A supervisor may restart it.
+    /// Ends the process, because a refusal was final for the node. A supervisor may restart it.
     pub(super) fn ends(&mut self, core: &mut Core) {
         self.dies(core, false);
         if core.is_stormy && core.dice.chance(60) {
@@ -199,7 +201,7 @@ impl SimNode {
         }
     }
 
-    /// The disk is lost and replaced by an empty one.
+    /// Crashes the node, and replaces its disk by an empty one.
     pub(crate) fn wipe(&mut self, core: &mut Core) {
         self.crash(core, true);
         core.note(format_args!("the disk of node {} is lost", self.id));
@@ -220,7 +222,7 @@ impl SimNode {
         core.note(format_args!("node {} dies (power {power})", self.id));
         self.forming = None;
         if let Some(mut process) = self.process.take() {
-            // A write in progress has reached the disk in part.
+            // A write in progress has reached the disk, but was not synced.
             while let Some(pending) = process.writes.pop_front() {
                 self.disk.heal();
                 self.disk.fail(Operation::Sync, 0, EIO);

@@ -1,5 +1,5 @@
-//! A node's event loop: it handles the input, writes what must be durable, and then sends the output that depends on
-//! it.
+//! A node's event loop: it handles the input, writes the record that must be durable, and then sends the output
+//! that depends on the write.
 
 use std::fmt::Write as _;
 
@@ -32,7 +32,7 @@ impl SimNode {
     pub(crate) fn turn(&mut self, core: &mut Core, run: u64) {
         let local = self.clock.duration(core.now);
         let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
-        // A turn that was rescheduled leaves a stale event behind.
+        // The event of a turn that was rescheduled is stale.
         if process.turn_at != Some(core.now) {
             return;
         }
@@ -97,8 +97,8 @@ impl SimNode {
         }
     }
 
-    /// Replaces the log by a received snapshot. The snapshot file is published first: after a crash in between, a log
-    /// that was reset first would begin after an index that no snapshot covers.
+    /// Replaces the log by a received snapshot. The snapshot file is published before the log is reset: otherwise a
+    /// crash in between would leave a log that begins after an index which no snapshot covers.
     fn install(&mut self, core: &mut Core, index: u64) -> std::io::Result<()> {
         let Some(process) = &mut self.process else { return Ok(()) };
         let Some((bulk, sealed)) = process.incoming.remove(&index) else {
@@ -129,7 +129,7 @@ impl SimNode {
         Ok(())
     }
 
-    /// A snapshot step has had its simulated duration.
+    /// To be called when the simulated duration of a snapshot step has passed.
     pub(crate) fn stored(&mut self, core: &mut Core, run: u64) {
         let node = self.id;
         let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
@@ -156,7 +156,7 @@ impl SimNode {
             return core.broken("P10", &format!("node {} stops: {error}", self.id));
         }
         if installs {
-            // The installed table has a counter of its own.
+            // The installed table has its own counter of visited entries.
             process.visits_before = process.replica.table().visits();
         }
         self.go_on(core);
@@ -308,13 +308,13 @@ impl SimNode {
     fn sleep(&mut self, core: &mut Core) {
         let Some(process) = &self.process else { return };
         let wake = self.clock.when(process.replica.next_wake().as_nanos() as Nanos);
-        // Even with pending input, the next turn begins after a short delay.
+        // Even if input is pending, the next turn begins after a short delay.
         let at = if process.inbox.is_empty() { wake.max(core.now + 20_000) } else { core.now + 20_000 };
         self.turn_soon(core, at);
     }
 }
 
-/// Lets the oracle read the replica; entries visited by the oracle do not count as work of the turn.
+/// Lets the oracle read the replica. Entries that the oracle visits do not count as work of the turn.
 fn observe(core: &mut Core, node: Id, process: &mut NodeProcess) {
     let before = process.replica.table().visits();
     core.observe(node, &process.replica);

@@ -1,5 +1,6 @@
-//! The agreed log: the entry at each index, fixed by the first node that applies it, and each node's copy of it. Checks
-//! that nodes apply the same entries, that no entry is lost from a disk, and that no term has two leaders (P1, P10).
+//! The agreed log, whose entry at each index is fixed by the first node that applies it, and each node's copy of
+//! the log. Checks that nodes apply the same entries, that no entry is lost from a disk, and that no term has two
+//! leaders (P1, P10).
 
 use std::collections::BTreeMap;
 
@@ -23,12 +24,13 @@ pub(crate) struct AgreedLog {
     entries: BTreeMap<(u64, u64), LoggedEntry>,
     /// The term of the entry at each index, as first applied.
     agreed: BTreeMap<u64, u64>,
-    /// The node that wrote the first entry of each term, and when: it had been elected by then.
+    /// For each term, the node that wrote the first entry of that term, and when. It had been elected by then.
     elected: BTreeMap<u64, (Id, Nanos)>,
 }
 
 impl AgreedLog {
-    /// A node writes an entry. Returns the entry's commands if no node has written it before: then it is a proposal.
+    /// To be called when a node writes an entry. Returns the entry's commands if no node has written it before:
+    /// then the node proposes it.
     fn written(&mut self, now: Nanos, node: Id, it: &store::Entry) -> Result<Option<&[Command]>, Wrong> {
         let at = (it.index, it.term);
         if let Some(known) = self.entries.get(&at) {
@@ -45,7 +47,7 @@ impl AgreedLog {
         Ok(Some(&self.entries.entry(at).or_insert(known).commands))
     }
 
-    /// The term of the agreed entry.
+    /// The term of the agreed entry at an index.
     pub(crate) fn agreed(&self, index: u64) -> Option<u64> {
         self.agreed.get(&index).copied()
     }
@@ -79,7 +81,8 @@ fn commands(it: &store::Entry) -> Result<Vec<Command>, Wrong> {
 /// One node's copy of the log.
 #[derive(Default)]
 pub(crate) struct Copy {
-    /// The term of the entry at each index, as written and as synced. Entries up to `base` are in a snapshot.
+    /// The term of the entry at each index, as written (`written`) and as synced (`durable`). A snapshot contains
+    /// the entries up to `base`.
     written: BTreeMap<u64, u64>,
     durable: BTreeMap<u64, u64>,
     base: u64,
@@ -88,9 +91,9 @@ pub(crate) struct Copy {
     hard_state: store::HardState,
     durable_state: store::HardState,
     pub(crate) applied: u64,
-    /// Highest entry of which at least a part is applied.
+    /// The highest entry of which the node has applied at least one command.
     pub(crate) begun: u64,
-    /// The applied index at the last comparison of its table.
+    /// The applied index when the node's table was last compared with the oracle's.
     pub(crate) compared: u64,
 }
 
@@ -105,12 +108,13 @@ impl Copy {
         self.written.get(&index).copied()
     }
 
-    /// Whether the entry would survive a power cut now.
+    /// Whether this node would still have the entry after a power cut now.
     pub(crate) fn is_durable(&self, index: u64, term: u64) -> bool {
         index <= self.base || self.durable.get(&index) == Some(&term)
     }
 
-    /// A node begins to write a record. Returns the commands of new entries: these are proposals.
+    /// To be called when a node begins to write a record. Returns the commands of the entries that no node has
+    /// written before: these are proposals.
     pub(crate) fn wrote(
         &mut self,
         log: &mut AgreedLog,
@@ -143,12 +147,12 @@ impl Copy {
         Ok(fresh)
     }
 
-    /// A received snapshot replaces the log, before the record that is being written.
+    /// To be called when a received snapshot replaces the log, before the record that is about to be written.
     pub(crate) fn installs(&mut self, at: u64) {
         self.installing = Some(at);
     }
 
-    /// The record is durable.
+    /// To be called when a record is durable.
     pub(crate) fn synced(&mut self, record: &store::Record) {
         if let Some(at) = self.installing.take() {
             self.durable.clear();
@@ -164,7 +168,7 @@ impl Copy {
         }
     }
 
-    /// P10: the snapshot, or the log after it, contains all synced entries unchanged.
+    /// P10: after a start, the snapshot, or the log after it, contains all synced entries unchanged.
     pub(crate) fn recovered(
         &mut self,
         log: &AgreedLog,
@@ -175,7 +179,7 @@ impl Copy {
     ) -> CheckResult {
         let terms: BTreeMap<u64, u64> = found.iter().map(|entry| (entry.index, entry.term)).collect();
         for (index, term) in self.durable.range(at + 1..) {
-            // Unless the entries belong to a history that the snapshot being installed has replaced.
+            // The entries may be missing if a snapshot was being installed that replaces them.
             if self.installing != Some(at) && terms.get(index) != Some(term) && !self.replaces(&terms, *index)
             {
                 let what = match terms.get(index) {
@@ -220,16 +224,16 @@ impl Copy {
         Ok(())
     }
 
-    /// Whether the entries found are those that the node was writing over synced ones.
+    /// Whether the entries found on the disk are those that the node was writing over synced ones when it crashed.
     fn replaces(&self, found: &BTreeMap<u64, u64>, index: u64) -> bool {
-        // The pending record reached the disk after all: it replaces everything from its first entry on.
+        // Then the pending record reached the disk after all, and replaced everything from its first entry on.
         let first = found.iter().find(|(index, term)| self.durable.get(index).is_some_and(|it| it != *term));
         first.is_some_and(|(&first, _)| {
             index >= first && found.range(first..).all(|(index, term)| self.written.get(index) == Some(term))
         })
     }
 
-    /// Whether the node's table equals the one that the agreed log produces.
+    /// Checks that the node's table equals the one that the agreed log produces.
     pub(crate) fn compare(&mut self, node: Id, table: &Table, expected: Option<u128>) -> CheckResult {
         self.compared = self.applied;
         if expected == Some(table.snapshot().digest()) {

@@ -1,5 +1,5 @@
-//! Membership: there is one cluster, nodes that have applied the same change have the same members, and no majority
-//! lacks an acknowledged entry (P1, P10).
+//! Membership: all nodes belong to one cluster, nodes that have applied the same change have the same members, and
+//! no majority lacks an acknowledged entry (P1, P10).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use lockkeeper_wire::store::{Configuration, Founding, Member};
 use super::reply_checker::CheckResult;
 use crate::core::Id;
 
-/// The part of the membership that must be equal on every node; addresses may differ for a while.
+/// The fields of a membership that must be equal on all nodes. Addresses may differ for a while.
 #[derive(PartialEq, Debug)]
 struct Shape {
     nodes: BTreeMap<Id, Vec<u8>>,
@@ -19,9 +19,9 @@ struct Shape {
 
 #[derive(Default)]
 pub(super) struct Taking {
-    /// The bootstrap record, as written by the first member.
+    /// The bootstrap record of the first member.
     founding: Option<Founding>,
-    /// Each membership, by the index of the entry that made it.
+    /// Each membership, by the index of the entry that brought it about.
     known: BTreeMap<u64, Shape>,
     /// The configuration after the highest applied entry.
     configuration: Configuration,
@@ -47,7 +47,8 @@ impl Taking {
         Err(("P1", format!("node {node} is founded by {founding:?}, and there is a cluster of {first:?}")))
     }
 
-    /// A node has applied `members`; `newest` is the membership after the highest entry applied by any node.
+    /// To be called when a node has applied `members`. `newest` is the membership after the highest entry that any
+    /// node has applied.
     pub(super) fn applied(&mut self, members: &Members, newest: &Members) -> CheckResult {
         self.configuration.clone_from(&newest.configuration);
         let nodes = members.nodes.values().map(|it| (it.node, it.incarnation.clone())).collect();

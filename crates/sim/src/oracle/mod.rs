@@ -1,11 +1,11 @@
-//! The oracle: checks every promise from outside, with the log as written and applied, the replies to clients, and true
-//! time. It reads all state and changes none.
+//! The oracle: checks every promise from outside, against the log as written and applied, the replies to clients,
+//! and true time. It reads the state of nodes and clients, and changes none of it.
 //!
-//! `log.rs`: the agreed log, and each node's copy of it (P1, P10). `table.rs`: the table that the agreed log produces,
-//! command by command (P1, P2, P4, P7, P8). `members.rs`: membership (P1, P10). `silence.rs`: which sessions a node may
-//! expire (P9). `order.rs`: the order of acquires (P8). `rounds.rs` and `reads.rs`: whether a node still led when it
-//! answered, and whether the answer is right (P2, P6). `told.rs`: replies to clients (P2, P7, P10). The world checks
-//! the guards (P4, P5).
+//! `log.rs`: the agreed log, and each node's copy of it (P1, P10). `table.rs`: the table that the agreed log
+//! produces, command by command (P1, P2, P4, P7, P8). `members.rs`: membership (P1, P10). `silence.rs`: which
+//! sessions a node may expire (P9). `order.rs`: the order of acquires (P8). `rounds.rs` and `reads.rs`: whether a
+//! node still led when it answered, and whether the answer is right (P2, P6). `reply_checker.rs`: replies to
+//! clients (P2, P7, P10). The guards are checked in `world/mod.rs` (P4, P5).
 
 mod log;
 mod members;
@@ -37,11 +37,11 @@ use rounds::QuorumReadChecker;
 use silence::Silence;
 use table::History;
 
-/// A node's table is compared with the oracle's after this many more entries.
+/// A node's table is compared with the oracle's again after this many entries.
 const COMPARED_EVERY: u64 = 16;
 
-/// Most table entries that a node visits for its outputs of one turn: a piece of a snapshot, whose items each have a
-/// name of at most this many segments.
+/// The largest number of table entries that a node may visit for the outputs of one turn. The largest output is a
+/// piece of a snapshot, whose items each have a name of at most this many segments.
 const READS_MAX: u64 = (ITEMS_PER_PIECE * (1 + limits::NAME_SEGMENTS_MAX)) as u64;
 
 /// A broken promise.
@@ -57,15 +57,15 @@ pub struct BrokenPromise {
 
 pub(crate) struct Oracle {
     pub(crate) failure: Option<BrokenPromise>,
-    /// The scenario has slow disks, on which a write may take seconds.
+    /// The scenario has slow disks, on which one write may take seconds.
     has_slow_disk: bool,
     budgets: Budgets,
     pub(crate) history: History,
     log: AgreedLog,
     nodes: Vec<ObservedNode>,
     members: Taking,
-    /// Sessions whose stream was closed by the network, where the node detected the close first, and which have not
-    /// been acknowledged since: the one exception to P5.
+    /// Sessions whose stream was closed by the network, where the node detected the close before the client did.
+    /// They are the one exception to P5, until a node acknowledges them again.
     excused: BTreeSet<u64>,
     rounds: QuorumReadChecker,
     reads: Reads,
@@ -76,16 +76,16 @@ pub(crate) struct Oracle {
 /// The oracle's view of one node.
 #[derive(Default)]
 struct ObservedNode {
-    /// The newest version of the table's rules that its binary supports.
+    /// The newest version of the table's rules that the node's binary supports.
     rules: u32,
-    /// Its disk is lost: it no longer counts as a voter that has data.
+    /// The node's disk is lost: it no longer counts as a voter that has data.
     is_wiped: bool,
     copy: Copy,
     silence: Silence,
     order: ProposalOrder,
 }
 
-/// Counters of a run: one in which nothing happened proves nothing.
+/// Counters of a run. A run in which little happened proves little.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Coverage {
     /// Commands applied.
@@ -104,21 +104,21 @@ pub struct Coverage {
     pub fenced: u64,
     /// Sections that wrote.
     pub written: u64,
-    /// Lost updates of the unfenced values: without a fence a lock is not enough (P3).
+    /// Lost updates of the unfenced values: they show that a lock without a fence is not enough (P3).
     pub overwritten: u64,
-    /// Requests that ended as ambiguous: sent, but without a reply in time (P12).
+    /// Requests whose result the client does not know: they were sent, and no reply came in time (P12).
     pub ambiguous: u64,
     /// Membership changes.
     pub changes: u64,
     /// Disks that were lost.
     pub wiped: u64,
-    /// Tables whose rules version was raised.
+    /// How often the rules version of a table was raised.
     pub raised: u64,
-    /// `Resume` commands, which continue the backlog of others (M2).
+    /// `Resume` commands, which continue the backlog of other commands (M2).
     pub resumed: u64,
-    /// Most table entries visited by a node in one turn.
+    /// The most table entries that a node visited in one turn.
     pub most_visits: u64,
-    /// Most table entries visited by a node for its outputs of one turn.
+    /// The most table entries that a node visited for the outputs of one turn.
     pub most_reads: u64,
 }
 
@@ -180,12 +180,13 @@ impl Oracle {
         }
     }
 
-    /// Another node joins.
+    /// To be called when another node is created.
     pub(crate) fn joins(&mut self) {
         self.nodes.push(ObservedNode::default());
     }
 
-    /// A node starts as a member, with this bootstrap record and a binary that supports these rules.
+    /// To be called when a node starts as a member, with its bootstrap record and the newest rules version of its
+    /// binary.
     pub(crate) fn founded(&mut self, now: Nanos, node: Id, rules: u32, founding: &store::Founding) {
         self.nodes[place(node)].rules = rules;
         if self.members.is_first() {
@@ -195,21 +196,22 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// A node has applied `members`; `newest` is the membership after the highest entry applied by any node.
+    /// To be called when a node has applied `members`. `newest` is the membership after the highest entry that any
+    /// node has applied.
     pub(crate) fn members_are(&mut self, now: Nanos, members: &Members, newest: &Members) {
         let verdict = self.members.applied(members, newest);
         self.seen.changes = self.members.changes();
         self.judge(now, verdict);
     }
 
-    /// A node's disk is lost. `is_wiped`: the node no longer counts as a voter that has data.
+    /// To be called when a node's disk is lost. `is_wiped`: the node no longer counts as a voter that has data.
     pub(crate) fn wiped(&mut self, node: Id, is_wiped: bool) {
         self.seen.wiped += 1;
         let of = &mut self.nodes[place(node)];
         (of.copy, of.is_wiped) = (Copy::default(), is_wiped);
     }
 
-    /// The snapshot and the log after it that a node found at start.
+    /// Checks the snapshot, and the log after it, that a node found at its start.
     pub(crate) fn recovered(
         &mut self,
         now: Nanos,
@@ -231,7 +233,7 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// A turn begins; `local` is the reading of the node's clock.
+    /// To be called when a turn of a node begins. `local` is the reading of the node's clock.
     pub(crate) fn turn(&mut self, now: Nanos, node: Id, local: Duration, replica: &Replica) {
         let least = replica.table().sessions().map(|session| session.ttl_ms).min();
         let step = Duration::from_millis(least.unwrap_or(limits::TTL_MS_MIN)) / 12;
@@ -241,27 +243,27 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// A packet has become readable in a socket of a node.
+    /// To be called when a packet has become readable in a client socket of a node.
     pub(crate) fn arrived(&mut self, now: Nanos, node: Id, stream: StreamId, packet: &Up) {
         self.nodes[place(node)].silence.arrived(now, stream, packet);
     }
 
-    /// A node reads a close that the client did not cause, or does not know of.
+    /// To be called when a node reads a close that the client did not cause, or has not learned of.
     pub(crate) fn closed_between(&mut self, node: Id, stream: StreamId) {
         self.excused.extend(self.nodes[place(node)].silence.carried_by(stream));
     }
 
-    /// A node has closed a stream.
+    /// To be called when a node has closed a stream.
     pub(crate) fn ended(&mut self, node: Id, stream: StreamId) {
         self.nodes[place(node)].silence.ended(stream);
     }
 
-    /// A node requests a drain barrier.
+    /// To be called when a node begins a drain barrier.
     pub(crate) fn barrier(&mut self, now: Nanos, node: Id) {
         self.nodes[place(node)].silence.barrier(now);
     }
 
-    /// An event is handed to a node's replica.
+    /// To be called when an event is passed to a node's replica.
     pub(crate) fn handed_over(&mut self, now: Nanos, node: Id, event: &Event) {
         let of = &mut self.nodes[place(node)];
         of.silence.handed_over(event);
@@ -269,7 +271,8 @@ impl Oracle {
         self.rounds.handed_over(now, event);
     }
 
-    /// A node begins to write a record. Returns whether it proposes the expiry of a session.
+    /// To be called when a node begins to write a record. Returns whether the record proposes the expiry of a
+    /// session.
     pub(crate) fn wrote(&mut self, now: Nanos, node: Id, record: &store::Record) -> bool {
         let before = self.seen.expired;
         let verdict = self.propose(now, node, record);
@@ -297,19 +300,20 @@ impl Oracle {
         Ok(())
     }
 
-    /// A node begins to install a received snapshot. Returns the term of its last entry.
+    /// To be called when a node begins to install a received snapshot. Returns the term of the snapshot's last
+    /// entry.
     pub(crate) fn installing(&mut self, node: Id, at: u64) -> u64 {
         self.nodes[place(node)].copy.installs(at);
         self.log.agreed(at).unwrap_or_default()
     }
 
-    /// A record is durable on a node.
+    /// To be called when a record is durable on a node.
     pub(crate) fn durable(&mut self, node: Id, record: &store::Record) {
         self.nodes[place(node)].copy.synced(record);
     }
 
-    /// Checks the table entries visited in this turn so far (`visits`), and those visited for its outputs (`reads`)
-    /// (M2).
+    /// Checks how many table entries a node has visited in this turn so far (`visits`), and how many of them for
+    /// its outputs (`reads`) (M2).
     pub(crate) fn worked(&mut self, now: Nanos, node: Id, visits: u64, reads: u64) {
         self.seen.most_visits = self.seen.most_visits.max(visits);
         self.seen.most_reads = self.seen.most_reads.max(reads);
@@ -324,7 +328,7 @@ impl Oracle {
         }
     }
 
-    /// A node sends these items to a client.
+    /// Checks items that a node sends to a client.
     pub(crate) fn told(&mut self, now: Nanos, node: Id, stream: StreamId, items: &[v1::ServerItem]) {
         let nodes = &self.nodes;
         let has = |index: u64| {
@@ -351,16 +355,17 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// An operator sends a request to a node.
+    /// To be called when an operator sends a request to a node.
     pub(crate) fn asked(&mut self, ask: AskId, question: &Question) {
         self.reads.asked(ask, question, &self.history);
     }
 
-    /// A node answers an operator.
+    /// Checks a node's answer to an operator.
     pub(crate) fn answered(&mut self, now: Nanos, node: Id, ask: AskId, answer: &Answer) {
         let term = self.nodes[place(node)].silence.leads();
         let verdict = match answer {
-            // Requests that go through the log are answered by any node that applies them.
+            // The answers left out here are those of requests in the log: any node that applies such a request may
+            // answer it.
             Answer::Described(_) | Answer::Listed(_) | Answer::Sessions(_) | Answer::Checked(_) => {
                 self.rounds.read(node, term, ask, &self.log)
             }
@@ -370,12 +375,13 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// Terms that had a leader.
+    /// The number of terms that had a leader.
     pub(crate) fn elections(&self) -> u64 {
         self.log.elections()
     }
 
-    /// Checks a replica after any possible change. An entry counts as applied once a node has begun to apply it.
+    /// Checks a replica after each change. An entry is applied to the oracle's table once the first node has begun
+    /// to apply it.
     fn observe(&mut self, node: Id, replica: &Replica) -> CheckResult {
         let of = &mut self.nodes[place(node)];
         let (index, begun) = (replica.applied_index(), replica.begun_index());
@@ -467,7 +473,7 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// Checks at the end of a run that a node's table equals the oracle's.
+    /// Checks that a node's table equals the oracle's, at the end of a run.
     pub(crate) fn compare(&mut self, now: Nanos, node: Id, replica: &Replica) {
         let index = replica.applied_index();
         let verdict = self.nodes[place(node)].copy.compare(node, replica.table(), self.history.digest(index));
@@ -476,7 +482,7 @@ impl Oracle {
 }
 
 impl Core {
-    /// Checks a replica after any possible change, and traces newly applied entries.
+    /// Checks a replica after each change, and traces newly applied entries.
     pub(crate) fn observe(&mut self, node: Id, replica: &Replica) {
         let oracle = &mut self.oracle;
         let before = oracle.history.applied();

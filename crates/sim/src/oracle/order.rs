@@ -1,5 +1,5 @@
-//! P8: acquires are logged in the order of their arrival, so that earlier ones get lower tickets. One for each run of
-//! each node.
+//! P8: acquires are logged in the order of their arrival, so that earlier ones get lower tickets. Each run of each
+//! node has its own [`ProposalOrder`].
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,16 @@ use super::reply_checker::CheckResult;
 
 #[derive(Default)]
 pub(crate) struct ProposalOrder {
-    /// First and last time that an acquire was handed to the replica in this run, as a count.
+    /// For each acquire, when it was first and last passed to the replica in this run. Times are counts of such
+    /// events.
     handed: BTreeMap<(SessionId, Seq), (u64, u64)>,
     handings: u64,
-    /// The latest of the first hand-overs of all logged acquires.
+    /// The latest first time of all acquires that are in the log, and that acquire.
     logged: (u64, Option<(SessionId, Seq)>),
 }
 
 impl ProposalOrder {
-    /// An event is handed to the replica.
+    /// To be called when an event is passed to the replica.
     pub(crate) fn handed_over(&mut self, event: &Event) {
         let Event::Frame(_, requests) = event else { return };
         for request in requests {
@@ -31,7 +32,7 @@ impl ProposalOrder {
         }
     }
 
-    /// The replica proposes a command.
+    /// Checks a command that the replica proposes.
     pub(crate) fn proposed(&mut self, command: &Command) -> CheckResult {
         let Command::Acquire(it) = command else { return Ok(()) };
         let Some(&(first, last)) = self.handed.get(&(it.session, it.seq)) else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! An answer about a token was true at some moment between request and answer. Tokens are granted in one order and end
-//! once, so each answer is checked against the history by itself, without a search.
+//! An answer about a token must have been true at some moment between request and answer. Tokens are granted in one
+//! order, and each ends once, so every answer can be compared with the history without regard to other answers.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use lockkeeper_wire::v1::TokenStatus;
 use super::reply_checker::CheckResult;
 use super::table::History;
 
-/// Pending requests, with the applied index when each was sent.
+/// Pending requests: name and token, and the applied index when the request was sent.
 #[derive(Default)]
 pub(crate) struct Reads {
     open: BTreeMap<AskId, (LockName, u64, u64)>,

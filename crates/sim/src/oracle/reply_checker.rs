@@ -8,7 +8,8 @@ use super::table::History;
 
 pub(crate) type CheckResult = Result<(), (&'static str, String)>;
 
-/// R3: after the reply to an attach, at most `most` ended requests are sent at once; the others follow in later parts.
+/// R3: after the reply to an attach, the ends of at most `most` requests are sent at once; the others follow in
+/// later turns.
 pub(crate) fn ends_of_attach(items: &[v1::ServerItem], most: usize) -> CheckResult {
     for (index, item) in items.iter().enumerate() {
         let Some(What::Attached(_)) = item.what else { continue };
@@ -44,7 +45,7 @@ impl ReplyChecker {
             Some(What::Granted(granted)) => self.granted(request, granted.token, history, has),
             Some(What::Busy(_)) => self.ended(request, "busy".to_owned()),
             Some(What::Ended(finished)) => self.ended(request, format!("{:?}", finished.end())),
-            // The reply to a finish (under its own number) or to a repeated acquire.
+            // The reply to a finish, under the finish's own number, or to a repeated acquire.
             Some(What::Finished(finished)) if finished.end() != v1::End::Gone => {
                 self.ended(request, format!("{:?}", finished.end()))
             }
@@ -85,7 +86,7 @@ impl ReplyChecker {
 
     fn ended(&mut self, request: (u64, u64), end: String) -> CheckResult {
         let first = self.ends.entry(request).or_insert_with(|| end.clone());
-        // A repeated finish is answered with `Gone`, which `item` does not check.
+        // A repeated finish may be answered with `Gone`, which `item` does not check.
         if *first == end {
             Ok(())
         } else {

@@ -12,7 +12,7 @@ use super::reply_checker::CheckResult;
 use crate::clock::Nanos;
 use crate::core::Id;
 
-/// A request whose acknowledgement identifies it.
+/// A request, identified by what its acknowledgement contains.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Sign {
     KeepAlive(StreamId, u64, u64),
@@ -20,7 +20,7 @@ enum Sign {
     Ask(AskId),
 }
 
-/// When each request was first handed to a node.
+/// When each request was first passed to the replica of a node.
 #[derive(Default)]
 pub(crate) struct QuorumReadChecker {
     given: BTreeMap<Sign, Nanos>,
@@ -51,7 +51,7 @@ impl QuorumReadChecker {
         self.given.entry(sign).or_insert(now);
     }
 
-    /// A leader of `term` sends an item to a client.
+    /// Checks an item that a leader of `term` sends to a client.
     pub(crate) fn told(
         &mut self,
         node: Id,
@@ -68,7 +68,7 @@ impl QuorumReadChecker {
         self.answered(node, term, sign, log)
     }
 
-    /// A leader of `term` answers a read.
+    /// Checks a leader's answer to a read; `term` is the leader's.
     pub(crate) fn read(&mut self, node: Id, term: Option<u64>, ask: AskId, log: &AgreedLog) -> CheckResult {
         self.answered(node, term, Sign::Ask(ask), log)
     }

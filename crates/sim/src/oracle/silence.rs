@@ -1,6 +1,6 @@
 //! P9: which sessions a node may expire. Records when keep-alives and attaches arrived at a node and when they were
-//! handed to its replica, in simulated real time and on the oracle's own lease clock, which does not advance while the node
-//! is stalled. Each run of each node, from its start to its crash, has its own [`Silence`].
+//! passed to its replica. Times are true time, and the oracle's own lease clock, which does not advance while the
+//! node is stalled. Each run of each node, from its start to its crash, has its own [`Silence`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,8 +15,8 @@ use super::table::{History, Timer};
 use crate::clock::Nanos;
 use crate::net::Up;
 
-/// A timer fires at most this much after its deadline on the lease clock; longer on a slow disk, where a single write
-/// may take three seconds.
+/// A timer fires at most this long after its deadline on the lease clock. On a slow disk the bound is longer, since
+/// a single write may take three seconds.
 const LATE: Duration = Duration::from_millis(1_200);
 const LATE_ON_A_SLOW_DISK: Duration = Duration::from_secs(7);
 
@@ -24,21 +24,21 @@ const LATE_ON_A_SLOW_DISK: Duration = Duration::from_secs(7);
 pub(crate) struct Silence {
     last_turn: Option<Duration>,
     reading: Duration,
-    /// The term in which the node leads, and the lease clock at its zero point.
+    /// The term in which the node leads, and the lease clock's reading when it became a ready leader.
     leads: Option<(u64, Duration)>,
     /// The highest session id in the table when the node began to lead: sessions up to it were opened before.
     found: Option<SessionId>,
-    /// The timers that have begun since then, and when.
+    /// The timers that have begun since the node leads, and when.
     began: BTreeMap<Timer, Duration>,
-    /// The sessions of this run, as seen by the sockets and by the replica.
+    /// The sessions, as seen by the sockets (`arrived`) and by the replica (`handed`).
     arrived: BTreeMap<u64, Arrived>,
     handed: BTreeMap<u64, Handed>,
-    /// When the last drain barrier was requested, in true time and on the lease clock.
+    /// When the last drain barrier was begun, in true time and on the lease clock.
     barrier: Option<(Nanos, Duration)>,
-    /// Sessions whose expiry it has proposed since it leads, and other timers it has fired.
+    /// The sessions whose expiry the node has proposed since it leads, and its other timers that have fired.
     ending: BTreeSet<u64>,
     done: BTreeSet<Timer>,
-    /// Streams closed by the node: it reads no more input from them.
+    /// Streams that the node has closed: it reads no more input from them.
     ended: BTreeSet<StreamId>,
 }
 
@@ -47,8 +47,8 @@ pub(crate) struct Silence {
 struct Arrived {
     attach: u64,
     stream: StreamId,
-    /// Two streams attached this session with the same attach number. The valid one is the one that the node reads first,
-    /// which the oracle can't determine here.
+    /// Two streams have attached this session with the same attach number. Only the one that the node reads first
+    /// is valid, and the oracle can't determine here which that is.
     is_ambiguous: bool,
     sign: Option<Nanos>,
     is_closed: bool,
@@ -60,28 +60,29 @@ struct Handed {
     attach: u64,
     stream: Option<StreamId>,
     sign: Duration,
-    /// When its client closed the stream, on the lease clock.
+    /// When the session's client closed the stream, on the lease clock.
     closed: Option<Duration>,
 }
 
 impl Silence {
-    /// A turn begins. The lease clock advances by at most `step` for each turn.
+    /// To be called when a turn begins. The lease clock advances by at most `step` for each turn.
     pub(crate) fn turn(&mut self, local: Duration, step: Duration) {
         let last = self.last_turn.replace(local).unwrap_or(local);
         self.reading += local.saturating_sub(last).min(step);
     }
 
-    /// The term in which it leads.
+    /// The term in which the node leads.
     pub(crate) fn leads(&self) -> Option<u64> {
         self.leads.map(|(term, _)| term)
     }
 
-    /// The lease clock at the zero point.
+    /// The lease clock's reading when the node became a ready leader.
     fn zero(&self) -> Duration {
         self.leads.map_or(self.reading, |(_, zero)| zero)
     }
 
-    /// The node becomes a ready leader; `last` is the last session in its table. All timers restart.
+    /// To be called when the node becomes a ready leader. `last` is the last session in its table. All timers
+    /// restart.
     pub(crate) fn ready(&mut self, term: u64, last: Option<SessionId>) {
         self.leads = Some((term, self.reading));
         self.found = last;
@@ -90,7 +91,7 @@ impl Silence {
         self.done.clear();
     }
 
-    /// The node proposes the expiry of a session.
+    /// To be called when the node proposes the expiry of a session.
     pub(crate) fn ends(&mut self, session: SessionId) {
         self.ending.insert(session.0);
     }
@@ -106,19 +107,19 @@ impl Silence {
         Ok(())
     }
 
-    /// The node no longer leads. Later input counts for its next leadership.
+    /// To be called when the node no longer leads. Input that arrives later counts for its next leadership.
     pub(crate) fn stepped_down(&mut self) {
         self.leads = None;
         self.handed.clear();
     }
 
-    /// The node applies the entry with which a timer begins.
+    /// To be called when the node applies the entry that begins a timer.
     pub(crate) fn begins(&mut self, timer: Timer) {
         self.began.entry(timer).or_insert(self.reading);
     }
 
-    /// A leader fires a timer only after the timer's full duration on the lease clock. A new leader restarts all timers
-    /// (P9, B1, D1, W1).
+    /// Checks that a leader ends a timer only after its full duration on the lease clock. A new leader restarts all
+    /// timers (P9, B1, D1, W1).
     pub(crate) fn may_end(&self, command: &Command, history: &History) -> CheckResult {
         let Some(timer) = Timer::of(command) else { return Ok(()) };
         let Some(needs) = history.lasts(timer) else { return Ok(()) };
@@ -134,12 +135,12 @@ impl Silence {
         Ok(())
     }
 
-    /// The node proposes a command.
+    /// To be called when the node proposes a command.
     pub(crate) fn proposed(&mut self, command: &Command) {
         self.done.extend(Timer::of(command));
     }
 
-    /// Checks that every pending timer fires in time, which finds leaders that forget one.
+    /// Checks that every pending timer fires in time. This finds leaders that forget a timer.
     pub(crate) fn is_late(&self, applied: u64, history: &History, has_slow_disk: bool) -> CheckResult {
         let late = if has_slow_disk { LATE_ON_A_SLOW_DISK } else { LATE };
         let Some((_, zero)) = self.leads else { return Ok(()) };
@@ -156,10 +157,10 @@ impl Silence {
         Ok(())
     }
 
-    /// The node has closed a stream: later input on it does not count.
+    /// To be called when the node has closed a stream: later input on the stream does not count.
     pub(crate) fn ended(&mut self, stream: StreamId) {
         self.ended.insert(stream);
-        // The attach number stays recorded, so the same number on another stream is not taken for a new attach.
+        // The attach number stays recorded, so the same number on another stream does not count as a new attach.
         for it in self.arrived.values_mut().filter(|it| it.stream == stream) {
             it.sign = None;
         }
@@ -172,7 +173,7 @@ impl Silence {
         self.barrier = Some((now, self.reading));
     }
 
-    /// A packet has become readable in a socket.
+    /// To be called when a packet has become readable in a socket.
     pub(crate) fn arrived(&mut self, now: Nanos, stream: StreamId, packet: &Up) {
         if self.ended.contains(&stream) {
             return;
@@ -215,7 +216,7 @@ impl Silence {
         }
     }
 
-    /// An event is handed to the replica.
+    /// To be called when an event is passed to the replica.
     pub(crate) fn handed_over(&mut self, event: &Event) {
         let reading = self.reading;
         match event {
@@ -257,8 +258,8 @@ impl Silence {
         }
     }
 
-    /// Opening a session also attaches it to its stream. The request has no session id yet, so it is recorded when the node
-    /// replies.
+    /// Records an opened session, which is also attached to its stream. The request has no session id yet, so it is
+    /// recorded when the node replies.
     pub(crate) fn told(&mut self, stream: StreamId, item: &v1::ServerItem) {
         if let Some(server_item::What::Opened(opened)) = &item.what {
             self.claimed(item.session, opened.attach, stream, None);
@@ -266,13 +267,14 @@ impl Silence {
         }
     }
 
-    /// The sessions carried by a stream, as seen by the sockets.
+    /// The sessions that are attached to a stream, as seen by the sockets.
     pub(crate) fn carried_by(&self, stream: StreamId) -> Vec<u64> {
         self.arrived.iter().filter(|(_, it)| it.stream == stream).map(|(&session, _)| session).collect()
     }
 
-    /// P9: a session expires only after its ttl without a keep-alive, counting only time in which the node ran. Input
-    /// that had arrived before the last drain barrier counts, read or not, and a new leader gives the full ttl.
+    /// P9: a session expires only after its ttl without a keep-alive; only time in which the node ran counts. A
+    /// keep-alive that had arrived before the last drain barrier counts, whether it was read or not. A new leader
+    /// gives the full ttl.
     pub(crate) fn may_expire(&self, now: Nanos, session: SessionId, history: &History) -> CheckResult {
         let Some(info) = history.table().session(session) else { return Ok(()) };
         let ttl = Duration::from_millis(info.ttl_ms);

@@ -1,5 +1,5 @@
-//! The history of the table: applies every command in the agreed order to a table of the oracle's own, and checks the
-//! named invariants.
+//! The history of the table. Applies every command, in the agreed order, to a table of the oracle's own, and checks
+//! the invariants that the rules name.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,10 +14,10 @@ use super::{Coverage, reply_checker::CheckResult};
 use crate::crowd::Budgets;
 use crate::node::TOKENS_ABOVE;
 
-/// With this many requests, invariants are no longer checked after every command.
+/// With at least this many requests, invariants are no longer checked after every command.
 const CROWD: usize = 64;
 
-/// A hold, kept from its grant to the end of the run.
+/// A hold, recorded from its grant to the end of the run.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordedHold {
     pub(crate) session: SessionId,
@@ -26,8 +26,8 @@ pub(crate) struct RecordedHold {
     pub(crate) index: u64,
     /// The command that ended it; `None` while it is live.
     pub(crate) ended: Option<String>,
-    /// Its holder may consider it held for a while after its end: an operator broke it with `now` (B2), or `linger`
-    /// ended it after a close that the client could not know of.
+    /// The holder may consider the hold live for a while after its end: an operator broke it with `now` (B2), or
+    /// `linger` ended it after a close that the client could not know of.
     pub(crate) is_excused: bool,
     /// The first entry that revoked or ended it.
     pub(crate) stopped: Option<u64>,
@@ -36,7 +36,7 @@ pub(crate) struct RecordedHold {
 }
 
 impl RecordedHold {
-    /// Whether it covers a name: the name itself, or a subtree that contains it.
+    /// Whether the hold covers a name: `name` itself, or a subtree that contains it.
     pub(crate) fn covers(&self, name: &LockName) -> bool {
         let below = |own: &LockName| {
             name.as_str().strip_prefix(own.as_str()).is_some_and(|rest| rest.starts_with('/'))
@@ -53,14 +53,14 @@ pub(crate) struct History {
     holds: BTreeMap<u64, RecordedHold>,
     /// Holds that have not ended.
     live: BTreeSet<u64>,
-    /// Duration of each timer, and the entry that began it: closed and revoked holds by token, waits by request.
+    /// The duration of each timer, and the entry that began it.
     timers: BTreeMap<Timer, (Duration, u64)>,
     /// Timers that have not fired.
     pending: BTreeSet<Timer>,
     /// The timers begun by each entry.
     begun: BTreeMap<u64, Vec<Timer>>,
     budgets: Budgets,
-    /// Commands since the last check of all invariants.
+    /// The number of commands since the last check of all invariants.
     unchecked: usize,
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum Timer {
 }
 
 impl Timer {
-    /// The promise that a timer runs for its full duration, and no longer.
+    /// The promise that a timer fires after its full duration, and in time.
     pub(crate) fn promise(self) -> &'static str {
         match self {
             Self::Closed(_) => "P9",
@@ -80,7 +80,7 @@ impl Timer {
         }
     }
 
-    /// The timer that a leader's command ends.
+    /// The timer that a leader's command ends, if any.
     pub(crate) fn of(command: &Command) -> Option<Self> {
         match command {
             Command::EndDelay { token } => Some(Self::Closed(token.get())),
@@ -92,7 +92,7 @@ impl Timer {
 }
 
 impl History {
-    /// Begins with an empty table of these rules.
+    /// Begins with an empty table of this rules version.
     pub(crate) fn new(rules: u32, budgets: Budgets) -> Self {
         let table = budgets.table(Table::with_rules(0, rules));
         let snapshot = table.snapshot();
@@ -134,7 +134,7 @@ impl History {
         self.timers.get(&timer).map(|(needs, _)| *needs)
     }
 
-    /// The pending timers: duration, and the entry that began each.
+    /// The pending timers, each with its duration and the entry that began it.
     pub(crate) fn pending(&self) -> impl Iterator<Item = (Timer, Duration, u64)> {
         self.pending.iter().filter_map(|it| self.timers.get(it).map(|&(needs, index)| (*it, needs, index)))
     }
@@ -183,8 +183,8 @@ impl History {
         Ok(())
     }
 
-    /// Whether to check the invariants after this command: always, except in a crowd, where each check takes quadratic
-    /// time.
+    /// Returns whether to check the invariants after this command: always, except with many requests, since the
+    /// time for a check is quadratic in their number.
     fn is_checked(&mut self) -> bool {
         self.unchecked += 1;
         let requests = self.table.request_count();
@@ -195,12 +195,12 @@ impl History {
         is_due
     }
 
-    /// Checks every invariant of the present table.
+    /// Checks every invariant of the table as it is now.
     pub(crate) fn check(&self) -> CheckResult {
         invariants::all(&self.table).map_err(|what| (promise_of(&what), what))
     }
 
-    /// P2 over the whole history: no token is granted twice, and each is above all earlier ones.
+    /// P2 over the whole history: no token is granted twice, and each token is above all earlier ones.
     fn follow_holds(
         &mut self,
         index: u64,
@@ -254,7 +254,7 @@ impl History {
             hold.is_excused = match command {
                 Command::Break(order) => order.now,
                 Command::ExpireSession { session } => excused.contains(&session.0),
-                // `Resume` completes the end of a session.
+                // `Resume` completes the expiry of a session.
                 Command::Resume => excused.contains(&hold.session.0),
                 _ => false,
             };
@@ -293,7 +293,8 @@ impl History {
     }
 }
 
-/// Whether a command has changed waiters only: in a crowd, its snapshot is then taken together with the next commands'.
+/// Whether a command has changed only waiting requests. With many requests, its snapshot is then taken together
+/// with that of the next command.
 fn is_quiet(command: &Command, reply: &Reply, effects: &[Effect]) -> bool {
     match reply {
         Reply::Queued { .. } | Reply::Finished(End::Left) => effects.is_empty(),

@@ -1,5 +1,5 @@
-//! Fault sequences. Each provokes a failure that one rule of the replica prevents, and that independent random faults
-//! would almost never produce. Some scenarios repeat one of them.
+//! Fault sequences. Each one provokes a failure that one rule of the replica prevents, and that independent random
+//! faults would almost never produce. Some scenarios repeat one of these sequences.
 
 use lockkeeper_core::{Break, LockName, Page, Token};
 use lockkeeper_replica::{AskId, Question};
@@ -11,8 +11,8 @@ use crate::net::{Down, Up};
 use crate::node::Arm;
 
 impl World {
-    /// The leader is paused. A second node votes for a third, loses that vote in a power cut, and goes on following the
-    /// old leader.
+    /// The leader is paused. A second node votes for a third, loses that vote in a power cut, and continues to
+    /// follow the old leader.
     pub(super) fn lose_vote(&mut self, leader: Id) {
         let Some(voter) = self.another(leader) else { return };
         let now = self.core.now;
@@ -53,8 +53,8 @@ impl World {
         self.nodes[at(leader)].ask(&mut self.core, AskId(self.asks), Question::Transfer { to: Some(to) });
     }
 
-    /// One node is cut off for a while; then the disk of another one is lost and the leader crashes. The lagging and
-    /// the wiped node together would lack acknowledged entries.
+    /// One node is cut off for a while. Then the disk of another node is lost, and the leader crashes. The lagging
+    /// node and the wiped node could form a majority that lacks acknowledged entries.
     pub(super) fn wipe_voter(&mut self, leader: Id) {
         let Some(lagging) = self.another(leader) else { return };
         let others: Vec<Id> = self.core.others(leader).into_iter().filter(|it| *it != lagging).collect();
@@ -70,8 +70,9 @@ impl World {
         self.core.after(pause, Happening::NodeDies { node: leader, power: true });
     }
 
-    /// Two of three nodes are removed, one after the other. The first is cut off. The second learns the commit index
-    /// from heartbeats before it receives the entries, and forgets in a power cut all that it had not written.
+    /// Two of three nodes are removed, one after the other. The first is cut off. The second learns the commit
+    /// index from heartbeats before it receives the entries, and loses in a power cut all entries that it had not
+    /// written.
     pub(super) fn remove_two(&mut self, leader: Id) {
         let mut others = self.core.others(leader);
         if others.len() != 2 || self.operator.trap.is_some() || !self.is_idle() {
@@ -98,7 +99,7 @@ impl World {
         }
     }
 
-    /// A stream breaks for one side first, and the client can't reconnect for long.
+    /// One side of a client's stream detects its break before the other, and the client can't reconnect for long.
     pub(super) fn outage(&mut self, client: usize) {
         let Some(stream) = self.clients[client].stream() else { return };
         let Some(line) = self.core.net.lines.get(&stream) else { return };

@@ -11,32 +11,33 @@ use crate::raw_client::RawClient;
 
 /// How often completion is checked.
 const LOOK_EVERY: Nanos = 50 * MS;
-/// Without faults a cluster elects a leader in this time, including restarts and reconnections between nodes.
+/// Without faults a cluster elects a leader within this time, including restarts and reconnections between nodes.
 const LEADER_WITHIN: Nanos = 10 * SECOND;
-/// Time limit for a membership change: it may have to send snapshots, and the joining node must be found first.
+/// The time limit for membership changes: snapshots may have to be sent, and a joining node must first be found.
 const MEMBERS_WITHIN: Nanos = 60 * SECOND;
 
-/// Time limit for the backlog of commands; other commands may add to it meanwhile.
+/// The time limit for the backlog of commands, to which other commands may add meanwhile.
 const BACKLOG_WITHIN: Nanos = 10 * SECOND;
 
-/// The phases after the faults have ended. Each must complete within a time limit.
+/// The phases after the faults have ended. Each phase has a time limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SettlingStage {
-    /// Every member runs, and there is a leader.
+    /// Waits until every member runs, and there is a leader.
     Leader,
-    /// Membership changes complete: no lost disk counts as a member, and removed nodes have learned of their removal.
+    /// Waits until membership changes are complete: no node whose disk is lost is a member, and removed nodes have
+    /// learned of their removal.
     Members,
-    /// No table has a backlog (M2): all grants that are possible are made, and ended sessions hold nothing (P8).
+    /// Waits until no table has a backlog (M2): all possible grants are made, and ended sessions hold nothing (P8).
     Backlog,
-    /// Every caller gets its answer, and no request is pending (P7).
+    /// Waits until every caller has its answer, and no request is pending (P7).
     Answers,
-    /// The clients have closed their sessions; nothing of them is left in the table.
+    /// Waits until the clients have closed their sessions, and the table contains none of them.
     Leaving,
-    /// A new client acquires every lock.
+    /// Waits until a new client has acquired every lock.
     Fresh,
-    /// The new client closes its session, too.
+    /// Waits until the new client has closed its session.
     Gone,
-    /// Every member has applied all entries.
+    /// Waits until every member has applied all entries.
     Equal,
     Done,
 }
@@ -119,8 +120,8 @@ impl World {
         self.core.after(LOOK_EVERY, Happening::Settled);
     }
 
-    /// Whether every member has applied everything, and the table uses the newest rules if all members support them
-    /// (V1).
+    /// Whether every member has applied all entries, and the table uses the newest rules version if all members
+    /// support it (V1).
     fn is_equal(&self) -> bool {
         let history = &self.core.oracle.history;
         let newest = limits::RULES_VERSION;

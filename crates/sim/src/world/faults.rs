@@ -32,7 +32,7 @@ impl World {
             Fault::NodeStall => self.nodes[at(node)].stop_until(now, now + dice.spread(5 * MS, 6 * ttl)),
             Fault::ReadStall => self.nodes[at(node)].unread_until(now + dice.spread(5 * MS, 3 * ttl)),
             Fault::FailedSync => self.nodes[at(node)].fail_sync(),
-            // Applied to each write at random while the scenario has this fault.
+            // While the scenario has this fault, each write is slow at random, so there is nothing to inject here.
             Fault::SlowDisk => {}
             Fault::Partition => {
                 let until = now + dice.spread(50 * MS, 4 * ttl);
@@ -84,7 +84,7 @@ impl World {
                 if !lines.is_empty() {
                     let line = self.core.dice.pick(&lines);
                     self.core.break_line(line);
-                    // Often an outage: packets of the next stream are delayed, too.
+                    // Often as part of an outage: packets of the next stream are delayed, too.
                     let until = now + self.core.dice.within(50 * MS, 3 * ttl);
                     if self.core.dice.chance(60)
                         && let Some(line) = self.core.net.lines.get(&line)

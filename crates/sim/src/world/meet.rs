@@ -1,4 +1,5 @@
-//! Connections between nodes: a connection exists only after a handshake in which the other node admits the sender.
+//! Connections between nodes. A connection exists only after a handshake in which the receiver has admitted the
+//! sender.
 
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 

@@ -54,9 +54,9 @@ struct World {
     operator: Operator,
     ending: SettlingStage,
     ending_by: Nanos,
-    /// Numbers the operators' requests.
+    /// The number of requests that operators have sent; also the id of the last one.
     asks: u64,
-    /// Applied index at the last check of the guards.
+    /// The applied index at the last check of the guards.
     compared: u64,
 }
 
@@ -313,7 +313,8 @@ impl World {
         Some(client)
     }
 
-    /// A node reads a close that the client did not cause, or does not know of: the one exception to P5 (`linger`).
+    /// To be called when a node reads a close that the client did not cause, or has not learned of: the one
+    /// exception to P5 (`linger`).
     fn closed_at_node(&mut self, stream: lockkeeper_replica::StreamId) {
         let Some(line) = self.core.net.lines.get(&stream) else { return };
         if line.is_over && !line.is_ghost {
@@ -323,8 +324,8 @@ impl World {
         self.core.oracle.closed_between(node, stream);
     }
 
-    /// P4, P5: no guard reports "held" after its hold has ended. P1 as clients see it follows: the table never grants a
-    /// lock twice.
+    /// P4, P5: no guard reports "held" after its hold has ended. From this follows P1 for clients: the table never
+    /// grants a lock twice.
     fn check_guards(&mut self) {
         let mut wrong = None;
         for client in self.clients.iter().filter(|client| client.is_alive) {

@@ -1,7 +1,8 @@
-//! The operator: adds and removes nodes as `docs/operating.md` describes, one change at a time, repeated until it is
-//! known to be complete. A node whose disk is lost is removed, and another one is added under a new id.
+//! The operator: adds and removes nodes as `docs/operating.md` describes, one change at a time, and retries a
+//! change until it is complete. A node whose disk is lost is removed, and another node is added with a new id.
 //!
-//! Invariant: the cluster survives the lost disks at any time, whether or not the pending change is made.
+//! Invariant: at any time, the cluster survives the disks that are lost, whether or not the pending change takes
+//! effect.
 
 use std::collections::BTreeSet;
 
@@ -16,27 +17,27 @@ use crate::node::SimNode;
 
 /// Largest number of voters.
 const VOTERS_MAX: usize = 5;
-/// Most disks lost in one run.
+/// The largest number of disks lost in one run.
 const WIPES_MAX: u64 = 4;
 /// A request without an answer for this long is sent again.
 const PATIENCE: Nanos = 3 * SECOND;
 
 #[derive(Default)]
 pub(super) struct Operator {
-    /// The change under way.
+    /// The membership change that the operator is making.
     wish: Option<Wish>,
-    /// The change is in force; its completion is still to be checked.
+    /// The change has taken effect; the operator still has to check that it is complete.
     is_made: bool,
     /// The pending request, and when it times out.
     asked: Option<(AskId, Nanos)>,
     /// The leader named by the last `NotLeader` answer.
     leader: Option<Id>,
-    /// How many nodes are still to be added to replace removed ones.
+    /// The number of nodes that the operator still has to add, to replace removed ones.
     owed: u64,
     wipes: u64,
-    /// Nodes to remove next, the last one first.
+    /// The nodes to remove next, in reverse order.
     pub(super) plan: Vec<Id>,
-    /// `(node, ally)`: after the plan, `node` loses power, and reaches only `ally`.
+    /// `(node, ally)`: once the plan is carried out, `node` loses power, and can then reach only `ally`.
     pub(super) trap: Option<(Id, Id)>,
 }
 
@@ -82,8 +83,8 @@ impl World {
         format!("the operator wants {:?}, made {}", self.operator.wish, self.operator.is_made)
     }
 
-    /// Whether a majority keeps its data if these disks are lost, whether or not the node being added or removed
-    /// counts.
+    /// Whether a majority keeps its data if these disks are lost, both with and without the node that is being
+    /// added or removed.
     fn survives(&self, wiped: &BTreeSet<Id>, changing: Option<Id>) -> bool {
         let it = &self.core.members.configuration;
         let lives = |voters: &BTreeSet<Id>| 2 * voters.difference(wiped).count() > voters.len();
@@ -95,8 +96,8 @@ impl World {
         })
     }
 
-    /// Wipes the disk of a voter, if the cluster can survive that. Voters that have never had the bootstrap record
-    /// count as lost, since their data can't replace those of a lost disk.
+    /// Wipes the disk of a voter, unless the cluster could not survive that. Voters that have never had the
+    /// bootstrap record count as lost: their data can't replace those of a lost disk.
     pub(super) fn wipe(&mut self, node: Id) {
         let voters = &self.core.members.configuration.voters;
         let mut lost = self.wiped();
@@ -126,7 +127,7 @@ impl World {
         }
     }
 
-    /// The next change to make, if any.
+    /// Chooses the next change to make, if any.
     fn choose(&mut self) -> Option<Wish> {
         if let Some(node) = self.wiped().first() {
             return Some(Wish::Remove(*node));
@@ -224,20 +225,20 @@ impl World {
         }
     }
 
-    /// The change under way is complete.
+    /// To be called when the change is complete.
     fn is_over(&mut self) {
         let Some(Wish::Remove(node)) = self.operator.wish.take() else { return };
         self.core.present.retain(|other| *other != node);
         let was_wiped = self.nodes[at(node)].is_wiped;
         self.operator.owed += u64::from(was_wiped);
-        // The operator stops some removed nodes at once; others learn of their removal.
+        // The operator stops some removed nodes at once; the others learn of their removal by themselves.
         let is_trap = self.operator.trap.is_some();
         if was_wiped || (!is_trap && self.core.dice.chance(40)) {
             self.nodes[at(node)].retires(&mut self.core);
         }
     }
 
-    /// Two removed nodes connect, one of them after a power cut, while both are cut off from all other nodes.
+    /// Cuts off two removed nodes from all nodes except each other, and restarts one of them by a power cut.
     fn spring(&mut self, node: Id, ally: Id) {
         let now = self.core.now;
         let until = now + self.core.dice.within(2 * SECOND, 5 * SECOND);

@@ -1,8 +1,8 @@
-//! etcd: one lease for each client, with the transaction and keys of `concurrency.Mutex`, written with the crate's
-//! calls.
+//! etcd: one lease for each client, with the transaction and keys of Go's `concurrency.Mutex`, built from the
+//! crate's basic calls.
 //!
-//! The crate's own lock call would let the server open a session for each call. Leases are per client, not per
-//! connection: two requests for one lock under one lease would have the same key.
+//! The crate's own lock call would let the server open a session for each call. Clients that share a connection
+//! have separate leases: two requests for one lock under one lease would have the same key.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::bench::server::ServerProcesses;
 
 pub(crate) struct Etcd {
     connections: Vec<Client>,
-    /// Indexed by client.
+    /// The lease of each client.
     leases: Vec<i64>,
 }
 
@@ -105,7 +105,7 @@ impl Etcd {
     }
 }
 
-/// Creates the key of `lease` below `name`, and waits until it is the oldest one there. Returns the key.
+/// Creates the key of `lease` below `name`, and waits until no older key exists there. Returns the key.
 async fn acquire(connection: &Client, lease: i64, name: &str) -> Result<String, etcd_client::Error> {
     let folder = format!("{name}/");
     let key = format!("{folder}{lease:x}");
@@ -122,7 +122,7 @@ async fn acquire(connection: &Client, lease: i64, name: &str) -> Result<String, 
         [Some(own), _] => own.create_revision(),
         _ => answer.header().map_or(0, etcd_client::ResponseHeader::revision),
     };
-    // Without any earlier key, ours is the oldest.
+    // If there is no other key, ours is the oldest.
     let oldest = found.last().and_then(Option::as_ref).map_or(created, KeyValue::create_revision);
     if oldest != created {
         while let Some((before, seen)) = predecessor(&mut kv, &folder, created).await? {
@@ -132,7 +132,7 @@ async fn acquire(connection: &Client, lease: i64, name: &str) -> Result<String, 
     Ok(key)
 }
 
-/// Options for the one key of a folder that was created first or last.
+/// Options to get only the oldest or only the newest key of a folder.
 fn by_creation(order: SortOrder) -> GetOptions {
     GetOptions::new().with_prefix().with_sort(SortTarget::Create, order).with_limit(1)
 }
@@ -151,9 +151,9 @@ async fn predecessor(
 
 /// Waits until `key`, which existed at revision `seen`, is deleted.
 async fn wait_for_deletion(connection: &Client, key: &KeyValue, seen: i64) -> Result<(), etcd_client::Error> {
-    // The watch starts at the next revision, so that it includes a deletion that happens in between. An earlier start,
-    // which Go's client uses, is slower: etcd serves watches that begin in the past from a loop that runs ten times a
-    // second.
+    // The watch begins at the revision after `seen`, so that it includes a deletion since then. A watch from an
+    // earlier revision, which Go's client uses, is slower: etcd serves watches that begin in the past from a loop
+    // that runs ten times a second.
     let options = WatchOptions::new().with_start_revision(seen + 1);
     let mut changes = connection.watch_client().watch(key.key(), Some(options)).await?;
     while let Some(change) = changes.message().await? {

@@ -1,7 +1,7 @@
-//! The systems under test, each driven by its ecosystem's own client with the usual recipe.
+//! The systems under test, each driven by the usual client of its ecosystem with the usual recipe.
 //!
-//! Responsible for one small interface, [`Peer`], so that every system runs the same workloads. Choices that a recipe
-//! leaves open are made in the peer's favour.
+//! Responsible for one small interface, [`Peer`], so that every system runs the same workloads. Choices that a
+//! recipe leaves open are made in the other system's favour.
 
 mod etcd;
 mod ours;
@@ -25,8 +25,8 @@ use crate::bench::server::ServerProcesses;
 
 /// Number of connections that all clients of a run share.
 pub(crate) const CONNECTIONS: usize = 4;
-/// The ttl of all measurements except `keepalive` and `failover`. Longer than any of them, so that no renewal falls
-/// into one: systems renew at different intervals.
+/// The ttl of all measurements except `keepalive` and `failover`. It is longer than any measurement, so that none
+/// includes a renewal: systems renew at different intervals.
 pub(crate) const TTL: Duration = Duration::from_secs(120);
 /// The ttl of the sessions of `keepalive`; each is renewed every third of it.
 pub(crate) const KEEPALIVE_TTL: Duration = Duration::from_secs(10);
@@ -38,9 +38,9 @@ pub(crate) const KEEPALIVE_SESSIONS: usize = 10_000;
 pub(crate) struct Setup<'a> {
     /// `127.0.0.1:PORT` of each node, separated by commas; for ours a URL.
     pub(crate) at: &'a str,
-    /// Number of clients; each can hold a lock and wait on its own.
+    /// The number of clients. Each can hold a lock or wait for one independently of the others.
     pub(crate) clients: usize,
-    /// Whether clients will wait for locks. If not, a recipe may leave out the wake-up of the next waiter.
+    /// Whether clients will wait for locks. If not, a recipe may omit waking the next waiter.
     pub(crate) contended: bool,
     /// How long a hold outlives its holder's last renewal.
     pub(crate) ttl: Duration,
@@ -51,7 +51,7 @@ pub(crate) trait Peer: Sized + Send + Sync + 'static {
     /// A client's state while it holds a lock.
     type Held: Send + 'static;
 
-    /// Connects, with [`CONNECTIONS`] connections at most.
+    /// Connects with at most [`CONNECTIONS`] connections.
     fn connect(setup: Setup<'_>) -> impl Future<Output = TaskResult<Self>> + Send;
 
     /// Acquires the lock `name` for client number `client`; waits without limit.
@@ -64,9 +64,10 @@ pub(crate) trait Peer: Sized + Send + Sync + 'static {
     fn close(self) -> impl Future<Output = TaskResult> + Send;
 }
 
-/// CPU use of `server` for `duration`, as a share of one core, while running tasks keep sessions alive.
+/// The CPU use of `server` during `duration`, as a share of one core, while tasks of the caller keep sessions
+/// alive.
 async fn watch_cpu(server: &ServerProcesses, duration: Duration) -> TaskResult<f64> {
-    // The first renewals come within a third of the ttl; the start-up phase is not measured.
+    // The first third of the ttl is not measured, as the renewals begin during it.
     tokio::time::sleep(KEEPALIVE_TTL / 3).await;
     let before = server.cpu_seconds()?;
     let began = std::time::Instant::now();
@@ -74,16 +75,16 @@ async fn watch_cpu(server: &ServerProcesses, duration: Duration) -> TaskResult<f
     Ok((server.cpu_seconds()? - before) / began.elapsed().as_secs_f64())
 }
 
-/// The renewal times of session `number` of `sessions`: every third of the ttl, evenly spread over the sessions, like
-/// sessions opened at different times.
+/// The renewal times of session `number` of `sessions`: every third of the ttl. The sessions are evenly spread over
+/// that interval, like sessions opened at different times.
 fn renewals(number: usize, sessions: usize) -> tokio::time::Interval {
     let every = KEEPALIVE_TTL / 3;
     let offset = every.mul_f64(number as f64 / sessions as f64);
     tokio::time::interval_at(tokio::time::Instant::now() + offset, every)
 }
 
-/// Runs `make` for each number below `count`, with limited concurrency: one at a time, each would wait for a sync of
-/// its own; all at once, a server would refuse some.
+/// Runs `make` for each number below `count`, some of them at a time: one after another, each would wait for a sync
+/// of its own; all at once, a server would refuse some.
 async fn many<T: Send + 'static, F>(count: usize, make: impl Fn(usize) -> F) -> TaskResult<Vec<T>>
 where
     F: Future<Output = TaskResult<T>> + Send + 'static,

@@ -1,6 +1,6 @@
 //! Our service, used through the library.
 //!
-//! A `Locks` has one connection and one session for all its locks, so four of them make four connections.
+//! A `Locks` has one connection and one session for all its locks, so four `Locks` make four connections.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -39,7 +39,7 @@ pub(crate) const SERVICE: ServiceSpec = ServiceSpec {
         command.args(["--listen", &format!("127.0.0.1:{}", place.port)]);
         command
     },
-    // Its port accepts connections before the node serves, so readiness is the node's answer to the HTTP/2 preface.
+    // The port accepts connections before the node serves, so the node is ready once it answers the HTTP/2 preface.
     ends_by: Signal::SIGTERM,
     after: None,
     ready: |place| probe::ask(place.port, HTTP2_PREFACE, SETTINGS),
@@ -49,7 +49,7 @@ pub(crate) const SERVICE: ServiceSpec = ServiceSpec {
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// A client's HTTP/2 connection preface, followed by an empty SETTINGS frame.
 const HTTP2_PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// The end of the answer's frame header, after the length: type SETTINGS, no flags, stream 0.
+/// The end of the header of the frame that answers, after its length: type SETTINGS, no flags, stream 0.
 const SETTINGS: &str = "\x04\0\0\0\0\0";
 
 const CLUSTER_PORTS: [u16; NODES] = [16580, 16590, 16600];
@@ -81,7 +81,7 @@ const fn node(name: &'static str, port: u16) -> ServiceSpec {
             command.args(["--peer-listen", &format!("127.0.0.1:{}", place.port + 1)]);
             command
         },
-        // Readiness of the cluster: a node accepts connections before it has found the others.
+        // A node accepts connections before it has found the other nodes, so it is ready once it knows a leader.
         ready: |place| match status(place)?.leader {
             0 => Err("knows no leader".to_owned()),
             _ => Ok(()),
@@ -155,7 +155,8 @@ impl Ours {
     }
 }
 
-/// The services' folder is in cargo's target folder.
+/// The binary of the release build. The services' folder is in cargo's target folder, so the binary is found from
+/// there.
 fn release_build(place: &ServiceLocation) -> PathBuf {
     let target = place.folder.ancestors().nth(2).unwrap_or(&place.folder);
     target.join("release").join("lockkeeper")

@@ -1,8 +1,8 @@
 //! Redis: `SET NX PX` with a random value; release by a script that compares the value and deletes the key.
 //!
-//! Waiting as in Redisson: the release script also publishes a message; each connection subscribes to the channel of a
-//! lock that it found taken, and a message wakes *one* of its waiters, which retries. If no waiters are expected, the
-//! release does not publish; many clients do only that.
+//! Waiting works as in Redisson: the release script also publishes a message. Each connection subscribes to the
+//! channel of a lock that it found held, and a message wakes *one* of the connection's waiters, which retries. If
+//! no waiters are expected, the release does not publish, like that of many clients.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,9 +26,9 @@ const RELEASE_AND_TELL: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then \
      redis.call('del', KEYS[1]) redis.call('publish', KEYS[1] .. ':free', '') return 1 end return 0";
 const EXTEND: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0";
 
-/// Messages can be lost, so waiters also poll.
+/// How often waiters poll, since messages can be lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// More than all clients of a workload have in flight, so that none waits for space in the queue.
+/// More than the calls in flight of all clients of a workload, so that no call waits for space in the queue.
 const QUEUED_MAX: usize = 4096;
 
 pub(crate) struct RedisSystem {
@@ -74,7 +74,8 @@ impl Peer for RedisSystem {
             return Ok(held);
         }
         let freed = connection.subscribe(name).await?;
-        // `Notify` stores a message that arrives without a waiter, so none is lost between the attempt and the wait.
+        // `Notify` stores a message that arrives while nothing waits, so no message is lost between the attempt and
+        // the wait.
         while !connection.try_acquire(&held, self.ttl).await? {
             let _ = timeout(LOOK_EVERY, freed.notified()).await;
         }
@@ -104,7 +105,7 @@ impl RedisSystem {
         &self.connections[client % self.connections.len()]
     }
 
-    /// Keeps `sessions` locks, each extended by its own script call: Redis has no other sessions.
+    /// Holds `sessions` locks, each extended by its own script call, because Redis has no sessions.
     pub(crate) async fn keep_alive(
         at: &str,
         server: &ServerProcesses,
@@ -147,13 +148,13 @@ impl BenchConnection {
     async fn open(at: &str) -> TaskResult<Self> {
         let channels = Arc::new(Channels::default());
         let told = channels.clone();
-        // The plan has a time-out for all systems; one for each command would cost a timer for each.
+        // No time-out for each command, which would cost a timer each; `plan` has a time-out for every measurement.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let config = config.set_pipeline_buffer_size(QUEUED_MAX).set_push_sender(move |push: PushInfo| {
             told.tell(&push);
             Ok::<(), redis::aio::SendError>(())
         });
-        // Only RESP3 delivers channel messages on the connection that carries replies.
+        // Only with RESP3 do channel messages arrive on the connection that carries replies.
         let client =
             Client::open(format!("redis://{at}/?protocol=resp3")).map_err(failed("Redis", "read its URL"))?;
         let redis = client
@@ -178,7 +179,7 @@ impl BenchConnection {
         Ok(set.is_some())
     }
 
-    /// Subscribes to the messages about lock `name`; returns the object that they notify.
+    /// Subscribes to the messages about lock `name`; returns the object that those messages notify.
     async fn subscribe(&self, name: &str) -> TaskResult<Arc<Notify>> {
         let channel = format!("{name}:free");
         let _turn = self.subscribing.lock().await;

@@ -1,4 +1,5 @@
-//! Many sessions of our service on a few streams, kept alive with the raw protocol, since a `Locks` has one session.
+//! Many sessions of our service on a few streams, kept alive by the raw protocol, since a `Locks` has only one
+//! session.
 //!
 //! Responsible for two patterns of keep-alives, and for detecting sessions that are not kept alive: a service that
 //! doesn't answer has no figures.
@@ -23,9 +24,9 @@ use crate::bench::server::ServerProcesses;
 
 /// The server's CPU use, as a share of one core.
 pub(crate) struct KeptAlive {
-    /// A keep-alive for each session, evenly spread, as for the other systems.
+    /// With one frame for each session's keep-alive, evenly spread over time, as for the other systems.
     pub(crate) spread: f64,
-    /// The keep-alives of all sessions of a stream in one frame.
+    /// With the keep-alives of all sessions of a stream in one frame.
     pub(crate) together: f64,
 }
 
@@ -112,7 +113,7 @@ impl BenchStream {
             for item in next(&mut answers).await? {
                 match item.what {
                     Some(server_item::What::Opened(_)) => sessions.push(item.session),
-                    // The addresses of the other nodes; this item belongs to no session.
+                    // The addresses of the nodes; this item belongs to no session.
                     Some(server_item::What::Nodes(_)) => {}
                     other => return Err(format!("lockkeeper opened no session: {other:?}")),
                 }
@@ -133,8 +134,8 @@ fn frame(sessions: &[u64], what: impl Fn() -> client_item::What) -> v1::ClientFr
     v1::ClientFrame { items: items.collect() }
 }
 
-/// Renews `sessions` with one frame each time `due` ticks, until it is aborted or the stream ends; [`read`] reports the
-/// reason.
+/// Renews `sessions` with one frame each time `due` ticks, until the task is aborted or the stream ends. [`read`]
+/// reports the reason of an end.
 async fn renew(outgoing: UnboundedSender<v1::ClientFrame>, sessions: Vec<u64>, mut due: Interval) {
     let mut id = 0;
     loop {
@@ -147,7 +148,8 @@ async fn renew(outgoing: UnboundedSender<v1::ClientFrame>, sessions: Vec<u64>, m
     }
 }
 
-/// Counts the answers of a stream until its `count` sessions are closed. Returns an error if the stream ends before.
+/// Counts the answers of a stream until its `count` sessions are closed. Returns an error if the stream ends
+/// earlier.
 async fn read(mut answers: Streaming<v1::ServerFrame>, count: usize, seen: Arc<StreamTotals>) -> TaskResult {
     let mut open = count;
     while open > 0 {
@@ -174,8 +176,8 @@ async fn next(answers: &mut Streaming<v1::ServerFrame>) -> TaskResult<Vec<v1::Se
     Ok(frame.ok_or("lockkeeper ended a stream")?.items)
 }
 
-/// CPU use of `server` while sessions are renewed. Returns an error if a stream ends or too few answers arrive; the
-/// renewals of one round may still be pending at the end.
+/// The CPU use of `server` while sessions are renewed. Returns an error if a stream ends or too few answers arrive;
+/// the last renewal of each session may still be unanswered.
 async fn watch(
     server: &ServerProcesses,
     sessions: usize,

@@ -8,7 +8,7 @@ use super::{CONNECTIONS, KEEPALIVE_TTL, Peer, Setup, failed, many, watch_cpu};
 use crate::TaskResult;
 use crate::bench::server::ServerProcesses;
 
-/// The server's limit: 20 of its ticks.
+/// The longest session time-out that the server grants: 20 of its ticks.
 const SESSION_TIMEOUT_MAX: Duration = Duration::from_secs(40);
 
 pub(crate) struct Zookeeper {
@@ -37,7 +37,7 @@ impl Peer for Zookeeper {
         let lock = self.connection(client).lock(prefix, b"", options).await;
         let lock = lock.map_err(failed("ZooKeeper", "acquire"))?;
         let path = lock.lock_path().to_owned();
-        // Dropping the lock would delete the node without a completion; `release` deletes it and waits.
+        // Dropping the lock would delete its node without reporting the completion; `release` deletes it and waits.
         std::mem::forget(lock);
         Ok(ZooKeeperHold { client, path })
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use lockkeeper::url::Url;
 
-/// Findings about the directory's mode, owner and filesystem.
+/// Returns warnings about the directory's mode, owner and filesystem.
 pub(super) fn said(url: &str) -> Vec<String> {
     let Ok(parsed) = url.parse::<Url>() else { return Vec::new() };
     let path = Path::new(&parsed.path);
@@ -44,6 +44,6 @@ fn filesystem(path: &Path) -> Option<String> {
         let place = place.split(' ').nth(4)?;
         path.starts_with(place).then(|| (place.len(), kind.split(' ').next().unwrap_or_default().to_owned()))
     });
-    // Of equal mount points the last one is on top.
+    // Of several filesystems at one mount point, the last one is visible.
     mounted.max_by_key(|(length, _)| *length).map(|(_, kind)| kind)
 }

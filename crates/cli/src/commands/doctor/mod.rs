@@ -15,7 +15,7 @@ use crate::settings;
 
 /// The lock that is acquired and released as a test.
 const PROBE: &str = "lockkeeper-doctor/probe";
-/// A session that is not closed in time expires by itself.
+/// The time limit for closing the session; if it is not closed in time, it expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
@@ -49,7 +49,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let began = Instant::now();
     guard.release().await.map_err(|error| Failure::new(crate::exit::UNAVAILABLE, error.to_string()))?;
     let released = began.elapsed();
-    // Otherwise the session would stay until its ttl has elapsed.
+    // If the session were not closed, it would exist until its ttl has elapsed.
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
 
     let mut settings: Vec<String> = match can.backend {

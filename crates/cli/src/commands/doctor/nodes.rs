@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use crate::exit::Failure;
 use crate::settings;
 
-/// Unapplied entries above which a node gets a warning. A leader applies committed entries within one or two turns of
-/// its event loop, so a larger backlog is a sign of slowness, not of normal load.
+/// A node with more unapplied entries than this gets a warning. A leader applies committed entries within one or
+/// two turns of its event loop, so a larger number is a sign of slowness, not of normal load.
 const BEHIND_MAX: u64 = 10_000;
 
-/// One node of the given address.
+/// The status of one node of the given address, or the error of the request.
 pub(super) struct ProbedNode {
     address: String,
     status: Result<ServiceStatus, Failure>,

@@ -19,8 +19,8 @@ pub(super) async fn show(args: &FenceShow) -> Result<u8, Failure> {
 pub(super) async fn reset(args: &FenceReset) -> Result<u8, Failure> {
     let to = token(args.to)?;
     let store = FenceStore::open(&args.which).await?;
-    // Unreadable marks may be the reason for the reset (on a server; the file fence refuses a reset of unreadable
-    // marks).
+    // An error is no reason to stop: unreadable marks may be the reason for the reset. (The file fence itself
+    // refuses a reset of unreadable marks.)
     let before = store.marks().await;
     if !args.yes {
         let now = match &before {

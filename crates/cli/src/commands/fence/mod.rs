@@ -30,7 +30,7 @@ pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
         Fence::Enter(_) => fence.enter(section),
         Fence::Check(_) => fence.check(section),
         _ => {
-            // Read all input before the check: a slow pipe must not block other users of the fence.
+            // All input is read before the check, so that a slow pipe does not block other users of the fence.
             let mut bytes = Vec::new();
             std::io::stdin().read_to_end(&mut bytes)?;
             fence.write(section, &bytes)

@@ -127,7 +127,7 @@ pub(in crate::commands) mod redis {
     use crate::exit::{Failure, IO, STALE, UNAVAILABLE, USAGE, chain};
     use crate::settings;
 
-    /// A fence that shares its connection.
+    /// A fence whose connection is shared with its creator.
     pub(in crate::commands) type Fence = RedisFence<MultiplexedConnection>;
 
     /// # Errors
@@ -186,7 +186,7 @@ pub(in crate::commands) mod postgres {
         Ok(client)
     }
 
-    /// The reply, or an error after the timeout.
+    /// Awaits the reply; an error after the timeout.
     pub(super) async fn answered<T>(
         call: impl Future<Output = Result<T, PostgresError>>,
     ) -> Result<T, Failure> {

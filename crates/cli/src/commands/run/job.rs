@@ -1,4 +1,5 @@
-//! Supervises the running command: handles events of the guardian and of the lock, and the wrapper's signals.
+//! Supervises the running command: handles events of the guardian and of the lock, and signals to the wrapper (this
+//! process).
 
 use std::time::Duration;
 
@@ -11,13 +12,13 @@ use crate::output::say;
 
 /// Limits on the command's run time.
 pub(super) struct Limits {
-    /// The latest time for SIGKILL: `--max-hold` plus the grace (`CLOCK_BOOTTIME`, ns).
+    /// The latest time for SIGKILL: `--max-hold` plus the grace, counted from the grant (`CLOCK_BOOTTIME`, ns).
     latest: Option<u64>,
     grace: Duration,
 }
 
 impl Limits {
-    /// Starts `--max-hold` now: the lock was just granted.
+    /// The limits of a hold that was granted just now: `--max-hold` counts from this call.
     pub(super) fn from_now(max_hold: Option<Duration>, grace: Duration) -> Self {
         let latest = max_hold.map(|max| boot_now().saturating_add(nanos(max)).saturating_add(nanos(grace)));
         Self { latest, grace }
@@ -33,7 +34,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The guardian's input for this hold.
+/// The guardian's input for a command under this hold.
 ///
 /// # Errors
 /// [`Lost`] if the lock is already lost.
@@ -46,7 +47,7 @@ pub(super) fn spec(
     let text = |value: Option<String>| value.map(Into::into);
     Ok(Spec {
         argv: args.argv.clone(),
-        // Variables that don't apply to this hold are removed: the wrapper itself may run under another lock.
+        // Variables that don't apply to this hold are removed, since the wrapper itself may run under another lock.
         env: vec![
             ("LOCKKEEPER_NAME".into(), Some(name.as_str().into())),
             ("LOCKKEEPER_TOKEN".into(), text(guard.token_hint().map(|token| token.to_string()))),
@@ -72,8 +73,8 @@ pub(super) async fn supervise(
     let mut outcome: Option<CommandEnd> = None;
     let mut cause: Option<LossCause> = None;
     let lost = guard.lost();
-    // The lease deadline last compared with the guardian's. Initially none: a renewal may have arrived since the
-    // spawn.
+    // The lease deadline that the guardian was last compared with. Initially none, so that a renewal since the
+    // spawn is noticed.
     let mut lease = None;
     loop {
         tokio::select! {
@@ -107,13 +108,15 @@ pub(super) async fn supervise(
                 let why = guard.loss().unwrap_or(LossCause::Expired);
                 cause = Some(why);
                 say(format_args!("the lock `{name}` was lost: {why}; ending the command"));
-                // Only a break leaves time to stop: in the other cases another client may already hold the lock.
+                // Only a break leaves the holder time to stop: in the other cases another client may hold the lock
+                // already.
                 let grace = if why == LossCause::Broken { nanos(limits.grace) } else { 0 };
                 guarded.end(boot_now().saturating_add(grace));
             }
             received = signals.next() => guarded.relay(received),
-            // Each renewal is sent at once: with the longest grace, SIGTERM is due 15 % of the ttl after the next
-            // keep-alive is. After a loss no renewal is sent: the guardian ends the command by the last deadline.
+            // Each renewal is sent to the guardian at once: with the longest grace, SIGTERM is due only 15 % of the
+            // ttl after the next keep-alive. After a loss no renewal is sent, so the guardian ends the command by
+            // the last deadline.
             Ok(until) = guard.valid_until_changes(lease), if cause.is_none() => {
                 lease = until;
                 if let Some(until) = limits.deadline(until).filter(|until| Some(*until) != told_until) {

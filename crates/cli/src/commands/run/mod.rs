@@ -18,12 +18,12 @@ use crate::exit::{self, Failure};
 use crate::guardian::{self, Signals, SpawnError};
 use crate::{output, settings};
 
-/// The default grace for locks without a lease; the same as the library's.
+/// The default grace for locks without a lease; the library has the same default.
 const GRACE_WITHOUT_LEASE: Duration = Duration::from_secs(5);
-/// The hold's grace in the library exceeds the guardian's by this much, so that this process releases a lost hold
-/// before the library ends it.
+/// The hold's grace in the library is this much longer than the guardian's, so that after a loss this process
+/// releases the hold before the library ends it.
 const GRACE_OF_THE_HOLD: Duration = Duration::from_secs(5);
-/// The session ends with the process in any case.
+/// The time limit for closing the session, which ends with the process in any case.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why `run` ends; determines the exit code and the status file.
@@ -34,7 +34,8 @@ enum RunEnd {
     Busy(String),
     /// The lock did not become free in time.
     TimedOut(String),
-    /// The lock was lost before the command was started, or while it ran; with the command's outcome, if observed.
+    /// The lock was lost before the command was started, or while it ran; then with the command's outcome, if it
+    /// was observed.
     Lost(LossCause, Option<guardian::CommandEnd>),
     /// A signal arrived during the wait.
     Interrupted(guardian::Signal),
@@ -119,7 +120,7 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
             return Ok(RunEnd::TimedOut(text));
         }
         waiting::Waited::Interrupted(signal) => {
-            // Removes the request from the queue.
+            // Ends the session, and with it the request in the queue.
             let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
             return Ok(RunEnd::Interrupted(signal));
         }
@@ -135,7 +136,7 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
     ended.map_err(not_started)
 }
 
-/// Prints a release error, unless the command's outcome already implies it.
+/// Releases the hold. Prints the error if there is one, unless the command's outcome already implies it.
 async fn give_back(guard: Guard<Unfenced>, name: &LockName, ended: &Result<RunEnd, SpawnError>) {
     match (guard.release().await, ended) {
         (Ok(()), _) | (Err(ReleaseError::AlreadyLost(_)), Ok(RunEnd::Lost(..)) | Err(_)) => {}
@@ -173,7 +174,8 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
     let lock = lock
         .wait(wait)
         .ttl(args.ttl)
-        // The guardian enforces it instead, so that it also applies while the wrapper is stopped.
+        // The guardian enforces the limit instead of the library, so that it applies while the wrapper is stopped,
+        // too.
         .max_hold(None)
         .grace(grace + GRACE_OF_THE_HOLD)
         .keep_closed(args.keep_closed.unwrap_or_default())
@@ -184,7 +186,7 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
 fn grace(args: &Run, leased: bool) -> Result<Duration, Failure> {
     let default = if leased { args.ttl / 6 } else { GRACE_WITHOUT_LEASE };
     let grace = args.grace.unwrap_or(default);
-    // A keep-alive is due every third of the ttl: with a longer grace, the job would be ended between two
+    // A keep-alive is due every third of the ttl: with a longer grace, the job would receive SIGTERM between two
     // keep-alives.
     let most = args.ttl / 2;
     if leased && grace > most {

@@ -8,7 +8,7 @@ pub(super) struct ProgressLine(ProgressBar);
 impl ProgressLine {
     pub(super) fn new() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        // The template is constant and valid; if it were not, the default style would do.
+        // The template is constant and valid. If it were not, the line would have the default style.
         if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
             bar.set_style(style);
         }

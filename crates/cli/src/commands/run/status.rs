@@ -54,14 +54,15 @@ impl Default for Status {
     }
 }
 
-/// A status file that is expected to be writable.
+/// A status file that was found to be writable.
 pub(super) struct StatusFile {
     path: PathBuf,
     directory: PathBuf,
 }
 
 impl StatusFile {
-    /// Checks that the file can be created, before the command runs instead of after it.
+    /// Checks that the file can be created. Called before the command runs, so that the error is not found only
+    /// after it.
     pub(super) fn prepare(path: &Path) -> Result<Self, Failure> {
         let directory = match path.parent() {
             Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),

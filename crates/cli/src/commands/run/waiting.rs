@@ -21,11 +21,11 @@ pub(super) enum Waited {
     Interrupted(Signal),
 }
 
-/// No line for shorter waits: most are over before it could be read.
+/// The delay before the progress line is shown: a shorter wait would end before the line could be read.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
 const LOOKS: Duration = Duration::from_secs(1);
 
-/// The queue position is not known yet.
+/// The queue position while it is not known yet.
 const UNKNOWN: u64 = u64::MAX;
 
 pub(super) async fn acquire(
@@ -49,7 +49,8 @@ pub(super) async fn acquire(
     tokio::pin!(acquiring);
     loop {
         tokio::select! {
-            // An available grant takes precedence over a signal: the lock is then released in order.
+            // A grant that is available takes precedence over a signal, so that the lock is released in the normal
+            // way.
             biased;
             acquired = &mut acquiring => {
                 // Clears the line before anything else is written to the terminal.
@@ -70,7 +71,7 @@ pub(super) async fn acquire(
                 let text = tokio::select! {
                     biased;
                     text = describe(locks, name, ahead.load(Ordering::Relaxed)) => text,
-                    // A slow service must not delay the grant.
+                    // The wait for the text is limited, so that a slow service does not delay the grant.
                     () = tokio::time::sleep(LOOKS) => continue,
                 };
                 if on_terminal {
@@ -84,13 +85,13 @@ pub(super) async fn acquire(
     }
 }
 
-/// Queue position, holder, and time since the grant.
+/// The text of the progress line: queue position, holder, and time since the holder's grant.
 async fn describe(locks: &Locks, name: &LockName, ahead: u64) -> String {
     let mut text = format!("waiting for `{}`", name.as_str());
     if ahead != UNKNOWN {
         text = format!("{text}, {} in the queue", ordinal(ahead.saturating_add(1)));
     }
-    // Unavailable details are left out: the wait itself continues.
+    // Details that are not available are left out, since the wait itself continues.
     let Ok(lock) = locks.inspect(name).await else { return text };
     match lock.holders.as_slice() {
         [] => text,

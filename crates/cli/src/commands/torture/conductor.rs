@@ -1,13 +1,14 @@
-//! Injects faults at fixed points of the workers' sections, so that the outcome of each round is deterministic.
+//! Injects faults at fixed points of the workers' sections. A *round* is one such fault; its outcome is
+//! deterministic.
 //!
 //! Invariant: the order of events in each round. A is the first worker that reaches the round's point. B is the
-//! first other worker that then reaches the point before its write: B holds the lock in A's place and has read
-//! the same ledger as A. While the conductor waits for B, all other workers continue.
+//! first other worker that then reaches the point before its write: B holds the lock after A and has read the same
+//! ledger as A. While the conductor waits for B, all other workers continue.
 //!
-//! The *hole* of a check on writes (docs/torture.md): (1) A reads; (2) A stalls past its lease; (3) B acquires, reads,
-//! and is stopped before its write; (4) A resumes and writes: accepted, since nothing was written with B's token
-//! yet; (5) B writes the state that it read plus its own update: A's update is lost. In a *late* round B writes
-//! before A resumes.
+//! The *hole* of a fence that checks writes only (docs/torture.md): (1) A reads; (2) A stalls past its lease; (3) B
+//! acquires, reads, and is stopped before its write; (4) A resumes and writes; the write is accepted, since nothing
+//! was written with B's token yet; (5) B writes the state that it read plus its own update, so A's update is lost.
+//! In a *late* round B writes before A resumes.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use super::worker::Point;
 use crate::args::HolderFault;
 use crate::exit::{Failure, UNAVAILABLE, USAGE};
 
-/// Added to pause and leases: far longer than a healthy lock service needs for a handover.
+/// The time limit for a handover, in addition to pause and leases: far longer than a healthy lock service needs.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The number of undisturbed sections per worker between two rounds.
 const QUIET: usize = 4;
@@ -30,21 +31,21 @@ const QUIET: usize = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Injected {
     pub(super) fault: HolderFault,
-    /// The worker's serial number.
+    /// The serial number of the worker that the fault was injected into.
     pub(super) serial: u32,
-    /// The time of the fault, on the workers' clock.
+    /// The time of the fault, by `journal::now`.
     pub(super) at: u64,
-    /// Another worker acquired the lock before this one resumed.
+    /// Whether another worker acquired the lock before this one resumed.
     pub(super) taken_over: bool,
 }
 
-/// One kind of round.
+/// The kind of a round.
 #[derive(Clone, Copy, Debug)]
 struct TortureRound {
     fault: HolderFault,
-    /// The point of A at which the fault is injected.
+    /// The point in A's section at which the fault is injected.
     point: Point,
-    /// B writes before A resumes.
+    /// Whether B writes before A resumes.
     late: bool,
 }
 
@@ -58,13 +59,13 @@ pub(super) struct Times {
 pub(super) struct Conductor {
     pub(super) crew: Crew,
     times: Times,
-    /// True if the locks have leases, so that the lock of a stopped holder expires.
+    /// Whether the locks have leases, so that the lock of a stopped holder expires.
     leased: bool,
     server: Option<Pid>,
     pub(super) injected: Vec<Injected>,
 }
 
-/// All rounds for these faults.
+/// All kinds of rounds for these faults.
 fn rounds(faults: &[HolderFault]) -> Vec<TortureRound> {
     let all = |fault: HolderFault| {
         let at = |point, late| TortureRound { fault, point, late };
@@ -85,8 +86,8 @@ fn rounds(faults: &[HolderFault]) -> Vec<TortureRound> {
     seen.into_iter().flat_map(all).collect()
 }
 
-/// The lock server while it is stopped. Dropping this continues the server, also after an error; only a kill of this
-/// process leaves it stopped (docs/torture.md).
+/// The lock server while it is stopped. Dropping this value continues the server, also after an error; only if this
+/// process is killed does the server stay stopped (docs/torture.md).
 struct Stopped(Pid);
 
 impl Stopped {
@@ -123,7 +124,7 @@ impl Conductor {
         Self { crew, times, leased, server, injected: Vec::new() }
     }
 
-    /// Runs every round once, and repeats them until the duration is over; then lets all workers finish their
+    /// Runs every kind of round once, and again until the duration is over; then lets all workers finish their
     /// sections.
     pub(super) fn conduct(&mut self, faults: &[HolderFault], workers: u32) -> Result<(), Stop> {
         let end = Instant::now() + self.times.duration;
@@ -143,11 +144,11 @@ impl Conductor {
         self.finish()
     }
 
-    /// Lets all workers run undisturbed for `QUIET` sections each, then returns the first worker that reaches the
-    /// round's point; it waits there.
+    /// Lets all workers run undisturbed for `QUIET` sections each. Then returns the first worker that reaches the
+    /// round's point, and leaves it waiting there.
     fn first(&mut self, point: Point) -> Result<u32, Stop> {
         let mut quiet = QUIET * self.crew.len();
-        // The timeout restarts with each step of a worker: many sections on a slow resource may take long.
+        // The time limit begins again with each step of a worker: many sections on a slow resource may take long.
         while let Some((worker, at)) = self.crew.next(self.patience())? {
             if at == Point::Done {
                 quiet = quiet.saturating_sub(1);
@@ -177,7 +178,8 @@ impl Conductor {
         let at = now();
         let pause_over = Instant::now() + self.times.pause;
         let patience = match round.fault {
-            // A connection or a descriptor holds the lock: no other worker gets it, which is the expected result.
+            // The lock belongs to a connection or a descriptor, so no other worker gets it; that is the expected
+            // result.
             HolderFault::Pause if !self.leased => pause_over,
             _ => self.patience() + self.times.pause,
         };
@@ -205,7 +207,8 @@ impl Conductor {
         }
     }
 
-    /// Starts the stall. A stopped lock server is continued here, once the pause is over.
+    /// Begins the stall of worker `a`. If it is the lock server that is stopped, waits for the pause and continues
+    /// the server.
     fn begin(&mut self, fault: HolderFault, a: u32, pause_over: Instant) -> Result<(), Stop> {
         match (fault, self.server) {
             (HolderFault::Pause, _) => self.crew.stop(a),
@@ -215,7 +218,7 @@ impl Conductor {
             }
             (HolderFault::Server, Some(pid)) => {
                 let stopped = Stopped::new(pid)?;
-                // Workers that reach a point meanwhile continue, and wait for the server.
+                // Workers that reach a point during the pause continue, and then wait for the server.
                 self.first_at(pause_over, |_, _| false)?;
                 drop(stopped);
                 Ok(())
@@ -224,8 +227,8 @@ impl Conductor {
         }
     }
 
-    /// Lets all workers continue until one is at a wanted point; that one waits there. `None` if none is before
-    /// `until`.
+    /// Lets all workers continue until one is at a wanted point, and leaves it waiting there. `None` if no worker
+    /// is at one before `until`.
     fn first_at(
         &mut self,
         until: Instant,
@@ -250,7 +253,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// The time by which some worker must have got the lock.
+    /// The time by which a worker must have acquired the lock.
     fn patience(&self) -> Instant {
         Instant::now() + 3 * self.times.ttl + PATIENCE
     }

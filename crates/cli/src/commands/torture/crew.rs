@@ -1,7 +1,7 @@
 //! The worker processes: starts, stops, resumes, kills and replaces them, and receives their messages.
 //!
-//! Guarantees that exactly the processes it started are ended, however this program ends, and that no wait is
-//! unbounded. The conductor decides which fault is injected into which worker, and when.
+//! Guarantees that the processes it started are ended, and no others, however this program ends; and that no wait
+//! is unbounded. The conductor decides which fault is injected into which worker, and when.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -23,7 +23,7 @@ use crate::exit::{Failure, INTERNAL};
 /// How long workers may take to end after their pipes are closed.
 const PARTING: Duration = Duration::from_secs(5);
 
-/// Why the event loop stops.
+/// Why the run stops early.
 pub(super) enum Stop {
     /// A termination signal arrived.
     Interrupted,
@@ -45,7 +45,7 @@ impl From<std::io::Error> for Stop {
 
 /// An event from a worker or from the signal handler.
 pub(super) enum CrewEvent {
-    /// The worker with this serial number has reached a point and waits.
+    /// The worker with this serial number has reached a point, and waits there.
     At(u32, Point),
     /// A worker failed, with the exit code that it would have used.
     Failed(u32, Failure),
@@ -95,12 +95,12 @@ impl Crew {
         Self { orders, hosts, directory, runtime, workers: BTreeMap::new(), next: 0, tell, told }
     }
 
-    /// A sender for events.
+    /// A sender for events of this crew.
     pub(super) fn sender(&self) -> mpsc::Sender<CrewEvent> {
         self.tell.clone()
     }
 
-    /// The journals of all workers ever started.
+    /// The journals of all workers ever started, by serial number.
     pub(super) fn journals(&self) -> impl Iterator<Item = (u32, PathBuf)> {
         (0..self.next).map(|serial| (serial, self.journal(serial)))
     }
@@ -130,7 +130,8 @@ impl Crew {
             .args(["torture", "--worker"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Not in the terminal's foreground group: Ctrl-C must reach the conductor only.
+            // A process group of its own keeps the worker out of the terminal's foreground group: Ctrl-C must reach
+            // the conductor only.
             .process_group(0)
             .spawn()?;
         let (go, says) = (child.stdin.take(), child.stdout.take());
@@ -141,7 +142,7 @@ impl Crew {
         go.write_all(format!("{}\n", orders.to_line()).as_bytes())?;
         let tell = self.tell.clone();
         std::thread::spawn(move || {
-            // Send errors mean that the conductor has ended.
+            // Sending fails only if the conductor has ended.
             for line in BufReader::new(says).lines().map_while(Result::ok) {
                 let _ = tell.send(event(serial, &line));
             }
@@ -152,7 +153,7 @@ impl Crew {
         Ok(())
     }
 
-    /// The next worker that is at a point; `None` if none is before `until`.
+    /// Waits for the next worker that is at a point; `None` if there is none before `until`.
     ///
     /// # Errors
     /// A worker failed, or a termination signal arrived.
@@ -163,7 +164,7 @@ impl Crew {
             };
             match event {
                 CrewEvent::Interrupted => return Err(Stop::Interrupted),
-                // Messages that a worker sent before it was killed.
+                // Ignores the messages of workers that were killed after they had sent them.
                 CrewEvent::At(serial, _) | CrewEvent::Gone(serial) | CrewEvent::Failed(serial, _)
                     if !self.workers.contains_key(&serial) => {}
                 CrewEvent::At(serial, point) => return Ok(Some((serial, point))),
@@ -184,7 +185,7 @@ impl Crew {
         let go = self.workers.get_mut(&serial).and_then(|worker| worker.go.as_mut());
         match go.map(|go| go.write_all(b"go\n")) {
             None | Some(Ok(())) => Ok(()),
-            // The worker has ended: its failure or its end arrives as an event.
+            // The worker has ended; an event reports its failure or its end.
             Some(Err(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
             Some(Err(error)) => Err(error.into()),
         }
@@ -197,7 +198,7 @@ impl Crew {
     pub(super) fn stop(&self, serial: u32) -> Result<(), Stop> {
         let Some(pid) = self.pid(serial) else { return Ok(()) };
         kill(pid, Signal::SIGSTOP).map_err(std::io::Error::from)?;
-        // WNOWAIT: if the process has ended, it is not reaped here.
+        // WNOWAIT: a process that has ended is not reaped here.
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         waitid(Id::Pid(pid), flags).map_err(std::io::Error::from)?;
         Ok(())
@@ -228,7 +229,7 @@ impl Crew {
         }
     }
 
-    /// Lets a worker's connections through again.
+    /// Lets a worker open connections to the lock service again.
     pub(super) fn heal(&self, serial: u32) {
         if let Some(proxy) = self.workers.get(&serial).and_then(|worker| worker.proxy.as_ref()) {
             proxy.heal();

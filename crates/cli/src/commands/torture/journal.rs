@@ -1,8 +1,8 @@
 //! A worker's log of its steps, one line each, and its parser.
 //!
-//! Invariant on which all results depend: a step is in the file before the worker continues, so that the journal
-//! of a worker killed at any point contains all its completed steps. Only this file determines whether an update
-//! counts as acknowledged.
+//! Invariant on which all results depend: a step is in the file before the worker continues. So the journal of a
+//! worker that was killed at any point contains all steps that the worker completed. Only this file determines
+//! whether an update counts as acknowledged.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use lockkeeper::{BootInstant, Token};
 
-/// The workers' clock: nanoseconds since boot, the same for all processes of a machine.
+/// The clock of workers and conductor: nanoseconds since boot, the same for all processes of a machine.
 pub(super) fn now() -> u64 {
     BootInstant::now().as_nanos()
 }
@@ -19,18 +19,18 @@ pub(super) fn now() -> u64 {
 /// A step of a worker, or a reply that it received.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum JournalStep {
-    /// Requests the lock.
+    /// The worker requests the lock.
     Asked,
-    /// Acquired the lock.
+    /// The worker has acquired the lock.
     Granted { token: Option<Token> },
-    /// Raised the marks by `enter`.
+    /// The worker has raised the marks by `enter`.
     Entered,
-    /// Read the ledger.
+    /// The worker has read the ledger.
     Read,
-    /// Found its hold lost, and wrote nothing. `believed_until`: the end of the hold by the worker's own clock, the
-    /// earlier of its deadline and the library's loss event.
+    /// The worker has found its hold lost, and wrote nothing. `believed_until`: when the hold ended for the worker:
+    /// at its deadline, or at the library's report of the loss if that was earlier.
     GaveUp { believed_until: Option<u64> },
-    /// Is about to write this update.
+    /// The worker is about to write this update.
     Writes { update: String },
     /// The write of this update succeeded.
     Acknowledged { update: String },
@@ -38,7 +38,7 @@ pub(super) enum JournalStep {
     Stale { offered: u64, highest: u64 },
     /// The lock or the resource failed; a write in progress may or may not have taken effect.
     Trouble { why: String },
-    /// Is about to release the lock.
+    /// The worker is about to release the lock.
     Releasing,
 }
 
@@ -109,7 +109,7 @@ impl Journal {
 }
 
 /// The steps of a worker with their times, in order. A last line without a newline was truncated by a kill and is
-/// ignored: the worker had not yet acted on it.
+/// ignored: the worker did not act on it.
 ///
 /// # Errors
 /// The file can't be read, or has an invalid line.

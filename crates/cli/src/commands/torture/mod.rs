@@ -36,9 +36,9 @@ use resource::OpenLedger;
 use verdict::TortureVerdict;
 use worker::Orders;
 
-/// A session that is not closed in time expires by itself.
+/// The time limit for closing the session; if it is not closed in time, it expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
-/// Exit code after a second signal: the one that shells report for a program ended by SIGINT.
+/// The exit code after a second signal: the code that shells report for a program that SIGINT ended.
 const INTERRUPTED: i32 = 130;
 /// Name prefix of everything that a run creates.
 const PREFIX: &str = "lockkeeper-torture-";
@@ -57,7 +57,7 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
     // The directory's random suffix is part of every other name of this run.
     let directory = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
     let name = directory.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // Differs from the lock's name: lock service and resource may be the same Redis.
+    // The ledger's name differs from the lock's, since lock service and resource may be the same Redis.
     let ledger = format!("{name}-ledger");
     let resource_url = args.resource.clone().unwrap_or_default();
     let shown = settings::shown(&url);
@@ -97,8 +97,8 @@ async fn capabilities(url: &str) -> Result<Capabilities, Failure> {
     Ok(can)
 }
 
-/// Refuses options that this lock service does not support, before anything is started. Returns the hosts to
-/// which connections can be cut.
+/// Refuses options that this lock service does not support, before anything is started. Returns the hosts that
+/// connections can be cut to.
 fn possible(args: &Torture, url: &str, can: &Capabilities) -> Result<Vec<(String, u16)>, Failure> {
     let cannot = |what: &str, why: &str| {
         Err(Failure::new(USAGE, format!("{what} is not possible with `{}:` locks: {why}", can.backend)))
@@ -143,7 +143,7 @@ fn conduct(
         Err(Stop::Interrupted) => true,
         Err(Stop::Failed(failure)) => return Err(explained(failure, &conductor.crew)),
     };
-    // The workers must not write while the ledger is read.
+    // The workers are killed first: they must not write while the ledger is read.
     conductor.crew.dismiss();
     let took = began.elapsed();
     let journals = journals(&conductor.crew, interrupted)?;
@@ -168,8 +168,8 @@ fn conduct(
     Ok(if report.is_safe() { OK } else { NO })
 }
 
-/// The journals of all workers ever started. `some`: a missing journal is no error, since workers may have been
-/// ended before they created theirs.
+/// The journals of all workers ever started. If `some`, a missing journal is no error, since a worker may have been
+/// ended before it created its journal.
 fn journals(crew: &Crew, some: bool) -> Result<Vec<(u32, Steps)>, Failure> {
     let mut journals = Vec::new();
     for (serial, path) in crew.journals() {
@@ -222,7 +222,7 @@ fn listen(crew: &Crew, runtime: &Handle) -> Result<(), Failure> {
                 std::process::exit(INTERRUPTED);
             }
             asked = true;
-            // The receiver is gone if the conductor has ended.
+            // Sending fails if the conductor has ended.
             let _ = tell.send(CrewEvent::Interrupted);
         }
     });

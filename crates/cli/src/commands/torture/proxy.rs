@@ -1,7 +1,7 @@
 //! A TCP proxy between one worker and the lock service, whose connections can be cut.
 //!
-//! Affects one worker only. A cut closes its connections at both ends, and closes new ones at once. No packets
-//! are filtered, so no privileges are needed.
+//! Each worker has its own proxies, so a cut affects one worker only. It closes the worker's connections at both
+//! ends, and closes new ones at once. No packets are filtered, so no privileges are needed.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -44,7 +44,7 @@ impl Proxy {
         Ok(Self { url: with_hosts(url, &addresses.join(",")), cut })
     }
 
-    /// Closes all connections and refuses new ones. The peers are not notified otherwise.
+    /// Closes all connections, and closes new ones at once.
     pub(super) fn cut(&self) {
         self.cut.send_replace(true);
     }
@@ -93,7 +93,7 @@ async fn serve(listener: TcpListener, host: (String, u16), mut cut: watch::Recei
     }
 }
 
-/// Errors end this connection only; both peers see it closed.
+/// Forwards the bytes of one connection. An error ends this connection only; both peers see it closed.
 async fn carry(mut here: TcpStream, host: (String, u16)) -> io::Result<()> {
     let mut there = TcpStream::connect(host).await?;
     here.set_nodelay(true)?;
@@ -155,7 +155,7 @@ mod tests {
             assert!(echoed(&mut before).await);
             proxy.cut();
             while echoed(&mut before).await {}
-            // The kernel may accept a new connection before the proxy closes it; no reply arrives on it.
+            // The kernel may accept a new connection before the proxy closes it; then no reply arrives on it.
             if let Ok(mut during) = TcpStream::connect(&way).await {
                 assert!(!echoed(&mut during).await);
             }

@@ -10,12 +10,12 @@ use crate::args::{HolderFault, TokenUse};
 use crate::exit::Failure;
 use crate::output::{self, human};
 
-/// Lost updates are all counted; at most this many are listed.
+/// Most lost updates that the report names; all are counted.
 const NAMED: usize = 20;
 
 /// A finished run.
 pub(super) struct TortureReport<'a> {
-    /// Addresses for display, without passwords.
+    /// The lock service's address for display, without its password; the next field is the resource's.
     pub(super) locks: String,
     pub(super) resource: String,
     pub(super) fence: TokenUse,
@@ -38,7 +38,7 @@ impl TortureReport<'_> {
         self.injected.iter().filter(|injected| !injected.taken_over).count()
     }
 
-    /// True if the run is evidence of safety: updates were acknowledged, faults were injected, and nothing was
+    /// Whether the run is evidence of safety: updates were acknowledged, faults were injected, and nothing was
     /// lost.
     pub(super) fn is_safe(&self) -> bool {
         !self.injected.is_empty() && self.verdict.acknowledged > 0 && self.verdict.is_safe()
@@ -51,7 +51,7 @@ impl TortureReport<'_> {
         (sorted.get(sorted.len() / 2).map(ms), sorted.last().map(ms))
     }
 
-    /// The verdict, in one sentence.
+    /// The result in one sentence.
     fn sentence(&self) -> String {
         let TortureVerdict { acknowledged, lost, token_regressions, .. } = self.verdict;
         let faults = self.injected.len();

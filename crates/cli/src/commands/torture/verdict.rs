@@ -1,14 +1,14 @@
 //! The analysis of journals and ledger: lost updates, refused writes, overlaps, token regressions, handovers.
 //!
-//! Computes every figure that `torture` prints, as pure functions of the journals. All times are on the workers'
-//! clock, which is a single clock: the workers run on one machine.
+//! Computes every figure that `torture` prints, as pure functions of the journals. All times are of one clock,
+//! `journal::now`: the workers run on one machine.
 
 use std::collections::HashSet;
 
 use super::conductor::Injected;
 use super::journal::{JournalStep, Steps};
 
-/// The figures.
+/// The figures of a run.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct TortureVerdict {
     /// Updates whose write succeeded.
@@ -21,8 +21,8 @@ pub(super) struct TortureVerdict {
     pub(super) overlaps: usize,
     /// Grants whose token is not above the tokens of all earlier grants; `None` if the locks have no tokens.
     pub(super) token_regressions: Option<usize>,
-    /// Times from the end of a section, or from the fault in its holder, to the grant of a worker that was
-    /// already waiting; sorted.
+    /// Times from the end of a section, or from the fault in its holder, to the grant of a worker that was already
+    /// waiting; sorted. In nanoseconds.
     pub(super) handover_ns: Vec<u64>,
     /// The number of grants.
     pub(super) sections: usize,
@@ -34,15 +34,15 @@ pub(super) struct TortureVerdict {
     pub(super) last_trouble: Option<String>,
 }
 
-/// The time from a grant to the last action of its holder as a holder.
+/// A section: from a grant to the last action that the worker took as the holder.
 #[derive(Debug)]
 struct Section {
     serial: u32,
     asked: u64,
     granted: u64,
     token: Option<u64>,
-    /// The time of the last action as a holder: the reply to its write, or the end of its hold if it gave up (at
-    /// most its deadline).
+    /// The time of that last action: the reply to the worker's write or, if the worker gave up, the end of its hold
+    /// (at most the hold's deadline).
     end: u64,
     releasing: Option<u64>,
 }
@@ -78,7 +78,7 @@ impl TortureVerdict {
         verdict
     }
 
-    /// True if no acknowledged update is missing and every token is above all earlier ones.
+    /// Whether no acknowledged update is missing and every token is above all earlier ones.
     pub(super) fn is_safe(&self) -> bool {
         self.lost.is_empty() && self.token_regressions.unwrap_or(0) == 0
     }
@@ -96,7 +96,7 @@ fn sections(serial: u32, steps: &[(u64, JournalStep)]) -> Vec<Section> {
                 let token = token.map(lockkeeper::Token::get);
                 sections.push(Section { serial, asked, granted: at, token, end: at, releasing: None });
             }
-            // The worker took no action after its deadline, even if it resumed later and only then gave up.
+            // The worker took no action after its hold's deadline, even if it resumed later and gave up only then.
             (JournalStep::GaveUp { believed_until }, Some(section)) => {
                 section.end = at.min(believed_until.unwrap_or(u64::MAX)).max(section.end);
             }
@@ -134,7 +134,8 @@ fn handovers(sections: &[Section], injected: &[Injected]) -> Vec<u64> {
     let taken = sections.windows(2).filter_map(|two| {
         let [former, next] = two else { return None };
         let released = former.releasing.filter(|at| *at <= next.granted);
-        // A worker that was stopped, killed or cut off did not release; the others have waited since the fault.
+        // A worker that was stopped, killed or cut off did not release the lock; the others have waited since the
+        // fault.
         let ended = released.or_else(|| {
             let during = |done: &&Injected| {
                 done.serial == former.serial && (former.granted..=next.granted).contains(&done.at)
@@ -171,7 +172,8 @@ mod tests {
         let journals = [
             journal(0, "1 asked, 2 granted 5, 3 read, 4 writes 0.1, 5 acknowledged 0.1, 6 releasing"),
             journal(1, "1 asked, 7 granted 6, 8 read, 9 writes 1.1, 10 acknowledged 1.1, 11 releasing"),
-            // Killed before the reply: the update may or may not be in the ledger, since it was not acknowledged.
+            // Worker 2 was killed before the reply. Its update was not acknowledged, so it may or may not be in the
+            // ledger.
             journal(2, "1 asked, 12 granted 7, 13 read, 14 writes 2.1"),
         ];
         let lost = |ledger: &str| judged(&journals, ledger, &[]).lost;

@@ -2,8 +2,8 @@
 //! a loop.
 //!
 //! Follows the recommended use of the library: it checks its hold before it writes, and gives up if the hold is
-//! lost. At each named point it reports its position to the conductor and waits for `go`, so that faults are
-//! injected at exactly these points. Every step is in its journal before it continues.
+//! lost. At each named point it reports the point to the conductor and waits for `go`, so that faults are injected
+//! at exactly these points. Every step is written to the worker's journal before the worker continues.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -23,17 +23,17 @@ use crate::settings;
 
 /// The pause after a failure of the lock service or the resource; limits the retry rate.
 const BREATH: Duration = Duration::from_millis(50);
-/// A session that is not closed in time expires by itself.
+/// The time limit for closing the session; if it is not closed in time, it expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// The points at which a worker waits for the conductor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Point {
-    /// Before it requests the lock.
+    /// Before the worker requests the lock.
     Idle,
-    /// After the read, before it checks its hold.
+    /// After the read, before the worker checks its hold.
     Read,
-    /// After the check, before the write.
+    /// After the check of the hold, before the write.
     Write,
     /// After the write or after giving up, before the release.
     Done,
@@ -42,7 +42,7 @@ pub(super) enum Point {
 impl Point {
     const ALL: [Self; 4] = [Self::Idle, Self::Read, Self::Write, Self::Done];
 
-    /// The point's name in messages and on the pipe.
+    /// The point's name, in messages to people and on the pipe.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -106,7 +106,7 @@ impl Orders {
     }
 }
 
-/// The worker's main function. The conductor owns its standard input and output.
+/// The worker's main function. Its standard input and output are pipes to the conductor.
 pub(super) async fn work() -> Result<u8, Failure> {
     let line = heard()?.unwrap_or_default();
     let orders = Orders::from_line(&line).ok_or_else(|| {
@@ -149,8 +149,8 @@ impl From<std::io::Error> for Cut {
 
 impl Worker {
     async fn start(orders: Orders) -> Result<Self, Failure> {
-        // Set before the check of the parent, so that a parent that ends in between is detected by one of the
-        // two.
+        // Set before the check of the parent: a parent that ends in between is then noticed either by this or by
+        // the check.
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
         if nix::unistd::getppid().as_raw() as u32 != orders.conductor {
             return Err(Failure::new(INTERNAL, "the conductor of this worker has ended"));
@@ -192,7 +192,7 @@ impl Worker {
             }
         };
         self.journal.note(&JournalStep::Granted { token: guard.token_hint() })?;
-        // Runs on the runtime's other thread: this one blocks at the points.
+        // Runs on another thread of the runtime, since this one blocks at the points.
         let lost_at = Arc::new(OnceLock::new());
         let (lost, stamp) = (guard.lost(), lost_at.clone());
         let watching = tokio::spawn(async move {
@@ -213,12 +213,13 @@ impl Worker {
         }
         reached(Point::Done)?;
         self.journal.note(&JournalStep::Releasing)?;
-        // Errors are ignored: the loss of a hold is evident from the journals' times.
+        // An error is ignored: if the hold was lost, the journals' times show it.
         let _ = guard.release().await;
         Ok(())
     }
 
-    /// Reads, computes, writes. `lost_at` is set when the library reports the loss of the hold.
+    /// Reads the ledger, and writes it with one more update. `lost_at` is set when the library reports the loss of
+    /// the hold.
     async fn held(
         &mut self,
         guard: &Guard<Unfenced>,

@@ -1,5 +1,5 @@
-//! Links between nodes that are cut in one direction: a node's messages are dropped, but it still receives.
-//! Clients reach every node.
+//! Links between nodes that are cut in one direction: the messages that one node sends are dropped, but it still
+//! receives the other's. Clients reach every node.
 //!
 //! Each test has its own network, which requires root and `ip`.
 
@@ -22,11 +22,11 @@ struct Scene {
     nodes: Nodes,
 }
 
-/// Set in the process that runs one test.
+/// An environment variable that is set in the process that runs one test alone.
 const ALONE: &str = "LK_FAULTS_ALONE";
 
-/// Runs the test with this name inside a network, in its own process: the library uses one thread for all streams
-/// of a process, and that thread must be inside the network too.
+/// Runs the test with this name inside a network, in a process of its own: the library uses one thread for all
+/// streams of a process, and that thread must be inside the network, too.
 fn scene<F: Future<Output = ()>>(name: &str, test: impl FnOnce(Scene) -> F) {
     if std::env::var_os(ALONE).is_none() {
         let mut own = Command::new(std::env::current_exe().unwrap());
@@ -55,7 +55,7 @@ impl Scene {
         each(from, to, |from, to| self.network.mend(from, to));
     }
 
-    /// Waits until a node has no leader, or another one than this.
+    /// Waits until `node` has no leader, or another one than `leader`.
     async fn misses(&self, node: usize, leader: usize) {
         answer("it misses its leader", async || {
             let status = self.nodes.status(node).await?;
@@ -64,7 +64,7 @@ impl Scene {
         .await;
     }
 
-    /// Waits until the leader receives nothing from a node.
+    /// Waits until `leader` reports that it receives nothing from `node`.
     async fn is_missed(&self, node: usize, leader: usize) {
         let locks = self.nodes.client("operator").await;
         answer("the leader misses it", async || {
@@ -75,7 +75,7 @@ impl Scene {
         .await;
     }
 
-    /// Waits until the former leader has stepped down.
+    /// Waits until `node`, the former leader, has stepped down.
     async fn gives_up(&self, node: usize) {
         answer("it leads no more", async || self.nodes.status(node).await.filter(|status| !status.leads))
             .await;
@@ -132,7 +132,8 @@ fn follower_cut_off_in_one_direction_does_not_disturb_the_cluster_and_recovers()
         let leader = nodes.leader(&ALL).await;
         let [follower, other] = others(leader);
 
-        // The follower receives nothing and starts a pre-vote; nodes that receive from the leader refuse it.
+        // The follower receives nothing and starts a pre-vote; the nodes that still receive from the leader refuse
+        // it.
         scene.cut(&[leader], &[follower]);
         scene.misses(follower, leader).await;
         load.goes_on(100);
@@ -171,7 +172,7 @@ fn leader_cut_off_in_one_direction_is_replaced_and_recovers() {
             load.goes_on(20);
             let leader = nodes.leader(&ALL).await;
             let rest = others(leader);
-            // Either the leader's messages are dropped, or those sent to it are.
+            // Drops either the messages that the leader sends, or those that are sent to it.
             let (from, to) = if is_heard { (&rest[..], &[leader][..]) } else { (&[leader][..], &rest[..]) };
             scene.cut(from, to);
             scene.gives_up(leader).await;

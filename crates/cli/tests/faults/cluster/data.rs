@@ -37,7 +37,8 @@ async fn node_with_deleted_data_is_refused_with_the_remedy() {
     assert!(next.token() > held.token());
 }
 
-/// Started with the original bootstrap list: two empty nodes of three would be a majority of a second cluster.
+/// The nodes are started with the original bootstrap list: two empty nodes of three would be a majority of a second
+/// cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_emptied_nodes_do_not_bootstrap_a_second_cluster() {
     let mut nodes = Nodes::founded();
@@ -51,7 +52,7 @@ async fn two_emptied_nodes_do_not_bootstrap_a_second_cluster() {
     }
     others(whole).into_iter().for_each(|wiped| nodes.nodes[wiped].begin());
     others(whole).into_iter().for_each(|wiped| is_refused(&mut nodes.nodes[wiped], wiped));
-    // One node of the old cluster is left, which is no majority, and reports that.
+    // One node of the old cluster is left. It is no majority, and reports that it does not lead.
     let status =
         answer("it leads no more", async || nodes.status(whole).await.filter(|status| !status.leads)).await;
     assert_eq!(status.cluster, cluster);
@@ -66,8 +67,8 @@ async fn two_emptied_nodes_do_not_bootstrap_a_second_cluster() {
     assert!(free.acquire().await.is_err(), "one of three grants nothing");
 }
 
-/// P2: a backup taken through a follower under load, restored twice; each restore creates a new cluster, whose
-/// tokens are above all earlier ones.
+/// P2: a backup is taken under load through a follower, and restored twice. Each restore creates a new cluster,
+/// whose tokens are above all earlier ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restores_of_a_cluster_backup_issue_higher_tokens() {
     let nodes = Nodes::founded();

@@ -34,7 +34,7 @@ async fn all_nodes_take_snapshots_after_the_same_entries() {
         })
         .await;
         if round == 0 {
-            // The leader chooses the entries after which snapshots are taken.
+            // Another leader then names the entries after which snapshots are taken.
             let leader = nodes.leader(&ALL).await;
             nodes.nodes[leader].kill();
             load.goes_on(20);
@@ -49,8 +49,8 @@ async fn all_nodes_take_snapshots_after_the_same_entries() {
     }
 }
 
-/// Replaces the table in a node's snapshot by one that no log produces, with correct checksums: as if the node's
-/// memory had been corrupted before the snapshot was written.
+/// Replaces the table in a node's snapshot by one that the log does not produce, with correct checksums: as if the
+/// node's memory had been corrupted before the snapshot was written.
 fn tamper(data: &Path) {
     let disk = MemoryDisk::new();
     for entry in fs::read_dir(data).unwrap() {
@@ -103,11 +103,11 @@ async fn give_another_table(nodes: &mut Nodes, wrong: usize, leader: usize) {
     }
 }
 
-/// One node of three has a diverging table as follower or leader; it is detected, stops, and is replaced.
+/// One node of three has a diverging table, as a follower or as the leader. It is detected, stops, and is replaced.
 async fn is_found(leads: bool) {
     let mut nodes = founded();
     let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
-    // A new node joins through the second one.
+    // Index 2, since the new node joins through the second node, index 1.
     let wrong = 2;
     give_another_table(&mut nodes, wrong, if leads { wrong } else { others(wrong)[0] }).await;
 
@@ -140,8 +140,8 @@ async fn leader_with_a_diverging_table_stops_and_is_replaced() {
     is_found(true).await;
 }
 
-/// With two nodes it is undecidable which table is correct, so both serve and report the difference; the third
-/// node decides once it is back.
+/// With two nodes it is undecidable which table is right, so both serve and report the difference. The third node
+/// decides once it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn diverging_node_stops_only_once_a_third_node_is_up() {
     let mut nodes = founded();

@@ -73,7 +73,7 @@ fn copied(from: &Path, to: &Path) {
     }
 }
 
-/// Everything that a stranger can learn about a cluster.
+/// Everything that an outsider can learn about a cluster's identity.
 struct LearnedIdentity {
     cluster: Vec<u8>,
     members: Vec<Member>,
@@ -84,7 +84,7 @@ impl LearnedIdentity {
         let mut cluster = Vec::new();
         let mut members = Vec::new();
         for (node, peer_address) in (1..).zip(&nodes.peers) {
-            // Both are in the header of every file.
+            // Cluster id and incarnation are in the header of every file.
             let header = fs::read(nodes.nodes[node as usize - 1].data.join("founding")).unwrap();
             cluster = header[16..32].to_vec();
             let (incarnation, peer_address) = (header[32..48].to_vec(), peer_address.clone());
@@ -93,7 +93,7 @@ impl LearnedIdentity {
         Self { cluster, members }
     }
 
-    /// The handshake that node `from` could send to node `to`; both count from 0.
+    /// The hello that node `from` could send to node `to`; both are indices, from 0.
     fn hello(&self, from: usize, to: usize, lane: Lane) -> Hello {
         let member = &self.members[from];
         let founding = Founding {
@@ -124,7 +124,7 @@ impl LearnedIdentity {
         }
     }
 
-    /// True if a text contains an id that would let a stranger pose as a member.
+    /// Whether a text contains an id that would let an outsider pose as a member.
     fn is_told(&self, text: &str) -> bool {
         let ids = self.members.iter().map(|member| &member.incarnation).chain([&self.cluster]);
         ids.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
@@ -247,7 +247,7 @@ async fn stranger_is_refused_for_every_claim_and_learns_no_ids() {
                 Hello { node: 0, ..sound.clone() },
                 Hello { node: target as u64 + 1, ..sound.clone() },
             ];
-            // The stranger has learned the cluster's id, and claims that it was added later.
+            // An outsider that has learned the cluster's id claims to be a member that was added later.
             let stranger = Member { node: 4, incarnation: vec![9; 16], ..Member::default() };
             for at in [1, 1 << 40, u64::MAX] {
                 let nodes = vec![stranger.clone()];
@@ -279,7 +279,7 @@ async fn messages_of_an_impostor_have_no_effect() {
             hello.election_timeout_ms = rng.number();
             let (mut socket, refusal) = refused(address, &hello);
             assert_eq!(refusal.code(), RefusalCode::Later);
-            // It sends its messages in spite of the refusal; the writes fail once the node has closed the
+            // The impostor sends its messages in spite of the refusal; the writes fail once the node has closed the
             // connection.
             let frames = (0..20).map(|_| PeerFrame { messages: vec![rng.message(me, to)] });
             let _ = frames.into_iter().try_for_each(|frame| write(&mut socket, &frame));
@@ -292,8 +292,8 @@ async fn messages_of_an_impostor_have_no_effect() {
     serve_all_the_same(&nodes, "after impostors").await;
 }
 
-/// The impostor announces another address for the member whose identity it has learned, and answers there that
-/// the connecting node was removed.
+/// The impostor announces another address for the member whose identity it has learned. To nodes that connect
+/// there, it answers that they were removed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusal_by_a_single_peer_stops_no_node() {
     let mut nodes = Nodes::founded();

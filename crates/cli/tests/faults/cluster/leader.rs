@@ -15,7 +15,7 @@ async fn leader_killed_under_load_loses_no_hold_and_no_waiter() {
     let kept = Kept::begin(&one, &two, &nodes.client("watcher").await).await;
     let load = Load::start(vec![one.clone(), two.clone()], 2, 5);
     for kill in 0..KILLS {
-        // A different point of the load each time.
+        // Each kill is at a different point of the load.
         load.goes_on(20 + kill * 7);
         let leader = nodes.leader(&ALL).await;
         nodes.nodes[leader].kill();
@@ -31,7 +31,7 @@ async fn leader_killed_under_load_loses_no_hold_and_no_waiter() {
     assert!(done.granted > 40 * KILLS, "{} granted", done.granted);
 }
 
-/// P10: all nodes at once, repeatedly.
+/// P10: all nodes are killed at once, repeatedly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_killed_as_a_whole_keeps_every_hold_and_waiter() {
     let mut nodes = Nodes::founded();

@@ -27,7 +27,7 @@ async fn lost_node_is_replaced_under_load() {
     let held = locks.mutex("held").ttl(LONG).acquire().await.unwrap();
     let load = Load::start(vec![locks.clone(), nodes.client("two").await], 2, 5);
     load.goes_on(20);
-    // A new node joins through the second one.
+    // The new node joins through the second node, so the first one can be lost.
     let lost = 0;
     nodes.nodes[lost].kill();
     fs::remove_dir_all(&nodes.nodes[lost].data).unwrap();
@@ -54,7 +54,7 @@ async fn removed_node_ends_and_cannot_rejoin() {
     let mut nodes = Nodes::founded();
     let load = Load::start(vec![nodes.client("one").await], 2, 5);
     load.goes_on(20);
-    // The leader, which transfers the leadership before it is removed.
+    // Removes the leader, which transfers the leadership first.
     let removed = nodes.leader(&ALL).await;
     let id = (removed + 1).to_string();
     lockkeeper(&["cluster", "remove", &id, "--locks", &nodes.url()]);

@@ -16,22 +16,22 @@ pub(crate) const ALL: [usize; 3] = [0, 1, 2];
 pub(crate) const OPTIONS: &str = "--segment-bytes 1048576";
 
 pub(crate) struct Nodes {
-    /// In the order of their ids; index 0 is node 1.
+    /// In the order of their node ids; index 0 is node 1.
     pub(crate) nodes: Vec<Server>,
     addresses: Vec<String>,
     /// The nodes' addresses for each other.
     pub(crate) peers: Vec<String>,
-    /// Kept, so that the ports stay reserved.
+    /// Kept until the test ends, so that the ports stay reserved.
     ports: Vec<Port>,
 }
 
 impl Nodes {
-    /// A new cluster that serves.
+    /// Bootstraps a new cluster, and waits until it serves.
     pub(crate) fn founded() -> Self {
         Self::founded_with(OPTIONS, |_, _| {})
     }
 
-    /// The same with other options; `change` modifies each node before its start, with its index from 0.
+    /// As `founded`, with other options; `change` modifies each node before its start, with its index from 0.
     pub(crate) fn founded_with(options: &str, change: impl FnMut(usize, &mut Server)) -> Self {
         let ports: Vec<Port> = (0..6).map(|_| Port::free()).collect();
         let mut addresses: Vec<String> =
@@ -40,7 +40,7 @@ impl Nodes {
         Self::founded_at(addresses, peers, ports, options, change)
     }
 
-    /// The same with each node on its own host.
+    /// As `founded`, with each node on its own host of a network.
     pub(crate) fn founded_on(network: &Arc<Network>) -> Self {
         let [addresses, peers] =
             [5625, 5626].map(|port| ALL.map(|node| format!("{}:{port}", network.address(node))).to_vec());
@@ -64,13 +64,13 @@ impl Nodes {
             server
         };
         let mut nodes: Vec<Server> = addresses.iter().enumerate().map(node).collect();
-        // No node serves before all have met.
+        // All are started first: no node serves before all have connected to each other.
         nodes.iter_mut().for_each(Server::begin);
         nodes.iter_mut().for_each(Server::serves);
         Self { nodes, addresses, peers, ports }
     }
 
-    /// Adds another node by the operator's two commands; it votes afterwards.
+    /// Adds another node by the two commands that operators use; it is a voter afterwards.
     pub(crate) fn add(&mut self) {
         let ports = [Port::free(), Port::free()];
         let [address, peer] = [0, 1].map(|port: usize| format!("127.0.0.1:{}", ports[port].number()));
@@ -102,7 +102,7 @@ impl Nodes {
         status_at(&self.nodes[node].url(), node).await
     }
 
-    /// The leader, once these nodes agree on one of them.
+    /// The index of the leader, once the nodes `of` agree that one of them leads.
     pub(crate) async fn leader(&self, of: &[usize]) -> usize {
         let mut said = Vec::new();
         let deadline = Instant::now() + PATIENCE;
@@ -138,7 +138,7 @@ impl Nodes {
 
 /// See [`Nodes::status`].
 pub(crate) async fn status_at(url: &str, node: usize) -> Option<ServiceStatus> {
-    // A separate client, which has the address of this node only and learns no others.
+    // Uses a client of its own that has only this node's address and learns no others.
     let locks = Locks::connect_as(url, "status").await.ok()?;
     locks.status().await.ok().filter(|status| status.node == node as u64 + 1)
 }

@@ -1,4 +1,5 @@
-//! All nodes are restarted in turn while a long job runs under a lock and others work: the job is not affected.
+//! All nodes are restarted in turn while a long job runs under a lock and other clients work: the job is not
+//! affected.
 
 use std::fs::File;
 use std::io::Read;

@@ -10,17 +10,17 @@ use crate::load::Load;
 use crate::server::{answer, within};
 use crate::stalls::{queue, sessions, stop_the_holder};
 
-/// Long enough to detect and replace a silent leader, even on a busy machine.
+/// A ttl long enough to detect and replace a silent leader, even on a busy machine.
 const TTL: Duration = Duration::from_secs(12);
 
-/// P5: the holder gives up before the next one has the lock. P3: its late write is refused.
+/// P5: the stopped holder's guard is lost before the next holder has the lock. P3: its late write is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_holder_loses_its_hold_and_its_write_is_refused() {
     let nodes = Nodes::founded();
     stop_the_holder(&nodes.url(), &nodes.nodes[0].beside("resource")).await;
 }
 
-/// P9, and P6: the stopped leader extends no session, and does no harm when it resumes.
+/// P6 and P9: the stopped leader extends no session, and does no harm when it resumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_leader_is_replaced_and_every_hold_and_waiter_is_kept() {
     let nodes = Nodes::founded();
@@ -77,7 +77,7 @@ async fn stopped_follower_does_not_disturb_the_cluster_and_catches_up() {
     load.checked().await;
 }
 
-/// The commands are given only a follower's address.
+/// The commands get the address of a follower only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_reach_the_leader_through_a_follower() {
     let nodes = Nodes::founded();

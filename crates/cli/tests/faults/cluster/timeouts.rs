@@ -6,8 +6,8 @@ use super::nodes::{ALL, Nodes, OPTIONS, others};
 use crate::load::Load;
 use crate::server::{LONG, answer, until, within};
 
-/// The fraction of the timeout that is left at least when a leader dies: its last heartbeat was at most a sixth
-/// of the timeout ago, and a follower's tick count is off by up to a twelfth.
+/// The fraction of the time-out that is left, at least, when a leader dies: its last heartbeat was at most a sixth
+/// of the time-out ago, and a follower's tick count is off by up to a twelfth.
 const LEFT: f64 = 9.0 / 12.0;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -33,8 +33,8 @@ async fn no_election_starts_before_the_timeout() {
     }
 }
 
-/// A follower's timeout must match the leader's heartbeat interval: the difference is reported, and locks keep
-/// working.
+/// A follower's time-out should fit the leader's heartbeat interval. If the values differ, the difference is
+/// reported, and locks keep working.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_with_different_timeouts_report_the_difference() {
     let mut nodes = Nodes::founded();

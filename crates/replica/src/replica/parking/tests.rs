@@ -133,7 +133,7 @@ fn turn_with_peers(replica: &mut Replica, now: u64, events: Vec<Event>) -> (Vec<
     (told, agreed)
 }
 
-/// Node 2's responses if it accepts everything.
+/// Node 2's responses if it accepts every message.
 fn agreement(output: &Output) -> Vec<PeerMessage> {
     let Output::Peer(2, messages) = output else { return Vec::new() };
     let answer = |message: &PeerMessage| {
@@ -171,7 +171,7 @@ fn named(outputs: &[Output]) -> (&str, u64) {
     }
 }
 
-/// A node in the minority redirects its clients to the majority, wherever that is.
+/// A node in the minority redirects its clients, so that they find the majority.
 #[test]
 fn without_a_leader_clients_wait_a_second_then_are_redirected_without_an_address() {
     let mut replica = cut_off();
@@ -206,7 +206,7 @@ fn waiting_clients_are_redirected_once_a_leader_is_known() {
     assert_eq!(told, [Output::Answer(AskId(1), Answer::NotLeader { leader: 2 })]);
 }
 
-/// A client that is sent to a dead node loses more time than one that waits.
+/// A client that is redirected to a dead node loses more time than one that waits.
 #[test]
 fn disconnected_or_silent_leader_is_not_named() {
     let mut replica = cut_off();

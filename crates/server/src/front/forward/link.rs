@@ -16,19 +16,19 @@ use tokio::sync::Mutex;
 use tonic::Status;
 use tonic::body::Body;
 
-/// A leader that does not accept within this time has most likely lost the leadership.
+/// A leader that does not accept a connection within this time has most likely lost the leadership.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// The idle time after which a connection is pinged, and the time limit for the answer.
 const PING_AFTER: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The shared connection of all calls with one answer. Streams have their own: a node accepts some hundred streams on a
-/// connection, and streams last long.
+/// The connection to the leader, shared by all calls with one answer. Calls that are answered by streams have a
+/// connection each: a node accepts only some hundred streams on a connection, and streams last long.
 #[derive(Default)]
 pub(in crate::front) struct Links(Mutex<Option<(String, ForwardConnection)>>);
 
 impl Links {
-    /// The open connection, or a new one. Concurrent callers wait for the same one.
+    /// Returns the open connection to this address, or opens one. Concurrent callers wait for the same one.
     pub(super) async fn to(&self, address: &str) -> io::Result<ForwardConnection> {
         let mut open = self.0.lock().await;
         if let Some((whose, link)) = &*open
@@ -48,7 +48,7 @@ impl Links {
 #[derive(Clone)]
 pub(super) struct ForwardConnection(SendRequest<Full<Bytes>>);
 
-/// The reason why there is no answer.
+/// The reason why a forwarded call has no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ForwardError {
     /// The call was not sent.
@@ -91,7 +91,7 @@ impl ForwardConnection {
     }
 }
 
-/// The leader's answer for the caller.
+/// Converts the leader's answer to one for the caller.
 pub(super) fn passed(answer: Response<Incoming>) -> Response<Body> {
     answer.map(|body| Body::new(ForwardedBody { body, is_cut: false }))
 }

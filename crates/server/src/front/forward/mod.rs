@@ -1,10 +1,10 @@
-//! Calls that only the leader can answer, at a follower: they are forwarded, so that a tool needs one address only, of
-//! any node.
+//! Calls that only the leader can answer, at a follower. The follower forwards them, so that a tool needs the
+//! address of one node only, and any node will do.
 //!
-//! Responsible for: every unary call and `Watch`, as bytes. A follower's own table would not suffice: it may report a
-//! token as current that was released a moment ago (P3 depends on that answer). A forwarded call must not be forwarded
-//! again (during an election two nodes may each take the other for the leader), and a call that must be executed once
-//! must not be repeated (O1).
+//! Responsible for: every unary call and `Watch` and `Backup`, passed on as bytes. A follower's own table would not
+//! suffice: it may report a token as current that was released a moment ago (P3 depends on that answer). A
+//! forwarded call must not be forwarded again (during an election two nodes may each take the other for the
+//! leader), and a call that must be executed once must not be repeated (O1).
 
 mod link;
 #[cfg(test)]
@@ -34,9 +34,10 @@ pub(super) use link::Links;
 
 /// The header of a forwarded call: the incarnation of the forwarding node's data directory.
 pub(super) const FORWARDED: &str = "lockkeeper-forwarded";
-/// Most bytes of a call that is kept for forwarding: a break with the longest reason has a tenth of it.
+/// The limit of a call's bytes, which are kept for forwarding. A break with the longest reason has a tenth of it.
 const CALL_BYTES_MAX: usize = 64 << 10;
-/// How long a call waits here while no leader is known: several elections. Then another node may know one.
+/// How long a call waits while this node knows no leader: several elections. After that the caller gets an error,
+/// since another node may know a leader.
 const LEADERLESS: Duration = Duration::from_secs(1);
 /// The pause before the same leader is asked again.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -44,15 +45,16 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How a call may be forwarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CallKind {
-    /// Idempotent: may be sent again.
+    /// Idempotent: the call may be sent again.
     Again,
-    /// Must not be sent again: it may have been executed even without an answer.
+    /// The call must not be sent again: it may have been executed even if there was no answer.
     Once,
-    /// Answered by a stream.
+    /// The answer is a stream.
     Stream,
 }
 
-/// Whether a call has one answer, sent at once; others are answered by streams, whose readers set the pace.
+/// Whether a call has a single answer. Others are answered by streams, which are sent no faster than their readers
+/// read.
 pub(super) fn has_one_answer(path: &str) -> bool {
     let name = path.strip_prefix("/lockkeeper.v1.Lockkeeper/");
     name.is_some_and(|name| !matches!(name, "Session" | "Watch" | "Backup"))
@@ -63,7 +65,7 @@ fn kind(path: &str) -> Option<CallKind> {
     match path.strip_prefix("/lockkeeper.v1.Lockkeeper/")? {
         "Session" | "Status" => None,
         "Watch" | "Backup" => Some(CallKind::Stream),
-        // A break names a token, which is never issued again.
+        // A break names a token, and tokens are never issued again, so a repeat breaks nothing else.
         "Describe" | "List" | "ListSessions" | "CheckToken" | "Break" => Some(CallKind::Again),
         // A change that was already made counts as success.
         "Members" | "ChangeMembers" => Some(CallKind::Again),
@@ -71,7 +73,7 @@ fn kind(path: &str) -> Option<CallKind> {
     }
 }
 
-/// Answers a call, here or at the leader.
+/// Answers a call, on this node or by the leader.
 pub(super) async fn route(
     front: Arc<Front>,
     mut routes: Routes,
@@ -81,7 +83,7 @@ pub(super) async fn route(
     let leads = *front.state().borrow() == ReplicaStatus::Ready;
     let is_mine = request.headers().contains_key(FORWARDED) || (leads && kind == Some(CallKind::Stream));
     match kind {
-        // Also while this node leads: it may lose the leadership before it has answered.
+        // Unary calls take this path also while this node leads: it may lose the leadership before it has answered.
         Some(kind) if !is_mine => {
             // A forwarded call opens no stream that a barrier has to wait for.
             request.extensions_mut().remove::<Arc<Starting>>();
@@ -174,13 +176,13 @@ impl Forwarding {
         }
     }
 
-    /// The client address of that node, if known.
+    /// The client address of the node `leader`, if known.
     fn address_of(&self, leader: u64) -> Option<String> {
         self.front.clients().get(&leader).filter(|address| !address.is_empty()).cloned()
     }
 
-    /// The answer of the node that this one follows. `None` if that node does not lead or can't be reached, or if this
-    /// one stops following it meanwhile: a dead leader's connection may stay open for long.
+    /// Asks the node that this one follows. Returns `None` if that node does not lead or can't be reached, or if
+    /// this node stops following it before the answer: the connection to a dead leader may stay open for long.
     async fn ask(
         &self,
         leader: u64,
@@ -238,7 +240,7 @@ impl Forwarding {
             headers.insert(FORWARDED, by);
         }
         if self.has_timeout {
-            // The time spent here counts against the caller's deadline.
+            // The time that the call has spent on this node counts against the caller's deadline.
             let left = self.until.saturating_duration_since(Instant::now()).as_millis();
             if let Ok(left) = HeaderValue::from_str(&format!("{left}m")) {
                 headers.insert("grpc-timeout", left);
@@ -254,7 +256,7 @@ async fn until_other(state: &mut shown::Receiver<ReplicaStatus>, leader: u64) {
     drop(state.wait_for(|state| *state != ReplicaStatus::Following { leader }).await);
 }
 
-/// Whether the answering node does not lead, or shuts down.
+/// Whether the headers are those of a node that does not lead, or shuts down.
 fn says_not_leader(headers: &HeaderMap) -> bool {
     headers.contains_key(LEADER_METADATA)
 }

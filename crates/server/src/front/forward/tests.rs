@@ -43,11 +43,11 @@ enum Does {
 /// The path and headers of the calls that a leader received.
 type Heard = Arc<Mutex<Vec<(String, HeaderMap)>>>;
 
-/// A leader with one reaction for each call, in order; the last one applies to all further calls.
+/// A scripted leader with one reaction for each call, in order; the last one applies to all further calls.
 struct Leader {
     address: SocketAddr,
     heard: Heard,
-    /// Cancelled to close its connections.
+    /// Cancelled to close the leader's connections.
     dead: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -137,7 +137,7 @@ fn grpc(body: Body) -> Response<Body> {
     Response::builder().header("content-type", "application/grpc").body(body).unwrap()
 }
 
-/// A follower without a replica: the test sets its state.
+/// The front of a follower, without a replica: the test sets the replica's state.
 struct Follower {
     front: Arc<Front>,
     address: SocketAddr,
@@ -229,7 +229,7 @@ async fn idempotent_call_is_retried_until_a_leader_answers() {
     assert_eq!(leader.heard().len(), 4);
 }
 
-/// The connections of a node that is partitioned or stopped stay open.
+/// The connections of a partitioned or stopped leader stay open, so a pending call must not wait for their end.
 #[tokio::test]
 async fn pending_call_moves_to_the_next_leader_unless_it_must_not_be_repeated() {
     let (hangs, next) = (Leader::that(&[Does::Hangs]).await, Leader::that(&[Does::Answers]).await);
@@ -271,7 +271,7 @@ async fn call_without_a_leader_waits_until_one_is_known() {
     follower.front.state.send_replace(ReplicaStatus::Waiting);
     let mut calls = follower.calls().await;
     let asked = tokio::spawn(async move { calls.check_token(token()).await });
-    // The connection was accepted; without a leader the call can't be answered.
+    // Waits until the call's connection was accepted; the call itself can't be answered without a leader.
     while follower.front.connections() == 0 {
         tokio::task::yield_now().await;
     }

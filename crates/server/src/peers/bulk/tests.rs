@@ -15,7 +15,7 @@ use crate::data::Addresses;
 
 /// Far longer than any test here takes, also on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
-/// The time limits of the side that is to give up.
+/// The time limits of the side that must give up.
 const SHORT: Patience = Patience {
     stalled: Duration::from_millis(200),
     settles: Duration::from_millis(200),
@@ -65,7 +65,7 @@ impl End {
         Self { disk, bulk: Arc::new(bulk), done }
     }
 
-    /// Changes the time limits to those of production.
+    /// Replaces the time limits by those of production.
     fn patient(self) -> Self {
         let Self { disk, bulk, done } = self;
         let mut bulk = Arc::into_inner(bulk).expect("nobody works with it");
@@ -73,7 +73,7 @@ impl End {
         Self { disk, bulk: Arc::new(bulk), done }
     }
 
-    /// Stores a snapshot, and makes an offer of it to node 2.
+    /// Stores a snapshot, and returns an offer of it to node 2.
     fn offers(&self, index: u64, pieces: &[Vec<u8>], digest: u128) -> Box<SnapshotOffer> {
         let head = SnapshotHead { index, term: 1, rules: 1, members: None };
         let mut writer = self.bulk.snapshots.begin(&head).expect("a sound disk");
@@ -135,12 +135,12 @@ async fn stalled_receiver_is_reported_and_a_later_attempt_succeeds() {
         let answered = handshake::answer(socket, &*receiver.bulk.directory, &[Lane::Snapshot]).await;
         answered.expect("it is let in").0
     };
-    // The receiver has connected to the sender's address.
+    // The receiver connects to the sender's address, which gives the sender the receiver's ticket.
     let hello = receiver.bulk.directory.first_hello(1, Lane::Snapshot).expect("random numbers");
     let refusal = sender.bulk.directory.admit_guest(&hello).expect_err("it was not reached itself");
     assert!(refusal.text.contains("once it was reached at its own address"), "{}", refusal.text);
-    // More than the kernel buffers for a receiver that does not read; then so little that only the final answer is
-    // missing.
+    // 64 pieces are more than the kernel buffers for a receiver that does not read. One piece fits, so that only
+    // the final answer is missing.
     for (index, count) in [(5, 64), (6, 1)] {
         let offer = sender.offers(index, &vec![vec![7; PIECE_BYTES_MAX]; count], 0);
         let ((), silent) = tokio::join!(sender.bulk.clone().send(offer), connected());

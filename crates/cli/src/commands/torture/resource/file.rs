@@ -69,8 +69,8 @@ impl FileLedger {
     }
 
     pub(super) fn remove(&self) -> Result<(), Failure> {
-        // Also removes temporary files of killed workers: everything whose name begins with the ledger's random
-        // name.
+        // Removes everything whose name begins with the ledger's random name, which includes temporary files of
+        // killed workers.
         let failed = |error: &std::io::Error| {
             Failure::system(
                 IO,

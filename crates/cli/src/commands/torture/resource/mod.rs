@@ -1,7 +1,8 @@
 //! The resource that workers write to: a ledger with one line per update, read and written as a whole.
 //!
-//! Implements the three ways of writing that are compared: without the fence, checked by it, and checked after
-//! `enter`. Each kind of resource is accessed as its users would. This module does not depend on locks or faults.
+//! Implements the three ways of writing that are compared: without the fence, checked by the fence at the write,
+//! and checked after `enter`. Each kind of resource is accessed as its users would. This module does not depend on
+//! locks or faults.
 
 mod file;
 #[cfg(feature = "postgres")]
@@ -43,7 +44,7 @@ pub(super) enum LedgerError {
     Stale {
         /// The token of the refused operation.
         offered: u64,
-        /// The mark, which is higher.
+        /// The mark, which is higher than the token.
         highest: u64,
     },
     /// Any other error; the operation may have taken effect.
@@ -78,7 +79,7 @@ impl From<Refused> for LedgerError {
 }
 
 impl OpenLedger {
-    /// Opens the ledger `name` at this address, for workers that use its fence in this way.
+    /// Opens the ledger `name` at this address, for workers that use its fence in the way of `fence`.
     ///
     /// # Errors
     /// The address is not a resource, or the resource can't be used.
@@ -118,7 +119,7 @@ impl OpenLedger {
         }
     }
 
-    /// Raises the marks.
+    /// Raises the marks to the section's token.
     pub(super) async fn enter(&mut self, section: Section) -> Result<(), LedgerError> {
         match self {
             Self::File(file) => file.enter(section),
@@ -140,7 +141,7 @@ impl OpenLedger {
         }
     }
 
-    /// Replaces the whole ledger: checked by the section's token, or without the fence if there is no section.
+    /// Replaces the whole ledger. The fence checks the section's token; without a section, the fence is not used.
     pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), LedgerError> {
         match self {
             Self::File(file) => file.write(section, ledger),
@@ -165,7 +166,7 @@ impl OpenLedger {
     /// Removes the ledger and its marks.
     ///
     /// # Errors
-    /// An object could not be removed, with its location.
+    /// An object could not be removed; the message contains its location.
     pub(super) async fn remove(&mut self) -> Result<(), Failure> {
         match self {
             Self::File(file) => file.remove(),

@@ -89,7 +89,7 @@ impl PostgresLedger {
         let Ok(forgot) = forgot else { return Err(self.failed("remove", silent())) };
         match forgot {
             Ok(_) => Ok(()),
-            // Users of a fence may not lower its marks: only its owner can delete them.
+            // Users of a fence may not lower its marks, so they can't delete them; only the owner can.
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 output::say(format_args!(
                     "the marks of `{name}` stay in lockkeeper_fence.marks: this role may not remove them"
@@ -113,7 +113,7 @@ impl PostgresLedger {
         Ok(self.client.insert(client))
     }
 
-    /// Drops the connection after an error other than a refusal.
+    /// Drops the connection after an error that is no refusal by the fence.
     fn told<T, E: Into<LedgerError>>(&mut self, result: Result<T, E>) -> Result<T, LedgerError> {
         let result = result.map_err(Into::into);
         if let Err(LedgerError::Failed(_)) = result {
@@ -142,7 +142,7 @@ impl From<PostgresError> for LedgerError {
     }
 }
 
-/// Applies the timeout: an unresponsive database must not delay the end of the program.
+/// Applies the time limit: an unresponsive database must not delay the end of the program.
 async fn within<T, E: Into<LedgerError>>(call: impl Future<Output = Result<T, E>>) -> Result<T, LedgerError> {
     match timeout(LIMIT, call).await {
         Ok(answer) => answer.map_err(Into::into),

@@ -60,7 +60,7 @@ impl RedisLedger {
     }
 
     pub(super) async fn remove(&mut self) -> Result<(), Failure> {
-        // The key of the marks. The name is generated here and has no braces.
+        // The key of the marks. The name is generated here and has no braces, so no escaping is needed.
         let marks = format!("{{{}}}:lockkeeper:fence", self.key);
         let removed = match self.link().await {
             Ok((mut connection, _)) => {
@@ -85,7 +85,7 @@ impl RedisLedger {
         Ok(link)
     }
 
-    /// Drops the connection after an error other than a refusal.
+    /// Drops the connection after an error that is no refusal by the fence.
     fn told<T, E: Into<LedgerError>>(&mut self, result: Result<T, E>) -> Result<T, LedgerError> {
         let result = result.map_err(Into::into);
         if let Err(LedgerError::Failed(_)) = result {
