@@ -32,12 +32,12 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
-use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo};
+use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-use crate::io::{LeaseThread, SharedLeaseThread};
 use servers::Servers;
 
 #[cfg_attr(
@@ -124,23 +124,23 @@ fn capabilities(fencing: bool) -> Capabilities {
         inspect: true,
         break_hold: fencing,
         break_now: fencing,
-        promises: [
-            Promise::KeptIf(RIGHT),
-            if fencing { Promise::KeptIf(LAST) } else { none },
-            if fencing { Promise::KeptIf("the resource has a fence, and tokens rise (P2)") } else { none },
-            Promise::Kept,
-            Promise::KeptIf(RIGHT),
-            Promise::Kept,
-            Promise::Kept,
-            Promise::KeptIf(
+        promises: Promises {
+            exclusion: Promise::KeptIf(RIGHT),
+            rising_tokens: if fencing { Promise::KeptIf(LAST) } else { none },
+            fenced_sections: if fencing {
+                Promise::KeptIf("the resource has a fence, and tokens rise (P2)")
+            } else {
+                none
+            },
+            client_gives_up_first: Promise::KeptIf(RIGHT),
+            first_come_first_served: Promise::KeptIf(
                 "all who hold or wait are clients of this library, holds end by a release, and the first in the queue comes \
                  within two seconds",
             ),
-            Promise::NotKept("holds and waits expire while the server stands still"),
-            Promise::KeptIf("the server is set to `appendonly yes` and `appendfsync always`"),
-            Promise::Kept,
-            Promise::Kept,
-        ],
+            survives_stalls: Promise::NotKept("holds and waits expire while the server stands still"),
+            durable: Promise::KeptIf("the server is set to `appendonly yes` and `appendfsync always`"),
+            ..Promises::ALL_KEPT
+        },
     }
 }
 

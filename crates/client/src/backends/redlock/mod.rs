@@ -51,13 +51,13 @@ use self::store::RedlockStore;
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
 use crate::backends::redis::{self, RedisStore};
-use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo};
+use crate::io::LeaseThread;
 use crate::machine::{Push, Spec};
 use crate::time::BootInstant;
 use crate::url::Url;
-use crate::io::LeaseThread;
 
 /// With fewer, no server may fail.
 const SERVERS_MIN: usize = 3;
@@ -188,24 +188,20 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: false,
     break_now: false,
-    promises: [
-        Promise::KeptIf(
+    promises: Promises {
+        exclusion: Promise::KeptIf(
             "no server of the holder's majority forgets what it acknowledged or has its clock set forward",
         ),
-        Promise::NotKept("there are no tokens"),
-        Promise::NotKept("there are no tokens for a fence to compare"),
-        Promise::Kept,
-        Promise::KeptIf(
+        rising_tokens: Promise::NotKept("there are no tokens"),
+        fenced_sections: Promise::NotKept("there are no tokens for a fence to compare"),
+        client_gives_up_first: Promise::KeptIf(
             "no server of the holder's majority forgets what it acknowledged or has its clock set forward",
         ),
-        Promise::Kept,
-        Promise::Kept,
-        Promise::NotKept("whoever asks when a majority is free gets it"),
-        Promise::NotKept("holds and waits expire while the servers stand still"),
-        Promise::KeptIf("every server is set to `appendonly yes` and `appendfsync always`"),
-        Promise::Kept,
-        Promise::Kept,
-    ],
+        first_come_first_served: Promise::NotKept("whoever asks when a majority is free gets it"),
+        survives_stalls: Promise::NotKept("holds and waits expire while the servers stand still"),
+        durable: Promise::KeptIf("every server is set to `appendonly yes` and `appendfsync always`"),
+        ..Promises::ALL_KEPT
+    },
 };
 
 impl Redlock {
