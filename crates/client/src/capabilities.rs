@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::error::Unsupported;
+
 /// The abilities of a backend. A test compares them with `docs/backends/<name>.md`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -169,11 +171,39 @@ impl fmt::Display for Promise {
 }
 
 impl Capabilities {
+    pub(crate) fn has_tokens(&self) -> bool {
+        matches!(self.fencing, Fencing::Tokens { .. })
+    }
+
+    /// The error for an ability that the backend lacks (P11).
+    pub(crate) fn lacks(&self, what: &'static str) -> Unsupported {
+        Unsupported {
+            backend: self.backend,
+            what,
+            why: "this lock service has no means for it",
+            instead: "use `memory:` in tests, or a service whose page in docs/backends/ says that it can",
+        }
+    }
+
+    /// The error for an operation that needs tokens, with the backend's reason for having none.
+    pub(crate) fn lacks_tokens(&self, what: &'static str) -> Unsupported {
+        match self.fencing {
+            Fencing::Tokens { .. } => self.lacks(what),
+            Fencing::None { why, instead } => Unsupported { backend: self.backend, what, why, instead },
+        }
+    }
+
+    /// The error for an ability that only Lockkeeper's own service has.
+    pub(crate) fn lacks_own_service(&self, what: &'static str) -> Unsupported {
+        let (why, instead) = ("only our own service can", "use `lockkeeper://`");
+        Unsupported { backend: self.backend, what, why, instead }
+    }
+
     /// Every boolean ability with its name, in the order used by the backends' pages.
     #[must_use]
     pub fn abilities(&self) -> [(&'static str, bool); 13] {
         [
-            ("fencing", matches!(self.fencing, Fencing::Tokens { .. })),
+            ("fencing", self.has_tokens()),
             ("ttl", self.ttl),
             ("shared", self.shared),
             ("permits", self.permits),

@@ -9,7 +9,7 @@ use lockkeeper_core::{LockName, Mode, NameError};
 
 use crate::backend::Wanted;
 use crate::capabilities::Capabilities;
-use crate::error::{AcquireError, LossCause, RunError, Unsupported};
+use crate::error::{AcquireError, LossCause, RunError};
 use crate::guard::{Guard, Held};
 use crate::info::encode_meta;
 use crate::kind::{Kind, Unfenced};
@@ -339,13 +339,7 @@ impl<F: Kind> Lock<F> {
         ];
         match needs.into_iter().find(|(needed, has, _)| *needed && !has) {
             None => Ok(()),
-            Some((_, _, what)) => Err(Unsupported {
-                backend: can.backend,
-                what,
-                why: "this lock service has no means for it",
-                instead: "use `memory:` in tests, or a service whose page in docs/backends/ says that it can",
-            }
-            .into()),
+            Some((_, _, what)) => Err(can.lacks(what).into()),
         }
     }
 }

@@ -2,13 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{LockName, TokenStatus};
-
 use super::*;
-use crate::backend::{BreakOrder, Broken};
 use crate::capabilities::Capabilities;
-use crate::error::{BackendError, LossCause};
-use crate::info::LockInfo;
+use crate::error::LossCause;
 use crate::locks::Locks;
 
 /// `memory:` with the push senders of all sessions recorded, so that a test can send late pushes.
@@ -25,22 +21,6 @@ impl Backend for Spy {
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
         self.pushes.lock().unwrap().push(pushes.clone());
         self.memory.session(spec, label, pushes)
-    }
-
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
-        self.memory.inspect(name)
-    }
-
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
-        self.memory.list(prefix)
-    }
-
-    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        self.memory.check_token(name, token)
-    }
-
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        self.memory.break_hold(order)
     }
 }
 
@@ -80,7 +60,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         let told = inner.clone();
         std::thread::spawn(move || inputs.into_iter().for_each(|input| told.input(input))).join().unwrap();
     };
-    let (letters, mut read) = mailbox();
+    let (progress_in, mut progress) = watch::channel(Progress::Asked);
     let wanted = Arc::new(Wanted {
         names: vec!["a".parse().unwrap()],
         mode: lockkeeper_core::Mode::Exclusive,
@@ -96,13 +76,18 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         max_hold: None,
         grace: Duration::ZERO,
     };
-    let caller = Caller { wanted, letters, hold: Arc::new(HoldStatus::new()), carries: false };
+    let place = Place::LeaseThread(inner.lease_thread.clone());
+    let caller =
+        Caller { wanted, progress: progress_in, hold: Arc::new(HoldStatus::new()), place: place.clone() };
     inner.with_state(|state| {
-        elsewhere(vec![Input::Acquire(Key(1), caller, want), Input::Release(Key(1), false)]);
+        elsewhere(vec![Input::Acquire(Key(1), caller, want), Input::Release(Key(1), place)]);
         assert!(state.machine.is_idle(), "they are not worked off by two at once");
     });
-    assert!(matches!(read.recv().await, Some(Letter::Granted(_))), "in the order in which they were said");
-    assert!(matches!(read.recv().await, Some(Letter::Released(Releasing::Released))));
+    progress.changed().await.unwrap();
+    assert!(
+        matches!(*progress.borrow(), Progress::Released(Releasing::Released)),
+        "in the order of the inputs"
+    );
     inner.with_state(|_| elsewhere(vec![Input::Event(Event::Shutdown)]));
     assert!(session.is_closed());
 }

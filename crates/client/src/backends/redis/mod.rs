@@ -33,7 +33,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{Finding, LockInfo};
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
@@ -144,18 +144,6 @@ fn capabilities(fencing: bool) -> Capabilities {
     }
 }
 
-impl Redis {
-    /// Returns `Unsupported` for an operation that needs tokens if the URL does not ask for them.
-    fn needs_tokens(&self, what: &'static str) -> Result<(), BackendError> {
-        match self.capabilities.fencing {
-            Fencing::Tokens { .. } => Ok(()),
-            Fencing::None { why, instead } => {
-                Err(Unsupported { backend: "redis", what, why, instead }.into())
-            }
-        }
-    }
-}
-
 impl Backend for Redis {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -183,19 +171,13 @@ impl Backend for Redis {
     }
 
     fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        let (servers, can) = (self.servers.clone(), self.needs_tokens("check a token"));
-        Box::pin(async move {
-            can?;
-            servers.of(&name)?.check_token(&name, token).await
-        })
+        let servers = self.servers.clone();
+        Box::pin(async move { servers.of(&name)?.check_token(&name, token).await })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        let (servers, can) = (self.servers.clone(), self.needs_tokens("break a hold"));
-        Box::pin(async move {
-            can?;
-            servers.of(&order.name)?.break_hold(&order).await
-        })
+        let servers = self.servers.clone();
+        Box::pin(async move { servers.of(&order.name)?.break_hold(&order).await })
     }
 
     fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {

@@ -52,7 +52,7 @@ use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
 use crate::backends::redis::{self, RedisStore};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{Finding, LockInfo};
 use crate::io::LeaseThread;
 use crate::machine::{Push, Spec};
@@ -89,8 +89,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
 /// Parses the URL's settings, without its hosts.
 fn settings(url: &Url) -> Result<redis::Settings, ConnectError> {
     if url.parameter::<String>("fencing", "left out")?.is_some() {
-        let what = "draw tokens (`?fencing=`)";
-        return Err(Unsupported { backend: "redlock", what, why: NO_TOKENS.0, instead: NO_TOKENS.1 }.into());
+        return Err(CAPABILITIES.lacks_tokens("draw tokens (`?fencing=`)").into());
     }
     url.only_parameters(&["prefix", "tls-ca"])?;
     let shown: Vec<String> = url.hosts.iter().map(redis::shown).collect();
@@ -166,16 +165,14 @@ struct Redlock {
     worker: LeaseThread,
 }
 
-const NO_TOKENS: (&str, &str) = (
-    "independent servers have no one counter that a majority could draw from in one step, and counters of their own \
-     would cross",
-    "use `lockkeeper://`, `postgres://` or `etcd://`, whose tokens come from one place",
-);
-
 static CAPABILITIES: Capabilities = Capabilities {
     backend: "redlock",
     reach: Reach::Network,
-    fencing: Fencing::None { why: NO_TOKENS.0, instead: NO_TOKENS.1 },
+    fencing: Fencing::None {
+        why: "independent servers have no one counter that a majority could draw from in one step, and counters of \
+              their own would cross",
+        instead: "use `lockkeeper://`, `postgres://` or `etcd://`, whose tokens come from one place",
+    },
     ttl: true,
     shared: false,
     permits: false,
@@ -262,11 +259,6 @@ impl Redlock {
             Err(BackendError::new(kind.unwrap_or(BackendErrorKind::Unreachable), what))
         })
     }
-
-    fn has_no_tokens(&self, what: &'static str) -> BackendError {
-        let (why, instead) = NO_TOKENS;
-        Unsupported { backend: "redlock", what, why, instead }.into()
-    }
 }
 
 impl Backend for Redlock {
@@ -299,16 +291,6 @@ impl Backend for Redlock {
             async move { store.list(prefix.as_ref()).await }
         });
         Box::pin(async move { Ok(view::list_of_majority(lists.await?, majority)) })
-    }
-
-    fn check_token(&self, _name: LockName, _token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        let error = self.has_no_tokens("check a token");
-        Box::pin(async { Err(error) })
-    }
-
-    fn break_hold(&self, _order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        let error = self.has_no_tokens("break a hold, which is named by its token");
-        Box::pin(async { Err(error) })
     }
 
     /// Findings on each server's settings, and on servers that do not take part.

@@ -35,7 +35,7 @@ use super::keys::{self, AdvisoryKey, PgKey};
 use super::settings::{LockKind, Settings, duration};
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo};
 use crate::io::LeaseThread;
 use crate::machine::{Push, Spec};
@@ -199,18 +199,17 @@ impl Backend for Advisory {
     }
 
     fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        if let Fencing::None { why, instead } = self.capabilities.fencing {
-            let what = "check tokens";
-            let error = crate::error::Unsupported { backend: "postgres", what, why, instead };
-            return Box::pin(async move { Err(error.into()) });
-        }
         self.with_shared(move |shared| async move { look::check_token(&shared, name, token).await })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        let can = if order.now { self.capabilities.break_now } else { self.capabilities.break_hold };
-        if !can {
-            let error = self.cannot_break();
+        if !order.now && !self.capabilities.break_hold {
+            let error = Unsupported {
+                backend: "postgres",
+                what: "ask a holder to stop",
+                why: "a transaction that holds can't listen",
+                instead: "break it with `now`, which ends its connection, or use `lock=session` or `lock=row`",
+            };
             return Box::pin(async move { Err(error.into()) });
         }
         self.with_shared(|shared| async move { look::break_hold(&shared, order).await })
@@ -218,19 +217,5 @@ impl Backend for Advisory {
 
     fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
         self.with_shared(|shared| async move { server::findings(&shared).await })
-    }
-}
-
-impl Advisory {
-    fn cannot_break(&self) -> crate::error::Unsupported {
-        let (what, why, instead) = match self.capabilities.fencing {
-            Fencing::None { why, instead } => ("break a hold", why, instead),
-            Fencing::Tokens { .. } => (
-                "ask a holder to stop",
-                "a transaction that holds can't listen",
-                "break it with `now`, which ends its connection, or use `lock=session` or `lock=row`",
-            ),
-        };
-        crate::error::Unsupported { backend: "postgres", what, why, instead }
     }
 }
