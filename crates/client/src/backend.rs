@@ -1,7 +1,16 @@
 //! The interface between the library and a lock service.
 //!
-//! A new backend implements [`Backend`] and [`Conn`], adds its scheme in `backends/mod.rs`, one constructor to the
-//! contract suite, and one page to `docs/backends/`.
+//! How to add a backend, in this order:
+//!
+//! 1. A folder `backends/<name>/` with its [`Capabilities`], and implementations of [`Backend`] (two methods are
+//!    required) and [`Conn`] (one is). A lock service without sessions, whose entries expire, implements
+//!    `backends::leased::Store` instead of `Conn`.
+//! 2. `backends/mod.rs`: its module, and its entry in `BACKENDS`. URL errors, help texts and `torture` read that table.
+//! 3. `Cargo.toml`: a cargo feature, here and in `crates/cli`.
+//! 4. `docs/backends/<page>.md`, and its row in `README.md`.
+//! 5. The contract suite: a module in `tests/contract/subjects`, and a line in `tests/contract/main.rs`.
+//!
+//! Tests compare 3, 4 and 5 with the table.
 
 use std::fmt;
 use std::future::Future;
