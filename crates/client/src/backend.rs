@@ -187,7 +187,7 @@ pub enum Call {
     Acquire {
         seq: Seq,
         done_through: Seq,
-        want: Arc<Wanted>,
+        request: Arc<AcquireRequest>,
         /// The rest of the caller's wait, for services that enforce it; `None` is unlimited.
         wait_left: Option<Duration>,
     },
@@ -199,10 +199,10 @@ pub enum Call {
     Close,
 }
 
-/// The content of an acquire.
+/// The content of an acquire, as the service receives it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
-pub struct Wanted {
+pub struct AcquireRequest {
     pub names: Vec<LockName>,
     pub mode: Mode,
     pub subtree: bool,

@@ -61,7 +61,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         std::thread::spawn(move || inputs.into_iter().for_each(|input| told.input(input))).join().unwrap();
     };
     let (progress_in, mut progress) = watch::channel(Progress::Asked);
-    let wanted = Arc::new(Wanted {
+    let request = Arc::new(AcquireRequest {
         names: vec!["a".parse().unwrap()],
         mode: lockkeeper_core::Mode::Exclusive,
         subtree: false,
@@ -69,7 +69,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         keep_closed: Duration::ZERO,
         meta: Box::default(),
     });
-    let want = Want {
+    let limits = AcquireLimits {
         wait_until: None,
         patience: None,
         min_validity: Duration::ZERO,
@@ -78,9 +78,9 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
     };
     let place = Place::LeaseThread(inner.lease_thread.clone());
     let caller =
-        Caller { wanted, progress: progress_in, hold: Arc::new(HoldStatus::new()), place: place.clone() };
+        Caller { request, progress: progress_in, hold: Arc::new(HoldStatus::new()), place: place.clone() };
     inner.with_state(|state| {
-        elsewhere(vec![Input::Acquire(Key(1), caller, want), Input::Release(Key(1), place)]);
+        elsewhere(vec![Input::Acquire(Key(1), caller, limits), Input::Release(Key(1), place)]);
         assert!(state.machine.is_idle(), "they are not worked off by two at once");
     });
     progress.changed().await.unwrap();

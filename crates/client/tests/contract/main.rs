@@ -59,7 +59,7 @@ contracts! {
 
 #[test]
 fn every_page_of_a_compiled_in_backend_has_a_subject() {
-    let entries = lockkeeper::backends::BACKENDS.iter().filter(|entry| entry.is_compiled_in());
+    let entries = ::lockkeeper::backends::BACKENDS.iter().filter(|entry| entry.is_compiled_in());
     for page in entries.flat_map(|entry| entry.pages) {
         assert!(SUBJECTS.contains(&page.replace('-', "_").as_str()), "{page}: not in {SUBJECTS:?}");
     }

@@ -40,7 +40,7 @@ mod view;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{LockName, TokenStatus};
+use lockkeeper_core::LockName;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
@@ -48,7 +48,7 @@ use self::claim::majority_of;
 use self::node::Node;
 use self::server::{Met, Server, Unfit};
 use self::store::RedlockStore;
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::backend::{Backend, BoxFuture, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
 use crate::backends::redis::{self, RedisStore};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
