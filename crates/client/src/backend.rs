@@ -1,7 +1,16 @@
 //! The interface between the library and a lock service.
 //!
-//! A new backend implements [`Backend`] and [`Conn`], adds its scheme in `backends/mod.rs`, one constructor to the
-//! contract suite, and one page to `docs/backends/`.
+//! How to add a backend, in this order:
+//!
+//! 1. A folder `backends/<name>/` with its [`Capabilities`], and implementations of [`Backend`] (two methods are
+//!    required) and [`Conn`] (one is). A lock service without sessions, whose entries expire, implements
+//!    `backends::leased::Store` instead of `Conn`.
+//! 2. `backends/mod.rs`: its module, and its entry in `BACKENDS`. URL errors, help texts and `torture` read that table.
+//! 3. `Cargo.toml`: a cargo feature, here and in `crates/cli`.
+//! 4. `docs/backends/<page>.md`, and its row in `README.md`.
+//! 5. The contract suite: a module in `tests/contract/subjects`, and a line in `tests/contract/main.rs`.
+//!
+//! Tests compare 3, 4 and 5 with the table.
 
 use std::fmt;
 use std::future::Future;
@@ -17,16 +26,22 @@ use crate::capabilities::Capabilities;
 use crate::cluster::{ClusterInfo, MembersChange};
 use crate::error::{BackendError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
+use crate::io::LeaseThread;
 use crate::machine::{Answer, Push, Spec};
 use crate::time::Clock;
 use crate::watch::Watch;
-use crate::io::LeaseThread;
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
 /// One lock service, as identified by the URL.
+///
+/// Required: [`Backend::capabilities`] and [`Backend::session`]. The other methods have defaults, which return the
+/// [`Unsupported`](crate::error::Unsupported) error of the capabilities; a backend overrides those that it has.
 pub(crate) trait Backend: Send + Sync + 'static {
     fn capabilities(&self) -> &Capabilities;
+
+    /// Creates the connection for one session. Does no I/O yet.
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn>;
 
     /// The clock on which its leases are measured.
     fn clock(&self) -> Clock {
@@ -39,65 +54,24 @@ pub(crate) trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// Creates the connection for one session. Does no I/O yet.
-    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn>;
-
     /// The holders and the waiters of a lock.
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>>;
+    fn inspect(&self, _name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        failed(self.capabilities().lacks("show holders and waiters"))
+    }
 
     /// All locks in use at or below `prefix`, by name.
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>>;
-
-    /// The present status of a token.
-    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>>;
-
-    /// Ends another client's hold.
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>>;
-
-    /// The live sessions, by id.
-    fn sessions(&self) -> BoxFuture<Result<Vec<SessionInfo>, BackendError>> {
-        let error = self.not_ours("list sessions");
-        Box::pin(async { Err(error) })
+    fn list(&self, _prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        failed(self.capabilities().lacks("list locks"))
     }
 
-    /// The locks at and below `prefix`, then every change. Needs no runtime.
-    fn watch(&self, _prefix: Option<LockName>) -> Result<Watch, BackendError> {
-        Err(self.not_ours("watch locks"))
+    /// The present status of a token. Called only if the capabilities declare tokens.
+    fn check_token(&self, _name: LockName, _token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        failed(self.capabilities().lacks_tokens("check a token"))
     }
 
-    /// A backup of the whole table. Needs no runtime.
-    fn backup(&self) -> Result<Backup, BackendError> {
-        Err(self.not_ours("make a backup"))
-    }
-
-    /// Stores a name's number of permits, or removes it (L4).
-    fn set_limit(&self, _name: LockName, _permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {
-        let error = self.not_ours("store a number of permits");
-        Box::pin(async { Err(error) })
-    }
-
-    /// The status of the node that answers.
-    fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
-        let error = self.not_ours("say how it is");
-        Box::pin(async { Err(error) })
-    }
-
-    /// The members of the cluster.
-    fn cluster(&self) -> BoxFuture<Result<ClusterInfo, BackendError>> {
-        let error = self.not_ours("list its nodes");
-        Box::pin(async { Err(error) })
-    }
-
-    /// Changes the members of the cluster.
-    fn change_members(&self, _change: MembersChange) -> BoxFuture<Result<(), BackendError>> {
-        let error = self.not_ours("change its nodes");
-        Box::pin(async { Err(error) })
-    }
-
-    /// Transfers the leadership; returns the new leader.
-    fn transfer(&self, _to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
-        let error = self.not_ours("hand its leadership over");
-        Box::pin(async { Err(error) })
+    /// Ends another client's hold. Called only if the capabilities declare tokens.
+    fn break_hold(&self, _order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        failed(self.capabilities().lacks_tokens("break a hold"))
     }
 
     /// What the service's own settings imply for its locks, for `doctor`.
@@ -105,12 +79,51 @@ pub(crate) trait Backend: Send + Sync + 'static {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    /// The error for an ability that only Lockkeeper's own service has (P11).
-    fn not_ours(&self, what: &'static str) -> BackendError {
-        let backend = self.capabilities().backend;
-        let (why, instead) = ("only our own service can", "use `lockkeeper://`");
-        Unsupported { backend, what, why, instead }.into()
+    // The rest is for Lockkeeper's own service.
+
+    /// The live sessions, by id.
+    fn sessions(&self) -> BoxFuture<Result<Vec<SessionInfo>, BackendError>> {
+        failed(self.capabilities().lacks_own_service("list sessions"))
     }
+
+    /// The locks at and below `prefix`, then every change. Needs no runtime.
+    fn watch(&self, _prefix: Option<LockName>) -> Result<Watch, BackendError> {
+        Err(self.capabilities().lacks_own_service("watch locks").into())
+    }
+
+    /// A backup of the whole table. Needs no runtime.
+    fn backup(&self) -> Result<Backup, BackendError> {
+        Err(self.capabilities().lacks_own_service("make a backup").into())
+    }
+
+    /// Stores a name's number of permits, or removes it (L4).
+    fn set_limit(&self, _name: LockName, _permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {
+        failed(self.capabilities().lacks_own_service("store a number of permits"))
+    }
+
+    /// The status of the node that answers.
+    fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
+        failed(self.capabilities().lacks_own_service("say how it is"))
+    }
+
+    /// The members of the cluster.
+    fn cluster(&self) -> BoxFuture<Result<ClusterInfo, BackendError>> {
+        failed(self.capabilities().lacks_own_service("list its nodes"))
+    }
+
+    /// Changes the members of the cluster.
+    fn change_members(&self, _change: MembersChange) -> BoxFuture<Result<(), BackendError>> {
+        failed(self.capabilities().lacks_own_service("change its nodes"))
+    }
+
+    /// Transfers the leadership; returns the new leader.
+    fn transfer(&self, _to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
+        failed(self.capabilities().lacks_own_service("hand its leadership over"))
+    }
+}
+
+fn failed<T: Send + 'static>(error: Unsupported) -> BoxFuture<Result<T, BackendError>> {
+    Box::pin(std::future::ready(Err(error.into())))
 }
 
 /// The transport of one session: a connection, a stream, a directory.
@@ -174,7 +187,7 @@ pub enum Call {
     Acquire {
         seq: Seq,
         done_through: Seq,
-        want: Arc<Wanted>,
+        request: Arc<AcquireRequest>,
         /// The rest of the caller's wait, for services that enforce it; `None` is unlimited.
         wait_left: Option<Duration>,
     },
@@ -186,10 +199,10 @@ pub enum Call {
     Close,
 }
 
-/// The content of an acquire.
+/// The content of an acquire, as the service receives it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
-pub struct Wanted {
+pub struct AcquireRequest {
     pub names: Vec<LockName>,
     pub mode: Mode,
     pub subtree: bool,

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::error::Unsupported;
+
 /// The abilities of a backend. A test compares them with `docs/backends/<name>.md`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -39,7 +41,7 @@ pub struct Capabilities {
     /// Breaking another client's hold at once.
     pub break_now: bool,
     /// The promises P1 to P12.
-    pub promises: [Promise; 12],
+    pub promises: Promises,
 }
 
 /// The scope in which a backend's locks exclude.
@@ -80,6 +82,73 @@ pub enum Fencing {
     },
 }
 
+/// The promises P1 to P12 of `docs/SAFETY.md`, which has their full text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Promises {
+    /// P1: in the table, holds of one lock never conflict.
+    pub exclusion: Promise,
+    /// P2: a later grant of a lock has a higher token.
+    pub rising_tokens: Promise,
+    /// P3: once a fence has accepted a token, it accepts no write with a lower one.
+    pub fenced_sections: Promise,
+    /// P4: nothing ends a hold but its release, its session's end, or an audited break.
+    pub stable_holds: Promise,
+    /// P5: a guard reports its loss before the service can grant the lock to another client.
+    pub client_gives_up_first: Promise,
+    /// P6: a keep-alive is acknowledged only by a service that can still grant the lock.
+    pub confirmed_keep_alives: Promise,
+    /// P7: a repeated request returns its first answer, and a lost reply leaves no orphan.
+    pub harmless_retries: Promise,
+    /// P8: waiters are granted in the order of arrival, and a dead one blocks no other.
+    pub first_come_first_served: Promise,
+    /// P9: a stall of the service ends no live session.
+    pub survives_stalls: Promise,
+    /// P10: a granted lock survives a crash of the service.
+    pub durable: Promise,
+    /// P11: an ability that the backend lacks is an error, once, before anything is sent.
+    pub absent_ability_is_error: Promise,
+    /// P12: a time-out after sending is reported as unknown, never as "not acquired".
+    pub unknown_is_answer: Promise,
+}
+
+impl Promises {
+    /// A backend writes only the promises that differ from this.
+    pub(crate) const ALL_KEPT: Self = Self {
+        exclusion: Promise::Kept,
+        rising_tokens: Promise::Kept,
+        fenced_sections: Promise::Kept,
+        stable_holds: Promise::Kept,
+        client_gives_up_first: Promise::Kept,
+        confirmed_keep_alives: Promise::Kept,
+        harmless_retries: Promise::Kept,
+        first_come_first_served: Promise::Kept,
+        survives_stalls: Promise::Kept,
+        durable: Promise::Kept,
+        absent_ability_is_error: Promise::Kept,
+        unknown_is_answer: Promise::Kept,
+    };
+
+    /// Every promise with its number and its heading in `docs/SAFETY.md`, in order.
+    #[must_use]
+    pub fn list(&self) -> [(usize, &'static str, &Promise); 12] {
+        [
+            (1, "exclusion in the table", &self.exclusion),
+            (2, "rising tokens", &self.rising_tokens),
+            (3, "fenced sections", &self.fenced_sections),
+            (4, "holds are stable", &self.stable_holds),
+            (5, "the client gives up first", &self.client_gives_up_first),
+            (6, "keep-alives are confirmed", &self.confirmed_keep_alives),
+            (7, "retries are harmless", &self.harmless_retries),
+            (8, "first come, first served", &self.first_come_first_served),
+            (9, "a stall of the service ends no live session", &self.survives_stalls),
+            (10, "durable", &self.durable),
+            (11, "an absent ability is an error", &self.absent_ability_is_error),
+            (12, "unknown is an answer", &self.unknown_is_answer),
+        ]
+    }
+}
+
 /// Whether the backend keeps a promise of `docs/SAFETY.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promise {
@@ -102,11 +171,39 @@ impl fmt::Display for Promise {
 }
 
 impl Capabilities {
+    pub(crate) fn has_tokens(&self) -> bool {
+        matches!(self.fencing, Fencing::Tokens { .. })
+    }
+
+    /// The error for an ability that the backend lacks (P11).
+    pub(crate) fn lacks(&self, what: &'static str) -> Unsupported {
+        Unsupported {
+            backend: self.backend,
+            what,
+            why: "this lock service has no means for it",
+            instead: "use `memory:` in tests, or a service whose page in docs/backends/ says that it can",
+        }
+    }
+
+    /// The error for an operation that needs tokens, with the backend's reason for having none.
+    pub(crate) fn lacks_tokens(&self, what: &'static str) -> Unsupported {
+        match self.fencing {
+            Fencing::Tokens { .. } => self.lacks(what),
+            Fencing::None { why, instead } => Unsupported { backend: self.backend, what, why, instead },
+        }
+    }
+
+    /// The error for an ability that only Lockkeeper's own service has.
+    pub(crate) fn lacks_own_service(&self, what: &'static str) -> Unsupported {
+        let (why, instead) = ("only our own service can", "use `lockkeeper://`");
+        Unsupported { backend: self.backend, what, why, instead }
+    }
+
     /// Every boolean ability with its name, in the order used by the backends' pages.
     #[must_use]
     pub fn abilities(&self) -> [(&'static str, bool); 13] {
         [
-            ("fencing", matches!(self.fencing, Fencing::Tokens { .. })),
+            ("fencing", self.has_tokens()),
             ("ttl", self.ttl),
             ("shared", self.shared),
             ("permits", self.permits),

@@ -89,7 +89,7 @@ mod watch;
 
 pub use backend::{BreakOrder, Broken};
 pub use backup::Backup;
-pub use capabilities::{Capabilities, Fencing, Promise, Reach};
+pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart};
 pub use error::{
     AcquireError, BackendError, BackendErrorKind, Busy, ConnectError, LossCause, Lost, ReleaseError,

@@ -7,14 +7,14 @@ use std::time::Duration;
 use lockkeeper_core::validate::{AcquireContent, SessionContent};
 use lockkeeper_core::{LockName, Mode, NameError};
 
-use crate::backend::Wanted;
+use crate::backend::AcquireRequest;
 use crate::capabilities::Capabilities;
-use crate::error::{AcquireError, LossCause, RunError, Unsupported};
+use crate::error::{AcquireError, LossCause, RunError};
 use crate::guard::{Guard, Held};
 use crate::info::encode_meta;
 use crate::kind::{Kind, Unfenced};
 use crate::locks::Core;
-use crate::machine::{NotAcquired, Spec, Want};
+use crate::machine::{AcquireLimits, NotAcquired, Spec};
 use crate::observe;
 use crate::time::BootInstant;
 
@@ -254,7 +254,7 @@ impl<F: Kind> Lock<F> {
             Wait::Forever => true,
             Wait::For(_) | Wait::Until(_) => wait_until.is_some_and(|until| until > since),
         };
-        let wanted = Arc::new(Wanted {
+        let request = Arc::new(AcquireRequest {
             names,
             mode: self.mode,
             subtree: options.subtree,
@@ -262,7 +262,7 @@ impl<F: Kind> Lock<F> {
             keep_closed: options.keep_closed,
             meta: encode_meta(&options.meta),
         });
-        let want = Want {
+        let limits = AcquireLimits {
             wait_until: wait_until.filter(|_| waits),
             patience: (!waits).then_some(PATIENCE_WITHOUT_WAIT),
             min_validity: options.min_validity,
@@ -273,7 +273,7 @@ impl<F: Kind> Lock<F> {
                 GRACE_WITHOUT_TTL
             }),
         };
-        let result = session.acquire(wanted, want, options.on_queued.as_deref()).await;
+        let result = session.acquire(request, limits, options.on_queued.as_deref()).await;
         let waited = session.now() - since;
         let backend = self.core.backend_name();
         let result = result.map(|hold| Guard::new(backend, hold)).map_err(|why| match why {
@@ -339,13 +339,7 @@ impl<F: Kind> Lock<F> {
         ];
         match needs.into_iter().find(|(needed, has, _)| *needed && !has) {
             None => Ok(()),
-            Some((_, _, what)) => Err(Unsupported {
-                backend: can.backend,
-                what,
-                why: "this lock service has no means for it",
-                instead: "use `memory:` in tests, or a service whose page in docs/backends/ says that it can",
-            }
-            .into()),
+            Some((_, _, what)) => Err(can.lacks(what).into()),
         }
     }
 }

@@ -10,16 +10,16 @@ use lockkeeper_core::{LockName, Mode, NameError, TokenStatus, validate};
 use crate::backend::{Backend, BreakOrder, Broken};
 use crate::backends;
 use crate::backup::Backup;
-use crate::capabilities::{Capabilities, Fencing};
+use crate::capabilities::Capabilities;
 use crate::cluster::{ClusterInfo, MembersChange};
 use crate::error::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
+use crate::io::LeaseThread;
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::Lock;
 use crate::machine::Spec;
 use crate::session::Session;
 use crate::watch::Watch;
-use crate::io::LeaseThread;
 
 /// A client of one lock service. Cheap to clone; clones share sessions.
 pub struct Locks<F: Kind = Unfenced> {
@@ -88,14 +88,9 @@ impl Locks<Unfenced> {
     /// # Errors
     /// [`Unsupported`] if this lock service issues no tokens (P11). This is the only place where that is checked.
     pub fn fenced(self) -> Result<Locks<Fenced>, Unsupported> {
-        match self.capabilities().fencing {
-            Fencing::Tokens { .. } => Ok(Locks { core: self.core, kind: PhantomData }),
-            Fencing::None { why, instead } => Err(Unsupported {
-                backend: self.core.backend_name(),
-                what: "give fencing tokens",
-                why,
-                instead,
-            }),
+        match self.capabilities().has_tokens() {
+            true => Ok(Locks { core: self.core, kind: PhantomData }),
+            false => Err(self.capabilities().lacks_tokens("give fencing tokens")),
         }
     }
 }
@@ -162,6 +157,7 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendError`].
     pub async fn check_token(&self, name: &LockName, token: u64) -> Result<TokenStatus, BackendError> {
+        self.needs_tokens("check a token")?;
         self.core.backend.check_token(name.clone(), token).await
     }
 
@@ -170,8 +166,17 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendError`].
     pub async fn break_hold(&self, order: BreakOrder) -> Result<Broken, BackendError> {
+        self.needs_tokens("break a hold, which is named by its token")?;
         validate::break_texts(&order.reason, &order.by)?;
         self.core.backend.break_hold(order).await
+    }
+
+    /// Checked here for all backends, so that none is called for an operation on tokens that it does not issue (P11).
+    fn needs_tokens(&self, what: &'static str) -> Result<(), BackendError> {
+        match self.capabilities().has_tokens() {
+            true => Ok(()),
+            false => Err(self.capabilities().lacks_tokens(what).into()),
+        }
     }
 
     /// The live sessions of the service, by id, for operators.

@@ -19,10 +19,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{Backend, BoxFuture, Call, CallError, Conn, Submitted, Wanted};
+use crate::backend::{AcquireRequest, Backend, BoxFuture, Call, CallError, Conn, Submitted};
 use crate::io::{LeaseThread, Place};
 use crate::machine::{
-    Answer, By, CallId, Event, Granted, Key, Machine, NotAcquired, Output, Push, Releasing, Spec, Want, What,
+    AcquireLimits, Answer, CallId, CallKind, Event, Granted, Key, Machine, NotAcquired, Output, Push,
+    Releasing, RunsOn, Spec,
 };
 use crate::time::{Alarm, BootInstant, Clock};
 
@@ -40,8 +41,8 @@ struct SessionInner {
     alarm: Arc<Alarm>,
     has_ttl: bool,
     /// The session's lease deadline in nanoseconds; 0 before there is one.
-    belief: AtomicU64,
-    /// Notified when `belief` changes.
+    lease_deadline: AtomicU64,
+    /// Notified when `lease_deadline` changes.
     deadline_moved: Notify,
     /// Cancelled when the session has closed for good, after a shutdown.
     closed: CancellationToken,
@@ -63,7 +64,7 @@ struct Inbox {
 /// An input of the session.
 enum Input {
     /// A caller requests a hold.
-    Acquire(Key, Caller, Want),
+    Acquire(Key, Caller, AcquireLimits),
     /// A caller releases its hold. The place is its present one.
     Release(Key, Place),
     /// A caller's future or guard was dropped.
@@ -94,7 +95,7 @@ struct PushStream {
 }
 
 struct Caller {
-    wanted: Arc<Wanted>,
+    request: Arc<AcquireRequest>,
     progress: watch::Sender<Progress>,
     hold: Arc<HoldStatus>,
     /// Where its calls run.
@@ -112,7 +113,12 @@ enum Progress {
 }
 
 impl Session {
-    pub(crate) fn start(backend: Arc<dyn Backend>, spec: Spec, label: &str, lease_thread: LeaseThread) -> Arc<Self> {
+    pub(crate) fn start(
+        backend: Arc<dyn Backend>,
+        spec: Spec,
+        label: &str,
+        lease_thread: LeaseThread,
+    ) -> Arc<Self> {
         let (pushes_in, pushes) = unbounded_channel();
         let (streams, next_streams) = unbounded_channel();
         let clock = backend.clock();
@@ -135,33 +141,37 @@ impl Session {
             clock,
             lease_thread,
             has_ttl: spec.ttl.is_some(),
-            belief: AtomicU64::new(0),
+            lease_deadline: AtomicU64::new(0),
             deadline_moved: Notify::new(),
             closed: CancellationToken::new(),
             last_key: AtomicU64::new(0),
             state: Mutex::new(state),
             inbox: Inbox::default(),
         });
-        inner.lease_thread.run(Box::pin(tend(inner.clone(), PushStream { generation: 0, pushes }, next_streams)));
+        inner.lease_thread.run(Box::pin(session_loop(
+            inner.clone(),
+            PushStream { generation: 0, pushes },
+            next_streams,
+        )));
         Arc::new(Self(inner))
     }
 
     /// Requests a hold and waits for it. Cancel-safe: dropped at any await point, it leaves nothing held or queued.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
-        wanted: Arc<Wanted>,
-        want: Want,
+        request: Arc<AcquireRequest>,
+        limits: AcquireLimits,
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<HoldHandle, NotAcquired> {
         let (progress_in, progress) = watch::channel(Progress::Asked);
         let hold = Arc::new(HoldStatus::new());
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
         let place = Place::here(&self.0.lease_thread);
-        let caller = Caller { wanted, progress: progress_in, hold: hold.clone(), place };
+        let caller = Caller { request, progress: progress_in, hold: hold.clone(), place };
         // From here on, dropping `handle` abandons the request.
         let mut handle = HoldHandle::new(self.clone(), key, progress, hold);
-        self.0.input(Input::Acquire(key, caller, want));
-        handle.until_held(&want, on_queued).await?;
+        self.0.input(Input::Acquire(key, caller, limits));
+        handle.until_held(&limits, on_queued).await?;
         Ok(handle)
     }
 
@@ -197,7 +207,11 @@ impl Drop for Session {
 }
 
 /// The session's loop on the lease thread: its alarm and the backend's pushes.
-async fn tend(inner: Arc<SessionInner>, mut stream: PushStream, mut streams: UnboundedReceiver<PushStream>) {
+async fn session_loop(
+    inner: Arc<SessionInner>,
+    mut stream: PushStream,
+    mut streams: UnboundedReceiver<PushStream>,
+) {
     loop {
         tokio::select! {
             () = inner.closed.cancelled() => return,
@@ -265,9 +279,9 @@ impl SessionInner {
 
     fn take_in(self: &Arc<Self>, state: &mut SessionState, input: Input) {
         let event = match input {
-            Input::Acquire(key, caller, want) => {
+            Input::Acquire(key, caller, limits) => {
                 state.callers.insert(key, caller);
-                Event::Acquire { key, want }
+                Event::Acquire { key, limits }
             }
             Input::Release(key, place) => {
                 if let Some(caller) = state.callers.get_mut(&key) {
@@ -342,17 +356,17 @@ impl SessionInner {
 
     fn perform(self: &Arc<Self>, state: &mut SessionState, output: Output) -> Option<Event> {
         match output {
-            Output::Call { call, what, by } => {
-                if what == (What::Open { fresh: true }) && std::mem::replace(&mut state.opened, true) {
+            Output::Call { call, kind, runs_on } => {
+                if kind == (CallKind::Open { fresh: true }) && std::mem::replace(&mut state.opened, true) {
                     self.renew_conn(state);
                 }
-                let future = match state.conn.submit(to_call(state, what)?) {
+                let future = match state.conn.submit(to_call(state, kind)?) {
                     Submitted::Answered(result) => return Some(to_event(call, result)),
                     Submitted::UnderWay(future) => future,
                 };
-                let caller = match by {
-                    By::Caller(key) => state.callers.get(&key),
-                    By::LeaseThread => None,
+                let caller = match runs_on {
+                    RunsOn::Caller(key) => state.callers.get(&key),
+                    RunsOn::LeaseThread => None,
                 };
                 let place = caller.map_or_else(
                     || Place::LeaseThread(self.lease_thread.clone()),
@@ -360,8 +374,8 @@ impl SessionInner {
                 );
                 return self.run(&place, call, future);
             }
-            Output::Belief(until) => {
-                self.belief.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);
+            Output::LeaseDeadline(until) => {
+                self.lease_deadline.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);
                 self.deadline_moved.notify_waiters();
             }
             Output::Queued { key, position } => state.tell(key, Progress::Queued(position)),
@@ -440,16 +454,16 @@ impl SessionState {
     }
 }
 
-fn to_call(state: &SessionState, what: What) -> Option<Call> {
-    Some(match what {
-        What::Open { fresh } => Call::Open { fresh },
-        What::KeepAlive => Call::KeepAlive,
-        What::Acquire { key, seq, done_through, wait_left } => {
-            let want = state.callers.get(&key)?.wanted.clone();
-            Call::Acquire { seq, done_through, want, wait_left }
+fn to_call(state: &SessionState, kind: CallKind) -> Option<Call> {
+    Some(match kind {
+        CallKind::Open { fresh } => Call::Open { fresh },
+        CallKind::KeepAlive => Call::KeepAlive,
+        CallKind::Acquire { key, seq, done_through, wait_left } => {
+            let request = state.callers.get(&key)?.request.clone();
+            Call::Acquire { seq, done_through, request, wait_left }
         }
-        What::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
-        What::Close => Call::Close,
+        CallKind::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
+        CallKind::Close => Call::Close,
     })
 }
 

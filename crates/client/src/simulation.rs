@@ -3,14 +3,15 @@
 //! A simulated client is a [`Machine`] for each session and one [`Carrier`] for each connection: [`Output::Call`]s of
 //! the machine go into [`Carrier::submit`] in their order, with the [`CallId`] as handle; [`CarrierOutput::Resolved`] returns
 //! as [`Event::Answered`] or [`Event::Failed`], [`CarrierOutput::Push`] as [`Event::Pushed`]. Each new session
-//! (`What::Open { fresh: true }` after the first) gets a key of its own ([`Carrier::add`] and [`Carrier::remove`]);
+//! (`CallKind::Open { fresh: true }` after the first) gets a key of its own ([`Carrier::add`] and [`Carrier::remove`]);
 //! outcomes for the earlier key are ignored.
 
-pub use crate::backend::{Call, CallError, Wanted};
+pub use crate::backend::{AcquireRequest, Call, CallError};
 pub use crate::backends::service::addresses::{Address, Addresses};
 pub use crate::backends::service::carrier::{
     Carrier, CarrierOutput, CarrierStats, SessionKey, StreamEnding, StreamId,
 };
 pub use crate::machine::{
-    Answer, By, CallId, Event, Granted, Key, Machine, NotAcquired, Output, Push, Releasing, Spec, Want, What,
+    AcquireLimits, Answer, CallId, CallKind, Event, Granted, Key, Machine, NotAcquired, Output, Push,
+    Releasing, RunsOn, Spec,
 };

@@ -347,7 +347,7 @@ pub const ALL: &[Mutant] = &[
     Mutant {
         name: "detach-unheard",
         place: MutantLocation::DetachUnheard,
-        what: "the end of its stream does not shorten a client's belief (linger)",
+        what: "the end of its stream does not shorten a client's lease deadline (linger)",
         caught_by: &["P5"],
         seed: 0,
     },

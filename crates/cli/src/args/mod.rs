@@ -12,6 +12,8 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use lockkeeper::backends::BACKENDS;
+
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
 
@@ -22,11 +24,21 @@ pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
 /// Distributed locks that keep their promise even when a holder stalls.
 #[derive(Parser, Debug)]
-#[command(name = "lockkeeper", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "lockkeeper", version, propagate_version = true, max_term_width = 100, after_help = lock_services())]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// The list of lock services at the end of the help.
+fn lock_services() -> String {
+    let mut text = "Lock services (--locks URL):".to_owned();
+    for entry in &BACKENDS {
+        let missing = if entry.is_compiled_in() { "" } else { " (not compiled in)" };
+        text.push_str(&format!("\n  {:<35}  {}{missing}", entry.example, entry.summary));
+    }
+    text
 }
 
 /// The commands.

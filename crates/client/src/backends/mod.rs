@@ -1,4 +1,4 @@
-//! Backends: the lock services behind the API, selected by URL scheme.
+//! Backends: the lock services behind the API, selected by URL scheme. [`BACKENDS`] is the table of all of them.
 
 pub(crate) mod file;
 #[cfg(any(feature = "postgres", feature = "redis"))]
@@ -21,51 +21,187 @@ use crate::backend::Backend;
 use crate::error::ConnectError;
 use crate::url::{Url, UrlError, did_you_mean};
 
-/// Every scheme with the cargo feature that enables it.
-const SCHEMES: &[(&str, Option<&str>)] = &[
-    ("file", None),
-    ("memory", None),
-    ("lockkeeper", Some("service")),
-    ("postgres", Some("postgres")),
-    ("postgresql", Some("postgres")),
-    ("redis", Some("redis")),
-    ("rediss", Some("redis-tls")),
-    ("redlock", Some("redlock")),
-    ("redlocks", Some("redlock")),
-];
+/// One kind of lock service, as selected by the scheme of a URL.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct BackendEntry {
+    /// An example of its URLs, for help texts.
+    pub example: &'static str,
+    /// Its scope, for help texts.
+    pub summary: &'static str,
+    /// The URL schemes.
+    pub schemes: &'static [Scheme],
+    /// The port of a host without one; `None` if its URLs have no hosts.
+    pub default_port: Option<u16>,
+    /// Its pages in `docs/backends`, without `.md`.
+    pub pages: &'static [&'static str],
+    /// `None` if it is not compiled in.
+    connect: Option<Connect>,
+}
 
+/// A URL scheme with the cargo feature that enables it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Scheme {
+    /// The part of the URL before the colon.
+    pub name: &'static str,
+    /// `None` if it is always compiled in.
+    pub feature: Option<&'static str>,
+}
+
+/// Boxed, so that the caller's future does not have the size of all connect futures together.
+type Connect = for<'a> fn(&'a Url) -> Connecting<'a>;
 type Connecting<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>, ConnectError>> + Send + 'a>>;
 
-#[cfg_attr(
-    not(any(feature = "postgres", feature = "redis", feature = "service")),
-    allow(unreachable_code, unused_variables, reason = "what is always compiled in needs no connection")
-)]
+/// The connect function of a backend's module, if its feature is on.
+macro_rules! connect {
+    ($feature:literal, $module:ident) => {{
+        #[cfg(feature = $feature)]
+        let connect: Option<Connect> = Some(|url| Box::pin($module::connect(url)));
+        #[cfg(not(feature = $feature))]
+        let connect: Option<Connect> = None;
+        connect
+    }};
+}
+
+const fn scheme(name: &'static str, feature: &'static str) -> Scheme {
+    Scheme { name, feature: Some(feature) }
+}
+
+const fn always(name: &'static str) -> Scheme {
+    Scheme { name, feature: None }
+}
+
+/// All backends. A URL's scheme selects the entry; error texts, help texts and the tests of pages are derived from it.
+pub static BACKENDS: [BackendEntry; 6] = [
+    BackendEntry {
+        example: "file:///dir",
+        summary: "a directory, for the processes of this host",
+        schemes: &[always("file")],
+        default_port: None,
+        pages: &["file"],
+        connect: Some(|url| Box::pin(std::future::ready(file::FileBackend::open(url)))),
+    },
+    BackendEntry {
+        example: "memory:",
+        summary: "this process only, for tests",
+        schemes: &[always("memory")],
+        default_port: None,
+        pages: &["memory"],
+        connect: Some(|url| Box::pin(std::future::ready(memory::connect(url)))),
+    },
+    BackendEntry {
+        example: "lockkeeper://a,b,c",
+        summary: "Lockkeeper's own service, one node or a cluster",
+        schemes: &[scheme("lockkeeper", "service")],
+        default_port: Some(5625),
+        pages: &["lockkeeper"],
+        connect: connect!("service", service),
+    },
+    BackendEntry {
+        example: "postgres://host/database?lock=row",
+        summary: "PostgreSQL: lease rows, or advisory locks (`lock=session`, `lock=transaction`)",
+        schemes: &[scheme("postgres", "postgres"), scheme("postgresql", "postgres")],
+        default_port: Some(5432),
+        pages: &["postgres-session", "postgres-transaction", "postgres-row"],
+        connect: connect!("postgres", postgres),
+    },
+    BackendEntry {
+        example: "redis://host",
+        summary: "Redis: one server, its replicas by sentinels, or a cluster",
+        schemes: &[scheme("redis", "redis"), scheme("rediss", "redis-tls")],
+        default_port: Some(6379),
+        pages: &["redis"],
+        connect: connect!("redis", redis),
+    },
+    BackendEntry {
+        example: "redlock://a,b,c,d,e",
+        summary: "a majority of independent Redis servers",
+        schemes: &[scheme("redlock", "redlock"), scheme("redlocks", "redlock")],
+        default_port: Some(6379),
+        pages: &["redlock"],
+        connect: connect!("redlock", redlock),
+    },
+];
+
+impl BackendEntry {
+    /// The entry of a scheme.
+    #[must_use]
+    pub fn of(scheme: &str) -> Option<&'static Self> {
+        BACKENDS.iter().find(|entry| entry.schemes.iter().any(|known| known.name == scheme))
+    }
+
+    /// Whether the backend is compiled in.
+    #[must_use]
+    pub fn is_compiled_in(&self) -> bool {
+        self.connect.is_some()
+    }
+}
+
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
-    let known: Vec<&str> = SCHEMES.iter().map(|(scheme, _)| *scheme).collect();
+    let schemes = || BACKENDS.iter().flat_map(|entry| entry.schemes);
+    let known: Vec<&str> = schemes().map(|scheme| scheme.name).collect();
     let url = Url::parse(url, &known)?;
-    // Boxed, so that the caller's future does not have the size of all connect futures together.
-    let connecting: Connecting<'_> = match url.scheme.as_str() {
-        "file" => return file::FileBackend::open(&url),
-        "memory" => return memory::connect(&url),
-        #[cfg(feature = "service")]
-        "lockkeeper" => Box::pin(service::connect(&url)),
-        #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => Box::pin(postgres::connect(&url)),
-        #[cfg(feature = "redis")]
-        "redis" | "rediss" => Box::pin(redis::connect(&url)),
-        #[cfg(feature = "redlock")]
-        "redlock" | "redlocks" => Box::pin(redlock::connect(&url)),
-        scheme => {
-            return Err(match SCHEMES.iter().find(|(known, _)| *known == scheme) {
-                Some(&(_, Some(feature))) => UrlError::NotCompiledIn { scheme: url.scheme, feature },
-                _ => UrlError::UnknownScheme {
-                    hint: did_you_mean(scheme, &known, ":"),
-                    known: known.join(", "),
-                    scheme: url.scheme,
-                },
-            }
-            .into());
+    if let Some(connect) = BackendEntry::of(&url.scheme).and_then(|entry| entry.connect) {
+        return connect(&url).await;
+    }
+    let feature = schemes().find(|scheme| scheme.name == url.scheme).and_then(|scheme| scheme.feature);
+    Err(match feature {
+        Some(feature) => UrlError::NotCompiledIn { scheme: url.scheme, feature },
+        None => UrlError::UnknownScheme {
+            hint: did_you_mean(&url.scheme, &known, ":"),
+            known: known.join(", "),
+            scheme: url.scheme,
+        },
+    }
+    .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    fn read(path: &str) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    #[test]
+    fn every_feature_of_a_scheme_exists() {
+        let manifest = read("Cargo.toml");
+        for feature in BACKENDS.iter().flat_map(|entry| entry.schemes).filter_map(|scheme| scheme.feature) {
+            let defined = |line: &str| line.split_once(" = [").is_some_and(|(name, _)| name == feature);
+            assert!(manifest.lines().any(defined), "crates/client/Cargo.toml has no feature `{feature}`");
         }
-    };
-    connecting.await
+    }
+
+    #[test]
+    fn every_page_belongs_to_a_backend_and_is_in_the_readme() {
+        let pages: BTreeSet<String> =
+            BACKENDS.iter().flat_map(|entry| entry.pages).map(|page| (*page).to_owned()).collect();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/backends");
+        let files: BTreeSet<String> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|file| file.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
+            .collect();
+        assert_eq!(pages, files, "the pages of the table, and the files in docs/backends");
+        let readme = read("../../README.md");
+        for page in pages {
+            assert!(
+                readme.contains(&format!("(docs/backends/{page}.md)")),
+                "README.md has no link to {page}.md"
+            );
+        }
+    }
+
+    #[test]
+    fn the_example_of_a_backend_has_one_of_its_schemes() {
+        for entry in &BACKENDS {
+            let url: Url = entry.example.parse().unwrap();
+            assert!(entry.schemes.iter().any(|scheme| scheme.name == url.scheme), "{}", entry.example);
+        }
+    }
 }

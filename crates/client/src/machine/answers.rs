@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{End, Seq};
 
-use super::event::{Answer, CallId, Key, NotAcquired, Output, Push, Releasing, What};
+use super::event::{Answer, CallId, CallKind, Key, NotAcquired, Output, Push, Releasing};
 use super::hold::{AcquireStage, HoldState, PendingAcquire};
 use super::link::SessionPhase;
 use super::{FinishReply, Finishing, Machine};
@@ -18,13 +18,13 @@ impl Machine {
             // Never the answer to a call of an earlier session: those calls were dropped when that session ended.
             return self.session_gone(now, LossCause::SessionEnded, out);
         }
-        match sent.what {
-            What::Open { .. } | What::KeepAlive => self.confirmed(now, sent.at, answer, out),
-            What::Acquire { key, seq, .. } => {
+        match sent.kind {
+            CallKind::Open { .. } | CallKind::KeepAlive => self.confirmed(now, sent.at, answer, out),
+            CallKind::Acquire { key, seq, .. } => {
                 self.unanswered.remove(&seq);
                 self.acquire_answered(now, key, seq, answer, out);
             }
-            What::Finish { seq, .. } => {
+            CallKind::Finish { seq, .. } => {
                 self.unanswered.remove(&seq);
                 self.unfinished.remove(&seq);
                 if let Some(finishing) = self.finishing.remove(&seq) {
@@ -33,7 +33,7 @@ impl Machine {
                     finishing.tell(answer, out);
                 }
             }
-            What::Close => self.closed(),
+            CallKind::Close => self.closed(),
         }
     }
 
@@ -81,14 +81,14 @@ impl Machine {
 
     /// Returns a grant to its caller if the session's lease is valid for long enough (P5, `min_validity`).
     fn hand_out(&mut self, now: BootInstant, key: Key, out: &mut Vec<Output>) -> bool {
-        let need = self.requests.get(&key).map_or(Duration::ZERO, |request| request.want.min_validity);
-        if !self.believes(now, need) {
+        let need = self.requests.get(&key).map_or(Duration::ZERO, |request| request.limits.min_validity);
+        if !self.has_lease_for(now, need) {
             return false;
         }
         let Some(request) = self.requests.get_mut(&key) else { return false };
         let AcquireStage::Early { seq, grant } = &request.stage else { return false };
         let (seq, grant) = (*seq, grant.clone());
-        let ends_at = request.want.max_hold.map(|max| now + max);
+        let ends_at = request.limits.max_hold.map(|max| now + max);
         request.stage = AcquireStage::Held(HoldState { seq, ends_at, lost: None });
         self.index(key);
         out.push(Output::Granted { key, grant });
@@ -99,7 +99,7 @@ impl Machine {
     /// this deadline leaves less than `min_validity`.
     pub(super) fn hand_out_early(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         // The answer to an old call may arrive first, with a deadline that has already passed.
-        if self.early.is_empty() || !self.believes(now, Duration::ZERO) {
+        if self.early.is_empty() || !self.has_lease_for(now, Duration::ZERO) {
             return;
         }
         for key in self.early.clone() {
@@ -156,8 +156,8 @@ impl Machine {
                 if hold.lost.is_none() {
                     hold.lose(key, LossCause::Broken, out);
                     // The push that revokes a hold never moves that hold's own deadline outwards (B1).
-                    let grace = now + request.want.grace;
-                    hold.ends_at = Some(self.belief.map_or(grace, |until| grace.min(until)));
+                    let grace = now + request.limits.grace;
+                    hold.ends_at = Some(self.lease_deadline.map_or(grace, |until| grace.min(until)));
                     self.index(key);
                 }
             }
@@ -189,7 +189,7 @@ impl Machine {
         answer: Answer,
         out: &mut Vec<Output>,
     ) {
-        self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { seq: s, .. } if s == seq));
+        self.calls.retain(|_, sent| !matches!(sent.kind, CallKind::Acquire { seq: s, .. } if s == seq));
         self.unanswered.remove(&seq);
         self.acquire_answered(now, key, seq, answer, out);
     }
@@ -197,7 +197,7 @@ impl Machine {
     /// The session has ended: holds are lost, waiters are requested again in a new session.
     pub(super) fn session_gone(&mut self, now: BootInstant, cause: LossCause, out: &mut Vec<Output>) {
         self.link = SessionPhase::Closed;
-        self.belief = None;
+        self.lease_deadline = None;
         self.calls.clear();
         self.by_seq.clear();
         self.unanswered.clear();
@@ -220,7 +220,7 @@ impl Machine {
         self.look_at = self.next_due();
         self.ends.clear();
         self.ends_of.clear();
-        out.push(Output::Belief(None));
+        out.push(Output::LeaseDeadline(None));
     }
 }
 

@@ -16,10 +16,10 @@ pub struct Key(pub u64);
 #[cfg_attr(test, derive(Hash))]
 pub struct CallId(pub u64);
 
-/// The part of a request that the machine needs; the caller keeps the rest.
+/// The limits and times of an acquire, which the machine enforces. The backend gets the rest, an `AcquireRequest`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
-pub struct Want {
+pub struct AcquireLimits {
     /// End of the wait, on the caller's clock.
     pub wait_until: Option<BootInstant>,
     /// If the backend does not answer for this long, it counts as unreachable. No effect if longer than the session's
@@ -35,7 +35,7 @@ pub struct Want {
 pub enum Event {
     Acquire {
         key: Key,
-        want: Want,
+        limits: AcquireLimits,
     },
     /// The caller's future or guard was dropped.
     Abandon {
@@ -120,7 +120,7 @@ pub struct Granted {
 /// A call to the backend. A session's calls must arrive in the order in which the machine returns them (R5).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
-pub enum What {
+pub enum CallKind {
     /// `fresh`: a new session; otherwise a retry for the session whose answer was lost.
     Open {
         fresh: bool,
@@ -140,9 +140,9 @@ pub enum What {
     Close,
 }
 
-/// The task that drives a call.
+/// Where a call runs: on the runtime of the caller that waits for it, or on the lease thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum By {
+pub enum RunsOn {
     Caller(Key),
     LeaseThread,
 }
@@ -152,11 +152,11 @@ pub enum By {
 pub enum Output {
     Call {
         call: CallId,
-        what: What,
-        by: By,
+        kind: CallKind,
+        runs_on: RunsOn,
     },
     /// The session's lease deadline moved.
-    Belief(Option<BootInstant>),
+    LeaseDeadline(Option<BootInstant>),
     Queued {
         key: Key,
         position: u64,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::Seq;
 
-use super::event::{By, CallId, Granted, Key, NotAcquired, Output, Releasing, Want, What};
+use super::event::{AcquireLimits, CallId, CallKind, Granted, Key, NotAcquired, Output, Releasing, RunsOn};
 use super::{FinishReply, Finishing, Machine, Spec, pause};
 use crate::error::LossCause;
 use crate::time::BootInstant;
@@ -15,7 +15,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct PendingAcquire {
-    pub(super) want: Want,
+    pub(super) limits: AcquireLimits,
     /// When the request was made, or the time of the backend's latest answer to it.
     pub(super) since: BootInstant,
     pub(super) stage: AcquireStage,
@@ -72,12 +72,12 @@ impl PendingAcquire {
     /// The time at which the backend counts as unreachable if it does not answer.
     fn silent_at(&self, spec: &Spec) -> BootInstant {
         let patience = spec.patience();
-        self.since + self.want.patience.map_or(patience, |own| own.min(patience))
+        self.since + self.limits.patience.map_or(patience, |own| own.min(patience))
     }
 
     pub(super) fn next_wake(&self, spec: &Spec) -> Option<BootInstant> {
         let silent_at = self.silent_at(spec);
-        let wait_until = self.want.wait_until;
+        let wait_until = self.limits.wait_until;
         match &self.stage {
             AcquireStage::Unsent | AcquireStage::Early { .. } => {
                 wait_until.into_iter().chain([silent_at]).min()
@@ -96,11 +96,11 @@ impl Machine {
     /// long.
     pub(super) fn give_up_waits(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         // A valid lease implies a recent answer of the backend.
-        let is_heard = self.believes(now, Duration::ZERO);
+        let is_heard = self.has_lease_for(now, Duration::ZERO);
         let mut over = Vec::new();
         for &key in &self.pending {
             let Some(request) = self.requests.get(&key) else { continue };
-            let waited = request.want.wait_until.is_some_and(|until| now >= until);
+            let waited = request.limits.wait_until.is_some_and(|until| now >= until);
             let silent = now >= request.silent_at(&self.spec);
             let unheard = !is_heard && now >= request.since + SILENCE;
             match request.stage {
@@ -132,7 +132,7 @@ impl Machine {
                 out.push(Output::NotAcquired { key, why });
                 continue;
             };
-            self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { key: k, .. } if k == key));
+            self.calls.retain(|_, sent| !matches!(sent.kind, CallKind::Acquire { key: k, .. } if k == key));
             if let NotAcquired::TimedOut = why {
                 // Only the answer to the Finish shows for certain that nothing is held.
                 self.finish(seq, Some((key, FinishReply::TimedOut)));
@@ -150,7 +150,7 @@ impl Machine {
         for &key in if due { &self.pending } else { &self.unsent } {
             let Some(request) = self.requests.get(&key) else { continue };
             match request.stage {
-                AcquireStage::Unsent if self.believes(now, request.want.min_validity) => {
+                AcquireStage::Unsent if self.has_lease_for(now, request.limits.min_validity) => {
                     ready.push((None, key))
                 }
                 // A grant would have less than `min_validity` left: renew first.
@@ -172,8 +172,8 @@ impl Machine {
             };
             request.stage = AcquireStage::Sent { seq, again: None, tries, doubt };
             self.unsent.remove(&key);
-            let wait_left = request.want.wait_until.map(|until| until - now);
-            self.call(now, What::Acquire { key, seq, done_through, wait_left }, By::Caller(key), out);
+            let wait_left = request.limits.wait_until.map(|until| until - now);
+            self.call(now, CallKind::Acquire { key, seq, done_through, wait_left }, RunsOn::Caller(key), out);
         }
     }
 
@@ -191,18 +191,18 @@ impl Machine {
             finishing.under_way = true;
             finishing.again = None;
             let target = finishing.target;
-            let by = finishing.waiting.map_or(By::LeaseThread, |(key, _)| By::Caller(key));
-            self.call(now, What::Finish { seq, target, done_through }, by, out);
+            let runs_on = finishing.waiting.map_or(RunsOn::LeaseThread, |(key, _)| RunsOn::Caller(key));
+            self.call(now, CallKind::Finish { seq, target, done_through }, runs_on, out);
         }
     }
 
     /// A call without an answer: it is sent again under its seq.
     pub(super) fn failed(&mut self, now: BootInstant, call: CallId, sent: bool, out: &mut Vec<Output>) {
         let Some(failed) = self.calls.remove(&call) else { return };
-        match failed.what {
-            What::Open { .. } | What::KeepAlive => self.link_failed(now),
-            What::Close => self.closed(),
-            What::Acquire { key, .. } => {
+        match failed.kind {
+            CallKind::Open { .. } | CallKind::KeepAlive => self.link_failed(now),
+            CallKind::Close => self.closed(),
+            CallKind::Acquire { key, .. } => {
                 let Some(request) = self.requests.get_mut(&key) else { return };
                 match &mut request.stage {
                     AcquireStage::Sent { again, tries, doubt, .. } => {
@@ -224,7 +224,7 @@ impl Machine {
                 }
                 self.index(key);
             }
-            What::Finish { seq, .. } => {
+            CallKind::Finish { seq, .. } => {
                 let Some(finishing) = self.finishing.get_mut(&seq) else { return };
                 finishing.under_way = false;
                 let again = Some(now + pause(finishing.tries));

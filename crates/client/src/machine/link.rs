@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::event::{Answer, By, NotAcquired, Output, What};
+use super::event::{Answer, CallKind, NotAcquired, Output, RunsOn};
 use super::{DRIFT_PERCENT, Machine, RETRY_MIN, Sent, pause};
 use crate::error::BackendError;
 use crate::time::BootInstant;
@@ -44,7 +44,7 @@ impl SessionPhase {
 }
 
 impl Machine {
-    pub(super) fn tend_link(&mut self, now: BootInstant, out: &mut Vec<Output>) {
+    pub(super) fn advance_session(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         let wanted = !self.stopping && !self.pending.is_empty();
         match self.link {
             SessionPhase::Closed if wanted => self.open(now, 0, out),
@@ -53,7 +53,7 @@ impl Machine {
                 // A keep-alive without an answer for ttl/6 is followed by another, so that a lost answer leaves time
                 // for retries.
                 self.link = SessionPhase::Live { next: now + self.spec.renew_every() / 2, tried: now };
-                self.call(now, What::KeepAlive, By::LeaseThread, out);
+                self.call(now, CallKind::KeepAlive, RunsOn::LeaseThread, out);
             }
             _ => {}
         }
@@ -66,7 +66,7 @@ impl Machine {
 
     fn open(&mut self, now: BootInstant, tries: u32, out: &mut Vec<Output>) {
         self.link = SessionPhase::Opening { again: None, tries };
-        self.call(now, What::Open { fresh: tries == 0 }, By::LeaseThread, out);
+        self.call(now, CallKind::Open { fresh: tries == 0 }, RunsOn::LeaseThread, out);
     }
 
     /// Handles the acknowledgement of an attach or keep-alive sent at `sent_at`: the only event that extends the
@@ -95,10 +95,10 @@ impl Machine {
             SessionPhase::Opening { .. } => SessionPhase::Live { next, tried: sent_at },
             other => return self.link = other,
         };
-        let until = self.spec.belief().map(|belief| sent_at + belief);
-        if until > self.belief {
-            self.belief = until;
-            out.push(Output::Belief(until));
+        let until = self.spec.lease().map(|lease| sent_at + lease);
+        if until > self.lease_deadline {
+            self.lease_deadline = until;
+            out.push(Output::LeaseDeadline(until));
         }
         self.hand_out_early(now, out);
     }
@@ -109,16 +109,17 @@ impl Machine {
         if self.spec.linger.is_zero() {
             return;
         }
-        self.calls.retain(|_, Sent { what, .. }| !matches!(what, What::Open { .. } | What::KeepAlive));
+        self.calls
+            .retain(|_, Sent { kind, .. }| !matches!(kind, CallKind::Open { .. } | CallKind::KeepAlive));
         match &mut self.link {
             SessionPhase::Opening { again, .. } => *again = Some(again.map_or(now, |again| again.min(now))),
             // Soon, but not twice in a moment: a peer that ends every stream must not be called in a loop.
             link => link.renew_soon(now, RETRY_MIN),
         }
         let until = at + (self.spec.linger - self.spec.linger * DRIFT_PERCENT / 100);
-        if self.belief.is_some_and(|belief| until < belief) {
-            self.belief = Some(until);
-            out.push(Output::Belief(self.belief));
+        if self.lease_deadline.is_some_and(|lease_deadline| until < lease_deadline) {
+            self.lease_deadline = Some(until);
+            out.push(Output::LeaseDeadline(self.lease_deadline));
             self.pass_deadlines(now, out);
         }
     }
@@ -149,11 +150,11 @@ impl Machine {
         match self.link {
             SessionPhase::Live { .. } => {
                 self.link = SessionPhase::Closing;
-                self.call(now, What::Close, By::LeaseThread, out);
+                self.call(now, CallKind::Close, RunsOn::LeaseThread, out);
             }
             SessionPhase::Opening { .. } => {
                 // The session is no longer needed. If the open succeeds after all, the session expires.
-                self.calls.retain(|_, Sent { what, .. }| !matches!(what, What::Open { .. }));
+                self.calls.retain(|_, Sent { kind, .. }| !matches!(kind, CallKind::Open { .. }));
                 self.link = SessionPhase::Closed;
             }
             SessionPhase::Closed | SessionPhase::Closing => {}
@@ -162,6 +163,6 @@ impl Machine {
 
     pub(super) fn closed(&mut self) {
         self.link = SessionPhase::Closed;
-        self.belief = None;
+        self.lease_deadline = None;
     }
 }

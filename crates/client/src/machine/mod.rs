@@ -15,7 +15,10 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-pub use event::{Answer, By, CallId, Event, Granted, Key, NotAcquired, Output, Push, Releasing, Want, What};
+pub use event::{
+    AcquireLimits, Answer, CallId, CallKind, Event, Granted, Key, NotAcquired, Output, Push, Releasing,
+    RunsOn,
+};
 use hold::{AcquireStage, HoldState, PendingAcquire};
 use link::SessionPhase;
 use lockkeeper_core::Seq;
@@ -30,7 +33,7 @@ pub struct Machine {
     spec: Spec,
     link: SessionPhase,
     /// The session's lease deadline; `None` before the first acknowledgement, and where nothing expires.
-    belief: Option<BootInstant>,
+    lease_deadline: Option<BootInstant>,
     next_seq: u64,
     next_call: u64,
     /// Numbered commands without an answer: `done_through` stays below them.
@@ -80,7 +83,7 @@ enum FinishReply {
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 struct Sent {
-    what: What,
+    kind: CallKind,
     at: BootInstant,
 }
 
@@ -89,7 +92,7 @@ impl Machine {
         Self {
             spec,
             link: SessionPhase::Closed,
-            belief: None,
+            lease_deadline: None,
             next_seq: 1,
             next_call: 1,
             unanswered: BTreeSet::new(),
@@ -115,8 +118,8 @@ impl Machine {
             Event::Acquire { key, .. } if self.stopping => {
                 out.push(Output::NotAcquired { key, why: NotAcquired::ShuttingDown });
             }
-            Event::Acquire { key, want } => {
-                self.requests.insert(key, PendingAcquire { want, since: now, stage: AcquireStage::Unsent });
+            Event::Acquire { key, limits } => {
+                self.requests.insert(key, PendingAcquire { limits, since: now, stage: AcquireStage::Unsent });
                 self.index(key);
             }
             Event::Abandon { key } => self.abandon(key),
@@ -134,9 +137,9 @@ impl Machine {
     pub fn next_wake(&self) -> Option<BootInstant> {
         let ends = self.ends.first().map(|&(at, _)| at);
         let has_holds = self.requests.len() > self.pending.len();
-        let belief = self.belief.filter(|_| has_holds || self.stopping);
+        let lease_deadline = self.lease_deadline.filter(|_| has_holds || self.stopping);
         let link = self.link.next_wake(self.renews());
-        self.look_at.into_iter().chain(ends).chain(belief).chain(link).min()
+        self.look_at.into_iter().chain(ends).chain(lease_deadline).chain(link).min()
     }
 
     /// The earliest deadline of all pending requests and Finishes.
@@ -212,11 +215,11 @@ impl Machine {
         self.stopping && matches!(self.link, SessionPhase::Closed)
     }
 
-    fn call(&mut self, now: BootInstant, what: What, by: By, out: &mut Vec<Output>) {
+    fn call(&mut self, now: BootInstant, kind: CallKind, runs_on: RunsOn, out: &mut Vec<Output>) {
         let call = CallId(self.next_call);
         self.next_call += 1;
-        self.calls.insert(call, Sent { what: what.clone(), at: now });
-        out.push(Output::Call { call, what, by });
+        self.calls.insert(call, Sent { kind: kind.clone(), at: now });
+        out.push(Output::Call { call, kind, runs_on });
     }
 
     fn new_seq(&mut self) -> Seq {
@@ -238,7 +241,7 @@ impl Machine {
         if due {
             self.give_up_waits(now, out);
         }
-        if self.stopping && self.belief.is_some_and(|until| now >= until) {
+        if self.stopping && self.lease_deadline.is_some_and(|until| now >= until) {
             // A session in shutdown stops its retries once the service has been silent for a whole ttl: the service has
             // ended the session by then.
             self.session_gone(now, LossCause::ShutDown, out);
@@ -252,15 +255,15 @@ impl Machine {
         if due {
             self.look_at = self.next_due();
         }
-        self.tend_link(now, out);
+        self.advance_session(now, out);
         if self.stopping && self.is_idle() {
             self.close(now, out);
         }
     }
 
     /// Whether the session's lease is valid for at least `need` more.
-    fn believes(&self, now: BootInstant, need: Duration) -> bool {
-        match (self.spec.ttl, self.belief) {
+    fn has_lease_for(&self, now: BootInstant, need: Duration) -> bool {
+        match (self.spec.ttl, self.lease_deadline) {
             (None, _) => true,
             (Some(_), Some(until)) => now < until && until - now >= need,
             (Some(_), None) => false,
@@ -269,7 +272,7 @@ impl Machine {
 
     /// Checks the session's deadline and the holds' own deadlines (P5, `max_hold`, breaks).
     fn pass_deadlines(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        let expired = self.belief.is_some_and(|until| now >= until);
+        let expired = self.lease_deadline.is_some_and(|until| now >= until);
         let held = |request: &PendingAcquire| matches!(request.stage, AcquireStage::Held(_));
         let due: Vec<Key> = if expired {
             self.requests.iter().filter(|(_, request)| held(request)).map(|(&key, _)| key).collect()
@@ -286,7 +289,7 @@ impl Machine {
                 self.end_hold(key, None);
             } else {
                 hold.lose(key, LossCause::MaxHold, out);
-                hold.ends_at = Some(now + request.want.grace);
+                hold.ends_at = Some(now + request.limits.grace);
                 self.index(key);
             }
         }
@@ -316,7 +319,8 @@ impl Machine {
             AcquireStage::Held(hold) => self.finish(hold.seq, None),
             AcquireStage::Early { seq, .. } => self.finish(seq, None),
             AcquireStage::Sent { seq, .. } | AcquireStage::Queued { seq } => {
-                self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { key: k, .. } if k == key));
+                self.calls
+                    .retain(|_, sent| !matches!(sent.kind, CallKind::Acquire { key: k, .. } if k == key));
                 self.finish(seq, None);
             }
         }
@@ -331,7 +335,8 @@ impl Machine {
                 if finishing.again.is_none() {
                     self.unfinished.insert(seq);
                 }
-                self.calls.retain(|_, sent| !matches!(sent.what, What::Finish { seq: s, .. } if s == seq));
+                self.calls
+                    .retain(|_, sent| !matches!(sent.kind, CallKind::Finish { seq: s, .. } if s == seq));
             }
         }
     }

@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Spec {
     /// How long the lease is valid after a keep-alive was sent.
-    pub(super) fn belief(&self) -> Option<Duration> {
+    pub(super) fn lease(&self) -> Option<Duration> {
         self.ttl.map(|ttl| ttl - ttl * DRIFT_PERCENT / 100)
     }
 

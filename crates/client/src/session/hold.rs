@@ -12,7 +12,7 @@ use super::{Input, Progress, Session};
 use crate::backend::Call;
 use crate::error::{LossCause, Lost, VerifyError};
 use crate::io::Place;
-use crate::machine::{Answer, Granted, Key, NotAcquired, Push, Releasing, Want};
+use crate::machine::{AcquireLimits, Answer, Granted, Key, NotAcquired, Push, Releasing};
 use crate::observe;
 use crate::time::BootInstant;
 
@@ -87,7 +87,7 @@ impl HoldHandle {
     /// Waits until the request is granted.
     pub(super) async fn until_held(
         &mut self,
-        want: &Want,
+        limits: &AcquireLimits,
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<(), NotAcquired> {
         loop {
@@ -99,7 +99,7 @@ impl HoldHandle {
                 }
                 Progress::Granted(granted) => {
                     self.since = self.now();
-                    if let Some(max) = want.max_hold {
+                    if let Some(max) = limits.max_hold {
                         self.hold.ends_at.store((self.since + max).as_nanos(), Ordering::SeqCst);
                     }
                     self.granted = granted;
@@ -122,7 +122,7 @@ impl HoldHandle {
     /// The hold's deadline; `None` if it has none. `Err` if the deadline has passed (P5).
     pub(crate) fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
         let inner = &self.session.0;
-        let deadline = || if inner.has_ttl { inner.belief.load(Ordering::SeqCst) } else { u64::MAX };
+        let deadline = || if inner.has_ttl { inner.lease_deadline.load(Ordering::SeqCst) } else { u64::MAX };
         self.hold.valid_until(deadline, || inner.clock.now(), inner.name())
     }
 
@@ -182,10 +182,10 @@ impl HoldHandle {
         let inner = &self.session.0;
         let asked = inner.with_state(|state| {
             let seq = state.machine.seq_of(self.key)?;
-            let want = state.callers.get(&self.key)?.wanted.clone();
+            let request = state.callers.get(&self.key)?.request.clone();
             // A retry of the acquire returns the request's present state (P7-a). Submitted under the lock: in a session
             // opened a moment later this seq would be a new request.
-            let call = Call::Acquire { seq, done_through: Seq(0), want, wait_left: Some(Duration::ZERO) };
+            let call = Call::Acquire { seq, done_through: Seq(0), request, wait_left: Some(Duration::ZERO) };
             Some((seq, state.generation, state.conn.submit(call)))
         });
         let Some((seq, generation, asked)) = asked else {

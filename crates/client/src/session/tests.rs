@@ -2,13 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{LockName, TokenStatus};
-
 use super::*;
-use crate::backend::{BreakOrder, Broken};
 use crate::capabilities::Capabilities;
-use crate::error::{BackendError, LossCause};
-use crate::info::LockInfo;
+use crate::error::LossCause;
 use crate::locks::Locks;
 
 /// `memory:` with the push senders of all sessions recorded, so that a test can send late pushes.
@@ -25,22 +21,6 @@ impl Backend for Spy {
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
         self.pushes.lock().unwrap().push(pushes.clone());
         self.memory.session(spec, label, pushes)
-    }
-
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
-        self.memory.inspect(name)
-    }
-
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
-        self.memory.list(prefix)
-    }
-
-    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        self.memory.check_token(name, token)
-    }
-
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        self.memory.break_hold(order)
     }
 }
 
@@ -81,7 +61,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         std::thread::spawn(move || inputs.into_iter().for_each(|input| told.input(input))).join().unwrap();
     };
     let (progress_in, mut progress) = watch::channel(Progress::Asked);
-    let wanted = Arc::new(Wanted {
+    let request = Arc::new(AcquireRequest {
         names: vec!["a".parse().unwrap()],
         mode: lockkeeper_core::Mode::Exclusive,
         subtree: false,
@@ -89,7 +69,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         keep_closed: Duration::ZERO,
         meta: Box::default(),
     });
-    let want = Want {
+    let limits = AcquireLimits {
         wait_until: None,
         patience: None,
         min_validity: Duration::ZERO,
@@ -98,9 +78,9 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
     };
     let place = Place::LeaseThread(inner.lease_thread.clone());
     let hold = Arc::new(HoldStatus::new());
-    let caller = Caller { wanted, progress: progress_in, hold, place: place.clone() };
+    let caller = Caller { request, progress: progress_in, hold, place: place.clone() };
     inner.with_state(|state| {
-        elsewhere(vec![Input::Acquire(Key(1), caller, want), Input::Release(Key(1), place)]);
+        elsewhere(vec![Input::Acquire(Key(1), caller, limits), Input::Release(Key(1), place)]);
         assert!(state.machine.is_idle(), "they are not worked off by two at once");
     });
     // The release was processed after the acquire, so that it found a hold.

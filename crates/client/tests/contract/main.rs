@@ -1,7 +1,8 @@
 //! The contract suite: the abilities and promises of a backend are *measured* here, and compared with its
 //! `Capabilities` and with its page in docs/backends/ (P11).
 //!
-//! A new backend adds one module in `subjects/`, one line in `contracts!`, and one page.
+//! A new backend adds one module in `subjects/` and one line in `contracts!`. A test compares the lines with the table
+//! of backends.
 
 mod abilities;
 mod page;
@@ -12,7 +13,9 @@ mod subjects;
 
 /// One test per backend and question, so that a failure names both.
 macro_rules! contracts {
-    ($($(#[$needs:meta])* $backend:ident => $subject:expr;)+) => {$(
+    ($($(#[$needs:meta])* $backend:ident => $subject:expr;)+) => {
+        const SUBJECTS: &[&str] = &[$($(#[$needs])* stringify!($backend)),+];
+    $(
         $(#[$needs])*
         mod $backend {
             use crate::subjects;
@@ -52,4 +55,12 @@ contracts! {
     redis_with_a_counter => subjects::redis::Server::new("?fencing=counter");
     #[cfg(feature = "redlock")]
     redlock => subjects::redlock::Servers::new();
+}
+
+#[test]
+fn every_page_of_a_compiled_in_backend_has_a_subject() {
+    let entries = ::lockkeeper::backends::BACKENDS.iter().filter(|entry| entry.is_compiled_in());
+    for page in entries.flat_map(|entry| entry.pages) {
+        assert!(SUBJECTS.contains(&page.replace('-', "_").as_str()), "{page}: not in {SUBJECTS:?}");
+    }
 }

@@ -32,9 +32,15 @@ pub(crate) async fn compare(subject: &impl Subject) {
     for (ability, has) in capabilities.abilities() {
         assert_eq!(said(ability), if has { "yes" } else { "no" }, "{}: `{ability}`", path.display());
     }
-    for (index, promise) in capabilities.promises.iter().enumerate() {
-        let key = format!("P{}", index + 1);
-        assert_eq!(said(&key), promise.to_string(), "{}: {key}", path.display());
+    for (number, name, promise) in capabilities.promises.list() {
+        let key = format!("P{number}");
+        assert_eq!(said(&key), promise.to_string(), "{}: {key} ({name})", path.display());
+    }
+    let safety =
+        std::fs::read_to_string(path.with_file_name("../SAFETY.md")).expect("the page of the promises");
+    for (number, name, _) in capabilities.promises.list() {
+        let heading = format!("### P{number} {name}");
+        assert!(safety.lines().any(|line| line.eq_ignore_ascii_case(&heading)), "SAFETY.md: no `{heading}`");
     }
     for section in [
         "## Exclusion and queue",

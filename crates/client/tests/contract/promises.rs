@@ -34,17 +34,16 @@ impl Found {
 pub(crate) async fn compare(subject: &impl Subject) {
     let declared = subject.client("asks").await.capabilities().promises;
     let mut wrong = Vec::new();
-    for (index, declared) in declared.into_iter().enumerate() {
-        let found = tokio::time::timeout(60 * SECOND, derive(subject, index + 1)).await;
-        let found =
-            found.unwrap_or_else(|_| panic!("{}: the scenario of P{} hangs", subject.scheme(), index + 1));
+    for (number, name, &declared) in declared.list() {
+        let found = tokio::time::timeout(60 * SECOND, derive(subject, number)).await;
+        let found = found.unwrap_or_else(|_| panic!("{}: the scenario of P{number} hangs", subject.scheme()));
         let agrees = match declared {
             Promise::Kept => found == Found::Kept,
             Promise::KeptIf(condition) => !condition.is_empty() && found != Found::NotKept,
             Promise::NotKept(why) => !why.is_empty() && found == Found::NotKept,
         };
         if !agrees {
-            wrong.push(format!("P{}: declared `{declared}`, found {found:?}", index + 1));
+            wrong.push(format!("P{number} ({name}): declared `{declared}`, found {found:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}: {wrong:#?}", subject.scheme());

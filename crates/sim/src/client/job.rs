@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::simulation::{Event, Granted, Key, NotAcquired, Releasing, Want, Wanted};
+use lockkeeper::simulation::{AcquireLimits, AcquireRequest, Event, Granted, Key, NotAcquired, Releasing};
 use lockkeeper_core::{LockName, Mode};
 use lockkeeper_fence::Section;
 
@@ -29,7 +29,7 @@ pub(crate) struct Job {
     pub(crate) state: JobState,
     pub(crate) is_lost: bool,
     pub(crate) token: Option<u64>,
-    wanted: Arc<Wanted>,
+    request: Arc<AcquireRequest>,
     section: Option<(String, Section)>,
     seen: Option<SectionRead>,
     stage: JobStage,
@@ -68,7 +68,7 @@ impl SimClient {
         let subtree = !matches!(mode, Mode::Permit { .. }) && dice.chance(scenario.subtree);
         let ttl = scenario.ttl_max;
         let keep_closed = if dice.chance(10) { dice.spread(MS, ttl) } else { 0 };
-        let wanted = Wanted {
+        let request = AcquireRequest {
             names,
             mode,
             subtree,
@@ -76,13 +76,13 @@ impl SimClient {
             keep_closed: Duration::from_millis(keep_closed / MS),
             meta: Box::default(),
         };
-        self.want(core, wanted);
+        self.acquire(core, request);
     }
 
     /// Starts a job that acquires one name with its subtree exclusively, and waits without limit. At the end of a
     /// run, a new client does this for every name, which shows that all locks are free.
     pub(crate) fn begin_probe(&mut self, core: &mut Core, name: LockName) {
-        let wanted = Wanted {
+        let request = AcquireRequest {
             names: vec![name],
             mode: Mode::Exclusive,
             subtree: true,
@@ -90,33 +90,33 @@ impl SimClient {
             keep_closed: Duration::ZERO,
             meta: Box::default(),
         };
-        self.want(core, wanted);
+        self.acquire(core, request);
     }
 
-    fn want(&mut self, core: &mut Core, wanted: Wanted) {
+    fn acquire(&mut self, core: &mut Core, request: AcquireRequest) {
         let ttl = core.scenario.ttl_max;
         let now = self.clock.instant(core.now);
         let (stormy, work) = (core.is_stormy, core.scenario.work);
         let dice = &mut core.dice;
         let session = if dice.chance(75) { 0 } else { self.sessions.len() - 1 };
         let nanos = Duration::from_nanos;
-        let want = Want {
+        let limits = AcquireLimits {
             wait_until: (stormy && dice.chance(50)).then(|| now + nanos(dice.spread(MS, 4 * ttl))),
-            patience: (!wanted.wait).then(|| nanos(ttl / 3)),
+            patience: (!request.wait).then(|| nanos(ttl / 3)),
             min_validity: nanos(if stormy && dice.chance(20) { dice.within(0, ttl / 4) } else { 0 }),
             max_hold: (stormy && dice.chance(20)).then(|| nanos(dice.spread(10 * MS, 2 * ttl))),
             grace: nanos(dice.within(0, ttl / 4)),
         };
         let key = Key(self.next_key);
         self.next_key += 1;
-        let wanted = Arc::new(wanted);
+        let request = Arc::new(request);
         let job = Job {
             session,
             key,
             state: JobState::Waiting,
             is_lost: false,
             token: None,
-            wanted: wanted.clone(),
+            request: request.clone(),
             section: None,
             seen: None,
             stage: JobStage::Enter,
@@ -125,15 +125,15 @@ impl SimClient {
             step_max: if stormy { dice.spread(work.0, work.1) } else { 10 * MS },
         };
         let is_dropped = stormy && dice.chance(core.scenario.drops);
-        core.note(format_args!("client {} wants {key:?} {wanted:?}", self.index));
+        core.note(format_args!("client {} wants {key:?} {request:?}", self.index));
         self.jobs.insert(key.0, job);
-        self.sessions[session].wanted.insert(key, wanted);
+        self.sessions[session].requests.insert(key, request);
         if is_dropped {
             // A later step drops the future, if the request still waits then, whether it was sent or not.
             let pause = core.dice.spread(MS, 2 * ttl);
             self.step_after(core, pause, key);
         }
-        self.feed(core, session, Event::Acquire { key, want });
+        self.feed(core, session, Event::Acquire { key, limits });
     }
 
     fn step_after(&self, core: &mut Core, pause: Nanos, key: Key) {
@@ -155,16 +155,16 @@ impl SimClient {
         job.token = Some(token.get());
         if core.is(MutantLocation::GrantRenews) {
             let (session, now) = (&mut self.sessions[job.session], self.clock.instant(core.now));
-            session.belief = session.spec.ttl.map(|ttl| now + ttl * 99 / 100);
+            session.lease_deadline = session.spec.ttl.map(|ttl| now + ttl * 99 / 100);
         }
-        let name = core.dice.pick(&job.wanted.names).to_string();
-        let section = match (job.wanted.mode, grant.permits.first()) {
+        let name = core.dice.pick(&job.request.names).to_string();
+        let section = match (job.request.mode, grant.permits.first()) {
             (Mode::Shared, _) => Ok(Section::shared(token)),
             (Mode::Exclusive, _) => Ok(Section::exclusive(token)),
             (Mode::Permit { .. }, Some(permit)) => {
                 // Slots are per name, and the first permit of a grant belongs to the first name in byte order. So the
                 // section uses that name's resource.
-                let first = job.wanted.names.iter().min().map(ToString::to_string).unwrap_or_default();
+                let first = job.request.names.iter().min().map(ToString::to_string).unwrap_or_default();
                 job.section = Section::permit(permit.slot, token).ok().map(|section| (first, section));
                 let pause = core.dice.spread(MS, job.step_max);
                 return self.step_after(core, pause, key);
@@ -202,7 +202,7 @@ impl SimClient {
         let Some(job) = self.jobs.get_mut(&key.0) else { return };
         job.state = JobState::Over;
         self.holding.remove(&key.0);
-        self.sessions[job.session].wanted.remove(&key);
+        self.sessions[job.session].requests.remove(&key);
         if core.is_stormy {
             let pause = core.dice.spread(MS, core.scenario.idle_max);
             core.after(pause, Happening::NextJob { client: self.index, life: self.life });

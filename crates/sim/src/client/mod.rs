@@ -10,8 +10,8 @@ use std::time::Duration;
 use lockkeeper::BootInstant;
 use lockkeeper::LossCause;
 use lockkeeper::simulation::{
-    Addresses, Call, CallId, Carrier, CarrierOutput, Event, Key, Machine, Output, Push, SessionKey, Spec,
-    StreamEnding, StreamId as Carried, Wanted, What,
+    AcquireRequest, Addresses, Call, CallId, CallKind, Carrier, CarrierOutput, Event, Key, Machine, Output,
+    Push, SessionKey, Spec, StreamEnding, StreamId as Carried,
 };
 use lockkeeper_core::Seq;
 use lockkeeper_replica::StreamId;
@@ -57,8 +57,8 @@ pub(crate) struct SimSession {
     spec: Spec,
     is_opened: bool,
     /// The lease deadline of the session's guards.
-    belief: Option<BootInstant>,
-    wanted: BTreeMap<Key, Arc<Wanted>>,
+    lease_deadline: Option<BootInstant>,
+    requests: BTreeMap<Key, Arc<AcquireRequest>>,
     /// How often each acquire was sent, for the mutant that renumbers retries.
     sent: BTreeMap<Seq, u64>,
 }
@@ -76,8 +76,8 @@ impl SimClient {
             carried: carrier.add(spec, &format!("client {index}"), core.dice.secret()),
             spec,
             is_opened: false,
-            belief: None,
-            wanted: BTreeMap::new(),
+            lease_deadline: None,
+            requests: BTreeMap::new(),
             sent: BTreeMap::new(),
         });
         let sessions = sessions.collect();
@@ -177,22 +177,25 @@ impl SimClient {
         let now = self.clock.instant(core.now);
         let session = &mut self.sessions[index];
         match output {
-            Output::Call { call, what, .. } => {
-                if what == (What::Open { fresh: true }) && std::mem::replace(&mut session.is_opened, true) {
+            Output::Call { call, kind, .. } => {
+                if kind == (CallKind::Open { fresh: true }) && std::mem::replace(&mut session.is_opened, true)
+                {
                     self.carrier.remove(session.carried);
                     let label = format!("client {}", self.index);
                     session.carried = self.carrier.add(session.spec, &label, core.dice.secret());
                     session.sent.clear();
                 }
-                let Some(what) = session.call(what, core.is(MutantLocation::RetryRenumbered)) else { return };
+                let Some(content) = session.call(kind, core.is(MutantLocation::RetryRenumbered)) else {
+                    return;
+                };
                 let mut outcomes = Vec::new();
-                self.carrier.submit(now, session.carried, what, (index, call), &mut outcomes);
+                self.carrier.submit(now, session.carried, content, (index, call), &mut outcomes);
                 self.outcomes(core, outcomes, events);
             }
-            Output::Belief(until) => {
+            Output::LeaseDeadline(until) => {
                 let from_receipt = core.is(MutantLocation::DeadlineFromReceipt);
                 let late = session.spec.ttl.filter(|_| from_receipt).map(|ttl| now + ttl * 99 / 100);
-                session.belief = until.map(|until| late.unwrap_or(until));
+                session.lease_deadline = until.map(|until| late.unwrap_or(until));
             }
             Output::Queued { .. } => {}
             Output::Granted { key, grant } => self.granted(core, key, grant),
@@ -369,7 +372,7 @@ impl SimClient {
         let now = self.clock.instant(core.now);
         job.state == JobState::Held
             && !job.is_lost
-            && self.sessions[job.session].belief.is_some_and(|until| now < until)
+            && self.sessions[job.session].lease_deadline.is_some_and(|until| now < until)
     }
 
     /// Whether all jobs are over, and no session has pending work.
@@ -391,18 +394,18 @@ impl SimClient {
 }
 
 impl SimSession {
-    fn call(&mut self, what: What, renumbers: bool) -> Option<Call> {
-        Some(match what {
-            What::Open { fresh } => Call::Open { fresh },
-            What::KeepAlive => Call::KeepAlive,
-            What::Acquire { key, seq, done_through, wait_left } => {
+    fn call(&mut self, kind: CallKind, renumbers: bool) -> Option<Call> {
+        Some(match kind {
+            CallKind::Open { fresh } => Call::Open { fresh },
+            CallKind::KeepAlive => Call::KeepAlive,
+            CallKind::Acquire { key, seq, done_through, wait_left } => {
                 let tries = self.sent.entry(seq).or_default();
                 let seq = if renumbers { Seq(seq.0 + *tries) } else { seq };
                 *tries += 1;
-                Call::Acquire { seq, done_through, want: self.wanted.get(&key)?.clone(), wait_left }
+                Call::Acquire { seq, done_through, request: self.requests.get(&key)?.clone(), wait_left }
             }
-            What::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
-            What::Close => Call::Close,
+            CallKind::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
+            CallKind::Close => Call::Close,
         })
     }
 }

@@ -67,9 +67,11 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             can.abilities().into_iter().map(|(name, has)| (name.to_owned(), has.into())).collect();
         let promises: serde_json::Map<String, Value> = can
             .promises
-            .iter()
-            .enumerate()
-            .map(|(i, p)| (format!("P{}", i + 1), json!({ "is": promise(p), "says": p.to_string() })))
+            .list()
+            .into_iter()
+            .map(|(number, name, p)| {
+                (format!("P{number}"), json!({ "name": name, "is": promise(p), "says": p.to_string() }))
+            })
             .collect();
         output::json(&json!({
             "url": shown, "backend": can.backend, "excludes": can.reach.to_string(), "abilities": abilities,
@@ -96,8 +98,8 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
         "can't: {}",
         if cannot.is_empty() { "nothing".to_owned() } else { cannot.join(", ") }
     ))?;
-    for (index, promise) in can.promises.iter().enumerate() {
-        output::line(format!("P{:<3} {promise}", index + 1))?;
+    for (number, name, promise) in can.promises.list() {
+        output::line(format!("P{number:<3} {name}: {promise}"))?;
     }
     for said in settings {
         output::line(format!("here: {said}"))?;

@@ -6,22 +6,12 @@
 use std::io;
 use std::net::Ipv4Addr;
 
+use lockkeeper::backends::BackendEntry;
 use lockkeeper::url::Url;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-
-/// The default ports of lock services.
-const PORTS: [(&str, u16); 7] = [
-    ("lockkeeper", 5625),
-    ("postgres", 5432),
-    ("postgresql", 5432),
-    ("redis", 6379),
-    ("rediss", 6379),
-    ("redlock", 6379),
-    ("redlocks", 6379),
-];
 
 /// The proxy of one worker to all hosts of the lock service. Stops when dropped.
 pub(super) struct Proxy {
@@ -58,7 +48,7 @@ impl Proxy {
 /// The hosts to which connections can be cut; empty if the URL has no hosts, or no port is known.
 pub(super) fn hosts(url: &str) -> Vec<(String, u16)> {
     let Ok(url) = url.parse::<Url>() else { return Vec::new() };
-    let default = PORTS.iter().find(|(scheme, _)| *scheme == url.scheme).map(|&(_, port)| port);
+    let default = BackendEntry::of(&url.scheme).and_then(|entry| entry.default_port);
     url.hosts.into_iter().filter_map(|host| Some((host.name, host.port.or(default)?))).collect()
 }
 

@@ -81,11 +81,11 @@ pub(super) async fn acquire(
 }
 
 async fn take_all(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Result<Answer, OsError> {
-    let count = request.want.names.len();
+    let count = request.acquire.names.len();
     if count == 0 || count > limits::NAMES_PER_REQUEST_MAX {
         return Ok(Answer::Refused(Rejection::NameCount { count }.into()));
     }
-    if request.want.subtree {
+    if request.acquire.subtree {
         return Ok(Answer::Refused(unsupported_subtree().into()));
     }
     for index in 0..request.names.len() {
@@ -102,7 +102,7 @@ async fn take_all(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Res
                 AcquireStep::Revoked => return Ok(Answer::Revoked),
                 AcquireStep::Refused(error) => return Ok(Answer::Refused(error)),
                 AcquireStep::Busy(busy) => return Ok(Answer::Busy(busy)),
-                AcquireStep::Foreign if !request.want.wait => {
+                AcquireStep::Foreign if !request.acquire.wait => {
                     let holder =
                         Some("a program that is not Lockkeeper (a flock on the hold file)".to_owned());
                     return Ok(Answer::Busy(Busy { holder, queued_ahead: 0 }));
@@ -250,7 +250,7 @@ fn enter(
     seq: Seq,
     record: &mut Record,
 ) -> Result<Reply, OsError> {
-    let want = &request.want;
+    let acquire = &request.acquire;
     let ask = |table: &mut Table, effects: &mut Effects| {
         let opened = table.apply_whole(Command::OpenSession(session.opening()), effects);
         let Reply::Opened { session: id } = opened else { return opened };
@@ -260,12 +260,12 @@ fn enter(
             // Earlier answers are kept by the session, not by the record.
             done_through: Seq(seq.0 - 1),
             names: vec![request.names[index].clone()],
-            mode: want.mode,
+            mode: acquire.mode,
             subtree: false,
-            if_busy: if want.wait { IfBusy::Wait { at_most_ms: None } } else { IfBusy::Fail },
-            keep_closed_ms: u64::try_from(want.keep_closed.as_millis()).unwrap_or(u64::MAX),
+            if_busy: if acquire.wait { IfBusy::Wait { at_most_ms: None } } else { IfBusy::Fail },
+            keep_closed_ms: u64::try_from(acquire.keep_closed.as_millis()).unwrap_or(u64::MAX),
             value: Box::default(),
-            meta: want.meta.clone(),
+            meta: acquire.meta.clone(),
         };
         table.apply_whole(Command::Acquire(acquire), effects)
     };
@@ -273,7 +273,7 @@ fn enter(
         return Ok(granted);
     }
     let waiting: Vec<SessionId> = waiters(record.state()).map(|(id, _)| id).collect();
-    let last = if want.wait { waiting.len().saturating_sub(1) } else { 0 };
+    let last = if acquire.wait { waiting.len().saturating_sub(1) } else { 0 };
     let whom: Vec<SessionId> = holders(record.state()).chain(waiting[last..].iter().copied()).collect();
     let looked = look(&session.store, record, Some(session.file.tag), whom)?;
     let entered = record.commit(

@@ -45,7 +45,7 @@ use self::os::OsError;
 use self::session::FileConn;
 use self::store::{Config, FileStore};
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::error::{BackendError, ConnectError, Unsupported};
 use crate::info::LockInfo;
 use crate::machine::{Push, Spec};
@@ -67,32 +67,27 @@ const CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: false,
-    promises: [
-        Promise::Kept,
-        Promise::KeptIf(
+    promises: Promises {
+        rising_tokens: Promise::KeptIf(
             "the directory grants fewer than 10^6 times a second over its life and the wall clock is not set back \
              before a directory is made anew",
         ),
-        Promise::KeptIf("the resource has a fence"),
-        Promise::Kept,
-        Promise::KeptIf(
+        fenced_sections: Promise::KeptIf("the resource has a fence"),
+        client_gives_up_first: Promise::KeptIf(
             "nobody deletes the directory under a holder: a flock has no deadline, so a hold is lost only by that, \
              noticed within about a second, or by a break",
         ),
         // There are no keep-alives: the kernel detects the end of a process.
-        Promise::Kept,
-        Promise::Kept,
-        Promise::KeptIf(
+        confirmed_keep_alives: Promise::Kept,
+        first_come_first_served: Promise::KeptIf(
             "a waiter counts as alive until its process ends: a stopped one that is granted holds",
         ),
-        Promise::Kept,
-        Promise::KeptIf(
+        durable: Promise::KeptIf(
             "the disk keeps what fdatasync wrote: tokens and closed holds survive a power loss; holds end with their \
              processes",
         ),
-        Promise::Kept,
-        Promise::Kept,
-    ],
+        ..Promises::ALL_KEPT
+    },
 };
 
 /// A lock directory as a backend.

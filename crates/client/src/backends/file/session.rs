@@ -22,7 +22,7 @@ use super::record::Record;
 use super::session_file::{SessionFile, drain, sweep};
 use super::store::FileStore;
 use super::{FileShared, acquire, finish, reactor};
-use crate::backend::{Call, CallError, Conn, Submitted, Wanted};
+use crate::backend::{AcquireRequest, Call, CallError, Conn, Submitted};
 use crate::error::LossCause;
 use crate::machine::{Answer, Push, Spec};
 
@@ -77,7 +77,7 @@ type Seq0 = u64;
 /// One request of the client.
 pub(super) struct FileRequest {
     pub(super) seq: Seq,
-    pub(super) want: Arc<Wanted>,
+    pub(super) acquire: Arc<AcquireRequest>,
     /// Its names in the order of acquisition: all requests use the same order, so they cannot deadlock.
     pub(super) names: Vec<LockName>,
     /// A `Finish` has arrived: no further step acquires anything. The `Finish` waits for a step in progress.
@@ -111,13 +111,13 @@ pub(super) struct Part {
 }
 
 impl FileRequest {
-    fn new(seq: Seq, want: Arc<Wanted>) -> Self {
-        let mut names = want.names.clone();
+    fn new(seq: Seq, acquire: Arc<AcquireRequest>) -> Self {
+        let mut names = acquire.names.clone();
         names.sort_unstable();
         names.dedup();
         let parts = vec![Part::default(); names.len()];
         let progress = Mutex::new(Progress { parts, ..Progress::default() });
-        Self { seq, want, names, over: AtomicBool::new(false), progress, news: Notify::new() }
+        Self { seq, acquire, names, over: AtomicBool::new(false), progress, news: Notify::new() }
     }
 
     pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -176,9 +176,9 @@ impl Conn for FileConn {
         let Some(session) = session else { return answered(Answer::SessionGone) };
         match call {
             Call::Open { .. } | Call::KeepAlive => answered(Answer::KeptAlive),
-            Call::Acquire { seq, done_through, want, .. } => {
+            Call::Acquire { seq, done_through, request, .. } => {
                 session.take_done_through(done_through);
-                match session.register(seq, want) {
+                match session.register(seq, request) {
                     Ok(request) => {
                         Submitted::under_way(async move { acquire::acquire(&session, &request).await })
                     }
@@ -348,7 +348,7 @@ impl FileSession {
     }
 
     /// Finds or creates the request of an acquire; `Err` if it has ended (R4, R5).
-    fn register(&self, seq: Seq, want: Arc<Wanted>) -> Result<Arc<FileRequest>, End> {
+    fn register(&self, seq: Seq, acquire: Arc<AcquireRequest>) -> Result<Arc<FileRequest>, End> {
         let mut book = self.book();
         if let Some(request) = book.requests.get(&seq) {
             return Ok(Arc::clone(request));
@@ -359,7 +359,7 @@ impl FileSession {
         if seq.0 <= book.done_through {
             return Err(End::Gone);
         }
-        let request = Arc::new(FileRequest::new(seq, want));
+        let request = Arc::new(FileRequest::new(seq, acquire));
         book.requests.insert(seq, Arc::clone(&request));
         Ok(request)
     }

@@ -18,7 +18,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::store::{Attempt, Entry, EntryId, Renewed, Store, Tried};
 use super::wakes::{Wake, Wakes};
-use crate::backend::{Call, CallError, Conn, Submitted, Wanted};
+use crate::backend::{AcquireRequest, Call, CallError, Conn, Submitted};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Granted, Push, Spec};
 use crate::time::BootInstant;
@@ -171,7 +171,7 @@ impl Conn for LeasedConn {
                 none if none.is_empty() => Submitted::Answered(Ok(Answer::KeptAlive)),
                 renewing => Submitted::under_way(async move { inner.keep_alive(renewing).await }),
             },
-            Call::Acquire { seq, want, .. } => match inner.step(seq, &want) {
+            Call::Acquire { seq, request, .. } => match inner.step(seq, &request) {
                 Step::Try(attempt, woken) => {
                     Submitted::under_way(async move { inner.acquire(seq, attempt, &woken).await })
                 }
@@ -335,7 +335,7 @@ impl Inner {
     }
 
     /// The step that an acquire call takes in the request's present stage.
-    fn step(&self, seq: Seq, want: &Wanted) -> Step {
+    fn step(&self, seq: Seq, acquire: &AcquireRequest) -> Step {
         let mut state = self.state();
         let State { session, requests, last } = &mut *state;
         if Some(seq) <= *last && !requests.contains_key(&seq) {
@@ -347,10 +347,10 @@ impl Inner {
             let entry = Entry {
                 id: EntryId::of(session, seq),
                 // A call with several names is refused earlier (`Capabilities::multi`).
-                name: want.names[0].clone(),
-                mode: want.mode,
+                name: acquire.names[0].clone(),
+                mode: acquire.mode,
                 ttl: self.ttl,
-                keep_closed: want.keep_closed,
+                keep_closed: acquire.keep_closed,
                 lock_delay: self.lock_delay,
             };
             Request {
@@ -369,8 +369,8 @@ impl Inner {
             Stage::Revoked => return Step::Over(Answer::Revoked),
             Stage::Ends { .. } => return Step::Over(OVER),
         }
-        let (label, meta) = (self.label.clone(), want.meta.clone());
-        let attempt = Attempt { entry: request.entry.clone(), first: false, wait: want.wait, label, meta };
+        let (label, meta) = (self.label.clone(), acquire.meta.clone());
+        let attempt = Attempt { entry: request.entry.clone(), first: false, wait: acquire.wait, label, meta };
         Step::Try(attempt, request.woken.clone())
     }
 

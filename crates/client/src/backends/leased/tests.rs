@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::backend::{BoxFuture, Call, CallError, Conn, Wanted};
+use crate::backend::{AcquireRequest, BoxFuture, Call, CallError, Conn};
 use crate::error::Busy;
 use crate::machine::{Answer, Granted, Push, Spec};
 
@@ -106,7 +106,7 @@ impl Session {
     }
 
     fn acquire(&self, seq: u64) -> BoxFuture<Result<Answer, CallError>> {
-        let want = Arc::new(Wanted {
+        let request = Arc::new(AcquireRequest {
             names: vec!["a".parse().unwrap()],
             mode: Mode::Exclusive,
             subtree: false,
@@ -114,7 +114,7 @@ impl Session {
             keep_closed: Duration::ZERO,
             meta: Box::default(),
         });
-        self.submit(Call::Acquire { seq: Seq(seq), done_through: Seq(0), want, wait_left: None })
+        self.submit(Call::Acquire { seq: Seq(seq), done_through: Seq(0), request, wait_left: None })
     }
 
     async fn held(&self, seq: u64) {

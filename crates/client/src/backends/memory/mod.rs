@@ -14,7 +14,7 @@ use lockkeeper_core::{LockName, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::error::{BackendError, ConnectError};
 use crate::info::LockInfo;
 use crate::locks::Locks;
@@ -159,20 +159,11 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: true,
-    promises: [
-        Promise::Kept,
-        Promise::KeptIf("the process lives: a new one starts at 1 again"),
-        Promise::Kept,
-        Promise::Kept,
-        Promise::Kept,
-        Promise::Kept,
-        Promise::Kept,
-        Promise::Kept,
-        Promise::Kept,
-        Promise::NotKept("nothing outlives the process"),
-        Promise::Kept,
-        Promise::Kept,
-    ],
+    promises: Promises {
+        rising_tokens: Promise::KeptIf("the process lives: a new one starts at 1 again"),
+        durable: Promise::NotKept("nothing outlives the process"),
+        ..Promises::ALL_KEPT
+    },
 };
 
 impl Backend for Memory {

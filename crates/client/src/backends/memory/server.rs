@@ -12,12 +12,12 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::deadlines::{Due, MemoryDeadlines};
-use crate::backend::{BreakOrder, Broken, Call, CallError, Conn, Submitted, Wanted};
+use crate::backend::{AcquireRequest, BreakOrder, Broken, Call, CallError, Conn, Submitted};
 use crate::error::{BackendError, Busy, LossCause};
 use crate::info::LockInfo;
+use crate::io::LeaseThread;
 use crate::machine::{Answer, Granted, Push, Spec};
 use crate::time::{Alarm, BootInstant, Clock};
-use crate::io::LeaseThread;
 
 /// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: usize = 20;
@@ -309,8 +309,8 @@ impl MemoryState {
                 self.book.kept_alive(session);
                 return CallOutcome::Now(Ok(Answer::KeptAlive));
             }
-            Call::Acquire { seq, done_through, want, wait_left } => {
-                return self.acquire(session, seq, done_through, &want, wait_left, now);
+            Call::Acquire { seq, done_through, request, wait_left } => {
+                return self.acquire(session, seq, done_through, &request, wait_left, now);
             }
             Call::Finish { seq, target, done_through } => {
                 // The grant of this request is not awaited any more.
@@ -371,7 +371,7 @@ impl MemoryState {
         session: SessionId,
         seq: Seq,
         done_through: Seq,
-        want: &Wanted,
+        request: &AcquireRequest,
         wait_left: Option<Duration>,
         now: BootInstant,
     ) -> CallOutcome {
@@ -381,13 +381,13 @@ impl MemoryState {
                 session,
                 seq,
                 done_through,
-                names: want.names.clone(),
-                mode: want.mode,
-                subtree: want.subtree,
-                if_busy: if want.wait { IfBusy::Wait { at_most_ms } } else { IfBusy::Fail },
-                keep_closed_ms: want.keep_closed.as_millis() as u64,
+                names: request.names.clone(),
+                mode: request.mode,
+                subtree: request.subtree,
+                if_busy: if request.wait { IfBusy::Wait { at_most_ms } } else { IfBusy::Fail },
+                keep_closed_ms: request.keep_closed.as_millis() as u64,
                 value: Box::default(),
-                meta: want.meta.clone(),
+                meta: request.meta.clone(),
             }),
             now,
         );

@@ -32,12 +32,12 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
-use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{Finding, LockInfo};
+use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-use crate::io::{LeaseThread, SharedLeaseThread};
 use servers::Servers;
 
 #[cfg_attr(
@@ -124,35 +124,23 @@ fn capabilities(fencing: bool) -> Capabilities {
         inspect: true,
         break_hold: fencing,
         break_now: fencing,
-        promises: [
-            Promise::KeptIf(RIGHT),
-            if fencing { Promise::KeptIf(LAST) } else { none },
-            if fencing { Promise::KeptIf("the resource has a fence, and tokens rise (P2)") } else { none },
-            Promise::Kept,
-            Promise::KeptIf(RIGHT),
-            Promise::Kept,
-            Promise::Kept,
-            Promise::KeptIf(
+        promises: Promises {
+            exclusion: Promise::KeptIf(RIGHT),
+            rising_tokens: if fencing { Promise::KeptIf(LAST) } else { none },
+            fenced_sections: if fencing {
+                Promise::KeptIf("the resource has a fence, and tokens rise (P2)")
+            } else {
+                none
+            },
+            client_gives_up_first: Promise::KeptIf(RIGHT),
+            first_come_first_served: Promise::KeptIf(
                 "all who hold or wait are clients of this library, holds end by a release, and the first in the queue comes \
                  within two seconds",
             ),
-            Promise::NotKept("holds and waits expire while the server stands still"),
-            Promise::KeptIf("the server is set to `appendonly yes` and `appendfsync always`"),
-            Promise::Kept,
-            Promise::Kept,
-        ],
-    }
-}
-
-impl Redis {
-    /// Returns `Unsupported` for an operation that needs tokens if the URL does not ask for them.
-    fn needs_tokens(&self, what: &'static str) -> Result<(), BackendError> {
-        match self.capabilities.fencing {
-            Fencing::Tokens { .. } => Ok(()),
-            Fencing::None { why, instead } => {
-                Err(Unsupported { backend: "redis", what, why, instead }.into())
-            }
-        }
+            survives_stalls: Promise::NotKept("holds and waits expire while the server stands still"),
+            durable: Promise::KeptIf("the server is set to `appendonly yes` and `appendfsync always`"),
+            ..Promises::ALL_KEPT
+        },
     }
 }
 
@@ -183,19 +171,13 @@ impl Backend for Redis {
     }
 
     fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        let (servers, can) = (self.servers.clone(), self.needs_tokens("check a token"));
-        Box::pin(async move {
-            can?;
-            servers.of(&name)?.check_token(&name, token).await
-        })
+        let servers = self.servers.clone();
+        Box::pin(async move { servers.of(&name)?.check_token(&name, token).await })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        let (servers, can) = (self.servers.clone(), self.needs_tokens("break a hold"));
-        Box::pin(async move {
-            can?;
-            servers.of(&order.name)?.break_hold(&order).await
-        })
+        let servers = self.servers.clone();
+        Box::pin(async move { servers.of(&order.name)?.break_hold(&order).await })
     }
 
     fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {

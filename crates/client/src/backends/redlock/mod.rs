@@ -40,7 +40,7 @@ mod view;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{LockName, TokenStatus};
+use lockkeeper_core::LockName;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
@@ -48,16 +48,16 @@ use self::claim::majority_of;
 use self::node::Node;
 use self::server::{Met, Server, Unfit};
 use self::store::RedlockStore;
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::backend::{Backend, BoxFuture, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
 use crate::backends::redis::{self, RedisStore};
-use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{Finding, LockInfo};
+use crate::io::LeaseThread;
 use crate::machine::{Push, Spec};
 use crate::time::BootInstant;
 use crate::url::Url;
-use crate::io::LeaseThread;
 
 /// With fewer, no server may fail.
 const SERVERS_MIN: usize = 3;
@@ -89,8 +89,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
 /// Parses the URL's settings, without its hosts.
 fn settings(url: &Url) -> Result<redis::Settings, ConnectError> {
     if url.parameter::<String>("fencing", "left out")?.is_some() {
-        let what = "draw tokens (`?fencing=`)";
-        return Err(Unsupported { backend: "redlock", what, why: NO_TOKENS.0, instead: NO_TOKENS.1 }.into());
+        return Err(CAPABILITIES.lacks_tokens("draw tokens (`?fencing=`)").into());
     }
     url.only_parameters(&["prefix", "tls-ca"])?;
     let shown: Vec<String> = url.hosts.iter().map(redis::shown).collect();
@@ -166,16 +165,14 @@ struct Redlock {
     worker: LeaseThread,
 }
 
-const NO_TOKENS: (&str, &str) = (
-    "independent servers have no one counter that a majority could draw from in one step, and counters of their own \
-     would cross",
-    "use `lockkeeper://`, `postgres://` or `etcd://`, whose tokens come from one place",
-);
-
 static CAPABILITIES: Capabilities = Capabilities {
     backend: "redlock",
     reach: Reach::Network,
-    fencing: Fencing::None { why: NO_TOKENS.0, instead: NO_TOKENS.1 },
+    fencing: Fencing::None {
+        why: "independent servers have no one counter that a majority could draw from in one step, and counters of \
+              their own would cross",
+        instead: "use `lockkeeper://`, `postgres://` or `etcd://`, whose tokens come from one place",
+    },
     ttl: true,
     shared: false,
     permits: false,
@@ -188,24 +185,20 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: false,
     break_now: false,
-    promises: [
-        Promise::KeptIf(
+    promises: Promises {
+        exclusion: Promise::KeptIf(
             "no server of the holder's majority forgets what it acknowledged or has its clock set forward",
         ),
-        Promise::NotKept("there are no tokens"),
-        Promise::NotKept("there are no tokens for a fence to compare"),
-        Promise::Kept,
-        Promise::KeptIf(
+        rising_tokens: Promise::NotKept("there are no tokens"),
+        fenced_sections: Promise::NotKept("there are no tokens for a fence to compare"),
+        client_gives_up_first: Promise::KeptIf(
             "no server of the holder's majority forgets what it acknowledged or has its clock set forward",
         ),
-        Promise::Kept,
-        Promise::Kept,
-        Promise::NotKept("whoever asks when a majority is free gets it"),
-        Promise::NotKept("holds and waits expire while the servers stand still"),
-        Promise::KeptIf("every server is set to `appendonly yes` and `appendfsync always`"),
-        Promise::Kept,
-        Promise::Kept,
-    ],
+        first_come_first_served: Promise::NotKept("whoever asks when a majority is free gets it"),
+        survives_stalls: Promise::NotKept("holds and waits expire while the servers stand still"),
+        durable: Promise::KeptIf("every server is set to `appendonly yes` and `appendfsync always`"),
+        ..Promises::ALL_KEPT
+    },
 };
 
 impl Redlock {
@@ -266,11 +259,6 @@ impl Redlock {
             Err(BackendError::new(kind.unwrap_or(BackendErrorKind::Unreachable), what))
         })
     }
-
-    fn has_no_tokens(&self, what: &'static str) -> BackendError {
-        let (why, instead) = NO_TOKENS;
-        Unsupported { backend: "redlock", what, why, instead }.into()
-    }
 }
 
 impl Backend for Redlock {
@@ -303,16 +291,6 @@ impl Backend for Redlock {
             async move { store.list(prefix.as_ref()).await }
         });
         Box::pin(async move { Ok(view::list_of_majority(lists.await?, majority)) })
-    }
-
-    fn check_token(&self, _name: LockName, _token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        let error = self.has_no_tokens("check a token");
-        Box::pin(async { Err(error) })
-    }
-
-    fn break_hold(&self, _order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        let error = self.has_no_tokens("break a hold, which is named by its token");
-        Box::pin(async { Err(error) })
     }
 
     /// Findings on each server's settings, and on servers that do not take part.

@@ -25,14 +25,14 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, Conn, Submitted};
 use crate::backup::Backup;
-use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::cluster::{ClusterInfo, MembersChange};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{LockInfo, ServiceStatus, SessionInfo};
+use crate::io::LeaseThread;
 use crate::machine::{Answer, Push, Spec};
 use crate::url::Url;
 use crate::watch::{Watch, WatchEvent};
-use crate::io::LeaseThread;
 use addresses::Addresses;
 use carrier::SessionKey;
 use driver::{GrpcClient, random};
@@ -75,23 +75,18 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: true,
-    promises: [
-        Promise::Kept,
-        Promise::KeptIf(
+    promises: Promises {
+        rising_tokens: Promise::KeptIf(
             "the table grants fewer than 10^6 times a second over its life and the wall clock is not set back \
              before its data are wiped",
         ),
-        Promise::KeptIf("the resource has a fence"),
-        Promise::Kept,
-        Promise::KeptIf("`linger` is off, or nothing between client and service closes their streams"),
-        Promise::Kept,
-        Promise::Kept,
-        Promise::Kept,
-        Promise::Kept,
-        Promise::KeptIf("the disks keep what fdatasync wrote"),
-        Promise::Kept,
-        Promise::Kept,
-    ],
+        fenced_sections: Promise::KeptIf("the resource has a fence"),
+        client_gives_up_first: Promise::KeptIf(
+            "`linger` is off, or nothing between client and service closes their streams",
+        ),
+        durable: Promise::KeptIf("the disks keep what fdatasync wrote"),
+        ..Promises::ALL_KEPT
+    },
 };
 
 impl Backend for Service {

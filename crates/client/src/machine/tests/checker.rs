@@ -21,10 +21,10 @@ pub(super) enum Caller {
 pub(super) struct Checked {
     pub(super) machine: Machine,
     pub(super) now: BootInstant,
-    pub(super) callers: BTreeMap<Key, (Caller, Want)>,
+    pub(super) callers: BTreeMap<Key, (Caller, AcquireLimits)>,
     /// Unanswered calls of the present session.
-    pub(super) calls: BTreeMap<CallId, (What, BootInstant)>,
-    belief: Option<BootInstant>,
+    pub(super) calls: BTreeMap<CallId, (CallKind, BootInstant)>,
+    lease_deadline: Option<BootInstant>,
     highest_seq: Seq,
     highest_done: Seq,
     /// Commands without an answer.
@@ -43,7 +43,7 @@ impl Checked {
             now: at(100),
             callers: BTreeMap::new(),
             calls: BTreeMap::new(),
-            belief: None,
+            lease_deadline: None,
             highest_seq: Seq(0),
             highest_done: Seq(0),
             unanswered: BTreeSet::new(),
@@ -57,21 +57,21 @@ impl Checked {
     /// Feeds one event and checks every invariant. `Err` describes the violation.
     pub(super) fn step(&mut self, now: BootInstant, event: Event) -> Result<Vec<Output>, String> {
         self.now = now;
-        let may_believe = self.note_event(&event);
+        let allowed = self.note_event(&event);
         let abandoned = match &event {
             Event::Abandon { key } => Some(*key),
             _ => None,
         };
         let mut out = Vec::new();
         self.machine.handle(now, event, &mut out);
-        let belief = self.machine.belief;
-        if belief.is_some() && belief != self.belief && belief != may_believe {
+        let lease_deadline = self.machine.lease_deadline;
+        if lease_deadline.is_some() && lease_deadline != self.lease_deadline && lease_deadline != allowed {
             return Err(format!(
-                "the belief moved from {:?} to {belief:?}, allowed {may_believe:?}",
-                self.belief
+                "the lease deadline moved from {:?} to {lease_deadline:?}, allowed {allowed:?}",
+                self.lease_deadline
             ));
         }
-        self.belief = belief;
+        self.lease_deadline = lease_deadline;
         for output in &out {
             self.note_output(output).map_err(|wrong| format!("{wrong}; output {output:?}"))?;
         }
@@ -91,29 +91,29 @@ impl Checked {
     /// Returns the lease deadline that the event may set.
     fn note_event(&mut self, event: &Event) -> Option<BootInstant> {
         match event {
-            Event::Acquire { key, want } => {
-                self.callers.insert(*key, (Caller::Waits, *want));
+            Event::Acquire { key, limits } => {
+                self.callers.insert(*key, (Caller::Waits, *limits));
             }
             Event::Release { key } => {
                 let lost = self.callers[key].0 == Caller::Lost;
                 self.set(*key, Caller::Releases { lost });
             }
             Event::Answered { call, answer } => {
-                let (what, sent_at) = self.calls.remove(call)?;
+                let (kind, sent_at) = self.calls.remove(call)?;
                 // The machine no longer waits for this answer: the call was given up, and another one gives the result.
                 self.machine.calls.get(call)?;
-                match (what, answer) {
-                    (What::Open { .. } | What::KeepAlive, Answer::Opened | Answer::KeptAlive) => {
+                match (kind, answer) {
+                    (CallKind::Open { .. } | CallKind::KeepAlive, Answer::Opened | Answer::KeptAlive) => {
                         return Some(sent_at + (TTL - TTL / 100));
                     }
                     (_, Answer::SessionGone) => {}
-                    (What::Acquire { seq, .. }, answer) => {
+                    (CallKind::Acquire { seq, .. }, answer) => {
                         self.unanswered.remove(&seq);
                         if let Answer::Busy(_) | Answer::Refused(_) = answer {
                             self.live.remove(&seq);
                         }
                     }
-                    (What::Finish { seq, target, .. }, _) => {
+                    (CallKind::Finish { seq, target, .. }, _) => {
                         self.unanswered.remove(&seq);
                         self.unanswered.remove(&target);
                         self.live.remove(&target);
@@ -135,7 +135,10 @@ impl Checked {
             }
             Event::Pushed(Push::Detached { at }) => {
                 let until = *at + (self.machine.spec.linger - self.machine.spec.linger / 100);
-                return self.belief.filter(|_| !self.machine.spec.linger.is_zero()).map(|b| b.min(until));
+                return self
+                    .lease_deadline
+                    .filter(|_| !self.machine.spec.linger.is_zero())
+                    .map(|b| b.min(until));
             }
             Event::Shutdown => self.stopping = true,
             Event::Abandon { .. } | Event::Pushed(_) | Event::Wake => {}
@@ -151,16 +154,16 @@ impl Checked {
 
     fn note_output(&mut self, output: &Output) -> Result<(), String> {
         match output {
-            Output::Call { call, what, .. } => return self.note_call(*call, what),
-            Output::Belief(_) => {}
+            Output::Call { call, kind, .. } => return self.note_call(*call, kind),
+            Output::LeaseDeadline(_) => {}
             Output::Queued { key, .. } => self.expect(*key, |caller| caller == Caller::Waits)?,
             Output::Granted { key, .. } => {
                 self.expect(*key, |caller| caller == Caller::Waits)?;
                 let need = self.callers[key].1.min_validity;
-                if self.belief.is_none_or(|until| until <= self.now || until - self.now < need) {
+                if self.lease_deadline.is_none_or(|until| until <= self.now || until - self.now < need) {
                     return Err(format!(
-                        "granted although the belief is {:?} at {:?}",
-                        self.belief, self.now
+                        "granted although the lease deadline is {:?} at {:?}",
+                        self.lease_deadline, self.now
                     ));
                 }
                 self.set(*key, Caller::Holds);
@@ -191,9 +194,9 @@ impl Checked {
         }
     }
 
-    fn note_call(&mut self, call: CallId, what: &What) -> Result<(), String> {
-        match what {
-            What::Open { fresh } => {
+    fn note_call(&mut self, call: CallId, kind: &CallKind) -> Result<(), String> {
+        match kind {
+            CallKind::Open { fresh } => {
                 if *fresh {
                     self.calls.clear();
                     self.unanswered.clear();
@@ -204,22 +207,24 @@ impl Checked {
                     return Err("opens after a shutdown".into());
                 }
             }
-            What::KeepAlive | What::Close if self.closing => return Err("sent after the close".into()),
-            What::KeepAlive if self.kept_alive_at == Some(self.now) => {
+            CallKind::KeepAlive | CallKind::Close if self.closing => {
+                return Err("sent after the close".into());
+            }
+            CallKind::KeepAlive if self.kept_alive_at == Some(self.now) => {
                 return Err("two keep-alives in one moment: without an answer in between, a busy loop".into());
             }
-            What::KeepAlive => self.kept_alive_at = Some(self.now),
-            What::Close => self.closing = true,
-            What::Acquire { seq, done_through, key, .. } => {
+            CallKind::KeepAlive => self.kept_alive_at = Some(self.now),
+            CallKind::Close => self.closing = true,
+            CallKind::Acquire { seq, done_through, key, .. } => {
                 if self.stopping {
                     return Err("acquires after a shutdown".into());
                 }
                 self.live.insert(*seq, *key);
                 self.numbered(*seq, *done_through)?;
             }
-            What::Finish { seq, done_through, .. } => self.numbered(*seq, *done_through)?,
+            CallKind::Finish { seq, done_through, .. } => self.numbered(*seq, *done_through)?,
         }
-        self.calls.insert(call, (what.clone(), self.now));
+        self.calls.insert(call, (kind.clone(), self.now));
         Ok(())
     }
 
@@ -249,10 +254,13 @@ impl Checked {
         {
             return Err(format!("it wants to be woken at {wake:?}, and it is {:?}: a busy loop", self.now));
         }
-        if self.belief.is_none_or(|until| self.now >= until)
+        if self.lease_deadline.is_none_or(|until| self.now >= until)
             && let Some((key, _)) = self.callers.iter().find(|(_, (caller, _))| *caller == Caller::Holds)
         {
-            return Err(format!("{key:?} is not lost at {:?}, the belief is {:?}", self.now, self.belief));
+            return Err(format!(
+                "{key:?} is not lost at {:?}, the lease deadline is {:?}",
+                self.now, self.lease_deadline
+            ));
         }
         if matches!(self.machine.link, SessionPhase::Live { .. } | SessionPhase::Closing) {
             for (seq, key) in &self.live {

@@ -10,22 +10,22 @@ use crate::error::{BackendError, BackendErrorKind, Busy};
 const KEYS: [Key; 2] = [Key(1), Key(2)];
 
 /// The requests of callers: a plain one, and one for each option.
-fn wants(now: BootInstant) -> [Want; 4] {
+fn all_limits(now: BootInstant) -> [AcquireLimits; 4] {
     let secs = Duration::from_secs;
     [
-        want(),
-        Want { wait_until: Some(now + secs(3)), ..want() },
-        Want { min_validity: secs(7), ..want() },
-        Want { max_hold: Some(secs(3)), ..want() },
+        limits(),
+        AcquireLimits { wait_until: Some(now + secs(3)), ..limits() },
+        AcquireLimits { min_validity: secs(7), ..limits() },
+        AcquireLimits { max_hold: Some(secs(3)), ..limits() },
     ]
 }
 
-fn answers(what: &What) -> Vec<Answer> {
+fn answers(kind: &CallKind) -> Vec<Answer> {
     let refused = || Answer::Refused(BackendError::new(BackendErrorKind::Operator, "no"));
-    let mut answers = match what {
-        What::Open { .. } => vec![Answer::Opened, refused()],
-        What::KeepAlive => vec![Answer::KeptAlive, refused()],
-        What::Acquire { .. } => vec![
+    let mut answers = match kind {
+        CallKind::Open { .. } => vec![Answer::Opened, refused()],
+        CallKind::KeepAlive => vec![Answer::KeptAlive, refused()],
+        CallKind::Acquire { .. } => vec![
             granted(1),
             Answer::Busy(Busy::default()),
             refused(),
@@ -33,13 +33,13 @@ fn answers(what: &What) -> Vec<Answer> {
             Answer::Finished(End::Broken),
             Answer::Revoked,
         ],
-        What::Finish { .. } => vec![
+        CallKind::Finish { .. } => vec![
             Answer::Finished(End::Released),
             Answer::Finished(End::Left),
             Answer::Finished(End::Broken),
             Answer::Finished(End::Gone),
         ],
-        What::Close => return vec![Answer::Closed],
+        CallKind::Close => return vec![Answer::Closed],
     };
     answers.push(Answer::SessionGone);
     answers
@@ -50,8 +50,8 @@ fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
     let now = state.now;
     let mut events = Vec::new();
     match state.callers.len() {
-        0 => events.extend(wants(now).map(|want| Event::Acquire { key: KEYS[0], want })),
-        1 => events.push(Event::Acquire { key: KEYS[1], want: want() }),
+        0 => events.extend(all_limits(now).map(|limits| Event::Acquire { key: KEYS[0], limits })),
+        1 => events.push(Event::Acquire { key: KEYS[1], limits: limits() }),
         _ => {}
     }
     for (&key, &(caller, _)) in &state.callers {
@@ -62,8 +62,8 @@ fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
             events.push(Event::Release { key });
         }
     }
-    for (&call, (what, _)) in &state.calls {
-        events.extend(answers(what).into_iter().map(|answer| Event::Answered { call, answer }));
+    for (&call, (kind, _)) in &state.calls {
+        events.extend(answers(kind).into_iter().map(|answer| Event::Answered { call, answer }));
         events.extend([true, false].map(|sent| Event::Failed { call, sent }));
     }
     for &seq in state.machine.by_seq.keys() {
@@ -87,7 +87,7 @@ fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
     if let Some(wake) = state.machine.next_wake() {
         times.extend([wake, wake + Duration::from_secs(1)]);
     }
-    if let Some(until) = state.machine.belief {
+    if let Some(until) = state.machine.lease_deadline {
         let before = BootInstant::from_nanos(until.as_nanos() - tick.as_nanos() as u64);
         times.extend([before, until, until + tick]);
     }
@@ -124,8 +124,8 @@ fn explore(start: Checked, depth: usize) -> Explored {
                     }
                     Ok(_) => {}
                     Err(wrong) => {
-                        let kind: String = wrong.chars().filter(|c| !c.is_ascii_digit()).take(40).collect();
-                        explored.wrong.entry(kind).or_insert_with(|| format!("{wrong}{}", line()));
+                        let what: String = wrong.chars().filter(|c| !c.is_ascii_digit()).take(40).collect();
+                        explored.wrong.entry(what).or_insert_with(|| format!("{wrong}{}", line()));
                     }
                 }
             }
@@ -159,7 +159,7 @@ fn busy_session(spec: Spec) -> Checked {
     let mut state = Checked::new(spec);
     let now = state.now;
     for key in KEYS {
-        let _ = state.step(now, Event::Acquire { key, want: want() }).unwrap();
+        let _ = state.step(now, Event::Acquire { key, limits: limits() }).unwrap();
     }
     let _ = state.step(now, Event::Answered { call: CallId(1), answer: Answer::Opened }).unwrap();
     let _ = state.step(now, Event::Answered { call: CallId(2), answer: granted(1) }).unwrap();

@@ -17,8 +17,8 @@ pub(super) fn spec() -> Spec {
     Spec { ttl: Some(TTL), lock_delay: Duration::ZERO, linger: Duration::ZERO, renew: true }
 }
 
-pub(super) fn want() -> Want {
-    Want {
+pub(super) fn limits() -> AcquireLimits {
+    AcquireLimits {
         wait_until: None,
         patience: None,
         min_validity: Duration::ZERO,

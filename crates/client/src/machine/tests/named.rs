@@ -10,7 +10,7 @@ const KEY: Key = Key(1);
 /// A session opened at second 100, without requests.
 fn open() -> Checked {
     let mut state = Checked::new(spec());
-    let _ = state.step(at(100), Event::Acquire { key: Key(0), want: want() }).unwrap();
+    let _ = state.step(at(100), Event::Acquire { key: Key(0), limits: limits() }).unwrap();
     answer(&mut state, 100, &Answer::Opened);
     let _ = state.step(at(100), Event::Abandon { key: Key(0) }).unwrap();
     answer(&mut state, 100, &Answer::Finished(End::Left));
@@ -40,20 +40,20 @@ fn step(state: &mut Checked, secs: u64, event: Event) -> Vec<Output> {
     state.step(at(secs), event).unwrap()
 }
 
-fn acquire(state: &mut Checked, secs: u64, want: Want) -> Vec<Output> {
-    step(state, secs, Event::Acquire { key: KEY, want })
+fn acquire(state: &mut Checked, secs: u64, limits: AcquireLimits) -> Vec<Output> {
+    step(state, secs, Event::Acquire { key: KEY, limits })
 }
 
 /// A session with one hold, requested and granted at second 100.
 fn held() -> Checked {
     let mut state = open();
-    let _ = acquire(&mut state, 100, want());
+    let _ = acquire(&mut state, 100, limits());
     assert!(matches!(answer(&mut state, 100, &granted(1))[..], [Output::Granted { .. }]));
     state
 }
 
 fn keep_alives(out: &[Output]) -> usize {
-    out.iter().filter(|output| matches!(output, Output::Call { what: What::KeepAlive, .. })).count()
+    out.iter().filter(|output| matches!(output, Output::Call { kind: CallKind::KeepAlive, .. })).count()
 }
 
 #[test]
@@ -69,13 +69,13 @@ fn a_retried_finish_does_not_cause_a_busy_loop() {
 #[test]
 fn a_wait_that_ends_without_any_answer_reports_an_unreachable_backend() {
     let mut state = Checked::new(spec());
-    let _ = acquire(&mut state, 100, Want { wait_until: Some(at(102)), ..want() });
+    let _ = acquire(&mut state, 100, AcquireLimits { wait_until: Some(at(102)), ..limits() });
     let out = step(&mut state, 102, Event::Wake);
     assert!(matches!(out[..], [Output::NotAcquired { why: NotAcquired::Unreachable, .. }]), "{out:?}");
     // The backend has answered, but not this request.
     let mut state = held();
-    let late = Want { wait_until: Some(at(102)), min_validity: TTL, ..want() };
-    let _ = step(&mut state, 100, Event::Acquire { key: Key(2), want: late });
+    let late = AcquireLimits { wait_until: Some(at(102)), min_validity: TTL, ..limits() };
+    let _ = step(&mut state, 100, Event::Acquire { key: Key(2), limits: late });
     let out = step(&mut state, 102, Event::Wake);
     let why = out.iter().find_map(|output| match output {
         Output::NotAcquired { key: Key(2), why } => Some(why),
@@ -87,7 +87,7 @@ fn a_wait_that_ends_without_any_answer_reports_an_unreachable_backend() {
 #[test]
 fn patience_shorter_than_the_ttl_limits_the_wait_for_a_silent_backend() {
     let mut state = Checked::new(spec());
-    let _ = acquire(&mut state, 100, Want { patience: Some(Duration::from_secs(3)), ..want() });
+    let _ = acquire(&mut state, 100, AcquireLimits { patience: Some(Duration::from_secs(3)), ..limits() });
     assert!(step(&mut state, 102, Event::Wake).iter().all(|out| !matches!(out, Output::NotAcquired { .. })));
     assert!(state.machine.next_wake() <= Some(at(103)));
     let out = step(&mut state, 103, Event::Wake);
@@ -98,7 +98,7 @@ fn patience_shorter_than_the_ttl_limits_the_wait_for_a_silent_backend() {
 fn an_acquire_after_shutdown_is_refused_at_once() {
     let mut state = held();
     let _ = step(&mut state, 100, Event::Shutdown);
-    let out = step(&mut state, 100, Event::Acquire { key: Key(2), want: want() });
+    let out = step(&mut state, 100, Event::Acquire { key: Key(2), limits: limits() });
     assert!(matches!(out[..], [Output::NotAcquired { why: NotAcquired::ShuttingDown, .. }]));
 }
 
@@ -112,11 +112,11 @@ fn a_late_queue_position_is_not_reported_to_a_holder() {
 #[test]
 fn a_repeated_request_is_sent_after_the_finish_of_the_one_it_replaces() {
     let mut state = open();
-    let _ = acquire(&mut state, 100, want());
+    let _ = acquire(&mut state, 100, limits());
     let out = answer(&mut state, 100, &Answer::Finished(End::Broken));
     let [
-        Output::Call { what: What::Finish { seq: end, .. }, .. },
-        Output::Call { what: What::Acquire { seq, .. }, .. },
+        Output::Call { kind: CallKind::Finish { seq: end, .. }, .. },
+        Output::Call { kind: CallKind::Acquire { seq, .. }, .. },
     ] = out[..]
     else {
         panic!("{out:?}")
@@ -132,14 +132,14 @@ fn a_refused_keep_alive_ends_no_hold_before_its_deadline() {
     assert!(answer(&mut state, 104, &Answer::Refused(refusal)).is_empty());
     assert_eq!(keep_alives(&step(&mut state, 105, Event::Wake)), 1, "tried again after a twelfth of the ttl");
     let _ = answer(&mut state, 105, &Answer::KeptAlive);
-    assert_eq!(state.machine.belief, Some(at(105) + (TTL - TTL / 100)));
+    assert_eq!(state.machine.lease_deadline, Some(at(105) + (TTL - TTL / 100)));
 }
 
 #[test]
 fn a_request_that_waits_for_a_failing_renewal_causes_no_busy_loop() {
     let mut state = held();
     let _ = step(&mut state, 113, Event::Wake);
-    let mut tries = keep_alives(&step(&mut state, 113, Event::Acquire { key: Key(2), want: want() }));
+    let mut tries = keep_alives(&step(&mut state, 113, Event::Acquire { key: Key(2), limits: limits() }));
     for _ in 0..20 {
         if state.calls.is_empty() {
             break;
@@ -155,14 +155,16 @@ fn a_request_that_waits_for_a_failing_renewal_causes_no_busy_loop() {
 #[test]
 fn a_grant_received_before_the_session_is_confirmed_keeps_its_turn() {
     let mut state = open();
-    let _ = acquire(&mut state, 100, want());
+    let _ = acquire(&mut state, 100, limits());
     let acquired = last_call(&state);
     assert_eq!(keep_alives(&step(&mut state, 104, Event::Wake)), 1);
     let early = last_call(&state);
     assert_eq!(keep_alives(&step(&mut state, 110, Event::Wake)), 1);
     let late = last_call(&state);
     let ends = |out: &[Output]| {
-        out.iter().filter(|output| matches!(output, Output::Call { what: What::Finish { .. }, .. })).count()
+        out.iter()
+            .filter(|output| matches!(output, Output::Call { kind: CallKind::Finish { .. }, .. }))
+            .count()
     };
     let is_granted = |out: &[Output]| out.iter().any(|output| matches!(output, Output::Granted { .. }));
     let out = answer_to(&mut state, 117, acquired, &granted(7));
@@ -171,21 +173,21 @@ fn a_grant_received_before_the_session_is_confirmed_keeps_its_turn() {
     assert!(!is_granted(&out) && ends(&out) == 0, "what that says is over already: {out:?}");
     let out = answer_to(&mut state, 117, late, &Answer::KeptAlive);
     assert!(is_granted(&out) && ends(&out) == 0, "{out:?}");
-    assert_eq!(state.machine.belief, Some(at(110) + (TTL - TTL / 100)));
+    assert_eq!(state.machine.lease_deadline, Some(at(110) + (TTL - TTL / 100)));
 }
 
 /// A request granted early, whose caller gives up before the session is confirmed, leaves nothing at the service.
 #[test]
 fn an_early_grant_is_released_if_its_caller_gives_up() {
     let mut state = open();
-    let _ = acquire(&mut state, 100, Want { wait_until: Some(at(118)), ..want() });
+    let _ = acquire(&mut state, 100, AcquireLimits { wait_until: Some(at(118)), ..limits() });
     let acquired = last_call(&state);
     let _ = step(&mut state, 110, Event::Wake);
     let _ = answer_to(&mut state, 117, acquired, &granted(7));
     assert!(state.machine.next_wake() <= Some(at(118)));
     let out = step(&mut state, 118, Event::Wake);
     assert!(
-        out.iter().any(|output| matches!(output, Output::Call { what: What::Finish { .. }, .. })),
+        out.iter().any(|output| matches!(output, Output::Call { kind: CallKind::Finish { .. }, .. })),
         "{out:?}"
     );
 }
@@ -196,7 +198,7 @@ fn a_slow_answer_does_not_lengthen_the_deadline() {
     let mut state = held();
     assert_eq!(keep_alives(&step(&mut state, 104, Event::Wake)), 1);
     let _ = answer(&mut state, 109, &Answer::KeptAlive);
-    assert_eq!(state.machine.belief, Some(at(104) + (TTL - TTL / 100)));
+    assert_eq!(state.machine.lease_deadline, Some(at(104) + (TTL - TTL / 100)));
 }
 
 /// The loss is signalled at the deadline even if a renewal is in flight.
@@ -218,7 +220,7 @@ fn a_hold_survives_failed_renewals_but_not_the_end_of_its_session() {
     }
     assert_eq!(keep_alives(&step(&mut state, 110, Event::Wake)), 1);
     let _ = answer(&mut state, 110, &Answer::KeptAlive);
-    assert_eq!(state.machine.belief, Some(at(110) + (TTL - TTL / 100)));
+    assert_eq!(state.machine.lease_deadline, Some(at(110) + (TTL - TTL / 100)));
     let _ = step(&mut state, 115, Event::Wake);
     let out = answer(&mut state, 115, &Answer::SessionGone);
     assert!(matches!(out[0], Output::Lost { cause: LossCause::SessionEnded, .. }));
@@ -241,7 +243,7 @@ fn shutdown_at_a_silent_service_ends_with_the_session() {
     let _ = step(&mut state, 101, Event::Shutdown);
     let _ = fail(&mut state, 101);
     assert!(!state.machine.is_closed(), "the release is still being sent");
-    let over = state.machine.belief.expect("the session has a deadline");
+    let over = state.machine.lease_deadline.expect("the session has a deadline");
     assert!(state.machine.next_wake().is_some_and(|wake| wake <= over), "it wakes for the end");
     let _ = state.step(over, Event::Wake).unwrap();
     assert!(state.machine.is_closed());
@@ -250,7 +252,7 @@ fn shutdown_at_a_silent_service_ends_with_the_session() {
 /// A session with `linger` of 1 s and one hold, requested and granted at second 100.
 fn held_with_linger() -> Checked {
     let mut state = Checked::new(Spec { linger: Duration::from_secs(1), ..spec() });
-    let _ = acquire(&mut state, 100, want());
+    let _ = acquire(&mut state, 100, limits());
     answer(&mut state, 100, &Answer::Opened);
     assert!(matches!(answer(&mut state, 100, &granted(1))[..], [Output::Granted { .. }]));
     state
@@ -265,9 +267,9 @@ fn a_stream_that_ends_leaves_linger_and_the_next_attach_restores_the_ttl() {
     let mut state = held_with_linger();
     let out = detach(&mut state, 102);
     assert_eq!(keep_alives(&out), 1, "asks for the next attach at once");
-    assert_eq!(state.machine.belief, Some(at(102) + Duration::from_millis(990)));
+    assert_eq!(state.machine.lease_deadline, Some(at(102) + Duration::from_millis(990)));
     let _ = answer(&mut state, 102, &Answer::KeptAlive);
-    assert_eq!(state.machine.belief, Some(at(102) + (TTL - TTL / 100)));
+    assert_eq!(state.machine.lease_deadline, Some(at(102) + (TTL - TTL / 100)));
 }
 
 #[test]
@@ -277,7 +279,7 @@ fn an_acknowledgement_from_an_ended_stream_is_ignored() {
     let before = *state.calls.last_key_value().unwrap().0;
     let _ = detach(&mut state, 105);
     let _ = step(&mut state, 105, Event::Answered { call: before, answer: Answer::KeptAlive });
-    assert_eq!(state.machine.belief, Some(at(105) + Duration::from_millis(990)));
+    assert_eq!(state.machine.lease_deadline, Some(at(105) + Duration::from_millis(990)));
     let out = step(&mut state, 106, Event::Wake);
     assert!(out.iter().any(|output| matches!(output, Output::Lost { cause: LossCause::Expired, .. })));
 }
@@ -285,14 +287,14 @@ fn an_acknowledgement_from_an_ended_stream_is_ignored() {
 #[test]
 fn the_end_of_a_stream_never_extends_a_deadline_and_is_ignored_without_linger() {
     let mut state = held_with_linger();
-    let until = state.machine.belief.unwrap();
+    let until = state.machine.lease_deadline.unwrap();
     let late = BootInstant::from_nanos(until.as_nanos() - 1);
     let _ = state.step(late, Event::Pushed(Push::Detached { at: late })).unwrap();
-    assert_eq!(state.machine.belief, Some(until));
+    assert_eq!(state.machine.lease_deadline, Some(until));
     let mut state = held();
-    let until = state.machine.belief;
+    let until = state.machine.lease_deadline;
     assert!(detach(&mut state, 102).is_empty());
-    assert_eq!(state.machine.belief, until);
+    assert_eq!(state.machine.lease_deadline, until);
 }
 
 /// The push that a request has ended can overtake its grant, if the caller's task processes the grant late.
@@ -300,13 +302,14 @@ fn the_end_of_a_stream_never_extends_a_deadline_and_is_ignored_without_linger() 
 fn a_grant_received_after_the_end_of_its_request_is_ignored() {
     for push in [Push::Ended { seq: Seq(3), end: End::Broken }, Push::Revoked { seq: Seq(3) }] {
         let mut state = open();
-        let out = acquire(&mut state, 100, want());
-        let [Output::Call { call, what: What::Acquire { seq: Seq(3), .. }, .. }] = out[..] else {
+        let out = acquire(&mut state, 100, limits());
+        let [Output::Call { call, kind: CallKind::Acquire { seq: Seq(3), .. }, .. }] = out[..] else {
             panic!("{out:?}")
         };
         let out = step(&mut state, 100, Event::Pushed(push));
         assert!(
-            out.iter().any(|o| matches!(o, Output::Call { what: What::Finish { target: Seq(3), .. }, .. })),
+            out.iter()
+                .any(|o| matches!(o, Output::Call { kind: CallKind::Finish { target: Seq(3), .. }, .. })),
             "{out:?}"
         );
         let _ = step(&mut state, 100, Event::Answered { call, answer: granted(1) });

@@ -21,7 +21,7 @@ struct Client {
     rate: u64,
     session: Option<SessionId>,
     secret: [u8; 32],
-    up: VecDeque<(CallId, What)>,
+    up: VecDeque<(CallId, CallKind)>,
     down: VecDeque<Event>,
     /// Calls of waiting acquires, until the table has granted or ended them.
     waiting: BTreeMap<Seq, CallId>,
@@ -80,7 +80,7 @@ impl World {
         for output in out {
             let client = &mut self.clients[who];
             match output {
-                Output::Call { call, what, .. } => client.up.push_back((call, what)),
+                Output::Call { call, kind, .. } => client.up.push_back((call, kind)),
                 Output::Granted { key, grant } => {
                     *client.outcomes.entry(key).or_default() += 1;
                     let token = grant.token.expect("the table gives tokens").get();
@@ -92,7 +92,7 @@ impl World {
                 }
                 Output::NotAcquired { key, .. } => *client.outcomes.entry(key).or_default() += 1,
                 Output::Lost { key, .. } | Output::Released { key, .. } => drop(client.held.remove(&key)),
-                Output::Belief(_) | Output::Queued { .. } => {}
+                Output::LeaseDeadline(_) | Output::Queued { .. } => {}
             }
         }
         self.check();
@@ -104,8 +104,8 @@ impl World {
             let holders = (0..CLIENTS).flat_map(|who| {
                 let client = &self.clients[who];
                 let now = self.clock(who);
-                let believes = client.machine.belief.is_some_and(|until| now < until);
-                let held = client.held.keys().filter(move |key| believes && client.wanted[key] == name);
+                let has_lease = client.machine.lease_deadline.is_some_and(|until| now < until);
+                let held = client.held.keys().filter(move |key| has_lease && client.wanted[key] == name);
                 held.map(move |key| (who, *key))
             });
             let holders: Vec<_> = holders.collect();
@@ -142,11 +142,11 @@ impl World {
 
     /// Delivers a client's next call; its answer is lost if `lose`.
     fn arrive(&mut self, who: usize, lose: bool, twice: bool) {
-        let Some((call, what)) = self.clients[who].up.pop_front() else { return };
-        let answer = self.execute(who, call, &what);
-        if twice && !matches!(what, What::Open { .. } | What::Close) {
+        let Some((call, kind)) = self.clients[who].up.pop_front() else { return };
+        let answer = self.execute(who, call, &kind);
+        if twice && !matches!(kind, CallKind::Open { .. } | CallKind::Close) {
             // A delayed duplicate, whose answer is discarded.
-            let _ = self.execute(who, CallId(0), &what);
+            let _ = self.execute(who, CallId(0), &kind);
         }
         match answer {
             _ if lose => {
@@ -158,8 +158,8 @@ impl World {
         }
     }
 
-    fn execute(&mut self, who: usize, call: CallId, what: &What) -> Option<Answer> {
-        if let What::Open { fresh } = what {
+    fn execute(&mut self, who: usize, call: CallId, kind: &CallKind) -> Option<Answer> {
+        if let CallKind::Open { fresh } = kind {
             let client = &mut self.clients[who];
             if *fresh {
                 // Call ids are never reused, so the secret is new each time; the remaining bytes identify the client.
@@ -178,24 +178,24 @@ impl World {
             return Some(Answer::Opened);
         }
         let session = self.clients[who].session?;
-        let reply = match what.clone() {
-            What::Open { .. } => return None,
-            What::KeepAlive => {
+        let reply = match kind.clone() {
+            CallKind::Open { .. } => return None,
+            CallKind::KeepAlive => {
                 if self.table.session(session).is_none() {
                     return Some(Answer::SessionGone);
                 }
                 self.deadlines.insert(session, self.now_ms + TTL.as_millis() as u64);
                 return Some(Answer::KeptAlive);
             }
-            What::Close => {
+            CallKind::Close => {
                 let _ = self.apply(Command::CloseSession { session });
                 return Some(Answer::Closed);
             }
-            What::Finish { seq, target, done_through } => {
+            CallKind::Finish { seq, target, done_through } => {
                 self.clients[who].waiting.remove(&target);
                 self.apply(Command::Finish { session, seq, target, done_through })
             }
-            What::Acquire { key, seq, done_through, .. } => {
+            CallKind::Acquire { key, seq, done_through, .. } => {
                 let name: LockName = self.clients[who].wanted[&key].parse().expect("a good name");
                 self.apply(Command::Acquire(core::Acquire {
                     session,
@@ -216,7 +216,7 @@ impl World {
             Reply::Finished(end) => Answer::Finished(end),
             Reply::Revoked { .. } => Answer::Revoked,
             Reply::Queued { position, .. } => {
-                if let What::Acquire { seq, .. } = what {
+                if let CallKind::Acquire { seq, .. } = kind {
                     if call != CallId(0) {
                         self.clients[who].waiting.insert(*seq, call);
                     }
@@ -262,7 +262,7 @@ impl World {
                 self.clients[who].wanted.insert(key, name);
                 let limit = Duration::from_secs(5);
                 let wait_until = (number % 3 == 0).then(|| self.clock(who) + limit);
-                self.feed(who, Event::Acquire { key, want: Want { wait_until, ..want() } });
+                self.feed(who, Event::Acquire { key, limits: AcquireLimits { wait_until, ..limits() } });
             }
             3 => self.give_back(who, number, true),
             4 => self.give_back(who, number, false),

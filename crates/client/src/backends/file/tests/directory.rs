@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::FileBackend;
 use super::super::store::Config;
-use super::{Client, config, token, want, within};
+use super::{Client, config, request, token, within};
 use crate::error::BackendError;
 use crate::machine::{Answer, Push};
 use crate::url::Url;
@@ -18,7 +18,7 @@ fn refusal(config: Config) -> String {
 async fn next_token(config: Config) -> u64 {
     let backend = FileBackend::with_config(config).unwrap();
     let mut client = Client::new(&backend, "c").await;
-    let (_, granted) = client.take(want("x")).await;
+    let (_, granted) = client.take(request("x")).await;
     token(&granted)
 }
 
@@ -131,7 +131,7 @@ async fn files_get_permissions_matching_the_directory() {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(bits)).unwrap();
         let backend = FileBackend::with_config(config(&path)).unwrap();
         let mut client = Client::new(&backend, "c").await;
-        client.take(want("x")).await;
+        client.take(request("x")).await;
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&path.join("locks")), folder, "{bits:o}");
         assert_eq!(mode(&path.join("sessions")), folder, "{bits:o}");
@@ -149,8 +149,8 @@ async fn deleting_the_directory_is_reported_as_a_loss_to_its_holders() {
     let path = dir.path().join("locks");
     let backend = FileBackend::with_config(config(&path)).unwrap();
     let (mut a, mut b) = (Client::new(&backend, "a").await, Client::new(&backend, "b").await);
-    let (held, granted) = a.take(want("x")).await;
-    let (_, waiting) = b.ask(want("x"));
+    let (held, granted) = a.take(request("x")).await;
+    let (_, waiting) = b.ask(request("x"));
     let waiting = tokio::spawn(waiting);
     b.queued().await;
     std::fs::remove_dir_all(&path).unwrap();
@@ -167,7 +167,7 @@ async fn deleting_the_directory_is_reported_as_a_loss_to_its_holders() {
     assert!(matches!(answer, Answer::SessionGone | Answer::Finished(_)), "{answer:?}");
     assert!(matches!(a.open().await, Answer::Opened));
     a.seq = 0;
-    let (_, again) = a.take(want("x")).await;
+    let (_, again) = a.take(request("x")).await;
     assert!(token(&again) > token(&granted));
 }
 

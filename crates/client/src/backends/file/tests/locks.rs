@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{End, Mode, Seq, Token, TokenStatus};
 
-use super::{Client, backend, name, token, want, wants, within};
+use super::{Client, backend, name, request, request_all, token, within};
 use crate::backend::{Backend, BreakOrder, Broken, Call};
 use crate::info::HolderState;
 use crate::machine::{Answer, Push};
@@ -13,12 +13,12 @@ use crate::machine::{Answer, Push};
 async fn a_lock_excludes_and_its_tokens_rise() {
     let (_dir, backend) = backend();
     let (mut a, mut b) = (Client::new(&backend, "a").await, Client::new(&backend, "b").await);
-    let (held, first) = a.take(want("x")).await;
-    let (_, answer) = b.acquire(super::Wanted { wait: false, ..want("x") }).await;
+    let (held, first) = a.take(request("x")).await;
+    let (_, answer) = b.acquire(super::AcquireRequest { wait: false, ..request("x") }).await;
     let Answer::Busy(busy) = answer else { panic!("{answer:?}") };
     assert!(busy.holder.unwrap().starts_with('a'));
 
-    let (seq, waiting) = b.ask(want("x"));
+    let (seq, waiting) = b.ask(request("x"));
     let waiting = tokio::spawn(waiting);
     b.queued().await;
     assert_eq!(a.finish(held).await, End::Released);
@@ -32,12 +32,13 @@ async fn a_lock_excludes_and_its_tokens_rise() {
 async fn idle_locks_leave_no_files() {
     let (dir, backend) = backend();
     let mut a = Client::new(&backend, "a").await;
-    let (held, _) = a.take(want("some/lock")).await;
-    let (permit, _) = a.take(super::Wanted { mode: Mode::Permit { of: Some(3) }, ..want("p") }).await;
+    let (held, _) = a.take(request("some/lock")).await;
+    let (permit, _) =
+        a.take(super::AcquireRequest { mode: Mode::Permit { of: Some(3) }, ..request("p") }).await;
     assert_eq!((a.finish(held).await, a.finish(permit).await), (End::Released, End::Released));
     // A session keeps the files of a few locks for their next use, until it closes.
     for i in 0..200 {
-        let (held, _) = a.take(want(&format!("many/{i}"))).await;
+        let (held, _) = a.take(request(&format!("many/{i}"))).await;
         assert_eq!(a.finish(held).await, End::Released);
     }
     let left = || -> Vec<_> { std::fs::read_dir(dir.path().join("locks-dir/locks")).unwrap().collect() };
@@ -51,12 +52,12 @@ async fn idle_locks_leave_no_files() {
 async fn waiters_are_granted_in_the_order_of_their_arrival() {
     let (_dir, backend) = backend();
     let mut holder = Client::new(&backend, "holder").await;
-    let (held, _) = holder.take(want("x")).await;
+    let (held, _) = holder.take(request("x")).await;
     let mut waiters = Vec::new();
     let (send, mut order) = tokio::sync::mpsc::unbounded_channel();
     for i in 0..12 {
         let mut waiter = Client::new(&backend, "waiter").await;
-        let (seq, asked) = waiter.ask(want("x"));
+        let (seq, asked) = waiter.ask(request("x"));
         let asked = tokio::spawn(asked);
         waiter.queued().await;
         let send = send.clone();
@@ -82,12 +83,12 @@ async fn waiters_are_granted_in_the_order_of_their_arrival() {
 #[tokio::test]
 async fn readers_share_and_a_writer_between_them_keeps_its_place() {
     let (_dir, backend) = backend();
-    let shared = || super::Wanted { mode: Mode::Shared, ..want("x") };
+    let shared = || super::AcquireRequest { mode: Mode::Shared, ..request("x") };
     let (mut a, mut b) = (Client::new(&backend, "a").await, Client::new(&backend, "b").await);
     let (mut w, mut c) = (Client::new(&backend, "w").await, Client::new(&backend, "c").await);
     let (first, _) = a.take(shared()).await;
     let (second, _) = b.take(shared()).await;
-    let (write, writer) = w.ask(want("x"));
+    let (write, writer) = w.ask(request("x"));
     let writer = tokio::spawn(writer);
     w.queued().await;
     let (third, reader) = c.ask(shared());
@@ -105,7 +106,7 @@ async fn readers_share_and_a_writer_between_them_keeps_its_place() {
 #[tokio::test]
 async fn permits_have_slots_of_their_own_and_one_limit() {
     let (_dir, backend) = backend();
-    let permit = |of| super::Wanted { mode: Mode::Permit { of }, ..want("p") };
+    let permit = |of| super::AcquireRequest { mode: Mode::Permit { of }, ..request("p") };
     let mut clients = Vec::new();
     let mut slots = Vec::new();
     for _ in 0..3 {
@@ -121,7 +122,7 @@ async fn permits_have_slots_of_their_own_and_one_limit() {
     let (_, answer) = more.acquire(permit(Some(4))).await;
     let Answer::Refused(error) = answer else { panic!("{answer:?}") };
     assert!(error.message.contains("has 3 permits, 4 were asked for"), "{error}");
-    let (_, answer) = more.acquire(super::Wanted { wait: false, ..permit(None) }).await;
+    let (_, answer) = more.acquire(super::AcquireRequest { wait: false, ..permit(None) }).await;
     assert!(matches!(answer, Answer::Busy(_)), "{answer:?}");
     let (seq, waiting) = more.ask(permit(None));
     let waiting = tokio::spawn(waiting);
@@ -142,8 +143,8 @@ async fn a_session_that_vanishes_frees_its_locks_after_its_lock_delay() {
     let delay = Duration::from_millis(300);
     let mut a = Client::with_delay(&backend, "a", delay).await;
     let mut b = Client::new(&backend, "b").await;
-    a.take(want("x")).await;
-    let (_, asked) = b.ask(want("x"));
+    a.take(request("x")).await;
+    let (_, asked) = b.ask(request("x"));
     let asked = tokio::spawn(asked);
     b.queued().await;
     let vanished = crate::time::BootInstant::now();
@@ -155,19 +156,19 @@ async fn a_session_that_vanishes_frees_its_locks_after_its_lock_delay() {
 #[tokio::test]
 async fn keep_closed_applies_after_a_release_but_not_after_an_abandoned_acquire() {
     let (_dir, backend) = backend();
-    let closing = |name| super::Wanted { keep_closed: Duration::from_millis(300), ..want(name) };
+    let closing = |name| super::AcquireRequest { keep_closed: Duration::from_millis(300), ..request(name) };
     let mut a = Client::new(&backend, "a").await;
     let (held, _) = a.take(closing("x")).await;
     let before = crate::time::BootInstant::now();
     assert_eq!(a.finish(held).await, End::Released);
     let shown = within(backend.inspect(name("x"))).await.unwrap();
     assert!(matches!(shown.holders[0].state, HolderState::Closed { .. }), "{shown:?}");
-    let (again, _) = a.take(want("x")).await;
+    let (again, _) = a.take(request("x")).await;
     assert!(crate::time::BootInstant::now() - before >= Duration::from_millis(300));
     assert_eq!(a.finish(again).await, End::Released);
 
     // Granted while its future was dropped: released without a closed hold.
-    let (held, _) = a.take(want("y")).await;
+    let (held, _) = a.take(request("y")).await;
     let (abandoned, asked) = a.ask(closing("y"));
     let asked = tokio::spawn(asked);
     a.queued().await;
@@ -175,7 +176,7 @@ async fn keep_closed_applies_after_a_release_but_not_after_an_abandoned_acquire(
     assert!(within(asked).await.is_err());
     assert_eq!(a.finish(held).await, End::Released);
     assert_eq!(a.finish(abandoned).await, End::Left);
-    let (_, answer) = a.acquire(super::Wanted { wait: false, ..want("y") }).await;
+    let (_, answer) = a.acquire(super::AcquireRequest { wait: false, ..request("y") }).await;
     assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
 }
 
@@ -187,32 +188,32 @@ async fn a_finish_that_comes_first_prevents_the_acquire() {
     let answer = within(a.conn.submit(finish).into_future()).await.unwrap();
     assert!(matches!(answer, Answer::Finished(End::Gone)), "{answer:?}");
     a.seq = 6;
-    let (_, answer) = a.acquire(want("x")).await;
+    let (_, answer) = a.acquire(request("x")).await;
     assert!(matches!(answer, Answer::Finished(_)), "{answer:?}");
     // Submitted before, polled after.
-    let (seq, asked) = a.ask(want("x"));
+    let (seq, asked) = a.ask(request("x"));
     assert_eq!(a.finish(seq).await, End::Gone);
     let answer = within(asked).await.unwrap();
     assert!(matches!(answer, Answer::Finished(_)), "{answer:?}");
-    a.take(super::Wanted { wait: false, ..want("x") }).await;
+    a.take(super::AcquireRequest { wait: false, ..request("x") }).await;
 }
 
 #[tokio::test]
 async fn several_names_have_one_token_and_leave_nothing_behind_when_one_is_busy() {
     let (_dir, backend) = backend();
     let (mut a, mut b) = (Client::new(&backend, "a").await, Client::new(&backend, "b").await);
-    let (both, granted) = a.take(wants(&["y", "x", "y"])).await;
+    let (both, granted) = a.take(request_all(&["y", "x", "y"])).await;
     for lock in ["x", "y"] {
         let status = within(backend.check_token(name(lock), token(&granted))).await.unwrap();
         assert_eq!(status, TokenStatus::Current, "{lock}");
         let shown = within(backend.inspect(name(lock))).await.unwrap();
         assert_eq!(shown.holders[0].token, granted.token);
     }
-    let (_, answer) = b.acquire(super::Wanted { wait: false, ..wants(&["a", "y"]) }).await;
+    let (_, answer) = b.acquire(super::AcquireRequest { wait: false, ..request_all(&["a", "y"]) }).await;
     assert!(matches!(answer, Answer::Busy(_)), "{answer:?}");
-    let (free, _) = b.take(super::Wanted { wait: false, ..want("a") }).await;
+    let (free, _) = b.take(super::AcquireRequest { wait: false, ..request("a") }).await;
     assert_eq!(b.finish(free).await, End::Released);
-    let (seq, asked) = b.ask(wants(&["x", "y", "z"]));
+    let (seq, asked) = b.ask(request_all(&["x", "y", "z"]));
     let asked = tokio::spawn(asked);
     b.queued().await;
     assert_eq!(a.finish(both).await, End::Released);
@@ -226,7 +227,7 @@ async fn several_names_have_one_token_and_leave_nothing_behind_when_one_is_busy(
 async fn a_break_notifies_the_holder_which_keeps_the_lock() {
     let (_dir, backend) = backend();
     let mut a = Client::new(&backend, "holder-a").await;
-    let (held, granted) = a.take(want("x")).await;
+    let (held, granted) = a.take(request("x")).await;
     let order = |token, now| BreakOrder {
         name: name("x"),
         token: Token::new(token).unwrap(),
@@ -246,7 +247,7 @@ async fn a_break_notifies_the_holder_which_keeps_the_lock() {
     let shown = within(backend.inspect(name("x"))).await.unwrap();
     let HolderState::Revoked { reason, .. } = &shown.holders[0].state else { panic!("{shown:?}") };
     assert_eq!(reason, "stuck");
-    let (_, answer) = a.acquire(super::Wanted { wait: false, ..want("x") }).await;
+    let (_, answer) = a.acquire(super::AcquireRequest { wait: false, ..request("x") }).await;
     assert!(matches!(answer, Answer::Busy(_)), "still held: {answer:?}");
     assert_eq!(a.finish(held).await, End::Broken);
 }
@@ -259,9 +260,9 @@ async fn a_foreign_flock_excludes_us_and_is_excluded() {
     let foreign = std::fs::File::open(&file).unwrap();
     assert!(super::super::os::try_flock(&foreign, true).unwrap());
     let mut a = Client::new(&backend, "a").await;
-    let (_, answer) = a.acquire(super::Wanted { wait: false, ..want("x") }).await;
+    let (_, answer) = a.acquire(super::AcquireRequest { wait: false, ..request("x") }).await;
     assert!(matches!(answer, Answer::Busy(_)), "{answer:?}");
-    let (seq, asked) = a.ask(want("x"));
+    let (seq, asked) = a.ask(request("x"));
     let asked = tokio::spawn(asked);
     a.queued().await;
     assert!(!asked.is_finished());
@@ -279,11 +280,11 @@ async fn a_waiter_that_leaves_is_never_granted_and_blocks_no_other() {
     let (_dir, backend) = backend();
     let (mut a, mut b) = (Client::new(&backend, "a").await, Client::new(&backend, "b").await);
     let mut c = Client::new(&backend, "c").await;
-    let (held, _) = a.take(want("x")).await;
-    let (left, asked) = b.ask(want("x"));
+    let (held, _) = a.take(request("x")).await;
+    let (left, asked) = b.ask(request("x"));
     let asked = tokio::spawn(asked);
     b.queued().await;
-    let (_, behind) = c.ask(want("x"));
+    let (_, behind) = c.ask(request("x"));
     let behind = tokio::spawn(behind);
     c.queued().await;
     assert_eq!(b.finish(left).await, End::Left);
@@ -296,7 +297,7 @@ async fn a_waiter_that_leaves_is_never_granted_and_blocks_no_other() {
 async fn a_subtree_is_refused_with_the_reason() {
     let (_dir, backend) = backend();
     let mut a = Client::new(&backend, "a").await;
-    let (_, answer) = a.acquire(super::Wanted { subtree: true, ..want("x") }).await;
+    let (_, answer) = a.acquire(super::AcquireRequest { subtree: true, ..request("x") }).await;
     let Answer::Refused(error) = answer else { panic!("{answer:?}") };
     assert!(error.message.contains("a flock knows one name"), "{error}");
 }
@@ -305,18 +306,18 @@ async fn a_subtree_is_refused_with_the_reason() {
 async fn a_damaged_record_is_refused_and_deleting_it_repairs_the_lock() {
     let (dir, backend) = backend();
     let mut a = Client::new(&backend, "a").await;
-    let (held, _) = a.take(want("x")).await;
+    let (held, _) = a.take(request("x")).await;
     let file = dir.path().join("locks-dir/locks/x");
     std::fs::write(&file, [0xaa; 2000]).unwrap();
     let mut b = Client::new(&backend, "b").await;
-    let (_, answer) = b.acquire(super::Wanted { wait: false, ..want("x") }).await;
+    let (_, answer) = b.acquire(super::AcquireRequest { wait: false, ..request("x") }).await;
     let Answer::Refused(error) = answer else { panic!("{answer:?}") };
     assert!(error.message.contains("is damaged") && error.message.contains("delete it"), "{error}");
     std::fs::remove_file(&file).unwrap();
-    let (_, answer) = b.acquire(super::Wanted { wait: false, ..want("x") }).await;
+    let (_, answer) = b.acquire(super::AcquireRequest { wait: false, ..request("x") }).await;
     assert!(matches!(answer, Answer::Busy(_)), "the flock still excludes: {answer:?}");
     assert_eq!(a.finish(held).await, End::Released);
-    b.take(super::Wanted { wait: false, ..want("x") }).await;
+    b.take(super::AcquireRequest { wait: false, ..request("x") }).await;
 }
 
 #[tokio::test]
@@ -326,7 +327,7 @@ async fn names_of_every_kind_can_be_locked_and_are_listed() {
     let long = "é".repeat(256);
     let names = ["a", "a/b", "a.hold", "..", "заказ 42", &long];
     for lock in names {
-        a.take(super::Wanted { wait: false, ..want(lock) }).await;
+        a.take(super::AcquireRequest { wait: false, ..request(lock) }).await;
     }
     let mut listed: Vec<String> =
         within(backend.list(None)).await.unwrap().iter().map(|info| info.name.to_string()).collect();

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::FileBackend;
 use super::store::Config;
-use crate::backend::{Backend, Call, CallError, Conn, Wanted};
+use crate::backend::{AcquireRequest, Backend, Call, CallError, Conn};
 use crate::machine::{Answer, Granted, Push, Spec};
 
 /// Far longer than any step; a test that waits longer fails.
@@ -35,12 +35,12 @@ fn name(text: &str) -> LockName {
     LockName::parse(text).unwrap()
 }
 
-fn want(name: &str) -> Wanted {
-    wants(&[name])
+fn request(name: &str) -> AcquireRequest {
+    request_all(&[name])
 }
 
-fn wants(names: &[&str]) -> Wanted {
-    Wanted {
+fn request_all(names: &[&str]) -> AcquireRequest {
+    AcquireRequest {
         names: names.iter().map(|text| name(text)).collect(),
         mode: Mode::Exclusive,
         subtree: false,
@@ -75,21 +75,24 @@ impl Client {
     }
 
     /// Numbers and submits an acquire; the caller polls the future.
-    fn ask(&mut self, want: Wanted) -> (Seq, crate::backend::BoxFuture<Result<Answer, CallError>>) {
+    fn ask(
+        &mut self,
+        request: AcquireRequest,
+    ) -> (Seq, crate::backend::BoxFuture<Result<Answer, CallError>>) {
         self.seq += 1;
         let seq = Seq(self.seq);
-        let call = Call::Acquire { seq, done_through: Seq(0), want: Arc::new(want), wait_left: None };
+        let call = Call::Acquire { seq, done_through: Seq(0), request: Arc::new(request), wait_left: None };
         (seq, self.conn.submit(call).into_future())
     }
 
-    async fn acquire(&mut self, want: Wanted) -> (Seq, Answer) {
-        let (seq, asked) = self.ask(want);
+    async fn acquire(&mut self, request: AcquireRequest) -> (Seq, Answer) {
+        let (seq, asked) = self.ask(request);
         (seq, within(asked).await.unwrap())
     }
 
     /// Acquires; panics unless granted.
-    async fn take(&mut self, want: Wanted) -> (Seq, Granted) {
-        match self.acquire(want).await {
+    async fn take(&mut self, request: AcquireRequest) -> (Seq, Granted) {
+        match self.acquire(request).await {
             (seq, Answer::Granted(granted)) => (seq, granted),
             (_, other) => panic!("not granted: {other:?}"),
         }

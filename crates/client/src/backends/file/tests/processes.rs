@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, channel};
 use lockkeeper_core::{End, Mode};
 
 use super::super::FileBackend;
-use super::{Client, DEADLINE, Wanted, backend, config, token, want, within};
+use super::{AcquireRequest, Client, DEADLINE, backend, config, request, token, within};
 use crate::machine::{Answer, Push};
 
 const ROLE: &str = "LOCKKEEPER_TEST_ROLE";
@@ -61,7 +61,7 @@ fn say(words: &str) {
 /// Holds a lock until a line arrives on standard input.
 async fn hold(backend: &FileBackend, name: &str) {
     let mut client = Client::new(backend, "child").await;
-    let (seq, asked) = client.ask(want(name));
+    let (seq, asked) = client.ask(request(name));
     tokio::pin!(asked);
     let answer = loop {
         tokio::select! {
@@ -83,7 +83,7 @@ async fn hold(backend: &FileBackend, name: &str) {
 async fn churn(backend: &FileBackend, name: &str, rounds: usize, log: &str) {
     let mut client = Client::new(backend, "child").await;
     for _ in 0..rounds {
-        let (seq, granted) = client.take(want(name)).await;
+        let (seq, granted) = client.take(request(name)).await;
         let inside = format!("{log}.inside");
         std::fs::File::create_new(&inside).expect("nobody else is inside");
         let mut file = std::fs::File::options().append(true).create(true).open(log).unwrap();
@@ -166,7 +166,7 @@ fn dir_of(dir: &tempfile::TempDir) -> std::path::PathBuf {
 }
 
 async fn is_busy(client: &mut Client, name: &str) -> bool {
-    match client.acquire(Wanted { wait: false, ..want(name) }).await {
+    match client.acquire(AcquireRequest { wait: false, ..request(name) }).await {
         (_, Answer::Busy(_)) => true,
         (seq, Answer::Granted(_)) => {
             client.finish(seq).await;
@@ -189,7 +189,7 @@ async fn a_killed_holder_frees_the_lock_at_once() {
         holder.kill();
         assert!(waiter.held() > first);
         drop(waiter);
-        let (seq, _) = client.take(want("x")).await;
+        let (seq, _) = client.take(request("x")).await;
         client.finish(seq).await;
     }
 }
@@ -198,7 +198,7 @@ async fn a_killed_holder_frees_the_lock_at_once() {
 async fn a_waiter_killed_in_the_middle_of_the_queue_is_skipped() {
     let (dir, backend) = backend();
     let mut client = Client::new(&backend, "c").await;
-    let (held, granted) = client.take(want("x")).await;
+    let (held, granted) = client.take(request("x")).await;
     let mut queue = Vec::new();
     for _ in 0..4 {
         let waiter = Process::hold(&dir_of(&dir), "x");
@@ -268,7 +268,7 @@ async fn a_stopped_holder_keeps_its_lock() {
     for _ in 0..20 {
         assert!(is_busy(&mut client, "x").await);
     }
-    let (_, asked) = client.ask(want("x"));
+    let (_, asked) = client.ask(request("x"));
     let asked = tokio::spawn(asked);
     client.queued().await;
     assert!(!asked.is_finished());
@@ -283,7 +283,7 @@ async fn a_stopped_holder_keeps_its_lock() {
 async fn a_child_that_inherited_the_descriptors_keeps_the_lock() {
     let (_dir, backend) = backend();
     let mut a = Client::new(&backend, "a").await;
-    let (held, _) = a.take(want("x")).await;
+    let (held, _) = a.take(request("x")).await;
     let descriptors = a.conn.descriptors(held);
     assert_eq!(descriptors.len(), 2, "the session's and the hold's");
     // Standard input and output of the child are copies of the two descriptors.
@@ -304,7 +304,7 @@ async fn a_child_that_inherited_the_descriptors_keeps_the_lock() {
     for _ in 0..20 {
         assert!(is_busy(&mut b, "x").await);
     }
-    let (_, asked) = b.ask(want("x"));
+    let (_, asked) = b.ask(request("x"));
     let asked = tokio::spawn(asked);
     b.queued().await;
     assert!(!asked.is_finished());
@@ -347,7 +347,7 @@ async fn flock_1_is_excluded_and_excludes() {
     assert!(is_busy(&mut client, "job").await);
     drop(foreign.stdin.take());
     foreign.wait().unwrap();
-    let (held, _) = client.take(want("job")).await;
+    let (held, _) = client.take(request("job")).await;
     let tried = Command::new("flock").arg("-n").arg(&file).arg("true").status().unwrap();
     assert_eq!(tried.code(), Some(1), "we have it");
     client.finish(held).await;
@@ -370,7 +370,7 @@ async fn several_users_share_a_directory_that_is_open_to_them() {
     open(&binary, 0o755);
     let backend = FileBackend::with_config(config(&path)).unwrap();
     let mut client = Client::new(&backend, "us").await;
-    let (held, granted) = client.take(want("x")).await;
+    let (held, granted) = client.take(request("x")).await;
     let mut other = Process::start_as(&format!("hold {} x", path.display()), &binary, |command| {
         command.current_dir("/");
         // Only root can start the child as another user. Otherwise the child runs as the same user as this process.
@@ -381,13 +381,13 @@ async fn several_users_share_a_directory_that_is_open_to_them() {
     other.says("queued");
     client.finish(held).await;
     assert!(other.held() > token(&granted));
-    let (seq, asked) = client.ask(want("x"));
+    let (seq, asked) = client.ask(request("x"));
     let asked = tokio::spawn(asked);
     client.queued().await;
     other.let_go();
     other.says("released");
     assert!(matches!(within(asked).await.unwrap().unwrap(), Answer::Granted(_)));
     client.finish(seq).await;
-    let permit = Wanted { mode: Mode::Permit { of: Some(2) }, ..want("p") };
+    let permit = AcquireRequest { mode: Mode::Permit { of: Some(2) }, ..request("p") };
     client.take(permit).await;
 }

@@ -34,12 +34,12 @@ use super::connect::Connector;
 use super::keys::{self, AdvisoryKey, PgKey};
 use super::settings::{LockKind, Settings, duration};
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
+use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo};
+use crate::io::LeaseThread;
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-use crate::io::LeaseThread;
 use draws::Draws;
 use pool::{Desk, Pool};
 pub(super) use server::{gives_tokens, is_held_and_fences};
@@ -114,11 +114,11 @@ fn capabilities(scope: Scope, fencing: Fencing) -> Capabilities {
         // A break identifies the hold by its token.
         break_hold: tokens && in_session,
         break_now: tokens,
-        promises: [
-            Promise::KeptIf(
+        promises: Promises {
+            exclusion: Promise::KeptIf(
                 "everybody uses the same primary: a server that takes over knows of no advisory lock",
             ),
-            if tokens {
+            rising_tokens: if tokens {
                 Promise::KeptIf(
                     "a server that takes over has every token (synchronous replication), and a restored one is given \
                      `lockkeeper postgres init` before it is used",
@@ -126,32 +126,29 @@ fn capabilities(scope: Scope, fencing: Fencing) -> Capabilities {
             } else {
                 Promise::NotKept("without the sequence `lockkeeper.token` there are no tokens")
             },
-            if tokens {
+            fenced_sections: if tokens {
                 Promise::KeptIf("the resource has a fence")
             } else {
                 Promise::NotKept("without the sequence `lockkeeper.token` there are no tokens")
             },
-            Promise::Kept,
-            Promise::NotKept(
+            client_gives_up_first: Promise::NotKept(
                 "the server frees a lock as soon as it thinks the connection dead; its holder finds out by a probe, \
                  later",
             ),
             // There are no keep-alives to confirm.
-            Promise::Kept,
-            Promise::Kept,
-            Promise::KeptIf(
+            confirmed_keep_alives: Promise::Kept,
+            first_come_first_served: Promise::KeptIf(
                 "a waiter counts as alive until the server finds its connection dead: one that vanished without a word \
                  is granted, and found dead half a minute later",
             ),
-            Promise::NotKept(
+            survives_stalls: Promise::NotKept(
                 "a server that does not answer a probe in time is taken for one out of reach, and the holds for lost",
             ),
-            Promise::NotKept(
+            durable: Promise::NotKept(
                 "a hold ends with its connection, so that none outlives a restart of the server",
             ),
-            Promise::Kept,
-            Promise::Kept,
-        ],
+            ..Promises::ALL_KEPT
+        },
     }
 }
 
@@ -202,18 +199,17 @@ impl Backend for Advisory {
     }
 
     fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        if let Fencing::None { why, instead } = self.capabilities.fencing {
-            let what = "check tokens";
-            let error = crate::error::Unsupported { backend: "postgres", what, why, instead };
-            return Box::pin(async move { Err(error.into()) });
-        }
         self.with_shared(move |shared| async move { look::check_token(&shared, name, token).await })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        let can = if order.now { self.capabilities.break_now } else { self.capabilities.break_hold };
-        if !can {
-            let error = self.cannot_break();
+        if !order.now && !self.capabilities.break_hold {
+            let error = Unsupported {
+                backend: "postgres",
+                what: "ask a holder to stop",
+                why: "a transaction that holds can't listen",
+                instead: "break it with `now`, which ends its connection, or use `lock=session` or `lock=row`",
+            };
             return Box::pin(async move { Err(error.into()) });
         }
         self.with_shared(|shared| async move { look::break_hold(&shared, order).await })
@@ -221,19 +217,5 @@ impl Backend for Advisory {
 
     fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
         self.with_shared(|shared| async move { server::findings(&shared).await })
-    }
-}
-
-impl Advisory {
-    fn cannot_break(&self) -> crate::error::Unsupported {
-        let (what, why, instead) = match self.capabilities.fencing {
-            Fencing::None { why, instead } => ("break a hold", why, instead),
-            Fencing::Tokens { .. } => (
-                "ask a holder to stop",
-                "a transaction that holds can't listen",
-                "break it with `now`, which ends its connection, or use `lock=session` or `lock=row`",
-            ),
-        };
-        crate::error::Unsupported { backend: "postgres", what, why, instead }
     }
 }

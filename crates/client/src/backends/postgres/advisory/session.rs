@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::request::{Request, Wants};
 use super::{Shared, keeper};
-use crate::backend::{Call, Conn, Submitted, Wanted};
+use crate::backend::{AcquireRequest, Call, Conn, Submitted};
 use crate::machine::{Answer, Push};
 
 /// A request that is still active after one to two of these intervals moves to the backend's thread. Long compared to a
@@ -46,17 +46,17 @@ impl AdvisoryConn {
     }
 
     /// The request with this number; started if it is new or if its last try failed (P7).
-    fn begin(&self, seq: Seq, want: &Wanted) -> Arc<Request> {
+    fn begin(&self, seq: Seq, acquire: &AcquireRequest) -> Arc<Request> {
         let mut pages = self.book.pages();
         if let Some(request) = pages.requests.get(&seq).filter(|request| !request.failed()) {
             return request.clone();
         }
         let wants = Wants {
             // Multiple names per request are refused earlier (`Capabilities::multi`).
-            name: want.names[0].clone(),
-            shared: want.mode == Mode::Shared,
-            wait: want.wait,
-            meta: String::from_utf8_lossy(&want.meta).into_owned(),
+            name: acquire.names[0].clone(),
+            shared: acquire.mode == Mode::Shared,
+            wait: acquire.wait,
+            meta: String::from_utf8_lossy(&acquire.meta).into_owned(),
             label: self.label.clone(),
         };
         let worker = self.shared.worker.clone();
@@ -126,8 +126,8 @@ impl Conn for AdvisoryConn {
             // Connections are opened on demand, and each is kept alive by its own probes.
             Call::Open { .. } => Submitted::Answered(Ok(Answer::Opened)),
             Call::KeepAlive => Submitted::Answered(Ok(Answer::KeptAlive)),
-            Call::Acquire { seq, want, .. } => {
-                let request = self.begin(seq, &want);
+            Call::Acquire { seq, request: acquire, .. } => {
+                let request = self.begin(seq, &acquire);
                 if request.was_granted() {
                     return Submitted::under_way(async move { request.confirmed().await });
                 }

@@ -35,12 +35,12 @@ use super::connect::Connector;
 use super::settings::Settings;
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
-use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{Finding, LockInfo};
+use crate::io::LeaseThread;
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-use crate::io::LeaseThread;
 
 /// DDL of the tables and functions, run by `lockkeeper postgres init`. Idempotent.
 pub(super) const SCHEMA: &str =
@@ -101,26 +101,24 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: true,
-    promises: [
-        Promise::KeptIf("no standby takes over that lacks the last commits, or whose clock is ahead"),
-        Promise::KeptIf(
+    promises: Promises {
+        exclusion: Promise::KeptIf(
+            "no standby takes over that lacks the last commits, or whose clock is ahead",
+        ),
+        rising_tokens: Promise::KeptIf(
             "the database's clock is not set back before a lock's row is deleted or a backup is restored",
         ),
-        Promise::KeptIf("the resource has a fence"),
-        Promise::Kept,
-        Promise::KeptIf(
+        fenced_sections: Promise::KeptIf("the resource has a fence"),
+        client_gives_up_first: Promise::KeptIf(
             "the database's clock is not stepped forward, also not by a fail-over to a standby whose clock is ahead",
         ),
-        Promise::KeptIf("no standby takes over that lacks the last commits"),
-        Promise::Kept,
-        Promise::Kept,
-        Promise::NotKept("holds and waits expire while the database stands still"),
-        Promise::KeptIf(
+        confirmed_keep_alives: Promise::KeptIf("no standby takes over that lacks the last commits"),
+        survives_stalls: Promise::NotKept("holds and waits expire while the database stands still"),
+        durable: Promise::KeptIf(
             "`fsync` and `synchronous_commit` are on, and a standby that takes over has the last commits",
         ),
-        Promise::Kept,
-        Promise::Kept,
-    ],
+        ..Promises::ALL_KEPT
+    },
 };
 
 /// The lease-row backend.

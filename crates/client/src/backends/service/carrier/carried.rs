@@ -10,7 +10,7 @@ use lockkeeper_wire::request::{Secret, secret_prefix};
 use lockkeeper_wire::v1::{self, client_item};
 
 use super::{CarrierOutput, Outbox, earlier, items};
-use crate::backend::{Call, CallError, Wanted};
+use crate::backend::{AcquireRequest, Call, CallError};
 use crate::machine::{Answer, Spec};
 use crate::time::BootInstant;
 
@@ -85,7 +85,7 @@ struct PendingCommand<H> {
 
 #[derive(Debug)]
 enum Numbered {
-    Acquire { done_through: Seq, want: std::sync::Arc<Wanted>, wait_until: Option<BootInstant> },
+    Acquire { done_through: Seq, request: std::sync::Arc<AcquireRequest>, wait_until: Option<BootInstant> },
     Finish { target: Seq, done_through: Seq },
 }
 
@@ -170,9 +170,15 @@ impl<H> CarriedSession<H> {
         match call {
             Call::Open { .. } => self.sign(now, true, handle, outbox),
             Call::KeepAlive => self.sign(now, false, handle, outbox),
-            Call::Acquire { seq, done_through, want, wait_left } => {
+            Call::Acquire { seq, done_through, request, wait_left } => {
                 let wait_until = wait_left.map(|left| now + left);
-                self.command(now, seq, Numbered::Acquire { done_through, want, wait_until }, handle, outbox)
+                self.command(
+                    now,
+                    seq,
+                    Numbered::Acquire { done_through, request, wait_until },
+                    handle,
+                    outbox,
+                )
             }
             Call::Finish { seq, target, done_through } => {
                 // The grant of this request is not awaited any more: its finish settles it (R4).
@@ -353,8 +359,8 @@ impl<H> CarriedSession<H> {
 impl Numbered {
     fn item(&self, now: BootInstant, seq: Seq) -> client_item::What {
         match self {
-            Self::Acquire { done_through, want, wait_until } => {
-                items::acquire(seq, *done_through, want, wait_until.map(|until| until - now))
+            Self::Acquire { done_through, request, wait_until } => {
+                items::acquire(seq, *done_through, request, wait_until.map(|until| until - now))
             }
             Self::Finish { target, done_through } => client_item::What::Finish(v1::Finish {
                 seq: seq.0,

@@ -8,7 +8,7 @@ use lockkeeper_wire::v1::{self, RefusedCode, client_item, server_item::What};
 use lockkeeper_wire::{FRAME_BYTES_MAX, FRAME_NAMES_MAX};
 
 use super::Nonsense;
-use crate::backend::Wanted;
+use crate::backend::AcquireRequest;
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::{Answer, Granted};
 
@@ -50,10 +50,10 @@ pub(super) fn item(session: u64, what: client_item::What) -> v1::ClientItem {
 pub(super) fn acquire(
     seq: Seq,
     done_through: Seq,
-    want: &Wanted,
+    request: &AcquireRequest,
     wait_left: Option<Duration>,
 ) -> client_item::What {
-    let (mode, permits) = match want.mode {
+    let (mode, permits) = match request.mode {
         Mode::Exclusive => (v1::Mode::Exclusive, None),
         Mode::Shared => (v1::Mode::Shared, None),
         Mode::Permit { of } => (v1::Mode::Permit, of),
@@ -61,16 +61,16 @@ pub(super) fn acquire(
     client_item::What::Acquire(v1::Acquire {
         seq: seq.0,
         done_through: done_through.0,
-        names: want.names.iter().map(|name| name.as_str().to_owned()).collect(),
+        names: request.names.iter().map(|name| name.as_str().to_owned()).collect(),
         mode: mode.into(),
         permits,
-        subtree: want.subtree,
-        wait: want.wait,
+        subtree: request.subtree,
+        wait: request.wait,
         // 0 would not wait at all (Q2); the client also ends the wait by its own clock (W1).
         at_most_ms: wait_left.map(|left| millis(left).max(1)),
-        keep_closed_ms: millis(want.keep_closed),
+        keep_closed_ms: millis(request.keep_closed),
         value: Vec::new(),
-        meta: want.meta.to_vec(),
+        meta: request.meta.to_vec(),
     })
 }
 

@@ -4,7 +4,7 @@ use lockkeeper_core::{LockName, Mode, Seq};
 use lockkeeper_wire::v1::client_item;
 
 use super::*;
-use crate::backend::Wanted;
+use crate::backend::AcquireRequest;
 use crate::error::LossCause;
 
 type Out = Vec<CarrierOutput<u32>>;
@@ -92,7 +92,7 @@ fn granted(token: u64) -> What {
 
 fn acquire(seq: u64) -> Call {
     let names = vec![LockName::parse("a").unwrap()];
-    let want = Wanted {
+    let request = AcquireRequest {
         names,
         mode: Mode::Exclusive,
         subtree: false,
@@ -100,7 +100,7 @@ fn acquire(seq: u64) -> Call {
         keep_closed: Duration::ZERO,
         meta: Box::default(),
     };
-    Call::Acquire { seq: Seq(seq), done_through: Seq(0), want: want.into(), wait_left: None }
+    Call::Acquire { seq: Seq(seq), done_through: Seq(0), request: request.into(), wait_left: None }
 }
 
 fn finish(seq: u64, target: u64) -> Call {
@@ -405,9 +405,10 @@ fn split_into_frames(count: u64, names: usize, length: usize) {
     let name = |number| LockName::parse(&format!("{number:0>length$}")).unwrap();
     let names: Vec<LockName> = (0..names).map(name).collect();
     for seq in 1..=count {
-        let Call::Acquire { want, .. } = acquire(seq) else { panic!() };
-        let want = Wanted { names: names.clone(), ..(*want).clone() };
-        let call = Call::Acquire { seq: Seq(seq), done_through: Seq(0), want: want.into(), wait_left: None };
+        let Call::Acquire { request, .. } = acquire(seq) else { panic!() };
+        let request = AcquireRequest { names: names.clone(), ..(*request).clone() };
+        let call =
+            Call::Acquire { seq: Seq(seq), done_through: Seq(0), request: request.into(), wait_left: None };
         let _ = line.submit(100, call, seq as u32);
     }
     let (mut sent, mut frames) = (0, 0);

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 
 use super::peer::Peer;
 use super::*;
-use crate::backend::Wanted;
-use crate::machine::{CallId, Event, Key, Machine, Output, Want, What};
+use crate::backend::AcquireRequest;
+use crate::machine::{AcquireLimits, CallId, CallKind, Event, Key, Machine, Output};
 
 const MS: u64 = 1_000_000;
 const CLIENTS: usize = 3;
@@ -41,8 +41,8 @@ struct Client {
     /// In flight from the carrier to the machine: answers in any order (many tasks), pushes in order.
     answers: Vec<(CallId, Result<Answer, CallError>)>,
     pushes: VecDeque<(SessionKey, Push)>,
-    belief: Option<BootInstant>,
-    wanted: BTreeMap<Key, (&'static str, Arc<Wanted>)>,
+    lease_deadline: Option<BootInstant>,
+    wanted: BTreeMap<Key, (&'static str, Arc<AcquireRequest>)>,
     outcomes: BTreeMap<Key, u32>,
     held: BTreeMap<Key, u64>,
     reachable: bool,
@@ -80,7 +80,7 @@ impl Client {
             calls: BTreeMap::new(),
             answers: Vec::new(),
             pushes: VecDeque::new(),
-            belief: None,
+            lease_deadline: None,
             wanted: BTreeMap::new(),
             outcomes: BTreeMap::new(),
             held: BTreeMap::new(),
@@ -89,15 +89,15 @@ impl Client {
         }
     }
 
-    fn to_call(&self, what: What) -> Call {
-        match what {
-            What::Open { fresh } => Call::Open { fresh },
-            What::KeepAlive => Call::KeepAlive,
-            What::Acquire { key, seq, done_through, wait_left } => {
-                Call::Acquire { seq, done_through, want: self.wanted[&key].1.clone(), wait_left }
+    fn to_call(&self, kind: CallKind) -> Call {
+        match kind {
+            CallKind::Open { fresh } => Call::Open { fresh },
+            CallKind::KeepAlive => Call::KeepAlive,
+            CallKind::Acquire { key, seq, done_through, wait_left } => {
+                Call::Acquire { seq, done_through, request: self.wanted[&key].1.clone(), wait_left }
             }
-            What::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
-            What::Close => Call::Close,
+            CallKind::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
+            CallKind::Close => Call::Close,
         }
     }
 
@@ -145,8 +145,9 @@ impl World {
         for output in out {
             let client = &mut self.clients[who];
             match output {
-                Output::Call { call, what, .. } => {
-                    if what == (What::Open { fresh: true }) && std::mem::replace(&mut client.opened, true) {
+                Output::Call { call, kind, .. } => {
+                    if kind == (CallKind::Open { fresh: true }) && std::mem::replace(&mut client.opened, true)
+                    {
                         let old = client.session;
                         client.carrier.remove(old);
                         client.calls.retain(|_, session| *session != old);
@@ -157,7 +158,7 @@ impl World {
                     }
                     client.calls.insert(call, client.session);
                     let mut outcomes = Vec::new();
-                    let call_ = client.to_call(what);
+                    let call_ = client.to_call(kind);
                     client.carrier.submit(now, client.session, call_, call, &mut outcomes);
                     client.take(outcomes);
                 }
@@ -172,7 +173,7 @@ impl World {
                 }
                 Output::NotAcquired { key, .. } => *client.outcomes.entry(key).or_default() += 1,
                 Output::Lost { key, .. } | Output::Released { key, .. } => drop(client.held.remove(&key)),
-                Output::Belief(until) => client.belief = until,
+                Output::LeaseDeadline(until) => client.lease_deadline = until,
                 Output::Queued { .. } => {}
             }
         }
@@ -184,8 +185,8 @@ impl World {
         for name in NAMES {
             let holders = (0..CLIENTS).flat_map(|who| {
                 let client = &self.clients[who];
-                let believes = client.belief.is_some_and(|until| self.clock(who) < until);
-                let held = client.held.keys().filter(move |key| believes && client.wanted[key].0 == name);
+                let has_lease = client.lease_deadline.is_some_and(|until| self.clock(who) < until);
+                let held = client.held.keys().filter(move |key| has_lease && client.wanted[key].0 == name);
                 held.map(move |key| (who, *key))
             });
             let holders: Vec<_> = holders.collect();
@@ -217,7 +218,7 @@ impl World {
         let name = NAMES[usize::from(number) % NAMES.len()];
         let key = Key(self.next_key);
         self.next_key += 1;
-        let wanted = Wanted {
+        let wanted = AcquireRequest {
             names: vec![name.parse().expect("a good name")],
             mode: Mode::Exclusive,
             subtree: false,
@@ -228,8 +229,9 @@ impl World {
         self.clients[who].wanted.insert(key, (name, Arc::new(wanted)));
         let wait_until = number.is_multiple_of(3).then(|| self.clock(who) + Duration::from_secs(5));
         let grace = Duration::from_secs(2);
-        let want = Want { wait_until, patience: None, min_validity: Duration::ZERO, max_hold: None, grace };
-        self.feed(who, Event::Acquire { key, want });
+        let limits =
+            AcquireLimits { wait_until, patience: None, min_validity: Duration::ZERO, max_hold: None, grace };
+        self.feed(who, Event::Acquire { key, limits });
     }
 
     fn give_back(&mut self, who: usize, number: u8, release: bool) {
