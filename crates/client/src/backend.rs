@@ -17,10 +17,10 @@ use crate::capabilities::Capabilities;
 use crate::cluster::{ClusterInfo, MembersChange};
 use crate::error::{BackendError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
+use crate::io::LeaseThread;
 use crate::machine::{Answer, Push, Spec};
 use crate::time::Clock;
 use crate::watch::Watch;
-use crate::io::LeaseThread;
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 

@@ -14,12 +14,12 @@ use crate::capabilities::{Capabilities, Fencing};
 use crate::cluster::{ClusterInfo, MembersChange};
 use crate::error::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
+use crate::io::LeaseThread;
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::Lock;
 use crate::machine::Spec;
 use crate::session::Session;
 use crate::watch::Watch;
-use crate::io::LeaseThread;
 
 /// A client of one lock service. Cheap to clone; clones share sessions.
 pub struct Locks<F: Kind = Unfenced> {

@@ -112,7 +112,12 @@ enum Progress {
 }
 
 impl Session {
-    pub(crate) fn start(backend: Arc<dyn Backend>, spec: Spec, label: &str, lease_thread: LeaseThread) -> Arc<Self> {
+    pub(crate) fn start(
+        backend: Arc<dyn Backend>,
+        spec: Spec,
+        label: &str,
+        lease_thread: LeaseThread,
+    ) -> Arc<Self> {
         let (pushes_in, pushes) = unbounded_channel();
         let (streams, next_streams) = unbounded_channel();
         let clock = backend.clock();
@@ -142,7 +147,11 @@ impl Session {
             state: Mutex::new(state),
             inbox: Inbox::default(),
         });
-        inner.lease_thread.run(Box::pin(tend(inner.clone(), PushStream { generation: 0, pushes }, next_streams)));
+        inner.lease_thread.run(Box::pin(tend(
+            inner.clone(),
+            PushStream { generation: 0, pushes },
+            next_streams,
+        )));
         Arc::new(Self(inner))
     }
 

@@ -15,9 +15,9 @@ use super::deadlines::{Due, MemoryDeadlines};
 use crate::backend::{BreakOrder, Broken, Call, CallError, Conn, Submitted, Wanted};
 use crate::error::{BackendError, Busy, LossCause};
 use crate::info::LockInfo;
+use crate::io::LeaseThread;
 use crate::machine::{Answer, Granted, Push, Spec};
 use crate::time::{Alarm, BootInstant, Clock};
-use crate::io::LeaseThread;
 
 /// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: usize = 20;

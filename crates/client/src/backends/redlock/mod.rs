@@ -54,10 +54,10 @@ use crate::backends::redis::{self, RedisStore};
 use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
 use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo};
+use crate::io::LeaseThread;
 use crate::machine::{Push, Spec};
 use crate::time::BootInstant;
 use crate::url::Url;
-use crate::io::LeaseThread;
 
 /// With fewer, no server may fail.
 const SERVERS_MIN: usize = 3;

@@ -18,9 +18,9 @@ use super::addresses::{Address, Addresses};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
 use crate::backend::{BoxFuture, Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
+use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Answer, Push, Spec};
 use crate::time::{Alarm, Clock};
-use crate::io::{LeaseThread, SharedLeaseThread};
 
 type Handle = oneshot::Sender<Result<Answer, CallError>>;
 
