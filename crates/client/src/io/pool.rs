@@ -12,6 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
@@ -359,6 +360,11 @@ impl<C: Connect> Opening<C> {
 
 impl<C: Connect> Drop for Opening<C> {
     fn drop(&mut self) {
+        if thread::panicking() {
+            let error = runtime_failed();
+            self.failed(&error);
+            self.pool.state().trouble = Some(error);
+        }
         self.pool.state().opening.remove(&self.runtime);
         self.pool.changed.notify_waiters();
     }

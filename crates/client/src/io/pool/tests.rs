@@ -374,22 +374,26 @@ async fn discarded_connections_are_never_handed_out_again() {
     assert_eq!(timeout(10 * SECOND, pool.shared()).await.unwrap().number, 4);
 }
 
-#[tokio::test]
-async fn alone_on_a_runtime_without_timers_is_an_error_and_not_a_panic() {
-    struct Panics;
+#[tokio::test(start_paused = true)]
+async fn a_runtime_on_which_nothing_can_be_opened_is_an_error_and_not_a_panic() {
+    struct Panics(AtomicUsize);
     impl Connect for Panics {
         type Connection = ();
         fn connect(&self) -> BoxFuture<Result<(), BackendError>> {
-            Box::pin(async { panic!("a timer is missing") })
+            self.0.fetch_add(1, SeqCst);
+            Box::pin(async { panic!("the runtime has no I/O") })
         }
         fn is_usable(&self, (): &()) -> bool {
             true
         }
     }
-    let limits = PoolLimits { shared_each: 0, total: 1, idle: IDLE };
-    let pool = Pool::new(Panics, limits, &LeaseThread::of_this_test());
+    let limits = PoolLimits { shared_each: 1, total: 1, idle: IDLE };
+    let pool = Pool::new(Panics(AtomicUsize::new(0)), limits, &LeaseThread::of_this_test());
     for _ in 0..2 {
         let error = pool.alone().await.map(drop).unwrap_err().to_string();
         assert!(error.contains("`enable_all()`"), "{error}");
     }
+    assert!(timeout(Duration::from_millis(70), pool.shared()).await.is_err());
+    assert!(pool.trouble().unwrap().to_string().contains("`enable_all()`"));
+    assert_eq!(pool.0.connector.0.load(SeqCst), 2 + 3, "with pauses");
 }

@@ -22,7 +22,7 @@ use tokio_postgres::error::SqlState;
 use self::calls::{BREAK, CHECK_TOKEN, LOOK, SETTINGS, VERSION_OF, broken, column, looked, tokens, unused};
 use self::database::{Database, Params};
 use self::listen::{Hearing, Listener, Listening};
-use self::store::{RowStore, no_schema, text};
+use self::store::{RowStore, text};
 use super::connect::Connector;
 use super::settings::Settings;
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
@@ -125,47 +125,39 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     }
     let limit = settings.timeout;
     let database = Arc::new(Database::new(Connector::new(settings)?, most));
-    let init = format!("lockkeeper postgres init {url}");
-    database.open().await?;
-    check(&database, limit, &init).await?;
-
-    let wake = format!("{:016x}{:016x}", random(), random());
-    let wakes = Wakes::default();
     let (sender, listening) = watch::channel(Listening::default());
-    let listener = Listener {
+    let store = RowStore {
         database: database.clone(),
-        channel: format!("lockkeeper_{wake}"),
-        wakes: wakes.clone(),
-        listening: sender,
+        wake: format!("{:016x}{:016x}", random(), random()),
+        listening,
+        limit,
+        init: format!("lockkeeper postgres init {url}"),
     };
+    database.open().await?;
+    check(&store).await?;
+
+    let wakes = Wakes::default();
     let lease_thread = database.lease_thread().clone();
-    Ok(Arc::new(RowBackend {
-        store: Arc::new(RowStore { database, wake, listening, limit, init }),
-        wakes,
-        lease_thread,
-        listener: Mutex::new(Some(listener)),
-    }))
+    let channel = format!("lockkeeper_{}", store.wake);
+    let listener = Listener { database, channel, wakes: wakes.clone(), listening: sender };
+    let (store, listener) = (Arc::new(store), Mutex::new(Some(listener)));
+    Ok(Arc::new(RowBackend { store, wakes, lease_thread, listener }))
 }
 
 /// Checks that the schema exists, has the right version and is usable by this user, and that transactions begin as
 /// `read committed`.
-async fn check(database: &Database, limit: Duration, init: &str) -> Result<(), BackendError> {
-    let rows = match database.call(limit, &VERSION_OF, &[]).await {
-        Ok(rows) => rows,
-        Err(failure) => {
-            return Err(match failure.code() {
-                Some(&SqlState::UNDEFINED_FUNCTION | &SqlState::INVALID_SCHEMA_NAME) => no_schema(init),
-                Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-                    let what = format!(
-                        "this user may not use the schema `lockkeeper`: let its owner run `{init} --role NAME` with \
-                         the user, or one of its roles, as NAME"
-                    );
-                    BackendError::new(BackendErrorKind::Operator, what)
-                }
-                _ => failure.explained("use lease rows"),
-            });
+async fn check(store: &RowStore) -> Result<(), BackendError> {
+    let init = &store.init;
+    let rows = store.database.call(store.limit, &VERSION_OF, &[]).await.map_err(|failure| {
+        if failure.code() != Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+            return store.explained(failure, "use lease rows");
         }
-    };
+        let what = format!(
+            "this user may not use the schema `lockkeeper`: let its owner run `{init} --role NAME` with the user, or \
+             one of its roles, as NAME"
+        );
+        BackendError::new(BackendErrorKind::Operator, what)
+    })?;
     let version: i32 = column(rows.first(), 0)?;
     if version < VERSION {
         let what = format!(

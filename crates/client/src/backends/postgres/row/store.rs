@@ -110,23 +110,19 @@ impl RowStore {
     }
 
     /// The error as shown to users; `doing` names the operation.
-    fn explained(&self, failure: Failure, doing: &str) -> BackendError {
+    pub(super) fn explained(&self, failure: Failure, doing: &str) -> BackendError {
         let missing =
             [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_TABLE];
-        if failure.code().is_some_and(|code| missing.contains(code)) {
-            return no_schema(&self.init);
+        if !failure.code().is_some_and(|code| missing.contains(code)) {
+            return failure.explained(doing);
         }
-        failure.explained(doing)
+        let what = format!(
+            "the database has no schema for lease rows: let someone who may create a schema run `{}`, or what \
+             `lockkeeper postgres init --print` shows",
+            self.init
+        );
+        BackendError::new(BackendErrorKind::Operator, what)
     }
-}
-
-/// The error for a missing or incomplete schema.
-pub(super) fn no_schema(init: &str) -> BackendError {
-    let what = format!(
-        "the database has no schema for lease rows: let someone who may create a schema run `{init}`, or what \
-         `lockkeeper postgres init --print` shows"
-    );
-    BackendError::new(BackendErrorKind::Operator, what)
 }
 
 impl Store for Arc<RowStore> {
