@@ -2,12 +2,17 @@
 //!
 //! Each runtime has connections of its own, which are opened on it, and whose tasks run on it. They are opened on
 //! demand, and closed when they fail, after a time without use, or with their runtime. A connection serves one call at
-//! a time ([`Pool::alone`]), or many at once ([`Pool::shared`]); the users of one pool all do the same.
+//! a time ([`Pool::alone`]), or many at once ([`Pool::shared`]); the users of one pool all do the same. (The first
+//! connection of a shared pool may be opened by `alone`, which returns its error.)
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
@@ -58,7 +63,7 @@ struct Inner<C: Connect> {
 
 struct State<T> {
     /// The connections that may be handed out, by runtime; the one that was returned last is last.
-    available: HashMap<Id, Vec<Arc<Member<T>>>>,
+    available: HashMap<Id, Members<T>>,
     /// The runtimes on which a shared connection is being opened.
     opening: HashSet<Id>,
     pause: Duration,
@@ -76,8 +81,11 @@ struct Member<T> {
     discarded: AtomicBool,
     /// A task of the runtime holds the other end, so that this one is closed once the runtime has ended.
     runtime_runs: oneshot::Sender<()>,
-    _open: OwnedSemaphorePermit,
+    /// Freed with the connection, or earlier if the pool gives up an unusable connection that still has users.
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
 }
+
+type Members<T> = Vec<Arc<Member<T>>>;
 
 /// A connection in use. Returned to the pool on drop.
 pub(crate) struct Used<C: Connect> {
@@ -118,9 +126,15 @@ impl<C: Connect> Pool<C> {
         self.0.state().trouble.clone()
     }
 
+    /// Reports an error as [`Self::trouble`]: of a connection that does not answer.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn set_trouble(&self, error: BackendError) {
+        self.0.state().trouble = Some(error);
+    }
+
     /// Waits for the current runtime's connection with the fewest users. If all of them have users and the limits
-    /// allow it, another one is opened in the background. Has no time limit; [`Self::trouble`] says why there is no
-    /// connection.
+    /// allow it, another one is opened in the background. A runtime that can't have a connection uses one of another
+    /// runtime. Has no time limit; [`Self::trouble`] says why there is no connection.
     pub(crate) async fn shared(&self) -> Used<C> {
         loop {
             let changed = self.0.changed.notified();
@@ -150,7 +164,7 @@ impl<C: Connect> Pool<C> {
             return Ok(used);
         }
         let (opened_in, opened) = oneshot::channel();
-        let (pool, permit) = (self.0.clone(), self.0.permit()?);
+        let (pool, permit) = (self.0.clone(), self.0.permit_for_one()?);
         // A task of its own: if the caller stops waiting, the connection becomes an idle one.
         runtime.spawn(async move {
             let opened = pool.open(permit).await;
@@ -189,47 +203,79 @@ impl<C: Connect> Inner<C> {
     fn least_used(self: &Arc<Self>) -> Result<Used<C>, Instant> {
         let runtime = Handle::current();
         let id = runtime.id();
-        let mut state = self.state();
-        let members = state.available.entry(id).or_default();
-        members.retain(|member| self.is_usable(member));
-        let users = |member: &&Arc<Member<C::Connection>>| member.users.load(Ordering::Relaxed);
-        let least = members.iter().min_by_key(users).cloned();
-        let all_have_users = least.as_ref().is_none_or(|member| users(&member) > 0);
         let now = Instant::now();
-        let opens = all_have_users
+        let mut closed = Vec::new();
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let members = state.available.entry(id).or_default();
+        self.remove_unusable(members, &mut closed);
+        let mut least = fewest_users(members.iter());
+        let opens = least.as_ref().is_none_or(|member| member.users() > 0)
             && members.len() < self.limits.shared_each
             && state.not_before <= now
             && !state.opening.contains(&id);
-        if opens {
-            state.opening.insert(id);
+        let permit = if opens { self.permit(state, least.is_none(), &mut closed) } else { None };
+        let is_opening = match permit {
+            Some(_) => state.opening.insert(id),
+            None => state.opening.contains(&id),
+        };
+        if least.is_none() && !is_opening {
+            let others = state.available.values().flatten();
+            least = fewest_users(others.filter(|member| self.is_usable(member)));
         }
-        let look_again = state.not_before.max(now + PAUSES.0);
         if let Some(member) = &least {
             member.users.fetch_add(1, Ordering::Relaxed);
         }
+        let look_again = if is_opening { now + PAUSES.1 } else { state.not_before.max(now + PAUSES.0) };
         // The spawned task takes this lock when it is dropped, which happens at once if the runtime is shutting down.
-        drop(state);
-        if opens {
+        drop(guard);
+        if let Some(permit) = permit {
             let opening = Opening { pool: self.clone(), runtime: id };
-            runtime.spawn(opening.run());
+            runtime.spawn(opening.run(permit));
         }
         least.map(|member| Used { pool: self.clone(), member, alone: false }).ok_or(look_again)
     }
 
-    /// Makes room for one more connection. If other runtimes have all of them, an idle one of theirs is closed.
-    fn permit(&self) -> Result<OwnedSemaphorePermit, BackendError> {
-        if let Ok(permit) = self.open.clone().try_acquire_owned() {
-            return Ok(permit);
+    /// Removes unusable connections, whose places become free even if they still have users. The caller drops them
+    /// after the lock is free: closing a connection may run code of its library.
+    fn remove_unusable(&self, members: &mut Members<C::Connection>, closed: &mut Members<C::Connection>) {
+        for member in members.extract_if(.., |member| !self.is_usable(member)) {
+            drop(member.take_permit());
+            closed.push(member);
         }
-        let idle = {
-            let mut state = self.state();
-            state.available.values_mut().find_map(|members| {
-                let idle = members.iter().position(|member| member.users.load(Ordering::Relaxed) == 0)?;
-                Some(members.swap_remove(idle))
-            })
-        };
-        drop(idle);
-        self.open.clone().try_acquire_owned().map_err(|_| {
+    }
+
+    /// The permit for one more connection, if there is one. With `makes_room` it is taken from an idle connection if
+    /// necessary.
+    fn permit(
+        &self,
+        state: &mut State<C::Connection>,
+        makes_room: bool,
+        closed: &mut Members<C::Connection>,
+    ) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = self.open.clone().try_acquire_owned() {
+            return Some(permit);
+        }
+        state.available.values_mut().for_each(|members| self.remove_unusable(members, closed));
+        if let Ok(permit) = self.open.clone().try_acquire_owned() {
+            return Some(permit);
+        }
+        if !makes_room {
+            return None;
+        }
+        let idle = state.available.values_mut().find_map(|members| {
+            let idle = members.iter().position(|member| member.users() == 0)?;
+            Some(members.swap_remove(idle))
+        })?;
+        let permit = idle.take_permit();
+        closed.push(idle);
+        permit
+    }
+
+    fn permit_for_one(&self) -> Result<OwnedSemaphorePermit, BackendError> {
+        let mut closed = Vec::new();
+        let permit = self.permit(&mut self.state(), true, &mut closed);
+        permit.ok_or_else(|| {
             let what = format!(
                 "all {} connections of this client are in use, and each hold and each wait needs one of its own: release some, \
                  or raise `connections=` and the server's limit of connections",
@@ -255,11 +301,28 @@ impl<C: Connect> Inner<C> {
             returned: Mutex::new(Instant::now()),
             discarded: AtomicBool::new(false),
             runtime_runs,
-            _open: permit,
+            permit: Mutex::new(Some(permit)),
         };
         let over = async move { drop(over.await) };
         Ok((Arc::new(member), over))
     }
+}
+
+impl<T> Member<T> {
+    fn users(&self) -> usize {
+        self.users.load(Ordering::Relaxed)
+    }
+
+    fn take_permit(&self) -> Option<OwnedSemaphorePermit> {
+        self.permit.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+fn fewest_users<'a, T>(members: impl Iterator<Item = &'a Arc<Member<T>>>) -> Option<Arc<Member<T>>>
+where
+    T: 'a,
+{
+    members.min_by_key(|member| member.users()).cloned()
 }
 
 /// A shared connection that is being opened. Dropped with its task, also when the runtime ends.
@@ -269,18 +332,14 @@ struct Opening<C: Connect> {
 }
 
 impl<C: Connect> Opening<C> {
-    async fn run(self) {
-        let opened = match self.pool.permit() {
-            Ok(permit) => self.pool.open(permit).await,
-            Err(error) => Err(error),
-        };
-        match opened {
+    async fn run(self, permit: OwnedSemaphorePermit) {
+        match self.pool.open(permit).await {
             Ok((member, over)) => {
                 self.add(member);
                 drop(self);
                 over.await;
             }
-            Err(error) => self.failed(error),
+            Err(error) => self.failed(&error),
         }
     }
 
@@ -291,17 +350,21 @@ impl<C: Connect> Opening<C> {
         state.pause = PAUSES.0;
     }
 
-    fn failed(&self, error: BackendError) {
+    fn failed(&self, error: &BackendError) {
         tracing::debug!(%error, "no further connection");
         let mut state = self.pool.state();
         state.not_before = Instant::now() + state.pause;
         state.pause = (state.pause * 2).min(PAUSES.1);
-        state.trouble = Some(error);
     }
 }
 
 impl<C: Connect> Drop for Opening<C> {
     fn drop(&mut self) {
+        if thread::panicking() {
+            let error = runtime_failed();
+            self.failed(&error);
+            self.pool.state().trouble = Some(error);
+        }
         self.pool.state().opening.remove(&self.runtime);
         self.pool.changed.notify_waiters();
     }
@@ -344,21 +407,18 @@ async fn close_idle<C: Connect>(pool: Weak<Inner<C>>, idle: Duration) {
     loop {
         sleep(idle / 4).await;
         let Some(pool) = pool.upgrade() else { return };
-        let closed = {
-            let now = Instant::now();
-            let is_kept = |member: &mut Arc<Member<C::Connection>>| {
+        let mut closed = Vec::new();
+        let mut state = pool.state();
+        let now = Instant::now();
+        for members in state.available.values_mut() {
+            pool.remove_unusable(members, &mut closed);
+            closed.extend(members.extract_if(.., |member| {
                 let returned = *member.returned.lock().unwrap_or_else(PoisonError::into_inner);
-                let in_use = member.users.load(Ordering::Relaxed) > 0;
-                pool.is_usable(member) && (in_use || now - returned < idle)
-            };
-            let mut state = pool.state();
-            let closed: Vec<_> =
-                state.available.values_mut().flat_map(|members| members.extract_if(.., |m| !is_kept(m))).collect();
-            state.available.retain(|_, members| !members.is_empty());
-            closed
-        };
-        // After the lock is free: closing a connection may run code of its library.
-        drop(closed);
+                member.users() == 0 && now - returned >= idle
+            }));
+        }
+        state.available.retain(|_, members| !members.is_empty());
+        drop(state);
     }
 }
 

@@ -11,7 +11,6 @@ mod pooler;
 mod privileges;
 #[path = "../contract/proxy.rs"]
 mod proxy;
-mod short;
 mod support;
 mod tokens;
 mod waiters;

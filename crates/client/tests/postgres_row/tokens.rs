@@ -140,7 +140,7 @@ fn a_renewal_does_not_restore_an_ended_hold() {
 #[test]
 fn the_sizes_of_arguments_are_limited() {
     let server = server();
-    // A name in use, which is granted on the fast path, and one that is not.
+    // A name in use, which the first statement of row_acquire grants, and a new one.
     server.psql("SELECT lockkeeper.row_acquire('used', 'a-0', false, NULL, 1000, 0, false, '', '', NULL)");
     server.psql("SELECT lockkeeper.row_finish('used', 'a-0', 0, 1000, false)");
     let said = |bytes: usize| format!("'{}'", "x".repeat(bytes));

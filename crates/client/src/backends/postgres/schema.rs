@@ -9,7 +9,7 @@ use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Url;
 
 const TOKENS: &str = include_str!("init.sql");
-/// The rewrite rules of views resolve names once, at creation; so the search path is fixed first.
+/// Defaults and conditions of tables resolve names once, at creation; so the search path is fixed first.
 const OWN_NAMES: &str = "-- Names mean what is PostgreSQL's own, whatever the path of whoever runs this.\n\
     SET LOCAL search_path = pg_catalog, pg_temp;\n";
 

@@ -17,8 +17,8 @@ use super::store::RedisStore;
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::url::Host;
 use crate::io::LeaseThread;
+use crate::url::Host;
 
 /// Shortest interval between two reads of the map.
 const PAUSE: Duration = Duration::from_millis(250);

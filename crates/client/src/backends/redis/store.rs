@@ -32,9 +32,9 @@ use super::target::Target;
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wakes};
 use crate::error::{BackendError, BackendErrorKind, Busy, ConnectError};
+use crate::io::LeaseThread;
 use crate::machine::Granted;
 use crate::url::Host;
-use crate::io::LeaseThread;
 
 /// Bounds in ms of the random pause before the first waiter checks again a lock that another client holds.
 const FOREIGN_LOOKS: (u64, u64) = (50, 150);

@@ -15,8 +15,8 @@ use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Entry, Renewed, Store, Tried, Wake, Wakes};
 use crate::backends::redis::{self, Identity, RedisStore};
 use crate::error::{BackendError, BackendErrorKind};
-use crate::url::Host;
 use crate::io::LeaseThread;
+use crate::url::Host;
 
 /// Pauses between attempts to use an unusable server: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));

@@ -21,9 +21,9 @@ use super::node::{Node, NodeStore};
 use super::tally::Verdict;
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
+use crate::io::LeaseThread;
 use crate::machine::Granted;
 use crate::time::BootInstant;
-use crate::io::LeaseThread;
 
 /// Attempts without waiting are repeated up to this number of rounds while rivals split the nodes and none has a
 /// majority.
@@ -64,7 +64,12 @@ struct Trouble {
 }
 
 impl<S: NodeStore> RedlockStore<S> {
-    pub(super) fn new(nodes: Vec<Node<S>>, worker: LeaseThread, wakes: Wakes, now: fn() -> BootInstant) -> Self {
+    pub(super) fn new(
+        nodes: Vec<Node<S>>,
+        worker: LeaseThread,
+        wakes: Wakes,
+        now: fn() -> BootInstant,
+    ) -> Self {
         let inner = Arc::new(Inner {
             names: nodes.iter().map(|node| node.name.clone()).collect(),
             owed: nodes.iter().map(|_| AtomicUsize::new(0)).collect(),

@@ -13,8 +13,8 @@ use lockkeeper_core::{End, LockName, Seq};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{BoxFuture, CallError};
-use crate::machine::{Answer, Push};
 use crate::io::LeaseThread;
+use crate::machine::{Answer, Push};
 
 pub(super) struct Request {
     pub(super) seq: Seq,

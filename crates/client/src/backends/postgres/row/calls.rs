@@ -1,27 +1,20 @@
 //! Bindings to the functions of `row.sql`: statements and row decoding.
 
-use std::error::Error;
 use std::time::Duration;
 
-use bytes::{BufMut, BytesMut};
 use lockkeeper_core::{End, LockName, Mode, ModeKind, Token};
 use tokio_postgres::Row;
-use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checked};
+use tokio_postgres::types::{FromSql, Type};
 
 use crate::backend::Broken;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
 
-/// One of the twelve statements.
+/// A statement and the types of its parameters, so that the server need not be asked for them.
 pub(super) struct Statement {
     pub(super) sql: &'static str,
     pub(super) types: &'static [Type],
-    /// Its index among a connection's prepared statements, below [`COUNT`].
-    pub(super) place: usize,
 }
-
-/// Number of statements.
-pub(super) const COUNT: usize = 12;
 
 pub(super) const ACQUIRE: Statement = Statement {
     sql: "SELECT outcome, token, slot, permits, holder, ahead, left_ms \
@@ -38,50 +31,43 @@ pub(super) const ACQUIRE: Statement = Statement {
         Type::BYTEA,
         Type::TEXT,
     ],
-    place: 0,
 };
 
 pub(super) const RENEW: Statement = Statement {
     sql: "SELECT lockkeeper.row_renew($1, $2, $3)",
     types: &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
-    place: 1,
 };
 
 pub(super) const FINISH: Statement = Statement {
     sql: "SELECT lockkeeper.row_finish($1, $2, $3, $4, $5)",
     types: &[Type::TEXT, Type::TEXT, Type::INT8, Type::INT8, Type::BOOL],
-    place: 2,
 };
 
 pub(super) const BREAK: Statement = Statement {
     sql: "SELECT outcome, live FROM lockkeeper.row_break($1, $2, $3, $4, $5)",
     types: &[Type::TEXT, Type::INT8, Type::TEXT, Type::TEXT, Type::BOOL],
-    place: 3,
 };
 
 pub(super) const LOOK: Statement = Statement {
     sql: "SELECT name, token, permit, slot, owner, age_ms, state, reason, by_whom, left_ms, meta, permits, total \
           FROM lockkeeper.row_look($1, $2, $3)",
     types: &[Type::TEXT, Type::BOOL, Type::INT4],
-    place: 4,
 };
 
 pub(super) const CHECK_TOKEN: Statement = Statement {
     sql: "SELECT issued, live FROM lockkeeper.row_check_token($1, $2)",
     types: &[Type::TEXT, Type::INT8],
-    place: 5,
 };
 
 pub(super) const CLEAN: Statement =
-    Statement { sql: "SELECT lockkeeper.row_clean($1, $2)", types: &[Type::INT4, Type::BOOL], place: 6 };
+    Statement { sql: "SELECT lockkeeper.row_clean($1, $2)", types: &[Type::INT4, Type::BOOL] };
 
 pub(super) const NOTIFY: Statement =
-    Statement { sql: "SELECT pg_notify($1, $2)", types: &[Type::TEXT, Type::TEXT], place: 7 };
+    Statement { sql: "SELECT pg_notify($1, $2)", types: &[Type::TEXT, Type::TEXT] };
 
 pub(super) const VERSION_OF: Statement = Statement {
     sql: "SELECT lockkeeper.row_version(), current_setting('transaction_isolation')",
     types: &[],
-    place: 8,
 };
 
 pub(super) const SETTINGS: Statement = Statement {
@@ -89,39 +75,7 @@ pub(super) const SETTINGS: Statement = Statement {
           current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), \
           (SELECT count(*) FROM pg_stat_replication)",
     types: &[],
-    place: 9,
 };
-
-/// Fast-path acquire. If it returns no row, `row_acquire` determines the reason.
-pub(super) const TAKE: Statement = Statement {
-    sql: "UPDATE lockkeeper.row_take SET name = $1, id = $2, ttl = $3, shut = $4, label = $5, meta = $6, wake = $7 \
-          RETURNING token",
-    types: &[Type::TEXT, Type::TEXT, Type::INTERVAL, Type::INTERVAL, Type::TEXT, Type::BYTEA, Type::TEXT],
-    place: 10,
-};
-
-/// Fast-path release. If it returns no row, `row_finish` determines the reason.
-pub(super) const GIVE: Statement = Statement {
-    sql: "UPDATE lockkeeper.row_give SET name = $1, id = $2 RETURNING true",
-    types: &[Type::TEXT, Type::TEXT],
-    place: 11,
-};
-
-/// A PostgreSQL interval of whole milliseconds.
-#[derive(Debug)]
-pub(super) struct Interval(pub(super) i64);
-
-impl ToSql for Interval {
-    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
-        // Binary format: microseconds, then days and months.
-        out.put_i64(self.0.saturating_mul(1000));
-        out.put_i64(0);
-        Ok(IsNull::No)
-    }
-
-    accepts!(INTERVAL);
-    to_sql_checked!();
-}
 
 /// The result of `row_acquire`.
 pub(super) struct Acquired {

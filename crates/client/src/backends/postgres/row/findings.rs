@@ -7,30 +7,14 @@ use super::listen::Hearing;
 use crate::error::BackendError;
 use crate::info::Finding;
 
-/// The relevant settings, as in effect for this user.
-pub(super) struct Settings {
-    fsync: String,
-    full_page_writes: String,
-    synchronous_commit: String,
-    synchronous_standbys: String,
-    standbys: i64,
-}
-
-pub(super) fn settings(rows: &[Row]) -> Result<Settings, BackendError> {
+/// From the rows of `SETTINGS`: the settings as in effect for this user.
+pub(super) fn of(rows: &[Row], hearing: Hearing) -> Result<Vec<Finding>, BackendError> {
     let row = rows.first();
-    Ok(Settings {
-        fsync: column(row, 0)?,
-        full_page_writes: column(row, 1)?,
-        synchronous_commit: column(row, 2)?,
-        synchronous_standbys: column(row, 3)?,
-        standbys: column(row, 4)?,
-    })
-}
-
-pub(super) fn of(settings: &Settings, hearing: Hearing) -> Vec<Finding> {
+    let is_off = |at| column::<String>(row, at).map(|value| value == "off");
+    let (synchronous_standbys, standbys): (String, i64) = (column(row, 3)?, column(row, 4)?);
     let mut findings = Vec::new();
     let mut say = |spoils, says: String| findings.push(Finding { spoils, says });
-    if settings.fsync == "off" {
+    if is_off(0)? {
         say(
             true,
             "fsync=off: a crash of the machine can damage the database, lose grants (P10) and set tokens back (P2); \
@@ -38,7 +22,7 @@ pub(super) fn of(settings: &Settings, hearing: Hearing) -> Vec<Finding> {
                 .into(),
         );
     }
-    if settings.full_page_writes == "off" {
+    if is_off(1)? {
         say(
             true,
             "full_page_writes=off: a crash of the machine can damage the rows (P10); set it to `on`, unless the file \
@@ -46,7 +30,7 @@ pub(super) fn of(settings: &Settings, hearing: Hearing) -> Vec<Finding> {
                 .into(),
         );
     }
-    if settings.synchronous_commit == "off" {
+    if is_off(2)? {
         say(
             true,
             "synchronous_commit=off: a crash of the server loses the last grants, so that two can hold (P1, P10); \
@@ -55,13 +39,12 @@ pub(super) fn of(settings: &Settings, hearing: Hearing) -> Vec<Finding> {
                 .into(),
         );
     }
-    if settings.standbys > 0 && settings.synchronous_standbys.is_empty() {
+    if standbys > 0 && synchronous_standbys.is_empty() {
         say(
             true,
             format!(
-                "synchronous_standby_names is empty, and {} standbys follow: one that takes over can lack the last \
-                 grants, so that two hold (P1, P10); name the standby that would take over",
-                settings.standbys
+                "synchronous_standby_names is empty, and {standbys} standbys follow: one that takes over can lack the last \
+                 grants, so that two hold (P1, P10); name the standby that would take over"
             ),
         );
     }
@@ -88,5 +71,5 @@ pub(super) fn of(settings: &Settings, hearing: Hearing) -> Vec<Finding> {
                 .into(),
         ),
     }
-    findings
+    Ok(findings)
 }

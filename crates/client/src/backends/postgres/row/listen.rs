@@ -5,22 +5,31 @@
 //! and releases wake our waiters. If not, waiters poll.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tokio_postgres::Notification;
-use tokio_util::sync::CancellationToken;
 
 use super::calls::{CLEAN, NOTIFY, column};
-use super::pool::{Link, Params, Pool};
+use super::database::{Database, Params, RowConnection};
 use crate::backends::leased::{EntryId, Wake, Wakes};
+use crate::error::BackendError;
+
+/// The listening connection, and whether notifications arrive on it.
+#[derive(Clone, Default)]
+pub(super) struct Listening {
+    /// `None` while there is none. Renewals use it too.
+    pub(super) connection: Option<Arc<RowConnection>>,
+    pub(super) hearing: Hearing,
+}
 
 /// Whether notifications arrive.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Hearing {
     /// The echo is in flight, or there is no connection.
+    #[default]
     Unknown,
     Hears,
     /// The echo did not arrive in time.
@@ -29,70 +38,86 @@ pub(super) enum Hearing {
 
 /// Time limit for the echo.
 const ECHO: Duration = Duration::from_secs(2);
+/// Shortest and longest pause before another listening connection is opened.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// Interval at which this client offers to remove stale rows. The database accepts one offer of all clients per ten
 /// seconds.
 const CLEANING: Duration = Duration::from_secs(30);
 /// Maximum locks cleaned per run, of up to 20 times as many examined: a few milliseconds of work.
 const CLEANED: i32 = 500;
 
+/// Runs on the lease thread.
 pub(super) struct Listener {
-    /// For echo notifications and cleaning.
-    pub(super) pool: Pool,
-    /// The one listening connection.
-    pub(super) own: Pool,
+    pub(super) database: Arc<Database>,
     pub(super) channel: String,
-    pub(super) notices: UnboundedReceiver<Notification>,
     pub(super) wakes: Wakes,
-    pub(super) hearing: watch::Sender<Hearing>,
-    pub(super) direct: Arc<AtomicBool>,
+    pub(super) listening: watch::Sender<Listening>,
 }
 
 impl Listener {
-    /// Runs until `stop`, and replaces connections that end.
-    pub(super) async fn run(mut self, stop: CancellationToken) {
-        let pool = self.pool.clone();
+    /// Runs until nobody reads `listening` any more, and replaces connections that end.
+    pub(super) async fn run(self) {
         tokio::select! {
-            () = stop.cancelled() => {}
-            () = clean(pool) => {}
-            () = async { loop { self.one_connection().await } } => {}
+            () = self.listening.closed() => {}
+            () = clean(&self.database) => {}
+            () = self.keep_listening() => {}
         }
     }
 
-    async fn one_connection(&mut self) {
-        let link = self.own.link().await;
-        // Notifications sent while no connection listened are lost, so all waiters try.
-        self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
-        self.listen(&link).await;
-        self.hearing.send_replace(Hearing::Unknown);
-        // Waiters that relied on notifications fall back to polling.
-        self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
+    async fn keep_listening(&self) {
+        let mut pause = PAUSES.0;
+        loop {
+            match self.one_connection().await {
+                Ok(()) => pause = PAUSES.0,
+                Err(error) => tracing::debug!(%error, "postgres: no connection for wake-ups"),
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
     }
 
-    async fn listen(&mut self, link: &Link) {
+    async fn one_connection(&self) -> Result<(), BackendError> {
+        let (sender, notices) = unbounded_channel();
+        let connection = Arc::new(self.database.listening(&self.channel, sender).await?);
+        self.listening
+            .send_replace(Listening { connection: Some(connection.clone()), ..Listening::default() });
+        // Notifications sent while no connection listened are lost, so all waiters try.
+        self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
+        self.listen(&connection, notices).await;
+        self.listening.send_replace(Listening::default());
+        // Waiters that relied on notifications fall back to polling.
+        self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
+        Ok(())
+    }
+
+    /// Delivers notifications until the connection ends, or is given up.
+    async fn listen(&self, connection: &RowConnection, mut notices: UnboundedReceiver<Notification>) {
         let echo = format!("echo {:016x}", super::random());
-        let pool = self.pool.clone();
-        let channel = self.channel.clone();
-        let params: Params<'_> = &[&channel, &echo];
+        let params: Params<'_> = &[&self.channel, &echo];
         // `Deaf` requires an echo that was sent successfully and did not arrive.
         let not_heard = async {
-            while pool.call(ECHO, &NOTIFY, params).await.is_err() {
-                tokio::time::sleep(ECHO).await;
+            while self.database.call(ECHO, &NOTIFY, params).await.is_err() {
+                sleep(ECHO).await;
             }
-            tokio::time::sleep(ECHO).await;
+            sleep(ECHO).await;
         };
         tokio::pin!(not_heard);
         loop {
             tokio::select! {
-                () = link.over() => return,
-                notice = self.notices.recv() => match notice {
+                () = connection.given_up() => return,
+                notice = notices.recv() => match notice {
                     Some(notice) => self.heard(notice.payload(), &echo),
                     None => return,
                 },
-                () = &mut not_heard, if *self.hearing.borrow() == Hearing::Unknown => {
-                    self.hearing.send_replace(Hearing::Deaf);
+                () = &mut not_heard, if self.listening.borrow().hearing == Hearing::Unknown => {
+                    self.hears(Hearing::Deaf);
                 }
             }
         }
+    }
+
+    fn hears(&self, hearing: Hearing) {
+        self.listening.send_modify(|listening| listening.hearing = hearing);
     }
 
     fn heard(&self, said: &str, echo: &str) {
@@ -100,8 +125,8 @@ impl Listener {
             Some(("try", id)) => self.wakes.deliver(&EntryId(id.to_owned()), Wake::Try(Duration::ZERO)),
             Some(("revoked", id)) => self.wakes.deliver(&EntryId(id.to_owned()), Wake::Revoked),
             _ if said == echo => {
-                self.direct.store(true, Ordering::Relaxed);
-                self.hearing.send_replace(Hearing::Hears);
+                self.database.set_direct();
+                self.hears(Hearing::Hears);
                 // The next try of each waiter registers where it can be notified.
                 self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
             }
@@ -112,10 +137,10 @@ impl Listener {
 
 /// Offers to clean up periodically, and continues at once while rows are removed. Failures are ignored: the next run
 /// makes up for them.
-async fn clean(pool: Pool) {
+async fn clean(database: &Database) {
     let mut again = false;
     loop {
-        let removed = match pool.call(ECHO, &CLEAN, &[&CLEANED, &again]).await {
+        let removed = match database.call(ECHO, &CLEAN, &[&CLEANED, &again]).await {
             Ok(rows) => column::<i32>(rows.first(), 0).unwrap_or(0),
             Err(failure) => {
                 tracing::debug!(?failure, "postgres: nothing was cleaned up");
@@ -124,7 +149,7 @@ async fn clean(pool: Pool) {
         };
         again = removed > 0;
         if !again {
-            tokio::time::sleep(CLEANING).await;
+            sleep(CLEANING).await;
         }
     }
 }

@@ -2,35 +2,27 @@
 //!
 //! The functions in `row.sql` make all state transitions. Each call is one statement and one transaction, so lease rows
 //! work through transaction poolers, and a client that stops half-way leaves nothing locked. Reading order: `row.sql`,
-//! [`calls`] (bindings to its functions), [`pool`] (connections), [`store`] (entries, for `backends/leased`),
-//! `short.sql` and [`short`] (the fast path, which bypasses the functions), [`listen`] (wake-ups), `operate.sql` (for
-//! operators).
+//! [`calls`] (bindings to its functions), [`database`] (connections), [`store`] (entries, for `backends/leased`),
+//! [`listen`] (wake-ups), `operate.sql` (for operators).
 
 mod calls;
+mod database;
 mod findings;
 mod listen;
-mod pool;
-mod short;
 mod store;
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::{LockName, Rejection, Token, TokenStatus, limits};
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
-use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
-use tokio_util::sync::CancellationToken;
 
-use self::calls::{
-    BREAK, CHECK_TOKEN, LOOK, SETTINGS, Statement, VERSION_OF, broken, column, looked, tokens, unused,
-};
-use self::listen::{Hearing, Listener};
-use self::pool::{Params, Pool};
-use self::short::ShortWay;
-use self::store::{RowStore, no_schema, text};
+use self::calls::{BREAK, CHECK_TOKEN, LOOK, SETTINGS, VERSION_OF, broken, column, looked, tokens, unused};
+use self::database::{Database, Params};
+use self::listen::{Hearing, Listener, Listening};
+use self::store::{RowStore, text};
 use super::connect::Connector;
 use super::settings::Settings;
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
@@ -43,8 +35,7 @@ use crate::machine::{Push, Spec};
 use crate::url::Url;
 
 /// DDL of the tables and functions, run by `lockkeeper postgres init`. Idempotent.
-pub(super) const SCHEMA: &str =
-    concat!(include_str!("row.sql"), "\n", include_str!("short.sql"), "\n", include_str!("operate.sql"));
+pub(super) const SCHEMA: &str = concat!(include_str!("row.sql"), "\n", include_str!("operate.sql"));
 
 /// The version of `row.sql` that this program needs.
 const VERSION: i32 = 1;
@@ -53,34 +44,23 @@ const CONNECTIONS_MOST: usize = 1000;
 /// Maximum number of waiters that `inspect` lists per lock.
 const WAITERS_SHOWN: i32 = 100;
 
-/// Functions needed to lock, to inspect, and to break holds.
-const TO_LOCK: &[&str] = &[
+/// Functions needed to lock and to inspect, and the last one to break holds.
+const FUNCTIONS: &[&str] = &[
     "row_acquire(text, text, boolean, integer, bigint, bigint, boolean, text, bytea, text)",
     "row_renew(text[], text[], bigint[])",
     "row_finish(text, text, bigint, bigint, boolean)",
     "row_clean(integer, boolean)",
+    "row_version()",
+    "row_look(text, boolean, integer)",
+    "row_check_token(text, bigint)",
+    "row_break(text, bigint, text, text, boolean)",
 ];
-const TO_LOOK: &[&str] =
-    &["row_version()", "row_look(text, boolean, integer)", "row_check_token(text, bigint)"];
-const TO_BREAK: &[&str] = &["row_break(text, bigint, text, text, boolean)"];
 
-/// Privileges for the fast path, which replaces most function calls of a client that locks. Without them the client
-/// calls the functions.
-const BY_THE_SHORT_WAY: [(&str, &str); 3] =
-    [("UPDATE", "row_take"), ("SELECT (token)", "row_take"), ("UPDATE", "row_give")];
-
-/// The grants that `role` (already quoted) needs to use lease rows: on the functions and on the fast-path views, but
-/// not on the tables.
+/// The grants that `role` (already quoted) needs to use lease rows: on the functions, but not on the tables.
 pub(super) fn grants(role: &str) -> String {
-    let functions = [TO_LOCK, TO_LOOK, TO_BREAK].concat();
-    let grants = functions
-        .iter()
-        .map(|function| format!("GRANT EXECUTE ON FUNCTION lockkeeper.{function} TO {role};\n"));
-    let mut sql = format!("GRANT USAGE ON SCHEMA lockkeeper TO {role};\n{}", grants.collect::<String>());
-    for (right, view) in BY_THE_SHORT_WAY {
-        sql += &format!("GRANT {right} ON lockkeeper.{view} TO {role};\n");
-    }
-    sql
+    let grant = |function| format!("GRANT EXECUTE ON FUNCTION lockkeeper.{function} TO {role};\n");
+    let grants: String = FUNCTIONS.iter().map(grant).collect();
+    format!("GRANT USAGE ON SCHEMA lockkeeper TO {role};\n{grants}")
 }
 
 static CAPABILITIES: Capabilities = Capabilities {
@@ -125,11 +105,9 @@ static CAPABILITIES: Capabilities = Capabilities {
 struct RowBackend {
     store: Arc<RowStore>,
     wakes: Wakes,
-    worker: LeaseThread,
-    /// Time limit for inspect, list, token check, break and findings.
-    limit: Duration,
+    lease_thread: LeaseThread,
     /// The listener task; taken when the first session or `findings` starts it.
-    listener: Mutex<Option<(Listener, CancellationToken)>>,
+    listener: Mutex<Option<Listener>>,
 }
 
 /// Connects to `postgres://…?lock=row&connections=N`.
@@ -144,67 +122,40 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
         return Err(url.bad_part(format!("connections={most}"), WANTED).into());
     }
     let limit = settings.timeout;
-    let connector = Connector::new(settings)?;
-    let worker = connector.worker().clone();
-    let direct = Arc::new(AtomicBool::new(false));
-    let pool = Pool::new(connector.clone(), most, direct.clone());
-    let init = format!("lockkeeper postgres init {url}");
-    pool.open().await?;
-    check(&pool, limit, &init).await?;
-
-    let wake = format!("{:016x}{:016x}", random(), random());
-    let channel = format!("lockkeeper_{wake}");
-    let (notices, heard) = unbounded_channel();
-    let own = Pool::listening(connector, channel.clone(), notices, direct.clone());
-    let wakes = Wakes::default();
-    let (hearing, hears) = watch::channel(Hearing::Unknown);
-    let stop = CancellationToken::new();
-    let listener = Listener {
-        pool: pool.clone(),
-        own: own.clone(),
-        channel,
-        notices: heard,
-        wakes: wakes.clone(),
-        hearing,
-        direct,
-    };
+    let database = Arc::new(Database::new(Connector::new(settings)?, most));
+    let (sender, listening) = watch::channel(Listening::default());
     let store = RowStore {
-        pool,
-        own,
-        wake,
-        hearing: hears,
-        short: ShortWay::default(),
-        init,
-        _listening: stop.clone().drop_guard(),
-    };
-    Ok(Arc::new(RowBackend {
-        store: Arc::new(store),
-        wakes,
-        worker,
+        database: database.clone(),
+        wake: format!("{:016x}{:016x}", random(), random()),
+        listening,
         limit,
-        listener: Mutex::new(Some((listener, stop))),
-    }))
+        init: format!("lockkeeper postgres init {url}"),
+    };
+    database.open().await?;
+    check(&store).await?;
+
+    let wakes = Wakes::default();
+    let lease_thread = database.lease_thread().clone();
+    let channel = format!("lockkeeper_{}", store.wake);
+    let listener = Listener { database, channel, wakes: wakes.clone(), listening: sender };
+    let (store, listener) = (Arc::new(store), Mutex::new(Some(listener)));
+    Ok(Arc::new(RowBackend { store, wakes, lease_thread, listener }))
 }
 
 /// Checks that the schema exists, has the right version and is usable by this user, and that transactions begin as
 /// `read committed`.
-async fn check(pool: &Pool, limit: Duration, init: &str) -> Result<(), BackendError> {
-    let rows = match pool.call(limit, &VERSION_OF, &[]).await {
-        Ok(rows) => rows,
-        Err(failure) => {
-            return Err(match failure.code() {
-                Some(&SqlState::UNDEFINED_FUNCTION | &SqlState::INVALID_SCHEMA_NAME) => no_schema(init),
-                Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-                    let what = format!(
-                        "this user may not use the schema `lockkeeper`: let its owner run `{init} --role NAME` with \
-                         the user, or one of its roles, as NAME"
-                    );
-                    BackendError::new(BackendErrorKind::Operator, what)
-                }
-                _ => failure.explained("use lease rows"),
-            });
+async fn check(store: &RowStore) -> Result<(), BackendError> {
+    let init = &store.init;
+    let rows = store.database.call(store.limit, &VERSION_OF, &[]).await.map_err(|failure| {
+        if failure.code() != Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+            return store.explained(failure, "use lease rows");
         }
-    };
+        let what = format!(
+            "this user may not use the schema `lockkeeper`: let its owner run `{init} --role NAME` with the user, or \
+             one of its roles, as NAME"
+        );
+        BackendError::new(BackendErrorKind::Operator, what)
+    })?;
     let version: i32 = column(rows.first(), 0)?;
     if version < VERSION {
         let what = format!(
@@ -234,21 +185,9 @@ impl RowBackend {
     /// Starts the listener task, if it is not running yet.
     fn listen(&self) {
         let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((listener, stop)) = listener {
-            self.worker.run(Box::pin(listener.run(stop)));
+        if let Some(listener) = listener {
+            self.lease_thread.run(Box::pin(listener.run()));
         }
-    }
-
-    /// Runs a read or a break once, without retry: its result is useless after the limit.
-    async fn ask(
-        store: Arc<RowStore>,
-        limit: Duration,
-        statement: &'static Statement,
-        params: Params<'_>,
-        doing: &str,
-    ) -> Result<Vec<Row>, BackendError> {
-        let answered = store.pool.call(limit, statement, params).await;
-        answered.map_err(|failure| store.explained(failure, doing))
     }
 }
 
@@ -258,7 +197,7 @@ impl Backend for RowBackend {
     }
 
     fn worker(&self) -> Option<LeaseThread> {
-        Some(self.worker.clone())
+        Some(self.lease_thread.clone())
     }
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
@@ -267,30 +206,27 @@ impl Backend for RowBackend {
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
-        let (store, limit) = (self.store.clone(), self.limit);
+        let store = self.store.clone();
         Box::pin(async move {
-            let params: Params<'_> = &[&name.as_str(), &false, &WAITERS_SHOWN];
-            let rows = Self::ask(store, limit, &LOOK, params, "look at a lock").await?;
+            let rows = store.ask(&LOOK, &[&name.as_str(), &false, &WAITERS_SHOWN], "look at a lock").await?;
             Ok(looked(&rows)?.pop().unwrap_or_else(|| unused(name)))
         })
     }
 
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
-        let (store, limit) = (self.store.clone(), self.limit);
+        let store = self.store.clone();
         Box::pin(async move {
             let prefix = prefix.as_ref().map(LockName::as_str);
-            let rows =
-                Self::ask(store, limit, &LOOK, &[&prefix, &true, &WAITERS_SHOWN], "list locks").await?;
-            looked(&rows)
+            looked(&store.ask(&LOOK, &[&prefix, &true, &WAITERS_SHOWN], "list locks").await?)
         })
     }
 
     fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        let (store, limit) = (self.store.clone(), self.limit);
+        let store = self.store.clone();
         Box::pin(async move {
             let Some(token) = Token::new(token) else { return Ok(TokenStatus::NeverIssued) };
             let params: Params<'_> = &[&name.as_str(), &as_bigint(token)];
-            let rows = Self::ask(store, limit, &CHECK_TOKEN, params, "check a token").await?;
+            let rows = store.ask(&CHECK_TOKEN, params, "check a token").await?;
             let issued: bool = column(rows.first(), 0)?;
             let live = tokens(rows.first(), 1)?;
             Ok(match live.contains(&token) {
@@ -302,7 +238,7 @@ impl Backend for RowBackend {
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        let (store, limit) = (self.store.clone(), self.limit);
+        let store = self.store.clone();
         Box::pin(async move {
             for (field, said) in [("reason", &order.reason), ("by", &order.by)] {
                 if said.len() > limits::LABEL_BYTES_MAX {
@@ -312,22 +248,20 @@ impl Backend for RowBackend {
             let (reason, by) = (text(&order.reason), text(&order.by));
             let params: Params<'_> =
                 &[&order.name.as_str(), &as_bigint(order.token), &reason, &by, &order.now];
-            let rows = Self::ask(store, limit, &BREAK, params, "break a hold").await?;
-            broken(&rows)
+            broken(&store.ask(&BREAK, params, "break a hold").await?)
         })
     }
 
     fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
         self.listen();
-        let (store, limit) = (self.store.clone(), self.limit);
+        let store = self.store.clone();
         Box::pin(async move {
-            let rows = Self::ask(store.clone(), limit, &SETTINGS, &[], "read the settings").await?;
-            let settings = findings::settings(&rows)?;
-            let mut hearing = store.hearing.clone();
-            let known = hearing.wait_for(|hearing| *hearing != Hearing::Unknown);
-            let heard = tokio::time::timeout(limit, known).await;
-            let hearing = heard.ok().and_then(Result::ok).map_or(Hearing::Unknown, |hearing| *hearing);
-            Ok(findings::of(&settings, hearing))
+            let rows = store.ask(&SETTINGS, &[], "read the settings").await?;
+            let mut listening = store.listening.clone();
+            let known = listening.wait_for(|listening| listening.hearing != Hearing::Unknown);
+            let known = tokio::time::timeout(store.limit, known).await;
+            let hearing = known.ok().and_then(Result::ok).map_or(Hearing::Unknown, |known| known.hearing);
+            findings::of(&rows, hearing)
         })
     }
 }

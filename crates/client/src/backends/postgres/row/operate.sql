@@ -104,7 +104,6 @@ $$;
 -- permits whose time is over, marks of finished requests, and locks that nobody used for a day. At most every ten seconds
 -- for all clients together, but a_again: whoever has just found something looks further at once. How many rows it removed.
 -- Never waits for anybody.
-DROP FUNCTION IF EXISTS lockkeeper.row_clean(integer);
 CREATE OR REPLACE FUNCTION lockkeeper.row_clean(a_most integer, a_again boolean) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -115,7 +114,6 @@ DECLARE
     seen integer := 0;
     anchor record;
     removed integer := 0;
-    rows integer;
 BEGIN
     SELECT s.upto INTO begins FROM lockkeeper.row_sweep s WHERE a_again OR s.swept < now - interval '10 s' OR s.swept > now
         FOR UPDATE SKIP LOCKED;
@@ -134,12 +132,12 @@ BEGIN
         seen := seen + 1;
         upto := anchor.name;
         IF anchor.crowded THEN
-            DELETE FROM lockkeeper.row_waiter w WHERE w.name = anchor.name AND w.expires <= now;
-            GET DIAGNOSTICS rows = ROW_COUNT;
-            removed := removed + rows;
-            DELETE FROM lockkeeper.row_gone g WHERE g.name = anchor.name AND g.expires <= now;
-            GET DIAGNOSTICS rows = ROW_COUNT;
-            removed := removed + rows;
+            WITH waiters AS (
+                DELETE FROM lockkeeper.row_waiter w WHERE w.name = anchor.name AND w.expires <= now RETURNING 1
+            ), gone AS (
+                DELETE FROM lockkeeper.row_gone g WHERE g.name = anchor.name AND g.expires <= now RETURNING 1
+            )
+            SELECT removed + (SELECT count(*) FROM waiters) + (SELECT count(*) FROM gone) INTO removed;
             anchor.crowded := lockkeeper.row_crowded(anchor.name, now);
             UPDATE lockkeeper.row_lease l SET crowded = false
                 WHERE l.name = anchor.name AND l.slot = 0 AND NOT anchor.crowded;
@@ -153,21 +151,21 @@ BEGIN
         -- There may be more before the end of what was looked at.
         ends := upto;
     END IF;
-    -- Whoever repeats the release of a permit is told how it ended, for an hour.
-    DELETE FROM lockkeeper.row_lease l WHERE l.ctid = ANY (ARRAY(SELECT d.ctid FROM lockkeeper.row_lease d
-        WHERE d.slot > 0 AND d.name > begins AND (ends IS NULL OR d.name <= ends)
-            AND d.shut_until < now - interval '1 hour' LIMIT a_most FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS rows = ROW_COUNT;
-    removed := removed + rows;
-    -- The anchor of these was deleted by hand.
-    DELETE FROM lockkeeper.row_waiter w WHERE w.ctid = ANY (ARRAY(SELECT d.ctid FROM lockkeeper.row_waiter d
-        WHERE d.expires < now - interval '1 hour' LIMIT a_most FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS rows = ROW_COUNT;
-    removed := removed + rows;
-    DELETE FROM lockkeeper.row_gone g WHERE g.ctid = ANY (ARRAY(SELECT d.ctid FROM lockkeeper.row_gone d
-        WHERE d.expires < now - interval '1 hour' LIMIT a_most FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS rows = ROW_COUNT;
-    removed := removed + rows;
+    WITH permits AS (
+        -- Whoever repeats the release of a permit is told how it ended, for an hour.
+        DELETE FROM lockkeeper.row_lease l WHERE l.ctid = ANY (ARRAY(SELECT d.ctid FROM lockkeeper.row_lease d
+            WHERE d.slot > 0 AND d.name > begins AND (ends IS NULL OR d.name <= ends)
+                AND d.shut_until < now - interval '1 hour' LIMIT a_most FOR UPDATE SKIP LOCKED)) RETURNING 1
+    ), waiters AS (
+        -- The anchor of these was deleted by hand.
+        DELETE FROM lockkeeper.row_waiter w WHERE w.ctid = ANY (ARRAY(SELECT d.ctid FROM lockkeeper.row_waiter d
+            WHERE d.expires < now - interval '1 hour' LIMIT a_most FOR UPDATE SKIP LOCKED)) RETURNING 1
+    ), gone AS (
+        DELETE FROM lockkeeper.row_gone g WHERE g.ctid = ANY (ARRAY(SELECT d.ctid FROM lockkeeper.row_gone d
+            WHERE d.expires < now - interval '1 hour' LIMIT a_most FOR UPDATE SKIP LOCKED)) RETURNING 1
+    )
+    SELECT removed + (SELECT count(*) FROM permits) + (SELECT count(*) FROM waiters) + (SELECT count(*) FROM gone)
+        INTO removed;
     UPDATE lockkeeper.row_sweep s SET upto = coalesce(ends, ''), swept = now;
     RETURN removed;
 END $$;

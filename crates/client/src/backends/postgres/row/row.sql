@@ -35,8 +35,8 @@ CREATE TABLE IF NOT EXISTS lockkeeper.row_lease (
     permits    integer,                   -- how many permits there are, while a permit is held or waited for
     crowded    boolean NOT NULL DEFAULT false, -- there may be waiters, further permits or finished requests beside it
     PRIMARY KEY (name, slot)
-    -- No CHECK: it would be parsed anew by each call, which is a seventh of the whole. row_anchor, row_acquire and
-    -- row_take say how long what is.
+    -- No CHECK: it would be parsed anew by each call, which is a seventh of the whole. row_anchor and row_acquire limit
+    -- the sizes.
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
 -- Who waits, in the order of arrival.

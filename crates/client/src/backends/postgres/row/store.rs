@@ -5,20 +5,15 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{End, LockName, Mode, PermitGrant, Rejection, limits};
+use lockkeeper_core::{End, Mode, PermitGrant, Rejection, limits};
 use tokio::sync::watch;
-use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
-use tokio_util::sync::DropGuard;
 
-use super::calls::{
-    self, ACQUIRE, Acquired, FINISH, GIVE, Interval, RENEW, Statement, TAKE, acquired, finished,
-};
-use super::listen::Hearing;
-use super::pool::{Failure, Params, Pool};
+use super::calls::{self, ACQUIRE, Acquired, FINISH, RENEW, Statement, acquired, finished};
+use super::database::{Database, Failure, Params};
+use super::listen::{Hearing, Listening};
 use super::random;
-use super::short::ShortWay;
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried};
 use crate::error::{BackendError, BackendErrorKind, Busy};
@@ -37,18 +32,15 @@ const POLL_MOST: Duration = Duration::from_secs(2);
 
 /// Lease rows of one database.
 pub(super) struct RowStore {
-    /// For all calls except renewals.
-    pub(super) pool: Pool,
-    /// For renewals, which must not queue behind other calls.
-    pub(super) own: Pool,
+    pub(super) database: Arc<Database>,
     /// Id of this client's notification channel.
     pub(super) wake: String,
-    pub(super) hearing: watch::Receiver<Hearing>,
-    pub(super) short: ShortWay,
+    /// The listener task stops when this is dropped.
+    pub(super) listening: watch::Receiver<Listening>,
+    /// Time limit for inspect, list, token check, break and findings.
+    pub(super) limit: Duration,
     /// The command that makes the schema, for errors.
     pub(super) init: String,
-    /// Stops the listener task on drop.
-    pub(super) _listening: DropGuard,
 }
 
 impl RowStore {
@@ -57,81 +49,23 @@ impl RowStore {
             return Ok(Tried::Refused(rejection.into()));
         }
         let entry = &attempt.entry;
-        let mut limit = entry.limit();
         let (permit, of) = calls::mode(entry.mode);
         let (ttl, closes) = (ms(entry.ttl), ms(entry.closed_after_expiry()));
-        let hearing = *self.hearing.borrow();
-        let hears = hearing == Hearing::Hears;
+        let (label, meta): (_, &[u8]) = (text(&attempt.label), &attempt.meta);
+        let hearing = self.listening.borrow().hearing;
         // The channel's id is stored unless notifications are known to fail: if they are confirmed later, the holder can
         // still be notified of a break.
-        let (label, wake) = (text(&attempt.label), (hearing != Hearing::Deaf).then_some(self.wake.as_str()));
-        let meta: &[u8] = &attempt.meta;
-        if self.pool.is_direct() && self.short.takes(attempt) {
-            let shut = Interval(ttl.saturating_add(closes));
-            let params: Params<'_> =
-                &[&entry.name.as_str(), &entry.id.0, &Interval(ttl), &shut, &label, &meta, &wake];
-            if let Some(row) = self.go_short(&entry.name, &mut limit, &TAKE, params, "acquire").await? {
-                let token = calls::column(Some(&row), 0);
-                return Ok(token.map_or_else(Tried::Refused, |token| granted(token, Vec::new())));
-            }
-        }
-        let rows = self
-            .pool
-            .call(
-                limit,
-                &ACQUIRE,
-                &[
-                    &entry.name.as_str(),
-                    &entry.id.0,
-                    &permit,
-                    &of,
-                    &ttl,
-                    &closes,
-                    &attempt.wait,
-                    &label,
-                    &meta,
-                    &wake,
-                ],
-            )
-            .await;
-        match rows {
+        let wake = (hearing != Hearing::Deaf).then_some(self.wake.as_str());
+        let (name, id, wait) = (entry.name.as_str(), &entry.id.0, attempt.wait);
+        let params: Params<'_> = &[&name, id, &permit, &of, &ttl, &closes, &wait, &label, &meta, &wake];
+        match self.database.call(entry.limit(), &ACQUIRE, params).await {
             Ok(rows) => Ok(match acquired(&rows) {
-                Ok(acquired) => {
-                    let tried = tried(entry, acquired, hears);
-                    let at_once = attempt.first && !permit && matches!(tried, Tried::Granted(_));
-                    self.short.learn(&entry.name, at_once);
-                    tried
-                }
+                Ok(acquired) => tried(entry, acquired, hearing == Hearing::Hears),
                 Err(error) => Tried::Refused(error),
             }),
             Err(failure) if refuses_for_good(&failure) => Ok(Tried::Refused(self.explained(failure, "lock"))),
             Err(failure) => Err(unanswered(&failure, "acquire")),
         }
-    }
-
-    /// Runs a fast-path statement within `limit`, and reduces `limit` by the elapsed time. `None` if the fast path
-    /// did not apply: the caller then calls the SQL function, which covers all cases and returns the reason for a refusal.
-    async fn go_short(
-        &self,
-        name: &LockName,
-        limit: &mut Duration,
-        statement: &Statement,
-        params: Params<'_>,
-        doing: &str,
-    ) -> Result<Option<Row>, CallError> {
-        let until = Instant::now() + *limit;
-        match self.pool.call(*limit, statement, params).await {
-            Ok(mut rows) if !rows.is_empty() => return Ok(Some(rows.swap_remove(0))),
-            Ok(_) => {}
-            // A refused statement was rolled back.
-            Err(failure) if failure.code().is_some() && !failure.may_have_arrived() => {
-                self.short.refused(&failure);
-            }
-            Err(failure) => return Err(unanswered(&failure, doing)),
-        }
-        self.short.learn(name, false);
-        *limit = until.saturating_duration_since(Instant::now());
-        Ok(None)
     }
 
     async fn renew_all(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, CallError> {
@@ -141,14 +75,12 @@ impl RowStore {
             let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
             let ids: Vec<&str> = entries.iter().map(|entry| entry.id.0.as_str()).collect();
             let ttls: Vec<i64> = entries.iter().map(|entry| ms(entry.ttl)).collect();
-            // If the server allows no further connection, a late renewal is better than none.
-            let pool = if self.own.has_link() { &self.own } else { &self.pool };
-            let answered = pool.call(limit, &RENEW, &[&names, &ids, &ttls]).await;
+            // Not behind other calls. If the server allows no further connection, a late renewal is better than none.
+            let own = self.listening.borrow().connection.clone();
+            let answered = self.database.call_on(own.as_deref(), limit, &RENEW, &[&names, &ids, &ttls]).await;
             let rows = answered.map_err(|failure| unanswered(&failure, "renew"))?;
-            let letters: String = calls::column(rows.first(), 0).map_err(|error| {
-                tracing::warn!(%error, "postgres: a renewal has no answer");
-                CallError { sent: true }
-            })?;
+            let letters: String =
+                calls::column(rows.first(), 0).map_err(|error| unreadable(&error, "renew"))?;
             renewed.extend(letters.chars().map(|letter| match letter {
                 'k' => Renewed::Kept,
                 'r' => Renewed::Revoked,
@@ -159,41 +91,38 @@ impl RowStore {
     }
 
     async fn end(&self, entry: &Entry, doubt: bool) -> Result<End, CallError> {
-        let mut limit = entry.limit();
-        if self.pool.is_direct() && self.short.gives(entry, doubt) {
-            let params: Params<'_> = &[&entry.name.as_str(), &entry.id.0];
-            if self.go_short(&entry.name, &mut limit, &GIVE, params, "finish").await?.is_some() {
-                return Ok(End::Released);
-            }
-        }
         let (keep, ttl) = (ms(entry.keep_closed), ms(entry.ttl));
         let params: Params<'_> = &[&entry.name.as_str(), &entry.id.0, &keep, &ttl, &doubt];
-        let answered = self.pool.call(limit, &FINISH, params).await;
+        let answered = self.database.call(entry.limit(), &FINISH, params).await;
         let rows = answered.map_err(|failure| unanswered(&failure, "finish"))?;
-        finished(&rows).map_err(|error| {
-            tracing::warn!(%error, "postgres: an end has no answer");
-            CallError { sent: true }
-        })
+        finished(&rows).map_err(|error| unreadable(&error, "finish"))
+    }
+
+    /// Runs a read or a break once, without retry: its result is useless after the limit.
+    pub(super) async fn ask(
+        &self,
+        statement: &Statement,
+        params: Params<'_>,
+        doing: &str,
+    ) -> Result<Vec<Row>, BackendError> {
+        let answered = self.database.call(self.limit, statement, params).await;
+        answered.map_err(|failure| self.explained(failure, doing))
     }
 
     /// The error as shown to users; `doing` names the operation.
     pub(super) fn explained(&self, failure: Failure, doing: &str) -> BackendError {
         let missing =
             [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_TABLE];
-        if failure.code().is_some_and(|code| missing.contains(code)) {
-            return no_schema(&self.init);
+        if !failure.code().is_some_and(|code| missing.contains(code)) {
+            return failure.explained(doing);
         }
-        failure.explained(doing)
+        let what = format!(
+            "the database has no schema for lease rows: let someone who may create a schema run `{}`, or what \
+             `lockkeeper postgres init --print` shows",
+            self.init
+        );
+        BackendError::new(BackendErrorKind::Operator, what)
     }
-}
-
-/// The error for a missing or incomplete schema.
-pub(super) fn no_schema(init: &str) -> BackendError {
-    let what = format!(
-        "the database has no schema for lease rows: let someone who may create a schema run `{init}`, or what \
-         `lockkeeper postgres init --print` shows"
-    );
-    BackendError::new(BackendErrorKind::Operator, what)
 }
 
 impl Store for Arc<RowStore> {
@@ -208,7 +137,7 @@ impl Store for Arc<RowStore> {
     }
 
     fn trouble(&self) -> Option<String> {
-        self.pool.trouble()
+        self.database.trouble().map(|error| error.to_string())
     }
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
@@ -237,7 +166,10 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
         ("granted", mode) => {
             let permit = PermitGrant { slot: count(acquired.slot), limit: count(acquired.permits) };
             let permits = if matches!(mode, Mode::Permit { .. }) { vec![permit] } else { Vec::new() };
-            granted(acquired.token, permits)
+            match acquired.token.and_then(calls::token) {
+                Some(token) => Tried::Granted(Granted { token: Some(token), permits }),
+                None => Tried::Refused(Rejection::TokensExhausted.into()),
+            }
         }
         ("waits", _) => {
             let again = again(entry.ttl, acquired.ahead, acquired.left, hears);
@@ -250,13 +182,6 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
         ("full", _) => Tried::Refused(Rejection::TooManyWaiters { name: name() }.into()),
         // Busy; or the entry is over already, and then the answer is discarded.
         _ => Tried::Busy(Busy { holder: acquired.holder, queued_ahead: acquired.ahead }),
-    }
-}
-
-fn granted(token: Option<i64>, permits: Vec<PermitGrant>) -> Tried {
-    match token.and_then(calls::token) {
-        Some(token) => Tried::Granted(Granted { token: Some(token), permits }),
-        None => Tried::Refused(Rejection::TokensExhausted.into()),
     }
 }
 
@@ -299,6 +224,12 @@ fn refuses_for_good(failure: &Failure) -> bool {
 fn unanswered(failure: &Failure, doing: &str) -> CallError {
     tracing::debug!(?failure, doing, "postgres: a call has no answer");
     CallError { sent: failure.may_have_arrived() }
+}
+
+/// It was answered, but not by the functions of this program.
+fn unreadable(error: &BackendError, doing: &str) -> CallError {
+    tracing::warn!(%error, doing, "postgres: the answer of a call can't be read");
+    CallError { sent: true }
 }
 
 fn ms(duration: Duration) -> i64 {

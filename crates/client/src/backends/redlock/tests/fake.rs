@@ -14,9 +14,9 @@ use crate::backends::redlock::limit::RoundLimit;
 use crate::backends::redlock::node::{EndLetter, Node, NodeStore, TryLetter};
 use crate::backends::redlock::store::RedlockStore;
 use crate::error::{BackendError, BackendErrorKind, Busy};
+use crate::io::LeaseThread;
 use crate::machine::Granted;
 use crate::time::BootInstant;
-use crate::io::LeaseThread;
 
 /// A node's behaviour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
