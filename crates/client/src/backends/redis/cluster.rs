@@ -11,9 +11,10 @@ use lockkeeper_core::{End, LockName};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::settings::{Settings, shown};
+use super::settings::{Settings, Topology, shown};
 use super::slots::{Range, ranges, slot_of};
-use super::store::RedisStore;
+use super::store::{RedisStore, Role};
+use super::target::Target;
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
@@ -193,8 +194,9 @@ impl Inner {
     }
 
     async fn connect(&self, host: &Host) -> Result<Arc<RedisStore>, ConnectError> {
+        let target = Target::new(self.settings.clone(), Topology::Single(host.clone()));
         let wakes = self.wakes.clone();
-        Box::pin(RedisStore::open_node(&self.settings, host, &self.worker, wakes, &self.client)).await
+        RedisStore::open(Role::ClusterNode, target, &self.worker, wakes, &self.client).await
     }
 }
 
