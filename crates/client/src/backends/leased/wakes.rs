@@ -1,8 +1,11 @@
-//! Delivery of a lock service's messages about entries to the sessions that own them.
+//! Delivery of a lock service's messages about entries to the sessions that own them, and to waiting acquires.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
 
 use super::store::EntryId;
 
@@ -72,5 +75,46 @@ impl Wakes {
 
     fn listeners(&self) -> MutexGuard<'_, Listeners> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wakes a waiting acquire before its next attempt is due.
+#[derive(Default)]
+pub(super) struct WakeUp {
+    notify: Notify,
+    /// The pause before the next attempt that the latest wake-ups asked for, if any: the shortest counts.
+    pause: Mutex<Option<Duration>>,
+}
+
+impl WakeUp {
+    pub(super) fn wake(&self, after: Duration) {
+        let mut pause = self.pause();
+        *pause = Some(pause.map_or(after, |earlier| earlier.min(after)));
+        drop(pause);
+        self.notify.notify_one();
+    }
+
+    /// Forgets the wake-ups so far.
+    pub(super) fn clear(&self) {
+        self.pause().take();
+    }
+
+    /// Waits until the next attempt is due: after `again`, or earlier if a wake-up asks for it.
+    pub(super) async fn until_due(&self, again: Duration) {
+        let mut left = again;
+        loop {
+            if let Some(pause) = self.pause().take() {
+                left = left.min(pause);
+            }
+            let from = Instant::now();
+            tokio::select! {
+                () = sleep(left) => return,
+                () = self.notify.notified() => left = left.saturating_sub(from.elapsed()),
+            }
+        }
+    }
+
+    fn pause(&self) -> MutexGuard<'_, Option<Duration>> {
+        self.pause.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
