@@ -57,7 +57,9 @@ pub(super) enum Stage {
     /// An operator broke it, and the session was notified. It is not renewed any more.
     Revoked,
     /// A finish is on its way. No renewal is sent after it, since a late one could keep a released lock held.
-    Ends { revoked: bool },
+    Ends {
+        revoked: bool,
+    },
 }
 
 /// An entry that a keep-alive renews.
@@ -120,7 +122,7 @@ impl Requests {
         *last = Some(seq).max(*last);
         let request = requests.entry(seq).or_insert_with(|| Request {
             entry: Arc::new(entry()),
-            wake_up: Arc::default(),
+            wake_up: Arc::new(WakeUp::new()),
             stage: Stage::Asked,
             attempts: Attempts::default(),
             missed: 0,

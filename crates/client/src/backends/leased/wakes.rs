@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
 use super::store::EntryId;
 
@@ -79,42 +79,36 @@ impl Wakes {
 }
 
 /// Wakes a waiting acquire before its next attempt is due.
-#[derive(Default)]
 pub(super) struct WakeUp {
-    notify: Notify,
-    /// The pause before the next attempt that the latest wake-ups asked for, if any: the shortest counts.
-    pause: Mutex<Option<Duration>>,
+    /// The earliest time that the wake-ups since the last attempt asked for.
+    due: watch::Sender<Option<Instant>>,
 }
 
 impl WakeUp {
+    pub(super) fn new() -> Self {
+        Self { due: watch::channel(None).0 }
+    }
+
     pub(super) fn wake(&self, after: Duration) {
-        let mut pause = self.pause();
-        *pause = Some(pause.map_or(after, |earlier| earlier.min(after)));
-        drop(pause);
-        self.notify.notify_one();
+        // A time that can't be represented never comes.
+        let Some(at) = Instant::now().checked_add(after) else { return };
+        self.due.send_modify(|due| *due = Some(due.map_or(at, |earlier| earlier.min(at))));
     }
 
     /// Forgets the wake-ups so far.
     pub(super) fn clear(&self) {
-        self.pause().take();
+        self.due.send_replace(None);
     }
 
     /// Waits until the next attempt is due: after `again`, or earlier if a wake-up asks for it.
     pub(super) async fn until_due(&self, again: Duration) {
-        let mut left = again;
+        let (again, mut wakes) = (Instant::now() + again, self.due.subscribe());
         loop {
-            if let Some(pause) = self.pause().take() {
-                left = left.min(pause);
-            }
-            let from = Instant::now();
+            let due = wakes.borrow_and_update().map_or(again, |due| due.min(again));
             tokio::select! {
-                () = sleep(left) => return,
-                () = self.notify.notified() => left = left.saturating_sub(from.elapsed()),
+                () = sleep_until(due) => return,
+                _ = wakes.changed() => {}
             }
         }
-    }
-
-    fn pause(&self) -> MutexGuard<'_, Option<Duration>> {
-        self.pause.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -244,7 +244,11 @@ impl Inner {
             get
         };
         let asked: Vec<Cmd> = keys.iter().map(begins).collect();
-        let answers = self.link.send_all(Over::Runtime, &asked, deadline()).await.map_err(|failure| self.unanswered(failure))?;
+        let answers = self
+            .link
+            .send_all(Over::Runtime, &asked, deadline())
+            .await
+            .map_err(|failure| self.unanswered(failure))?;
         let ours =
             |answer: &Value| matches!(answer, Value::BulkString(text) if text == layout::OURS.as_bytes());
         Ok(keys.into_iter().zip(answers).filter(|(_, answer)| ours(answer)).map(|(key, _)| key).collect())

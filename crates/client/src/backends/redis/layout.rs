@@ -76,7 +76,8 @@ impl Keys {
 
     /// The keys for a script, and the entry that it is about.
     pub(super) fn list(&self, set: KeySet, id: &EntryId) -> Vec<String> {
-        let stem = if self.tagged { [&self.lock, TAGGED].concat() } else { format!("{{{}}}{BESIDE}", self.lock) };
+        let stem =
+            if self.tagged { [&self.lock, TAGGED].concat() } else { format!("{{{}}}{BESIDE}", self.lock) };
         let beside = SUFFIXES.iter().map(|suffix| match *suffix {
             "gone:" => format!("{stem}gone:{id}"),
             suffix => format!("{stem}{suffix}"),
@@ -108,9 +109,8 @@ fn escape_pattern(text: &str) -> String {
 /// The lock's key, if `key` is that of a queue.
 pub(super) fn lock_of_queue(key: &str) -> Option<&str> {
     let stem = key.strip_suffix("queue")?;
-    let plain = || {
-        stem.strip_suffix(BESIDE)?.strip_prefix('{')?.strip_suffix('}').filter(|lock| !has_tag(lock))
-    };
+    let plain =
+        || stem.strip_suffix(BESIDE)?.strip_prefix('{')?.strip_suffix('}').filter(|lock| !has_tag(lock));
     stem.strip_suffix(TAGGED).filter(|lock| has_tag(lock)).or_else(plain)
 }
 

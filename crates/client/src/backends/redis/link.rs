@@ -91,7 +91,9 @@ impl Link {
     /// Runs a script. If the server does not have it, sends its text.
     pub(super) async fn run(&self, script: &Script, call: &Cmd, deadline: Instant) -> Result<Value, Failure> {
         match self.send(call, deadline).await? {
-            Value::ServerError(error) if is_unknown(&error) => self.command(&script.in_full(call), deadline).await,
+            Value::ServerError(error) if is_unknown(&error) => {
+                self.command(&script.in_full(call), deadline).await
+            }
             value => self.checked(value),
         }
     }
@@ -150,7 +152,8 @@ impl Link {
     }
 
     async fn send(&self, command: &Cmd, deadline: Instant) -> Result<Value, Failure> {
-        let send = async |mut connection: MultiplexedConnection| connection.send_packed_command(command).await;
+        let send =
+            async |mut connection: MultiplexedConnection| connection.send_packed_command(command).await;
         self.send_on_runtime(deadline, send).await
     }
 

@@ -2,13 +2,13 @@
 //! sends as pushes (RESP3). It is replaced when it ends, and when a call on it has no answer. Messages may be lost
 //! while there is none, so each new connection wakes all waiters.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::layout;
@@ -26,14 +26,11 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// Clones share the connection, which is kept up until all of them are dropped.
 #[derive(Clone)]
 pub(super) struct MainConnection {
-    present: watch::Receiver<Option<Connected>>,
+    /// The connection, or why there is none.
+    state: watch::Receiver<Result<Connected, ConnectError>>,
     suspects: UnboundedSender<u64>,
-    last_error: LastError,
     target: Arc<Target>,
 }
-
-/// The error of the last failed attempt to connect, while there is no connection.
-type LastError = Arc<Mutex<Option<String>>>;
 
 /// An established main connection.
 #[derive(Clone)]
@@ -53,30 +50,15 @@ impl MainConnection {
         wakes: Wakes,
         client: &str,
     ) -> Result<Self, ConnectError> {
+        let target = Arc::new(target);
         let (suspects, suspected) = unbounded_channel();
-        let (opened_in, opened) = oneshot::channel();
-        let (last_error, target) = (LastError::default(), Arc::new(target));
-        let keeper = Keeper {
-            target: target.clone(),
-            wakes,
-            channel: layout::channel(client),
-            suspects: suspects.clone(),
-            last_error: last_error.clone(),
-        };
-        lease_thread.run(Box::pin(async move {
-            match keeper.connect(0).await {
-                Ok(connected) => {
-                    let (present_in, present) = watch::channel(Some(connected));
-                    if opened_in.send(Ok(present)).is_ok() {
-                        keeper.keep(present_in, suspected).await;
-                    }
-                }
-                // The caller may have stopped waiting.
-                Err(error) => drop(opened_in.send(Err(error))),
-            }
-        }));
-        let present = opened.await.unwrap_or_else(|_| Err(refusal::no_thread().into()))?;
-        Ok(Self { present, suspects, last_error, target })
+        let (state_in, mut state) = watch::channel(Err(refusal::lost(&target).into()));
+        let (channel, keeper_suspects) = (layout::channel(client), suspects.clone());
+        let keeper = Keeper { target: target.clone(), wakes, channel, suspects: keeper_suspects };
+        lease_thread.run(Box::pin(keeper.keep(state_in, suspected)));
+        state.changed().await.map_err(|_| refusal::no_thread())?;
+        let first = state.borrow_and_update().clone();
+        first.map(|_| Self { state, suspects, target })
     }
 
     pub(super) fn target(&self) -> &Target {
@@ -85,19 +67,19 @@ impl MainConnection {
 
     /// The connection, or the next one that is established.
     pub(super) async fn established(&self) -> Result<Connected, BackendError> {
-        let mut present = self.present.clone();
-        let established = present.wait_for(Option::is_some).await.ok().and_then(|connected| connected.clone());
+        let mut state = self.state.clone();
+        let established = state.wait_for(Result::is_ok).await.ok().and_then(|state| state.clone().ok());
         established.ok_or_else(refusal::no_thread)
     }
 
     /// The number of the connection; `None` while there is none.
     pub(super) fn number(&self) -> Option<u64> {
-        self.present.borrow().as_ref().map(|connected| connected.number)
+        self.state.borrow().as_ref().ok().map(|connected| connected.number)
     }
 
-    /// Why there is no connection, if known.
+    /// Why there is no connection.
     pub(super) fn last_error(&self) -> Option<String> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state.borrow().as_ref().err().map(ConnectError::to_string)
     }
 
     /// Replaces the connection of this number.
@@ -118,7 +100,6 @@ struct Keeper {
     wakes: Wakes,
     channel: String,
     suspects: UnboundedSender<u64>,
-    last_error: LastError,
 }
 
 impl Keeper {
@@ -146,40 +127,33 @@ impl Keeper {
     }
 
     /// Runs until the last [`MainConnection`] is dropped.
-    async fn keep(self, present: watch::Sender<Option<Connected>>, mut suspected: UnboundedReceiver<u64>) {
-        let mut number = 0;
-        loop {
-            tokio::select! {
-                () = present.closed() => return,
-                Some(suspect) = suspected.recv() => if suspect != number { continue },
+    async fn keep(
+        self,
+        state: watch::Sender<Result<Connected, ConnectError>>,
+        mut suspected: UnboundedReceiver<u64>,
+    ) {
+        let keeping = async {
+            for number in 0.. {
+                self.connect_at_last(number, &state).await;
+                self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
+                while suspected.recv().await != Some(number) {}
+                drop(state.send_replace(Err(refusal::lost(&self.target).into())));
             }
-            present.send_replace(None);
-            number += 1;
-            tokio::select! {
-                () = present.closed() => return,
-                connected = self.connect_at_last(number) => present.send_replace(Some(connected)),
-            };
-            self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
+        };
+        tokio::select! {
+            () = state.closed() => {}
+            () = keeping => {}
         }
     }
 
-    fn set_last_error(&self, error: Option<String>) {
-        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
-    }
-
-    async fn connect_at_last(&self, number: u64) -> Connected {
+    async fn connect_at_last(&self, number: u64, state: &watch::Sender<Result<Connected, ConnectError>>) {
         let mut pause = PAUSES.0;
         loop {
-            match self.connect(number).await {
-                Ok(connected) => {
-                    self.set_last_error(None);
-                    return connected;
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "no connection to Redis yet");
-                    self.set_last_error(Some(error.to_string()));
-                }
-            }
+            let connected = self.connect(number).await;
+            let error = connected.as_ref().err().cloned();
+            drop(state.send_replace(connected));
+            let Some(error) = error else { return };
+            tracing::debug!(%error, "no connection to Redis yet");
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }

@@ -33,9 +33,9 @@ use crate::backends::leased::{LeasedConn, Wakes};
 use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
 use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo};
+use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-use crate::io::{LeaseThread, SharedLeaseThread};
 use servers::Servers;
 #[cfg(not(feature = "redlock"))]
 use settings::Settings;

@@ -118,6 +118,11 @@ pub(super) fn wants_login(error: &RedisError) -> bool {
     error.code() == Some("NOAUTH")
 }
 
+/// The main connection has ended, and there is no other one yet.
+pub(super) fn lost(target: &Target) -> BackendError {
+    BackendError::new(BackendErrorKind::Unreachable, format!("the connection to {target} is lost"))
+}
+
 /// The thread that connects has ended.
 pub(super) fn no_thread() -> BackendError {
     BackendError::new(BackendErrorKind::Operator, "the thread that keeps the connection to Redis has ended")

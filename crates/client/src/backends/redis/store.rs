@@ -124,7 +124,8 @@ impl Store for RedisStore {
         Box::pin(async move {
             let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
             let calls: Vec<Cmd> = entries.iter().map(|entry| inner.renew_call(entry)).collect();
-            let answers = inner.link.run_all(Over::Main, &SCRIPTS.renew, &calls, limit).await.map_err(not_known)?;
+            let answers =
+                inner.link.run_all(Over::Main, &SCRIPTS.renew, &calls, limit).await.map_err(not_known)?;
             let renewed = |answer: &Value| match answer {
                 Value::Int(0) => Ok(Renewed::Gone),
                 Value::Int(1) => Ok(Renewed::Kept),
