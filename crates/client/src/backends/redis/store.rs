@@ -380,3 +380,60 @@ fn foreign_look() -> Duration {
     let spread = FOREIGN_LOOKS.1 - FOREIGN_LOOKS.0;
     Duration::from_millis(FOREIGN_LOOKS.0 + spread * u64::from(random[0]) / 255)
 }
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_rig::Redis;
+
+    use super::*;
+    use crate::backends::leased::EntryId;
+    use crate::url::Url;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    async fn store(redis: &Redis, query: &str) -> Arc<RedisStore> {
+        let url = Url::parse(&format!("{}{query}", redis.url()), &["redis"]).unwrap();
+        let (settings, topology) = Settings::parse(&url).unwrap();
+        let (target, thread) = (Target::new(settings, topology), LeaseThread::start("test").unwrap());
+        RedisStore::open(Role::Alone, target, &thread, Wakes::default(), "c0ffee").await.unwrap()
+    }
+
+    fn attempt(id: &str, mode: Mode, keep_closed: Duration, lock_delay: Duration) -> Attempt {
+        let (id, name) = (EntryId(id.to_owned()), "jobs".parse().unwrap());
+        let entry = Arc::new(Entry { id, name, mode, ttl: TTL, keep_closed, lock_delay });
+        Attempt { entry, first: true, wait: false, label: "me".into(), meta: Box::default() }
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_arrives_after_its_end_holds_nothing() {
+        const ZERO: Duration = Duration::ZERO;
+        let redis = Redis::start();
+        let permit = Mode::Permit { of: Some(1) };
+        for (case, (query, mode, keep_closed, lock_delay)) in [
+            ("", Mode::Exclusive, ZERO, ZERO),
+            ("", Mode::Exclusive, TTL, ZERO),
+            ("", Mode::Exclusive, ZERO, TTL),
+            ("", permit, ZERO, ZERO),
+            ("?fencing=counter", Mode::Exclusive, ZERO, ZERO),
+            ("?fencing=counter", permit, ZERO, ZERO),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let store = store(&redis, query).await;
+            let late = attempt("1a7e-1", mode, keep_closed, lock_delay);
+            assert!(matches!(store.finish(late.entry.clone(), true).await, Ok(End::Gone)), "{case}");
+            let tried = store.attempt(late.clone()).await.unwrap();
+            // Only the plain `SET` of the first case does not read the record of the end.
+            assert_eq!(matches!(tried, Tried::Granted(_)), case == 0, "{case}: {tried:?}");
+            // Nor does a renewal that was sent before the end make it a hold.
+            assert_eq!(store.renew(vec![late.entry.clone()]).await.unwrap(), [Renewed::Gone], "{case}");
+            assert!(redis.cli(&["PTTL", "jobs"]).parse::<i64>().unwrap() <= 30_000, "{case}");
+            let next = attempt("0e87-1", mode, ZERO, lock_delay);
+            let tried = store.attempt(next.clone()).await.unwrap();
+            assert!(matches!(tried, Tried::Granted(_)), "{case}: {tried:?}");
+            assert!(matches!(store.finish(next.entry, false).await, Ok(End::Released)), "{case}");
+            redis.cli(&["FLUSHALL"]);
+        }
+    }
+}
