@@ -4,6 +4,7 @@
 //! make the promises hold are the same for all and are in [`session`]. A lock service wakes waiters through
 //! [`Wakes`].
 
+mod requests;
 mod session;
 mod store;
 #[cfg(test)]

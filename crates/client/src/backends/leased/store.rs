@@ -1,6 +1,6 @@
 //! The operations of a lock service on which sessions are built.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,11 +54,7 @@ pub(crate) struct EntryId(pub(crate) String);
 
 impl EntryId {
     pub(super) fn of(session: &str, seq: Seq) -> Self {
-        let mut id = String::with_capacity(session.len() + 8);
-        id.push_str(session);
-        // Writing to a string can't fail.
-        let _ = write!(id, "-{}", seq.0);
-        Self(id)
+        Self(format!("{session}-{}", seq.0))
     }
 
     /// Its session.

@@ -266,7 +266,55 @@ async fn a_refusal_after_an_unanswered_try_or_in_the_queue_leaves_nothing_behind
     session.store.will(Ok(Tried::Busy(Busy::default())));
     assert!(matches!(session.acquire(2).await, Ok(Answer::Busy(_))));
     assert!(matches!(session.pushes.recv().await, Some(Push::Queued { .. })));
-    assert_eq!(session.store.asked(), ["attempt 2", "attempt 2", "finish in doubt 2"]);
+    assert_eq!(session.store.asked(), ["attempt 2", "attempt 2", "finish 2"]);
+}
+
+/// Its runtime has ended, and the call with it. It may still arrive after a later attempt was granted.
+#[tokio::test]
+async fn an_attempt_whose_call_is_dropped_leaves_its_end_in_doubt() {
+    let session = Session::open().await;
+    let mut dropped = session.acquire(1);
+    start(&mut dropped).await;
+    drop(dropped);
+    session.held(1).await;
+    session.store.asked();
+    session.finish(1).await;
+    assert_eq!(session.store.asked(), ["finish in doubt 1"]);
+}
+
+#[tokio::test]
+async fn a_waiting_acquire_stops_when_its_request_ends() {
+    let mut session = Session::open().await;
+    session.store.will(waits(TTL));
+    let waiting = tokio::spawn(session.acquire(1));
+    assert!(matches!(session.pushes.recv().await, Some(Push::Queued { seq: Seq(1), .. })));
+    session.finish(1).await;
+    assert!(matches!(waiting.await.unwrap(), Ok(Answer::Finished(End::Gone))));
+    assert_eq!(session.store.asked(), ["attempt 1", "finish 1"]);
+}
+
+#[tokio::test]
+async fn waiting_acquires_stop_when_their_session_is_dropped() {
+    let mut session = Session::open().await;
+    session.store.will(waits(TTL));
+    let waiting = tokio::spawn(session.acquire(1));
+    assert!(matches!(session.pushes.recv().await, Some(Push::Queued { seq: Seq(1), .. })));
+    drop(session.conn);
+    assert!(matches!(waiting.await.unwrap(), Ok(Answer::Finished(End::Gone))));
+    assert_eq!(session.store.asked(), ["attempt 1"]);
+}
+
+/// The end may have overtaken the attempt.
+#[tokio::test]
+async fn a_grant_that_arrives_after_its_end_is_ended_again() {
+    let session = Session::open().await;
+    let answer = session.store.will_later();
+    let mut acquire = session.acquire(1);
+    start(&mut acquire).await;
+    session.finish(1).await;
+    answer.send(Tried::Granted(Granted::default())).unwrap();
+    assert!(matches!(acquire.await, Ok(Answer::Finished(End::Gone))));
+    assert_eq!(session.store.asked(), ["attempt 1", "finish in doubt 1", "finish 1"]);
 }
 
 #[tokio::test]

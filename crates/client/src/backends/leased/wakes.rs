@@ -1,8 +1,11 @@
-//! Delivery of a lock service's messages about entries to the sessions that own them.
+//! Delivery of a lock service's messages about entries to the sessions that own them, and to waiting acquires.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
 use super::store::EntryId;
 
@@ -72,5 +75,40 @@ impl Wakes {
 
     fn listeners(&self) -> MutexGuard<'_, Listeners> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wakes a waiting acquire before its next attempt is due.
+pub(super) struct WakeUp {
+    /// The earliest time that the wake-ups since the last attempt asked for.
+    due: watch::Sender<Option<Instant>>,
+}
+
+impl WakeUp {
+    pub(super) fn new() -> Self {
+        Self { due: watch::channel(None).0 }
+    }
+
+    pub(super) fn wake(&self, after: Duration) {
+        // A time that can't be represented never comes.
+        let Some(at) = Instant::now().checked_add(after) else { return };
+        self.due.send_modify(|due| *due = Some(due.map_or(at, |earlier| earlier.min(at))));
+    }
+
+    /// Forgets the wake-ups so far.
+    pub(super) fn clear(&self) {
+        self.due.send_replace(None);
+    }
+
+    /// Waits until the next attempt is due: after `again`, or earlier if a wake-up asks for it.
+    pub(super) async fn until_due(&self, again: Duration) {
+        let (again, mut wakes) = (Instant::now() + again, self.due.subscribe());
+        loop {
+            let due = wakes.borrow_and_update().map_or(again, |due| due.min(again));
+            tokio::select! {
+                () = sleep_until(due) => return,
+                _ = wakes.changed() => {}
+            }
+        }
     }
 }

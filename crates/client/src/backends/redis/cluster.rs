@@ -11,9 +11,10 @@ use lockkeeper_core::{End, LockName};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::settings::{Settings, shown};
+use super::settings::{Settings, Topology, shown};
 use super::slots::{Range, ranges, slot_of};
-use super::store::RedisStore;
+use super::store::{RedisStore, Role};
+use super::target::Target;
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
@@ -117,53 +118,40 @@ impl Inner {
 
     /// Reads the map from the first node that answers, and connects to new nodes. Returns whether the map changed.
     async fn learn(&self) -> Result<bool, ConnectError> {
-        let mut troubles = Vec::new();
-        let known: Vec<(Host, Arc<RedisStore>)> = self.map().nodes.values().cloned().collect();
-        for (host, node) in known.into_iter().filter(|(_, node)| node.is_up()) {
-            match node.slots().await {
-                Ok(answer) => return self.put(ranges(answer, &host), None).await,
-                Err(error) => troubles.push(error.to_string()),
+        let known: Vec<_> = self.map().nodes.values().filter(|(_, node)| node.is_up()).cloned().collect();
+        let known = known.into_iter().map(|(host, node)| (host, Some(node)));
+        let seeds = self.seeds.iter().map(|seed| (seed.clone(), None));
+        let mut errors = Vec::new();
+        for (host, node) in known.chain(seeds) {
+            match self.learn_from(host, node).await {
+                Ok(changed) => return Ok(changed),
+                Err(error) => errors.push(error),
             }
         }
-        let mut last = None;
-        for seed in &self.seeds {
-            let asked = async {
-                let node = self.connect(seed).await?;
-                let answer = node.slots().await?;
-                Ok::<_, ConnectError>((node, answer))
-            };
-            match asked.await {
-                Ok((node, answer)) => {
-                    return self.put(ranges(answer, seed), Some((seed.clone(), node))).await;
-                }
-                Err(error) => {
-                    troubles.push(error.to_string());
-                    last = Some(error);
-                }
-            }
+        if let [error] = &errors[..] {
+            return Err(error.clone());
         }
-        match last {
-            Some(error) if troubles.len() == 1 => Err(error),
-            _ => {
-                let what = format!("no node of the cluster can be asked: {}", troubles.join("; "));
-                Err(BackendError::new(BackendErrorKind::Unreachable, what).into())
-            }
-        }
+        let errors: Vec<String> = errors.iter().map(ConnectError::to_string).collect();
+        let what = format!("no node of the cluster can be asked: {}", errors.join("; "));
+        Err(BackendError::new(BackendErrorKind::Unreachable, what).into())
     }
 
-    async fn put(
-        &self,
-        ranges: Vec<Range>,
-        spare: Option<(Host, Arc<RedisStore>)>,
-    ) -> Result<bool, ConnectError> {
+    async fn learn_from(&self, host: Host, node: Option<Arc<RedisStore>>) -> Result<bool, ConnectError> {
+        let node = match node {
+            Some(node) => node,
+            None => self.connect(&host).await?,
+        };
+        let ranges = ranges(node.slots().await?, &host);
+        self.put(ranges, host, node).await
+    }
+
+    async fn put(&self, ranges: Vec<Range>, host: Host, node: Arc<RedisStore>) -> Result<bool, ConnectError> {
         if ranges.is_empty() {
             let what = "the server is in no cluster that has slots; leave `?cluster=true` out";
             return Err(BackendError::new(BackendErrorKind::Refused, what).into());
         }
         let mut nodes = self.map().nodes.clone();
-        if let Some((host, node)) = spare {
-            nodes.entry(shown(&host)).or_insert((host, node));
-        }
+        nodes.entry(shown(&host)).or_insert((host, node));
         let mut map = Map::default();
         for range in ranges {
             let address = shown(&range.primary);
@@ -193,8 +181,9 @@ impl Inner {
     }
 
     async fn connect(&self, host: &Host) -> Result<Arc<RedisStore>, ConnectError> {
+        let target = Target::new(self.settings.clone(), Topology::Single(host.clone()));
         let wakes = self.wakes.clone();
-        Box::pin(RedisStore::open_node(&self.settings, host, &self.worker, wakes, &self.client)).await
+        RedisStore::open(Role::ClusterNode, target, &self.worker, wakes, &self.client).await
     }
 }
 

@@ -1,8 +1,7 @@
 //! Consequences of the server's settings for locks: for `doctor`, and for the check before tokens are used.
 
-use redis::Value;
+use std::collections::BTreeMap;
 
-use super::answers::Items;
 use super::store::RedisStore;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::Finding;
@@ -59,17 +58,8 @@ async fn settings(store: &RedisStore) -> Result<Settings, BackendError> {
     ] {
         let mut ask = redis::cmd("CONFIG");
         ask.arg("GET").arg(name);
-        *value = match store.inner().ask(ask).await? {
-            Value::Map(pairs) => match pairs.into_iter().next() {
-                Some((_, value)) => Items::from(vec![value]).word(),
-                None => String::new(),
-            },
-            other => {
-                let mut items = Items::from(other);
-                items.bytes();
-                items.word()
-            }
-        };
+        let answer = redis::from_redis_value::<BTreeMap<String, String>>(store.inner().ask(ask).await?);
+        *value = answer.ok().and_then(|mut answer| answer.remove(name)).unwrap_or_default();
     }
     Ok(settings)
 }

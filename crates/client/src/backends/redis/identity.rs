@@ -1,8 +1,5 @@
 //! Identity of a server, to check that the servers of a majority are independent of each other.
 
-use redis::Value;
-
-use super::answers::Items;
 use super::store::RedisStore;
 use crate::error::BackendError;
 
@@ -32,9 +29,6 @@ impl RedisStore {
     async fn info(&self, section: &str) -> Result<String, BackendError> {
         let mut ask = redis::cmd("INFO");
         ask.arg(section);
-        Ok(match self.inner().ask(ask).await? {
-            Value::VerbatimString { text, .. } => text,
-            other => Items::from(vec![other]).word(),
-        })
+        Ok(redis::from_redis_value(self.inner().ask(ask).await?).unwrap_or_default())
     }
 }

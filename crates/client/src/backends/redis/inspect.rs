@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use redis::{Cmd, Value};
+use tokio::time::Instant;
 
 use super::answers::Items;
-use super::layout::{self, Hold, Told, foreign_holder};
-use super::link::Failure;
+use super::layout::{self, Hold, KeySet, foreign_holder};
+use super::link::{Failure, Over};
 use super::scripts::SCRIPTS;
 use super::store::{Inner, RedisStore};
 use crate::backend::{BreakOrder, Broken};
@@ -20,7 +21,7 @@ const NO_ENTRY: EntryId = EntryId(String::new());
 /// How many waiters an inspection lists.
 const WAITERS_SHOWN: usize = 20;
 /// Time limit of one command.
-pub(super) const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(5);
 /// Largest number of keys in a database whose locks are listed: a `SCAN` visits every key.
 const KEYS_MAX: u64 = 1_000_000;
 /// Keys that one `SCAN` step visits.
@@ -81,7 +82,7 @@ impl RedisStore {
     pub(crate) async fn look(&self, name: &LockName) -> Result<Look, BackendError> {
         let inner = self.inner();
         inner.check_name(name)?;
-        let answer = inner.link.run(&SCRIPTS.inspect, &inner.look_call(name), LIMIT).await;
+        let answer = inner.link.run(&SCRIPTS.inspect, &inner.look_call(name), deadline()).await;
         inner.looked(name, answer.map_err(|failure| inner.unanswered(failure))?)
     }
 
@@ -90,7 +91,7 @@ impl RedisStore {
         let inner = self.inner();
         let names = inner.names(below).await?;
         let calls: Vec<Cmd> = names.iter().map(|name| inner.look_call(name)).collect();
-        let answers = inner.link.run_all(&SCRIPTS.inspect, &calls, LIMIT).await;
+        let answers = inner.link.run_all(Over::Runtime, &SCRIPTS.inspect, &calls, LIMIT).await;
         let answers = answers.map_err(|failure| inner.unanswered(failure))?;
         let mut list = Vec::with_capacity(names.len());
         for (name, answer) in names.into_iter().zip(answers) {
@@ -128,10 +129,10 @@ impl RedisStore {
     pub(super) async fn break_hold(&self, order: &BreakOrder) -> Result<Broken, BackendError> {
         let inner = self.inner();
         inner.check_name(&order.name)?;
-        let mut call = SCRIPTS.break_hold.call(&inner.keys(&order.name), &NO_ENTRY, Told::All, 256);
+        let mut call = SCRIPTS.break_hold.call(&inner.keys(&order.name), KeySet::All, &NO_ENTRY);
         call.arg(order.token.get()).arg(if order.now { "now" } else { "" });
         call.arg(layout::one_line(&order.reason)).arg(layout::one_line(&order.by));
-        let answer = inner.link.run(&SCRIPTS.break_hold, &call, LIMIT).await;
+        let answer = inner.link.run(&SCRIPTS.break_hold, &call, deadline()).await;
         let mut items = Items::from(answer.map_err(|failure| inner.unanswered(failure))?);
         Ok(match &*items.word() {
             "done" => Broken::Done,
@@ -150,7 +151,7 @@ impl RedisStore {
 
 impl Inner {
     fn look_call(&self, name: &LockName) -> Cmd {
-        let mut call = SCRIPTS.inspect.call(&self.keys(name), &NO_ENTRY, Told::All, 8);
+        let mut call = SCRIPTS.inspect.call(&self.keys(name), KeySet::All, &NO_ENTRY);
         call.arg(WAITERS_SHOWN);
         call
     }
@@ -243,7 +244,11 @@ impl Inner {
             get
         };
         let asked: Vec<Cmd> = keys.iter().map(begins).collect();
-        let answers = self.link.ask_all(&asked, LIMIT).await.map_err(|failure| self.unanswered(failure))?;
+        let answers = self
+            .link
+            .send_all(Over::Runtime, &asked, deadline())
+            .await
+            .map_err(|failure| self.unanswered(failure))?;
         let ours =
             |answer: &Value| matches!(answer, Value::BulkString(text) if text == layout::OURS.as_bytes());
         Ok(keys.into_iter().zip(answers).filter(|(_, answer)| ours(answer)).map(|(key, _)| key).collect())
@@ -251,7 +256,7 @@ impl Inner {
 
     /// Sends one plain command.
     pub(super) async fn ask(&self, command: Cmd) -> Result<Value, BackendError> {
-        self.link.command(&command, LIMIT).await.map_err(|failure| self.unanswered(failure))
+        self.link.command(&command, deadline()).await.map_err(|failure| self.unanswered(failure))
     }
 
     fn unanswered(&self, failure: Failure) -> BackendError {
@@ -263,6 +268,10 @@ impl Inner {
             }
         }
     }
+}
+
+fn deadline() -> Instant {
+    Instant::now() + LIMIT
 }
 
 /// 2026-01-01 in µs since 1970, the origin of tokens (value.lua).

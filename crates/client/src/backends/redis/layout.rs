@@ -18,11 +18,9 @@
 //! `lockkeeper:reserved:1` reserves a free lock for its waiters.
 
 use std::borrow::Cow;
-use std::io::Write;
 use std::time::Duration;
 
 use lockkeeper_core::{LockName, ModeKind, Slot, Token};
-use redis::{Cmd, RedisWrite};
 
 use crate::backends::leased::{Attempt, EntryId};
 use crate::info::{HolderInfo, HolderState, WaiterInfo, decode_meta};
@@ -35,88 +33,66 @@ const MARKER: &str = "lockkeeper:permits:1:";
 const FOREIGN_SHOWN: usize = 64;
 
 /// Suffixes of the keys beside a lock, in the order in which the scripts take them (common.lua), after the lock's own
-/// key.
-const KEYS: [&str; 7] = ["queue", "gone:", "token", "waiters", "permits", "slots", "until"];
-/// The suffix that is followed by an entry's id.
-const OF_ENTRY: &str = "gone:";
+/// key. An entry's id follows `gone:`.
+const SUFFIXES: [&str; 7] = ["queue", "gone:", "token", "waiters", "permits", "slots", "until"];
 
-/// How many keys of a name are passed to a script: each further key costs the server as much as a command.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Told {
-    /// The lock, and its queue.
-    Queue = 2,
-    /// And the record of an entry's end.
-    Gone = 3,
-    /// And the counter of tokens.
-    Counter = 4,
-    /// And the records of the waiters.
-    Waiters = 5,
-    /// And the holders of permits.
+/// How many keys of a name a script gets. A script must get every key that it touches: the keys of a cluster migrate
+/// one by one, and a key that has migrated must not be taken for a missing one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum KeySet {
+    WithoutPermits = 5,
     All = 8,
 }
 
 /// The keys of one name.
-pub(super) struct Keys<'a> {
-    prefix: &'a str,
-    name: &'a str,
+pub(super) struct Keys {
+    lock: String,
     tagged: bool,
 }
 
-impl<'a> Keys<'a> {
-    pub(super) fn of(prefix: &'a str, name: &'a LockName) -> Self {
-        let name = name.as_str();
+impl Keys {
+    pub(super) fn of(prefix: &str, name: &LockName) -> Self {
+        let lock = [prefix, name.as_str()].concat();
         // A key that has a hash tag keeps it; any other becomes the tag as a whole. The suffix `tagged` keeps the
         // keys of `{x}` and `x` apart.
-        Self { prefix, name, tagged: has_tag([prefix, name]) }
+        let tagged = has_tag(&lock);
+        Self { lock, tagged }
+    }
+
+    /// The lock's own key.
+    pub(super) fn lock(&self) -> &str {
+        &self.lock
     }
 
     /// Whether all keys of the name are in one slot of a cluster.
     pub(super) fn share_a_slot(&self) -> bool {
-        self.tagged || !(self.prefix.contains('}') || self.name.contains('}'))
+        self.tagged || !self.lock.contains('}')
     }
 
     /// Whether this lock's key could be taken for one of the keys beside another lock.
     pub(super) fn looks_like_one_beside(&self) -> bool {
-        // Few names have two colons: the others need no allocation here.
-        let colons = self.prefix.bytes().chain(self.name.bytes()).filter(|&byte| byte == b':');
-        colons.take(2).count() == 2 && [self.prefix, self.name].concat().contains(BESIDE)
+        self.lock.contains(BESIDE)
     }
 
-    /// The approximate length of one key, in bytes.
-    pub(super) fn size(&self) -> usize {
-        self.prefix.len() + self.name.len() + 40
-    }
-
-    /// Adds the key at `place` to a call; 0 is the lock's own.
-    pub(super) fn write(&self, place: usize, id: &EntryId, call: &mut Cmd) {
-        let Some(what) = place.checked_sub(1).and_then(|place| KEYS.get(place)) else {
-            return write_arg(call, &[self.prefix, self.name]);
-        };
-        let (open, close) = if self.tagged { ("", TAGGED) } else { ("{", CLOSED) };
-        let id = if *what == OF_ENTRY { &id.0 } else { "" };
-        write_arg(call, &[open, self.prefix, self.name, close, what, id]);
-    }
-}
-
-/// Adds an argument to a call, given in parts.
-pub(super) fn write_arg<T: AsRef<[u8]>>(call: &mut Cmd, parts: &[T]) {
-    let mut arg = call.writer_for_next_arg();
-    for part in parts {
-        // Writing to memory does not fail.
-        let _ = arg.write_all(part.as_ref());
+    /// The keys for a script, and the entry that it is about.
+    pub(super) fn list(&self, set: KeySet, id: &EntryId) -> Vec<String> {
+        let stem =
+            if self.tagged { [&self.lock, TAGGED].concat() } else { format!("{{{}}}{BESIDE}", self.lock) };
+        let beside = SUFFIXES.iter().map(|suffix| match *suffix {
+            "gone:" => format!("{stem}gone:{id}"),
+            suffix => format!("{stem}{suffix}"),
+        });
+        std::iter::once(self.lock.clone()).chain(beside).take(set as usize).collect()
     }
 }
 
 /// Separates the lock's name from the suffix of a key beside it. No lock's own key contains it.
 pub(super) const BESIDE: &str = ":lockkeeper:";
 const TAGGED: &str = ":lockkeeper:tagged:";
-/// [`BESIDE`] after the end of the hash tag.
-const CLOSED: &str = "}:lockkeeper:";
 
-/// Whether the key, given in two parts, has a hash tag.
-fn has_tag(key: [&str; 2]) -> bool {
-    let mut bytes = key.into_iter().flat_map(str::bytes);
-    bytes.any(|byte| byte == b'{') && bytes.position(|byte| byte == b'}').is_some_and(|at| at > 0)
+/// Whether a key has a hash tag.
+fn has_tag(key: &str) -> bool {
+    key.split_once('{').and_then(|(_, rest)| rest.find('}')).is_some_and(|length| length > 0)
 }
 
 /// The `SCAN` patterns that find every name in use: by its lock, and by its queue.
@@ -133,10 +109,9 @@ fn escape_pattern(text: &str) -> String {
 /// The lock's key, if `key` is that of a queue.
 pub(super) fn lock_of_queue(key: &str) -> Option<&str> {
     let stem = key.strip_suffix("queue")?;
-    let plain = || {
-        stem.strip_suffix(BESIDE)?.strip_prefix('{')?.strip_suffix('}').filter(|lock| !has_tag([lock, ""]))
-    };
-    stem.strip_suffix(TAGGED).filter(|lock| has_tag([lock, ""])).or_else(plain)
+    let plain =
+        || stem.strip_suffix(BESIDE)?.strip_prefix('{')?.strip_suffix('}').filter(|lock| !has_tag(lock));
+    stem.strip_suffix(TAGGED).filter(|lock| has_tag(lock)).or_else(plain)
 }
 
 /// The pub/sub channel of a client's wake-ups.
@@ -144,32 +119,24 @@ pub(super) fn channel(client: &str) -> String {
     format!("lockkeeper:wake:{client}")
 }
 
-/// Adds the beginning of the value of an entry's hold, up to its token.
-pub(super) fn write_held(call: &mut Cmd, id: &EntryId) {
-    write_arg(call, &[OURS, &id.0, HELD]);
+/// The beginning of the value of an entry's hold, up to its token.
+pub(super) fn held(id: &EntryId) -> String {
+    format!("{OURS}{id}:1:held:")
 }
 
-/// Between an entry's id and its token.
-const HELD: &str = ":1:held:";
-
-/// Adds the part of an entry's value after `since`: `extra`, the client, and the texts for display.
-pub(super) fn write_tail(call: &mut Cmd, attempt: &Attempt, client: &str) {
-    put_tail(&mut call.writer_for_next_arg(), attempt, client);
-}
-
-/// Adds the value of a hold that is made without a script: without a token, and with the key's expiry as its only
-/// time.
-pub(super) fn write_plain_value(call: &mut Cmd, attempt: &Attempt, client: &str, lives_ms: u64) {
-    let mut value = call.writer_for_next_arg();
-    let _ = write!(value, "{OURS}{}{HELD}0:+{lives_ms}", attempt.entry.id.0);
-    put_tail(&mut value, attempt, client);
-}
-
-/// Writes the part of an entry's value after `since`. Writing to memory does not fail.
-fn put_tail(to: &mut impl Write, attempt: &Attempt, client: &str) {
+/// The part of an entry's value after `since`: `extra`, the client, and the texts for display.
+pub(super) fn tail(attempt: &Attempt, client: &str) -> Vec<u8> {
     let extra = attempt.entry.closed_after_expiry().as_millis();
-    let _ = write!(to, ":{extra}:{client}\n{}\n\n\n", one_line(&attempt.label));
-    let _ = to.write_all(&attempt.meta);
+    let mut tail = format!(":{extra}:{client}\n{}\n\n\n", one_line(&attempt.label)).into_bytes();
+    tail.extend_from_slice(&attempt.meta);
+    tail
+}
+
+/// The value of a hold that is made without a script: without a token, and with the key's expiry as its only time.
+pub(super) fn plain_value(attempt: &Attempt, client: &str, lives_ms: u64) -> Vec<u8> {
+    let mut value = format!("{}0:+{lives_ms}", held(&attempt.entry.id)).into_bytes();
+    value.append(&mut tail(attempt, client));
+    value
 }
 
 /// Escapes line breaks.
@@ -368,24 +335,12 @@ mod tests {
     use std::sync::Arc;
 
     use lockkeeper_core::Mode;
-    use redis::Arg;
 
     use super::*;
     use crate::backends::leased::Entry;
 
-    fn args(call: &Cmd) -> Vec<String> {
-        let text = |arg: Arg<&[u8]>| match arg {
-            Arg::Simple(arg) => String::from_utf8(arg.to_vec()).unwrap(),
-            _ => panic!("not a plain argument"),
-        };
-        call.args_iter().map(text).collect()
-    }
-
     fn keys(name: &str) -> Vec<String> {
-        let (mut call, name) = (Cmd::new(), name.parse().unwrap());
-        let keys = Keys::of("app:", &name);
-        (0..Told::All as usize).for_each(|place| keys.write(place, &EntryId("7-1".into()), &mut call));
-        args(&call)
+        Keys::of("app:", &name.parse().unwrap()).list(KeySet::All, &EntryId("7-1".into()))
     }
 
     #[test]
@@ -437,11 +392,9 @@ mod tests {
     #[test]
     fn a_value_is_decoded_as_it_was_encoded() {
         for label in ["host:1234", "two\nlines \\n", "", "ü:%"] {
-            let (mut call, attempt) = (Cmd::new(), attempt(label, b"job=reindex\nwhy=a:b"));
-            write_held(&mut call, &attempt.entry.id);
-            write_tail(&mut call, &attempt, "c0ffee");
-            let value = args(&call).join("17:1000");
-            let Value::Ours(hold) = Value::decode(value.as_bytes()) else { panic!("not ours: {value:?}") };
+            let attempt = attempt(label, b"job=reindex\nwhy=a:b");
+            let value = [held(&attempt.entry.id).as_bytes(), b"17:1000", &tail(&attempt, "c0ffee")].concat();
+            let Value::Ours(hold) = Value::decode(&value) else { panic!("not ours: {value:?}") };
             let shown = hold.shown(None, Duration::from_secs(30), 2_001_000);
             assert_eq!(
                 (hold.id.0.as_str(), shown.token, shown.owner.as_str()),
@@ -456,10 +409,8 @@ mod tests {
 
     #[test]
     fn the_age_of_a_plain_set_follows_from_its_keys_remaining_time() {
-        let mut call = Cmd::new();
-        write_plain_value(&mut call, &attempt("alice", b""), "c0ffee", 32_000);
-        let value = args(&call).concat();
-        let Value::Ours(hold) = Value::decode(value.as_bytes()) else { panic!("not ours: {value:?}") };
+        let value = plain_value(&attempt("alice", b""), "c0ffee", 32_000);
+        let Value::Ours(hold) = Value::decode(&value) else { panic!("not ours: {value:?}") };
         let shown = hold.shown(None, Duration::from_secs(29), 1_800_000_000_000_000);
         assert_eq!((shown.held_for, shown.state), (Some(Duration::from_secs(3)), HolderState::Held));
         assert_eq!((shown.token, shown.owner.as_str()), (None, "alice"));
@@ -467,10 +418,8 @@ mod tests {
 
     #[test]
     fn a_waiter_record_shows_owner_mode_and_meta() {
-        let mut call = Cmd::new();
-        call.arg("1800000000000:permit-4");
-        write_tail(&mut call, &attempt("alice", b"k=v"), "c0ffee");
-        let shown = waiter(args(&call).concat().as_bytes()).unwrap();
+        let record = [b"1800000000000:permit-4", &*tail(&attempt("alice", b"k=v"), "c0ffee")].concat();
+        let shown = waiter(&record).unwrap();
         assert_eq!((shown.owner.as_str(), shown.mode), ("alice", ModeKind::Permit));
         assert_eq!(shown.meta, [("k".into(), "v".into())]);
     }

@@ -3,8 +3,8 @@
 //! A lock is a plain string key set with `SET NX PX`, as other Redis lock clients do it, so that they and this
 //! library exclude each other. Queue, tokens and permits are stored in keys beside it ([`layout`]). Every step that
 //! must be atomic is a script ([`scripts`]); sessions over such entries are in [`leased`](crate::backends::leased).
-//! The main connection is kept up on the backend's own thread ([`link`]); runtimes of callers have connections of
-//! their own.
+//! The lease thread keeps the main connection up ([`main_connection`]); each runtime of callers has a connection of its
+//! own ([`link`]).
 
 mod answers;
 mod cluster;
@@ -12,11 +12,9 @@ mod findings;
 #[cfg(feature = "redlock")]
 mod identity;
 mod inspect;
-mod lane;
 mod layout;
-mod limit;
 mod link;
-mod paced;
+mod main_connection;
 mod refusal;
 mod scripts;
 mod servers;
@@ -39,25 +37,16 @@ use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
 use servers::Servers;
+#[cfg(not(feature = "redlock"))]
+use settings::Settings;
 
-#[cfg_attr(
-    not(feature = "redlock"),
-    allow(unused_imports, reason = "for a majority of several servers")
-)]
-pub(crate) use inspect::{Look, Seen};
-#[cfg_attr(
-    not(feature = "redlock"),
-    allow(unused_imports, reason = "for a majority of several servers")
-)]
-pub(crate) use settings::Settings;
-#[cfg_attr(
-    not(feature = "redlock"),
-    allow(unused_imports, reason = "for a majority of several servers")
-)]
-pub(crate) use store::{Opening, RedisStore, open_store};
 #[cfg(feature = "redlock")]
 pub(crate) use {
-    findings::of as findings_of, identity::Identity, limit::Limit, settings::shown, store::Written,
+    findings::of as findings_of,
+    identity::Identity,
+    inspect::{Look, Seen},
+    settings::{Settings, shown},
+    store::{RedisStore, open_store},
 };
 
 /// Creates a client, after checking that the server answers and supports the URL's parameters.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerError};
 
 use super::target::Target;
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::error::{BackendError, BackendErrorKind};
 
 /// Consequence of an error reply.
 pub(super) enum Meaning {
@@ -68,7 +68,7 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
 }
 
 /// The error for a failed attempt to connect.
-pub(super) fn of_connecting(error: &RedisError, target: &Target) -> ConnectError {
+pub(super) fn of_connecting(error: &RedisError, target: &Target) -> BackendError {
     let (code, details) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
     let (kind, hint) = match error.kind() {
         _ if ["WRONGPASS", "NOAUTH"].contains(&code) => (BackendErrorKind::Operator, LOGIN),
@@ -86,7 +86,7 @@ pub(super) fn of_connecting(error: &RedisError, target: &Target) -> ConnectError
         }
         _ => (BackendErrorKind::Unreachable, not_redis(target)),
     };
-    BackendError::caused(kind, format!("{target} can't be used: {error}; {hint}"), error.clone()).into()
+    BackendError::caused(kind, format!("{target} can't be used: {error}; {hint}"), error.clone())
 }
 
 const LOGIN: &str = "check user and password: `redis://user:password@host`";
@@ -100,7 +100,7 @@ fn lacks_permission(code: &str, details: &str) -> bool {
 
 /// A remedy for a server that gave no Redis error.
 fn not_redis(target: &Target) -> &'static str {
-    if target.has_tls() {
+    if target.settings().has_tls() {
         "does it speak TLS on this port, and is its certificate trusted (`?tls-ca=`)?"
     } else {
         "is it a Redis server, and does it want TLS (`rediss://`)?"
@@ -108,9 +108,9 @@ fn not_redis(target: &Target) -> &'static str {
 }
 
 /// Neither a reply nor an error arrived.
-pub(super) fn connecting_took_too_long(target: &Target, limit: Duration) -> ConnectError {
+pub(super) fn connecting_took_too_long(target: &Target, limit: Duration) -> BackendError {
     let text = format!("{target} did not answer within {limit:?}; {}", not_redis(target));
-    BackendError::new(BackendErrorKind::Unreachable, text).into()
+    BackendError::new(BackendErrorKind::Unreachable, text)
 }
 
 /// Whether the server requires a login.
@@ -118,10 +118,14 @@ pub(super) fn wants_login(error: &RedisError) -> bool {
     error.code() == Some("NOAUTH")
 }
 
+/// The main connection has ended, and there is no other one yet.
+pub(super) fn lost(target: &Target) -> BackendError {
+    BackendError::new(BackendErrorKind::Unreachable, format!("the connection to {target} is lost"))
+}
+
 /// The thread that connects has ended.
-pub(super) fn no_thread() -> ConnectError {
+pub(super) fn no_thread() -> BackendError {
     BackendError::new(BackendErrorKind::Operator, "the thread that keeps the connection to Redis has ended")
-        .into()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use redis::{Arg, Cmd};
 
-use super::layout::{Keys, Told};
+use super::layout::{KeySet, Keys};
 use crate::backends::leased::EntryId;
 
 /// A script and its digest.
@@ -27,7 +27,6 @@ pub(super) struct Scripts {
 const TIME: &str = include_str!("scripts/time.lua");
 const VALUE: &str = include_str!("scripts/value.lua");
 const FREE: &str = include_str!("scripts/free.lua");
-const RELEASE: &str = include_str!("scripts/release.lua");
 const COMMON: &str = include_str!("scripts/common.lua");
 const ASKED: &str = include_str!("scripts/asked.lua");
 const WAY: &str = include_str!("scripts/way.lua");
@@ -43,7 +42,7 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| {
         acquire: Script::new(&[TIME, VALUE, FREE, COMMON, ASKED, WAY, QUEUE, WAIT, acquire]),
         permit: Script::new(&[TIME, VALUE, COMMON, ASKED, WAY, QUEUE, WAIT, PERMITS, permit]),
         renew: Script::new(&[TIME, COMMON, QUEUE, PERMITS, renew]),
-        finish: Script::new(&[RELEASE, TIME, COMMON, QUEUE, PERMITS, finish]),
+        finish: Script::new(&[TIME, COMMON, QUEUE, PERMITS, finish]),
         break_hold: Script::new(&[TIME, COMMON, QUEUE, PERMITS, break_hold]),
         inspect: Script::new(&[TIME, COMMON, WAY, PERMITS, inspect]),
     }
@@ -56,15 +55,11 @@ impl Script {
         Self { text, digest }
     }
 
-    /// The command that runs the script by its digest, with the first `told` keys of a name and an entry. Its
-    /// arguments, of about `size` bytes, are added by the caller.
-    pub(super) fn call(&self, keys: &Keys<'_>, id: &EntryId, told: Told, size: usize) -> Cmd {
-        let told = told as usize;
-        let mut command = Cmd::with_capacity(told + 10, told * keys.size() + size + 128);
-        command.arg("EVALSHA").arg(self.digest.get_hash()).arg(told);
-        for place in 0..told {
-            keys.write(place, id, &mut command);
-        }
+    /// The command that runs the script by its digest, with the keys of a name and an entry. The caller adds the
+    /// arguments.
+    pub(super) fn call(&self, keys: &Keys, set: KeySet, id: &EntryId) -> Cmd {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(self.digest.get_hash()).arg(set as usize).arg(keys.list(set, id));
         command
     }
 

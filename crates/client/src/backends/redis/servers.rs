@@ -7,7 +7,8 @@ use lockkeeper_core::LockName;
 use super::cluster::Cluster;
 use super::inspect::Look;
 use super::settings::{Settings, Topology};
-use super::store::RedisStore;
+use super::store::{RedisStore, Role};
+use super::target::Target;
 use crate::backends::leased::{Store, Wakes};
 use crate::error::{BackendError, ConnectError};
 use crate::io::LeaseThread;
@@ -28,7 +29,10 @@ impl Servers {
     ) -> Result<Self, ConnectError> {
         Ok(match topology {
             Topology::Cluster(seeds) => Self::Cluster(Cluster::open(settings, &seeds, worker, wakes).await?),
-            one => Self::One(Arc::new(RedisStore::open(settings, one, worker, wakes).await?)),
+            one => {
+                let (target, client) = (Target::new(settings.clone(), one), RedisStore::new_client()?);
+                Self::One(RedisStore::open(Role::Alone, target, worker, wakes, &client).await?)
+            }
         })
     }
 

@@ -18,7 +18,7 @@ pub(crate) const PORT: u16 = 6379;
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 
 /// Detects a peer that vanished without closing the connection, also while no command is pending.
-pub(super) fn keepalive() -> TcpKeepalive {
+fn keepalive() -> TcpKeepalive {
     TcpKeepalive::new().with_time(KEEPALIVE.0).with_interval(KEEPALIVE.1)
 }
 

@@ -6,27 +6,26 @@
 //!   them (`keep_free` in queue.lua), until the first waiter takes it. So a `SET` succeeds beside a queue only where
 //!   a key expired, another client deleted it, or the first waiter did not come within the two seconds of the
 //!   reservation.
-//! - *The entry's own end* (P7). A `SET` that arrives after its entry was ended must not hold. It can't arrive late
-//!   if it was sent before the end on the same connection. An end in doubt first waits for the calls pending on the
-//!   runtimes' connections, and is sent on the link's main connection ([`Link::run_last`]). If the `SET` was sent on
-//!   a connection that is lost or does not answer, it may arrive at any time. Then the record of the end (`gone`)
-//!   invalidates the key that the `SET` creates (`in_the_way` in way.lua): every script treats such a key as free,
-//!   and a `SET` that finds it is followed by a script. The record must outlive the key, which with `keep_closed` it
-//!   might not: there the first attempt is the script.
+//! - *The entry's own end* (P7). An attempt and the end of its entry may use different connections, so that the `SET`
+//!   may arrive after the end. It must not hold then. An end that may overtake an attempt (`doubt`) therefore leaves a
+//!   record (`gone`). It invalidates the key that the late `SET` creates: every script treats that key as free
+//!   (`in_the_way` in way.lua), a renewal does not extend it, and a `SET` that finds it is followed by a script. The
+//!   record outlives the key. Clients that know nothing of the record are excluded until the key expires. So the key
+//!   must not live for longer than the ttl: an entry that keeps the lock closed for longer is created by the script,
+//!   which checks the record itself.
 //! - *A repeat* (P7) is never a `SET`: the script recognizes the entry's own value.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{End, LockName, Mode, PermitGrant, Rejection, Token};
-use redis::{Cmd, RedisWrite, Value};
+use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use super::answers::Items;
-use super::layout::{self, Keys, Told};
-use super::limit::Limit;
-use super::link::{Failure, Link};
-use super::scripts::{SCRIPTS, Script};
+use super::layout::{self, KeySet, Keys};
+use super::link::{Failure, Link, Over};
+use super::scripts::SCRIPTS;
 use super::settings::{Settings, Topology};
 use super::target::Target;
 use crate::backend::{BoxFuture, CallError};
@@ -39,69 +38,44 @@ use crate::url::Host;
 /// Bounds in ms of the random pause before the first waiter checks again a lock that another client holds.
 const FOREIGN_LOOKS: (u64, u64) = (50, 150);
 
-/// Connections for each runtime of callers, at most. With a single one, callers and server would wait for each other
-/// in turns. Where several servers are called at once they don't, and further connections only add packets.
-const LANES_EACH: usize = 2;
-
 /// One Redis server, or a service that acts as one: a primary with its replicas, or a node of a cluster.
 pub(crate) struct RedisStore(Arc<Inner>);
 
 pub(super) struct Inner {
     pub(super) link: Link,
+    role: Role,
     prefix: Arc<str>,
     /// Names this client's pub/sub channel.
     client: String,
-    fair: bool,
     fencing: bool,
-    /// Whether the keys of a name must be in one slot.
-    cluster: bool,
 }
 
-/// The first command of an attempt: a plain `SET` where that is allowed, or the error that prevents the attempt.
-pub(crate) struct Opening(Result<Option<Cmd>, BackendError>);
+/// What a server is for its client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    Alone,
+    /// A node of a cluster: the keys of a name must be in one slot.
+    ClusterNode,
+    /// One of several for a majority. It is not fair: it grants a free lock regardless of its queue.
+    #[cfg(feature = "redlock")]
+    OfMajority,
+}
 
-/// A call as it is sent.
+/// Opens one of several servers for a majority. Its messages about entries go to `wakes`; all servers know this client
+/// by the same name.
 #[cfg(feature = "redlock")]
-pub(crate) type Written = Cmd;
-
-/// Opens one of several servers for a majority. Its I/O runs on `worker`, and its messages about entries go to
-/// `wakes`; all servers know this client by the same name. Such a server is not fair: it grants a free lock
-/// regardless of its queue.
-#[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "a majority has several of them"))]
 pub(crate) async fn open_store(
     host: &Host,
     settings: &Settings,
-    worker: &LeaseThread,
+    lease_thread: &LeaseThread,
     wakes: Wakes,
     client: &str,
 ) -> Result<Arc<RedisStore>, ConnectError> {
-    let topology = Topology::Single(host.clone());
-    RedisStore::open_as(settings, topology, worker, wakes, false, client, false).await.map(Arc::new)
+    let target = Target::new(settings.clone(), Topology::Single(host.clone()));
+    RedisStore::open(Role::OfMajority, target, lease_thread, wakes, client).await
 }
 
 impl RedisStore {
-    pub(super) async fn open(
-        settings: &Settings,
-        topology: Topology,
-        worker: &LeaseThread,
-        wakes: Wakes,
-    ) -> Result<Self, ConnectError> {
-        let client = Self::new_client()?;
-        Self::open_as(settings, topology, worker, wakes, true, &client, false).await
-    }
-
-    /// Opens one node of a cluster. All its nodes know this client by the same name.
-    pub(super) async fn open_node(
-        settings: &Settings,
-        host: &Host,
-        worker: &LeaseThread,
-        wakes: Wakes,
-        client: &str,
-    ) -> Result<Arc<Self>, ConnectError> {
-        let topology = Topology::Single(host.clone());
-        Self::open_as(settings, topology, worker, wakes, true, client, true).await.map(Arc::new)
-    }
-
     /// A random name for a client and its pub/sub channel.
     pub(crate) fn new_client() -> Result<String, BackendError> {
         let mut random = [0; 8];
@@ -112,20 +86,16 @@ impl RedisStore {
         Ok(format!("{:016x}", u64::from_be_bytes(random)))
     }
 
-    async fn open_as(
-        settings: &Settings,
-        topology: Topology,
-        worker: &LeaseThread,
+    pub(super) async fn open(
+        role: Role,
+        target: Target,
+        lease_thread: &LeaseThread,
         wakes: Wakes,
-        fair: bool,
         client: &str,
-        cluster: bool,
-    ) -> Result<Self, ConnectError> {
-        let target = Target::new(settings.clone(), topology);
-        let each = if fair { LANES_EACH } else { 1 };
-        let link = Link::open(target, worker, wakes, client, each).await?;
-        let (prefix, fencing, client) = (settings.prefix.clone(), settings.fencing, client.to_owned());
-        Ok(Self(Arc::new(Inner { link, prefix, client, fair, fencing, cluster })))
+    ) -> Result<Arc<Self>, ConnectError> {
+        let (prefix, fencing) = (target.settings().prefix.clone(), target.settings().fencing);
+        let link = Link::open(target, lease_thread, wakes, client).await?;
+        Ok(Arc::new(Self(Arc::new(Inner { link, role, prefix, client: client.to_owned(), fencing }))))
     }
 
     /// Whether there is a connection at the moment.
@@ -146,10 +116,7 @@ impl RedisStore {
 impl Store for RedisStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
         let inner = self.0.clone();
-        Box::pin(async move {
-            let deadline = Instant::now() + attempt.entry.limit();
-            inner.attempt(&attempt, &inner.opening(&attempt), deadline).await
-        })
+        Box::pin(async move { inner.attempt(&attempt).await })
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
@@ -157,7 +124,8 @@ impl Store for RedisStore {
         Box::pin(async move {
             let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
             let calls: Vec<Cmd> = entries.iter().map(|entry| inner.renew_call(entry)).collect();
-            let answers = inner.link.run_all(&SCRIPTS.renew, &calls, limit).await.map_err(not_known)?;
+            let answers =
+                inner.link.run_all(Over::Main, &SCRIPTS.renew, &calls, limit).await.map_err(not_known)?;
             let renewed = |answer: &Value| match answer {
                 Value::Int(0) => Ok(Renewed::Gone),
                 Value::Int(1) => Ok(Renewed::Kept),
@@ -170,11 +138,21 @@ impl Store for RedisStore {
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
         let inner = self.0.clone();
-        Box::pin(async move { inner.finish(&inner.finish_call(&entry, doubt), doubt, entry.limit()).await })
+        Box::pin(async move {
+            let deadline = Instant::now() + entry.limit();
+            let answer = inner.link.run(&SCRIPTS.finish, &inner.finish_call(&entry, doubt), deadline).await;
+            match answer.map_err(not_known)? {
+                Value::Int(0) => Ok(End::Gone),
+                Value::Int(1) => Ok(End::Released),
+                Value::Int(2) => Ok(End::Broken),
+                Value::Int(3) => Ok(End::Left),
+                _ => Err(CallError { sent: true }),
+            }
+        })
     }
 
     fn trouble(&self) -> Option<String> {
-        self.0.link.trouble()
+        self.0.link.last_error()
     }
 }
 
@@ -190,95 +168,51 @@ fn not_known(failure: Failure) -> CallError {
     }
 }
 
-/// For calls that go to several servers with the same settings: a call is encoded once for all of them.
-#[cfg(feature = "redlock")]
-impl RedisStore {
-    pub(crate) fn write_attempt(&self, attempt: &Attempt) -> Opening {
-        self.0.opening(attempt)
-    }
-
-    /// [`Store::attempt`] within `limit`.
-    pub(crate) fn attempt_by<'a>(
-        &'a self,
-        attempt: &'a Attempt,
-        opening: &'a Opening,
-        limit: impl Limit + Copy + 'a,
-    ) -> impl Future<Output = Result<Tried, CallError>> + 'a {
-        self.0.attempt(attempt, opening, limit)
-    }
-
-    pub(crate) fn write_finish(&self, entry: &Entry, doubt: bool) -> Written {
-        self.0.finish_call(entry, doubt)
-    }
-
-    /// [`Store::finish`] within `limit`.
-    pub(crate) fn finish_by<'a>(
-        &'a self,
-        call: &'a Written,
-        doubt: bool,
-        limit: impl Limit + 'a,
-    ) -> impl Future<Output = Result<End, CallError>> + 'a {
-        self.0.finish(call, doubt, limit)
-    }
-}
-
 impl Inner {
-    fn opening(&self, attempt: &Attempt) -> Opening {
-        Opening(self.check_name(&attempt.entry.name).map(|()| self.plain_call(attempt)))
-    }
-
-    async fn attempt(
-        &self,
-        attempt: &Attempt,
-        opening: &Opening,
-        limit: impl Limit + Copy,
-    ) -> Result<Tried, CallError> {
-        let asked = match &opening.0 {
-            Err(refused) => return Ok(Tried::Refused(refused.clone())),
-            Ok(Some(set)) => match self.link.command(set, limit).await {
-                Ok(Value::Nil) => self.ask_script(attempt, limit).await,
+    async fn attempt(&self, attempt: &Attempt) -> Result<Tried, CallError> {
+        if let Err(refused) = self.check_name(&attempt.entry.name) {
+            return Ok(Tried::Refused(refused));
+        }
+        let deadline = Instant::now() + attempt.entry.limit();
+        let run_script = async || {
+            let script = match attempt.entry.mode {
+                Mode::Permit { .. } => &SCRIPTS.permit,
+                _ => &SCRIPTS.acquire,
+            };
+            self.link.run(script, &self.attempt_call(attempt), deadline).await
+        };
+        let answer = if self.may_set(attempt) {
+            match self.link.command(&self.set_call(attempt), deadline).await {
                 Ok(Value::Okay) => Ok(Value::Int(0)),
+                Ok(Value::Nil) => run_script().await,
                 // Not a reply of `SET`: it must not pass for a grant.
                 Ok(_) => return Err(CallError { sent: true }),
                 Err(failure) => Err(failure),
-            },
-            Ok(None) => self.ask_script(attempt, limit).await,
+            }
+        } else {
+            run_script().await
         };
-        match asked {
+        match answer {
             Ok(answer) => self.tried(&attempt.entry, answer),
             Err(Failure::Silent(error)) => Err(error),
             // The key is on another node now: nothing was done here.
-            Err(Failure::Refused(refusal)) if self.cluster && refusal.moved => Err(CallError { sent: false }),
+            Err(Failure::Refused(refusal)) if self.is_in_cluster() && refusal.moved => {
+                Err(CallError { sent: false })
+            }
             Err(Failure::Refused(refusal)) => Ok(Tried::Refused(refusal.into_error())),
         }
     }
 
-    async fn finish(&self, call: &Cmd, doubt: bool, limit: impl Limit) -> Result<End, CallError> {
-        let answer = match doubt {
-            true => Box::pin(self.link.run_last(&SCRIPTS.finish, call, limit.left())).await,
-            false => self.link.run(&SCRIPTS.finish, call, limit).await,
-        };
-        match answer.map_err(not_known)? {
-            Value::Int(0) => Ok(End::Gone),
-            Value::Int(1) => Ok(End::Released),
-            Value::Int(2) => Ok(End::Broken),
-            Value::Int(3) => Ok(End::Left),
-            _ => Err(CallError { sent: true }),
-        }
+    fn is_in_cluster(&self) -> bool {
+        self.role == Role::ClusterNode
     }
 
-    pub(super) fn keys<'a>(&'a self, name: &'a LockName) -> Keys<'a> {
+    fn is_fair(&self) -> bool {
+        matches!(self.role, Role::Alone | Role::ClusterNode)
+    }
+
+    pub(super) fn keys(&self, name: &LockName) -> Keys {
         Keys::of(&self.prefix, name)
-    }
-
-    /// How many keys are passed to a script that usually needs `least` of them. In a cluster, whose keys migrate one
-    /// by one, it gets all keys that it may touch, so that a migrating key is not taken for a missing one.
-    fn told(&self, mode: Mode, least: Told) -> Told {
-        match mode {
-            Mode::Permit { .. } => Told::All,
-            _ if self.cluster => Told::Waiters,
-            _ => least,
-        }
     }
 
     pub(super) fn prefix(&self) -> &str {
@@ -286,14 +220,15 @@ impl Inner {
     }
 
     pub(super) fn check_name(&self, name: &LockName) -> Result<(), BackendError> {
-        if self.keys(name).looks_like_one_beside() {
+        let keys = self.keys(name);
+        if keys.looks_like_one_beside() {
             let what = format!(
                 "`{name}` can't be a lock: keys with `{}` in them are what stands beside locks; choose another name",
                 layout::BESIDE
             );
             return Err(BackendError::new(BackendErrorKind::Refused, what));
         }
-        if !self.cluster || self.keys(name).share_a_slot() {
+        if !self.is_in_cluster() || keys.share_a_slot() {
             return Ok(());
         }
         let what = format!(
@@ -303,78 +238,53 @@ impl Inner {
         Err(BackendError::new(BackendErrorKind::Refused, what))
     }
 
-    /// The `SET` for a free lock, where the lock's key alone decides.
-    fn plain_call(&self, attempt: &Attempt) -> Option<Cmd> {
-        let entry = &attempt.entry;
-        // With `keep_closed` the key lives so long that the record of its end might expire first.
-        let lasts = !entry.keep_closed.is_zero();
-        if !attempt.first || lasts || self.fencing || matches!(entry.mode, Mode::Permit { .. }) {
-            return None;
-        }
-        let (lives, size) = (lives_ms(entry), self.prefix.len() + entry.name.as_str().len());
-        let mut set = Cmd::with_capacity(6, size + attempt.label.len() + attempt.meta.len() + 192);
-        set.arg("SET");
-        layout::write_arg(&mut set, &[&*self.prefix, entry.name.as_str()]);
-        layout::write_plain_value(&mut set, attempt, &self.client, lives);
+    /// Whether the lock's key alone decides, and its value needs no token.
+    fn may_set(&self, attempt: &Attempt) -> bool {
+        attempt.first
+            && !self.fencing
+            && matches!(attempt.entry.mode, Mode::Exclusive)
+            && attempt.entry.closed_after_expiry().is_zero()
+    }
+
+    fn set_call(&self, attempt: &Attempt) -> Cmd {
+        let (keys, lives) = (self.keys(&attempt.entry.name), lives_ms(&attempt.entry));
+        let mut set = redis::cmd("SET");
+        set.arg(keys.lock()).arg(layout::plain_value(attempt, &self.client, lives));
         set.arg("NX").arg("PX").arg(lives);
-        Some(set)
+        set
     }
 
-    async fn ask_script(&self, attempt: &Attempt, limit: impl Limit) -> Result<Value, Failure> {
-        let (script, call) = self.attempt_call(attempt);
-        self.link.run(script, &call, limit).await
-    }
-
-    fn attempt_call(&self, attempt: &Attempt) -> (&'static Script, Cmd) {
+    fn attempt_call(&self, attempt: &Attempt) -> Cmd {
         let entry = &attempt.entry;
-        let letters = match (attempt.wait, self.fair, self.fencing) {
-            (false, false, false) => "",
-            (false, false, true) => "t",
-            (false, true, false) => "f",
-            (false, true, true) => "ft",
-            (true, false, false) => "w",
-            (true, false, true) => "wt",
-            (true, true, false) => "wf",
-            (true, true, true) => "wft",
-        };
         let script = match entry.mode {
             Mode::Permit { .. } => &SCRIPTS.permit,
             _ => &SCRIPTS.acquire,
         };
-        let told = self.told(entry.mode, if self.fencing { Told::Counter } else { Told::Gone });
-        let size = 128 + 2 * attempt.label.len() + attempt.meta.len();
-        let mut call = script.call(&self.keys(&entry.name), &entry.id, told, size);
-        layout::write_held(&mut call, &entry.id);
-        layout::write_tail(&mut call, attempt, &self.client);
-        call.arg(lives_ms(entry));
-        call.write_arg_fmt(format_args!("{letters}{}", ms(entry.ttl)));
+        let options = [(attempt.wait, 'w'), (self.is_fair(), 'f'), (self.fencing, 't')];
+        let letters: String = options.iter().filter(|(set, _)| *set).map(|(_, letter)| *letter).collect();
+        let mut call = script.call(&self.keys(&entry.name), key_set(entry), &entry.id);
+        call.arg(layout::held(&entry.id)).arg(layout::tail(attempt, &self.client));
+        call.arg(lives_ms(entry)).arg(format!("{letters}{}", ms(entry.ttl)));
         if let Mode::Permit { of } = entry.mode {
             call.arg(of.unwrap_or(0)).arg(&*layout::one_line(&attempt.label));
         }
-        (script, call)
+        call
     }
 
     fn renew_call(&self, entry: &Entry) -> Cmd {
-        let told = self.told(entry.mode, Told::Queue);
-        let mut call = SCRIPTS.renew.call(&self.keys(&entry.name), &entry.id, told, 64);
+        let mut call = SCRIPTS.renew.call(&self.keys(&entry.name), key_set(entry), &entry.id);
         call.arg(&entry.id.0).arg(lives_ms(entry)).arg(ms(entry.ttl));
         call
     }
 
     fn finish_call(&self, entry: &Entry, doubt: bool) -> Cmd {
-        let told = self.told(entry.mode, if doubt { Told::Gone } else { Told::Queue });
-        let mut call = SCRIPTS.finish.call(&self.keys(&entry.name), &entry.id, told, 128);
-        layout::write_held(&mut call, &entry.id);
-        call.arg(if self.fair { "f" } else { "" });
         // A server can stand still for longer than any ttl, and with it the attempts sent before. An attempt that
         // arrives within twice the ttl is rejected by this record for as long as the key that it sets may live. One
         // that arrives even later sets a key that expires.
         let remembered = if doubt { ms(entry.ttl * 2) + lives_ms(entry) } else { 0 };
-        let extra = entry.closed_after_expiry();
-        // `keep_closed` is never longer than `extra`.
-        if remembered > 0 || !extra.is_zero() {
-            call.arg(ms(entry.keep_closed)).arg(ms(extra)).arg(remembered);
-        }
+        let mut call = SCRIPTS.finish.call(&self.keys(&entry.name), key_set(entry), &entry.id);
+        call.arg(layout::held(&entry.id)).arg(if self.is_fair() { "f" } else { "" });
+        call.arg(ms(entry.keep_closed)).arg(ms(entry.closed_after_expiry())).arg(remembered);
         call
     }
 
@@ -445,6 +355,14 @@ impl Inner {
     }
 }
 
+/// Which keys of its name an entry is about.
+fn key_set(entry: &Entry) -> KeySet {
+    match entry.mode {
+        Mode::Permit { .. } => KeySet::All,
+        _ => KeySet::WithoutPermits,
+    }
+}
+
 /// How long a key lives without a renewal: the ttl, and the time for which the lock then stays closed.
 fn lives_ms(entry: &Entry) -> u64 {
     ms(entry.ttl + entry.closed_after_expiry())
@@ -461,4 +379,61 @@ fn foreign_look() -> Duration {
     let _ = getrandom::fill(&mut random);
     let spread = FOREIGN_LOOKS.1 - FOREIGN_LOOKS.0;
     Duration::from_millis(FOREIGN_LOOKS.0 + spread * u64::from(random[0]) / 255)
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_rig::Redis;
+
+    use super::*;
+    use crate::backends::leased::EntryId;
+    use crate::url::Url;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    async fn store(redis: &Redis, query: &str) -> Arc<RedisStore> {
+        let url = Url::parse(&format!("{}{query}", redis.url()), &["redis"]).unwrap();
+        let (settings, topology) = Settings::parse(&url).unwrap();
+        let (target, thread) = (Target::new(settings, topology), LeaseThread::start("test").unwrap());
+        RedisStore::open(Role::Alone, target, &thread, Wakes::default(), "c0ffee").await.unwrap()
+    }
+
+    fn attempt(id: &str, mode: Mode, keep_closed: Duration, lock_delay: Duration) -> Attempt {
+        let (id, name) = (EntryId(id.to_owned()), "jobs".parse().unwrap());
+        let entry = Arc::new(Entry { id, name, mode, ttl: TTL, keep_closed, lock_delay });
+        Attempt { entry, first: true, wait: false, label: "me".into(), meta: Box::default() }
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_arrives_after_its_end_holds_nothing() {
+        const ZERO: Duration = Duration::ZERO;
+        let redis = Redis::start();
+        let permit = Mode::Permit { of: Some(1) };
+        for (case, (query, mode, keep_closed, lock_delay)) in [
+            ("", Mode::Exclusive, ZERO, ZERO),
+            ("", Mode::Exclusive, TTL, ZERO),
+            ("", Mode::Exclusive, ZERO, TTL),
+            ("", permit, ZERO, ZERO),
+            ("?fencing=counter", Mode::Exclusive, ZERO, ZERO),
+            ("?fencing=counter", permit, ZERO, ZERO),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let store = store(&redis, query).await;
+            let late = attempt("1a7e-1", mode, keep_closed, lock_delay);
+            assert!(matches!(store.finish(late.entry.clone(), true).await, Ok(End::Gone)), "{case}");
+            let tried = store.attempt(late.clone()).await.unwrap();
+            // Only the plain `SET` of the first case does not read the record of the end.
+            assert_eq!(matches!(tried, Tried::Granted(_)), case == 0, "{case}: {tried:?}");
+            // Nor does a renewal that was sent before the end make it a hold.
+            assert_eq!(store.renew(vec![late.entry.clone()]).await.unwrap(), [Renewed::Gone], "{case}");
+            assert!(redis.cli(&["PTTL", "jobs"]).parse::<i64>().unwrap() <= 30_000, "{case}");
+            let next = attempt("0e87-1", mode, ZERO, lock_delay);
+            let tried = store.attempt(next.clone()).await.unwrap();
+            assert!(matches!(tried, Tried::Granted(_)), "{case}: {tried:?}");
+            assert!(matches!(store.finish(next.entry, false).await, Ok(End::Released)), "{case}");
+            redis.cli(&["FLUSHALL"]);
+        }
+    }
 }

@@ -36,8 +36,8 @@ impl Target {
         }
     }
 
-    pub(super) fn has_tls(&self) -> bool {
-        self.settings.has_tls()
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// Asks the sentinels one after the other. After a fail-over some may still name the former primary. That one is

@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::backends::redis::Limit;
-
 /// The driver of the calls polls them once more when their time is over ([`Self::watch_over`]).
 pub(super) struct RoundLimit {
     length: Duration,
@@ -54,12 +52,14 @@ impl RoundLimit {
     }
 }
 
-impl Limit for RoundLimit {
-    fn left(&self) -> Duration {
+impl RoundLimit {
+    /// The remaining time.
+    pub(super) fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    fn within<F: Future + Send>(&self, answer: F) -> impl Future<Output = Option<F::Output>> + Send {
+    /// Awaits `answer` within the limit; `None` after it.
+    pub(super) fn within<F: Future + Send>(&self, answer: F) -> impl Future<Output = Option<F::Output>> + Send {
         Within { answer, limit: self }
     }
 }

@@ -1,13 +1,12 @@
 //! Interface of a round to one server, and the encoded calls that all servers share.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use lockkeeper_core::End;
 
 use super::limit::RoundLimit;
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Tried, Wakes};
-use crate::backends::redis::{Opening, Written};
 
 /// One of the servers.
 pub(super) struct Node<S> {
@@ -40,28 +39,25 @@ pub(super) trait NodeStore: Send + Sync + 'static {
     fn trouble(&self) -> Option<String>;
 }
 
-/// An attempt. The node that sends it first encodes it for all.
+/// An attempt.
 pub(super) struct TryLetter {
     pub(super) attempt: Attempt,
-    pub(super) written: OnceLock<Opening>,
 }
 
 impl TryLetter {
     pub(super) fn new(attempt: Attempt) -> Self {
-        Self { attempt, written: OnceLock::new() }
+        Self { attempt }
     }
 }
 
-/// A call that removes an entry, after its hold has ended or its attempt has failed. The first server's task to send it
-/// encodes it, the others reuse the bytes.
+/// A call that removes an entry, after its hold has ended or its attempt has failed.
 pub(super) struct EndLetter {
     pub(super) entry: Arc<Entry>,
     pub(super) doubt: bool,
-    pub(super) written: OnceLock<Written>,
 }
 
 impl EndLetter {
     pub(super) fn new(entry: Arc<Entry>, doubt: bool) -> Self {
-        Self { entry, doubt, written: OnceLock::new() }
+        Self { entry, doubt }
     }
 }

@@ -11,7 +11,6 @@ use super::store::{Inner, OWED_MAX};
 use super::tally::{Said, Tally, Verdict, timed_out};
 use crate::backend::CallError;
 use crate::backends::leased::{Attempt, Tried};
-use crate::backends::redis::Limit;
 
 /// The shared state of a round's attempts.
 pub(super) struct Tries {

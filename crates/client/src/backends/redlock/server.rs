@@ -172,18 +172,18 @@ impl Server {
 
 /// Nothing was sent.
 const DOWN: CallError = CallError { sent: false };
+/// No answer within the round's limit.
+const LATE: CallError = CallError { sent: true };
 
 impl NodeStore for Server {
     async fn attempt(&self, letter: &TryLetter, limit: &RoundLimit) -> Result<Tried, CallError> {
         let Some(store) = self.up() else { return Err(DOWN) };
-        let TryLetter { attempt, written } = letter;
-        store.attempt_by(attempt, written.get_or_init(|| store.write_attempt(attempt)), limit).await
+        limit.within(store.attempt(letter.attempt.clone())).await.unwrap_or(Err(LATE))
     }
 
     async fn finish(&self, letter: &EndLetter, limit: &RoundLimit) -> Result<End, CallError> {
         let Some(store) = self.up() else { return Err(DOWN) };
-        let EndLetter { entry, doubt, written } = letter;
-        store.finish_by(written.get_or_init(|| store.write_finish(entry, *doubt)), *doubt, limit).await
+        limit.within(store.finish(letter.entry.clone(), letter.doubt)).await.unwrap_or(Err(LATE))
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {

@@ -94,7 +94,7 @@ async fn a_grant_that_can_not_be_renewed_is_not_returned() {
     assert!(matches!(session.acquire(1).await, Ok(Answer::Finished(End::Gone))));
     session.store.asked();
     session.finish(1).await;
-    assert_eq!(session.store.asked(), ["finish in doubt 1"]);
+    assert_eq!(session.store.asked(), ["finish 1"]);
 }
 
 #[tokio::test]

@@ -1,15 +1,14 @@
 -- Ends a hold by its id, or leaves the queue, and wakes whoever is next.
 -- KEYS: common.lua. ARGV: 1 how the value of its hold begins, up to its token, 2 `f`: the queue is first come, first
--- served; and then, but where all are 0: 3 ms for which the lock stays shut now, 4 ms for which its key outlives its ttl,
--- 5 ms for which an attempt of it may still arrive, 0 if none can.
+-- served, 3 ms for which the lock stays shut now, 4 ms for which its key outlives its ttl, 5 ms for which its end is
+-- recorded, because an attempt of it may still arrive; 0 if none can.
 -- Returns 1: released, 2: it was under a break, 3: it left the queue, 0: nothing is known of it.
 local id = string.sub(ARGV[1], 12, -9)
 local mine = 'lockkeeper:' .. id .. ':'
-local closed, extra = tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0)
-gone = gone or string.sub(queue, 1, -6) .. 'gone:' .. id
+local closed, extra = tonumber(ARGV[3]), tonumber(ARGV[4])
 -- A server without memory allows what needs some only after a write that doesn't: this one changes nothing.
 call('PEXPIRE', gone, 7200000)
-if (ARGV[5] or '0') ~= '0' then call('SET', gone, '', 'PX', ARGV[5]) end
+if ARGV[5] ~= '0' then call('SET', gone, '', 'PX', ARGV[5]) end
 
 local found = redis.pcall('GET', KEYS[1])
 if type(found) ~= 'string' then found = nil end

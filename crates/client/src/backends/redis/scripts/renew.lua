@@ -27,9 +27,11 @@ if value and string.sub(value, 1, #mine) == mine then
     call('ZADD', KEYS[8], now + px, id)
     keep_permits(px)
   else
-    call('PEXPIRE', KEYS[1], px)
     -- Since when it holds could be seen by its key alone until now.
     local lived, rest = string.match(value, '^1:held:0:%+(%d+)(:.*)$', #mine + 1)
+    -- A plain `SET` that arrived after its own end holds nothing (way.lua), and must not look as if it did.
+    if lived and call('EXISTS', gone) == 1 then return 0 end
+    call('PEXPIRE', KEYS[1], px)
     if lived then
       local since = time[1] * 1000000 + time[2] - (lived - left) * 1000
       call('SET', KEYS[1], mine .. string.format('1:held:0:%.0f', since) .. rest, 'KEEPTTL')

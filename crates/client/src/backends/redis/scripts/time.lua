@@ -1,4 +1,4 @@
--- Begins every script, but where it is not needed: the only time that counts is the server's, which stands still while a
+-- Begins every script: the only time that counts is the server's, which stands still while a
 -- script runs.
 local call = redis.call
 local time = call('TIME')

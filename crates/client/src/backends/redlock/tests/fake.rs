@@ -9,7 +9,6 @@ use tokio::time::{Instant, sleep};
 
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Tried, Wake, Wakes};
-use crate::backends::redis::Limit;
 use crate::backends::redlock::limit::RoundLimit;
 use crate::backends::redlock::node::{EndLetter, Node, NodeStore, TryLetter};
 use crate::backends::redlock::store::RedlockStore;

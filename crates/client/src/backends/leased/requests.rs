@@ -1,0 +1,321 @@
+//! The requests of a session, and the stage of each. Every method is one step under one mutex, without I/O.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{End, Seq};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::store::{Entry, EntryId, Renewed};
+use super::wakes::{Wake, WakeUp};
+use crate::backend::CallError;
+use crate::machine::{Granted, Push};
+use crate::time::BootInstant;
+
+pub(super) struct Requests {
+    state: Mutex<State>,
+    pushes: UnboundedSender<Push>,
+}
+
+#[derive(Default)]
+struct State {
+    requests: BTreeMap<Seq, Request>,
+    /// The highest seq of a request so far, if any. A request with a lower seq that is not in `requests` is over.
+    last: Option<Seq>,
+}
+
+struct Request {
+    entry: Arc<Entry>,
+    wake_up: Arc<WakeUp>,
+    stage: Stage,
+    attempts: Attempts,
+    /// How many times the entry was not renewed while its grant may have been on its way: a keep-alive did not find
+    /// it, or it is under a break. Its hold may then expire before the session's deadline.
+    missed: u64,
+    /// When its end was first requested.
+    ends_since: Option<BootInstant>,
+}
+
+/// The attempts of a request so far.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Attempts {
+    /// One was sent, or may have been: the entry may exist and must be ended.
+    pub(super) sent: bool,
+    /// One was sent and not answered: it may arrive late, even after a later one was granted.
+    doubt: bool,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Stage {
+    /// May hold or wait: an attempt is on its way, or its answer was lost.
+    Asked,
+    /// Waits, by its last answer.
+    Waits,
+    Holds(Granted),
+    /// An operator broke it, and the session was notified. It is not renewed any more.
+    Revoked,
+    /// A finish is on its way. No renewal is sent after it, since a late one could keep a released lock held.
+    Ends {
+        revoked: bool,
+    },
+}
+
+/// An entry that a keep-alive renews.
+pub(super) struct Renewable {
+    seq: Seq,
+    pub(super) entry: Arc<Entry>,
+    /// Its grant was returned when the renewal was sent.
+    holds: bool,
+}
+
+/// The meaning of an entry's renewal for its keep-alive.
+pub(super) enum EntryRenewal {
+    Fine,
+    /// A hold is lost.
+    Lost,
+    /// It was granted after the renewal was sent, so that the renewal's answer does not apply to the hold.
+    Again(Renewable),
+}
+
+/// What an acquire finds.
+pub(super) enum Found {
+    /// It neither holds nor ends: attempt to hold.
+    Asked(Arc<Entry>, Arc<WakeUp>),
+    Holds(Arc<Entry>, Granted),
+    Revoked,
+    Over,
+}
+
+/// Whether a grant may be returned.
+pub(super) enum Grant {
+    Returned,
+    /// Renew its entry first. The number is how many renewals missed it so far.
+    Missed(u64),
+    Revoked,
+    Over,
+}
+
+impl Requests {
+    pub(super) fn new(pushes: UnboundedSender<Push>) -> Self {
+        Self { state: Mutex::default(), pushes }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn push(&self, push: Push) {
+        // The receiver is gone, and its holds with it.
+        let _ = self.pushes.send(push);
+    }
+
+    /// The request of an acquire, created with the given entry if it is new.
+    pub(super) fn find(&self, seq: Seq, entry: impl FnOnce() -> Entry) -> Found {
+        let mut state = self.state();
+        let State { requests, last } = &mut *state;
+        if Some(seq) <= *last && !requests.contains_key(&seq) {
+            // The caller may not have processed its loss yet; a new request under this seq would take the lock again.
+            return Found::Over;
+        }
+        *last = Some(seq).max(*last);
+        let request = requests.entry(seq).or_insert_with(|| Request {
+            entry: Arc::new(entry()),
+            wake_up: Arc::new(WakeUp::new()),
+            stage: Stage::Asked,
+            attempts: Attempts::default(),
+            missed: 0,
+            ends_since: None,
+        });
+        match &request.stage {
+            Stage::Asked | Stage::Waits => Found::Asked(request.entry.clone(), request.wake_up.clone()),
+            Stage::Holds(granted) => Found::Holds(request.entry.clone(), granted.clone()),
+            Stage::Revoked => Found::Revoked,
+            Stage::Ends { .. } => Found::Over,
+        }
+    }
+
+    /// Begins an attempt. Returns the attempts before it; `None` if the request is over. Until the attempt has ended,
+    /// also if its call is dropped, it counts as sent and not answered.
+    pub(super) fn begin_attempt(&self, seq: Seq) -> Option<Attempts> {
+        let mut state = self.state();
+        let request = state.requests.get_mut(&seq).filter(|request| !request.is_over())?;
+        Some(mem::replace(&mut request.attempts, Attempts { sent: true, doubt: true }))
+    }
+
+    /// Ends an attempt. `before`: the attempts before it.
+    pub(super) fn end_attempt(&self, seq: Seq, before: Attempts, error: Option<CallError>) {
+        if let Some(request) = self.state().requests.get_mut(&seq) {
+            match error {
+                None => request.attempts.doubt = before.doubt,
+                Some(CallError { sent: false }) => request.attempts = before,
+                Some(CallError { sent: true }) => {}
+            }
+        }
+    }
+
+    /// Sets the stage of a request, unless it is over.
+    pub(super) fn advance(&self, seq: Seq, stage: Stage) -> bool {
+        let mut state = self.state();
+        let request = state.requests.get_mut(&seq).filter(|request| !request.is_over());
+        request.map(|request| request.stage = stage).is_some()
+    }
+
+    /// Records a grant if as many renewals missed its entry as it was renewed for since.
+    pub(super) fn grant(&self, seq: Seq, granted: &Granted, made_up_for: u64) -> Grant {
+        let mut state = self.state();
+        match state.requests.get_mut(&seq) {
+            None | Some(Request { stage: Stage::Ends { .. }, .. }) => Grant::Over,
+            Some(Request { stage: Stage::Revoked, .. }) => Grant::Revoked,
+            Some(request) if request.missed == made_up_for => {
+                request.stage = Stage::Holds(granted.clone());
+                Grant::Returned
+            }
+            Some(request) => Grant::Missed(request.missed),
+        }
+    }
+
+    /// The entries that a keep-alive must renew.
+    pub(super) fn renewable(&self) -> Vec<Renewable> {
+        let state = self.state();
+        let renews = |stage: &Stage| matches!(stage, Stage::Asked | Stage::Waits | Stage::Holds(_));
+        let requests = state.requests.iter().filter(|(_, request)| renews(&request.stage));
+        let renewable = requests.map(|(&seq, request)| Renewable {
+            seq,
+            entry: request.entry.clone(),
+            holds: matches!(request.stage, Stage::Holds(_)),
+        });
+        renewable.collect()
+    }
+
+    /// Applies the answer of an entry's renewal by a keep-alive.
+    pub(super) fn renewed(&self, one: Renewable, renewed: Renewed) -> EntryRenewal {
+        let seq = one.seq;
+        if renewed == Renewed::Revoked {
+            return if self.revoked(seq) { EntryRenewal::Lost } else { EntryRenewal::Fine };
+        }
+        let mut state = self.state();
+        let Some(request) = state.requests.get_mut(&seq) else { return EntryRenewal::Fine };
+        match (renewed, &request.stage) {
+            (Renewed::Gone, Stage::Holds(_)) if !one.holds => {
+                EntryRenewal::Again(Renewable { holds: true, ..one })
+            }
+            (Renewed::Gone, Stage::Holds(_)) => {
+                state.requests.remove(&seq);
+                self.push(Push::Ended { seq, end: End::Gone });
+                EntryRenewal::Lost
+            }
+            (Renewed::Gone, Stage::Asked) => {
+                request.missed += 1;
+                EntryRenewal::Fine
+            }
+            (Renewed::Gone, Stage::Waits) => {
+                request.missed += 1;
+                // It lost its place in the queue: its next attempt takes a new one.
+                request.wake_up.wake(Duration::ZERO);
+                EntryRenewal::Fine
+            }
+            _ => EntryRenewal::Fine,
+        }
+    }
+
+    /// Applies a message about one entry, or about all.
+    pub(super) fn woken(&self, id: Option<&EntryId>, wake: Wake) {
+        match (wake, id) {
+            (Wake::Revoked, Some(id)) => {
+                if let Some(seq) = id.seq() {
+                    self.revoked(seq);
+                }
+            }
+            // A revocation always names an entry.
+            (Wake::Revoked, None) => {}
+            (Wake::Try(after), Some(id)) => {
+                let state = self.state();
+                if let Some(request) = id.seq().and_then(|seq| state.requests.get(&seq)) {
+                    request.wake_up.wake(after);
+                }
+            }
+            (Wake::Try(after), None) => {
+                self.state().requests.values().for_each(|request| request.wake_up.wake(after));
+            }
+        }
+    }
+
+    /// Applies the break of an entry by an operator. Returns whether a hold whose grant was returned is lost by it.
+    fn revoked(&self, seq: Seq) -> bool {
+        let mut state = self.state();
+        let Some(request) = state.requests.get_mut(&seq) else { return false };
+        match &request.stage {
+            Stage::Holds(_) => {
+                request.stage = Stage::Revoked;
+                self.push(Push::Revoked { seq });
+                true
+            }
+            // Its grant may be on its way.
+            Stage::Asked | Stage::Waits => {
+                request.missed += 1;
+                false
+            }
+            Stage::Revoked | Stage::Ends { .. } => false,
+        }
+    }
+
+    /// Begins the end of an entry: it is not renewed from here on, and makes no further attempt. Returns the entry, and
+    /// whether an attempt of it may still arrive; `None` if no attempt was ever sent.
+    pub(super) fn begin_end(&self, target: Seq) -> Option<(Arc<Entry>, bool)> {
+        let mut state = self.state();
+        let request = state.requests.get_mut(&target)?;
+        request.end();
+        let Attempts { sent, doubt } = request.attempts;
+        let entry = request.entry.clone();
+        if !sent {
+            state.requests.remove(&target);
+        }
+        sent.then_some((entry, doubt))
+    }
+
+    /// Begins the end of a request whose attempt was refused. Returns what [`Self::begin_end`] does if earlier attempts
+    /// may have left something: a place in the queue, or a grant whose answer was lost (P7).
+    pub(super) fn begin_end_of_refused(&self, seq: Seq) -> Option<(Arc<Entry>, bool)> {
+        let left = |request: &Request| request.attempts.doubt || request.stage != Stage::Asked;
+        let left = self.state().requests.get(&seq).is_some_and(left);
+        if left { self.begin_end(seq) } else { None }
+    }
+
+    /// Whether its end was requested so long ago that it has expired: two ttls and the time for which the lock stays
+    /// closed.
+    pub(super) fn is_long_over(&self, target: Seq) -> bool {
+        let state = self.state();
+        let Some(request) = state.requests.get(&target) else { return true };
+        let until = request.entry.ttl * 2 + request.entry.closed_after_expiry();
+        request.ends_since.is_some_and(|since| BootInstant::now() - since > until)
+    }
+
+    /// Ends all requests without a call: they expire.
+    pub(super) fn abandon(&self) {
+        self.state().requests.values_mut().for_each(Request::end);
+    }
+
+    pub(super) fn seqs(&self) -> Vec<Seq> {
+        self.state().requests.keys().copied().collect()
+    }
+
+    pub(super) fn forget(&self, seq: Seq) -> Option<Stage> {
+        self.state().requests.remove(&seq).map(|request| request.stage)
+    }
+}
+
+impl Request {
+    fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Ends { .. } | Stage::Revoked)
+    }
+
+    fn end(&mut self) {
+        let revoked = matches!(self.stage, Stage::Revoked | Stage::Ends { revoked: true });
+        self.stage = Stage::Ends { revoked };
+        self.ends_since.get_or_insert_with(BootInstant::now);
+        // A waiting acquire stops.
+        self.wake_up.wake(Duration::ZERO);
+    }
+}
