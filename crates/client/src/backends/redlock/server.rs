@@ -8,41 +8,43 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::End;
+use tokio::time::sleep;
 
-use super::limit::RoundLimit;
-use super::node::{EndLetter, NodeStore, TryLetter};
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Entry, Renewed, Store, Tried, Wake, Wakes};
+use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
 use crate::backends::redis::{self, Identity, RedisStore};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::url::Host;
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::io::LeaseThread;
+use crate::url::Host;
 
 /// Pauses between attempts to use an unusable server: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// The address under which each `run_id` was first seen: one server under two addresses must not vote twice.
-pub(super) type Met = Arc<Mutex<BTreeMap<String, String>>>;
+/// What all servers of a quorum have in common.
+pub(super) struct QuorumSettings {
+    pub(super) redis: redis::Settings,
+    /// The name by which all servers know this client.
+    pub(super) client: String,
+    pub(super) lease_thread: LeaseThread,
+    /// The address under which each `run_id` was first seen: one server under two addresses must not vote twice.
+    pub(super) run_ids: Mutex<BTreeMap<String, String>>,
+}
 
 /// One of the URL's servers.
-pub(super) struct Server {
+pub(super) struct QuorumServer {
     /// As the URL names it.
     pub(super) name: String,
     /// The listener for its wake-ups.
     pub(super) wakes: Wakes,
     host: Host,
-    settings: redis::Settings,
-    worker: LeaseThread,
-    met: Met,
-    /// The name by which all servers know this client, so that one encoded call fits all of them.
-    client: Arc<str>,
+    settings: Arc<QuorumSettings>,
     /// Set at the first success: from then on its store keeps the connection up.
-    known: OnceLock<Known>,
+    opened: OnceLock<OpenedServer>,
     /// Why it could not be used yet.
     down: Mutex<String>,
 }
 
-struct Known {
+struct OpenedServer {
     store: Arc<RedisStore>,
     /// Why its independence of the other servers could not be checked, if so.
     unchecked: Option<String>,
@@ -50,30 +52,30 @@ struct Known {
 
 /// Why a server can't be used.
 #[derive(Debug)]
-pub(super) enum Unfit {
+pub(super) enum Unusable {
     /// It may be usable later.
     Failed(BackendError),
     /// It is a replica, or the same server as another one.
     NotIndependent(String),
 }
 
-impl Server {
-    pub(super) fn new(
-        host: &Host,
-        settings: redis::Settings,
-        client: Arc<str>,
-        worker: LeaseThread,
-        met: Met,
-    ) -> Arc<Self> {
+impl From<ConnectError> for Unusable {
+    fn from(error: ConnectError) -> Self {
+        Self::Failed(match error {
+            ConnectError::Backend(error) => error,
+            other => BackendError::new(BackendErrorKind::Refused, other.to_string()),
+        })
+    }
+}
+
+impl QuorumServer {
+    pub(super) fn new(host: &Host, settings: &Arc<QuorumSettings>) -> Arc<Self> {
         Arc::new(Self {
             name: redis::shown(host),
             wakes: Wakes::default(),
             host: host.clone(),
-            settings,
-            worker,
-            met,
-            client,
-            known: OnceLock::new(),
+            settings: settings.clone(),
+            opened: OnceLock::new(),
             down: Mutex::new("it has not answered yet".to_owned()),
         })
     }
@@ -84,42 +86,42 @@ impl Server {
 
     /// The server, if it has a connection at the moment.
     fn up(&self) -> Option<&Arc<RedisStore>> {
-        self.known.get().map(|known| &known.store).filter(|store| store.is_up())
+        self.opened.get().map(|opened| &opened.store).filter(|store| store.is_up())
     }
 
     /// The server, if it has a connection at the moment; otherwise the reason.
-    pub(super) fn store(&self) -> Result<Arc<RedisStore>, String> {
-        self.up().cloned().ok_or_else(|| match self.known.get() {
-            Some(known) => known.store.trouble().unwrap_or_else(|| "its connection is lost".to_owned()),
+    pub(super) fn usable(&self) -> Result<Arc<RedisStore>, String> {
+        self.up().cloned().ok_or_else(|| match self.opened.get() {
+            Some(opened) => opened.store.trouble().unwrap_or_else(|| "its connection is lost".to_owned()),
             None => self.down().clone(),
         })
     }
 
+    /// Whether it could ever be used.
+    pub(super) fn is_open(&self) -> bool {
+        self.opened.get().is_some()
+    }
+
     /// Why its independence of the other servers could not be checked, if so.
     pub(super) fn unchecked(&self) -> Option<String> {
-        self.known.get().and_then(|known| known.unchecked.clone())
+        self.opened.get().and_then(|opened| opened.unchecked.clone())
     }
 
     /// Tries to use it. After a success its store keeps the connection up.
-    pub(super) async fn connect(&self) -> Result<(), Unfit> {
-        let tried = self.try_to_connect().await;
-        if let Err(unfit) = &tried {
-            let (Unfit::NotIndependent(why) | Unfit::Failed(BackendError { message: why, .. })) = unfit;
+    pub(super) async fn connect(&self) -> Result<(), Unusable> {
+        let opened = self.open().await.inspect_err(|unusable| {
+            let (Unusable::NotIndependent(why) | Unusable::Failed(BackendError { message: why, .. })) =
+                unusable;
             self.down().clone_from(why);
-        }
-        tried
+        })?;
+        // No other task sets it.
+        let _ = self.opened.set(opened);
+        Ok(())
     }
 
-    async fn try_to_connect(&self) -> Result<(), Unfit> {
-        let failed = |error: crate::error::ConnectError| {
-            Unfit::Failed(match error {
-                crate::error::ConnectError::Backend(error) => error,
-                other => BackendError::new(BackendErrorKind::Refused, other.to_string()),
-            })
-        };
-        let wakes = self.wakes.clone();
-        let opened = redis::open_store(&self.host, &self.settings, &self.worker, wakes, &self.client);
-        let store = opened.await.map_err(failed)?;
+    async fn open(&self) -> Result<OpenedServer, Unusable> {
+        let QuorumSettings { redis, client, lease_thread, .. } = &*self.settings;
+        let store = redis::open_store(&self.host, redis, lease_thread, self.wakes.clone(), client).await?;
         let unchecked = match store.identity().await {
             Ok(identity) => self.check(identity).map(|()| None)?,
             Err(error) => {
@@ -127,26 +129,24 @@ impl Server {
                 Some(error.message)
             }
         };
-        // No other task sets it.
-        let _ = self.known.set(Known { store, unchecked });
-        Ok(())
+        Ok(OpenedServer { store, unchecked })
     }
 
-    fn check(&self, identity: Identity) -> Result<(), Unfit> {
+    fn check(&self, identity: Identity) -> Result<(), Unusable> {
         if let Some(primary) = identity.replica_of {
-            return Err(Unfit::NotIndependent(format!(
+            return Err(Unusable::NotIndependent(format!(
                 "{} is a replica of {primary}: it says what that server says, a moment later; name primaries that have \
                  nothing to do with each other",
                 self.name
             )));
         }
-        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        let other = met.entry(identity.run_id).or_insert_with(|| self.name.clone());
-        if *other == self.name {
+        let mut run_ids = self.settings.run_ids.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = run_ids.entry(identity.run_id).or_insert_with(|| self.name.clone());
+        if *first == self.name {
             return Ok(());
         }
-        Err(Unfit::NotIndependent(format!(
-            "{} and {other} are the same server (`run_id` of `INFO`): it would vote twice; name each server once",
+        Err(Unusable::NotIndependent(format!(
+            "{} and {first} are the same server (`run_id` of `INFO`): it would vote twice; name each server once",
             self.name
         )))
     }
@@ -155,7 +155,7 @@ impl Server {
     pub(super) async fn keep_trying(server: Weak<Self>) {
         let mut pause = PAUSES.0;
         loop {
-            tokio::time::sleep(pause).await;
+            sleep(pause).await;
             pause = (2 * pause).min(PAUSES.1);
             let Some(server) = server.upgrade() else { return };
             match server.connect().await {
@@ -164,36 +164,37 @@ impl Server {
                     // Waiters have no place in its queue yet.
                     return server.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
                 }
-                Err(unfit) => tracing::debug!(server = server.name, ?unfit, "can't be used yet"),
+                Err(unusable) => tracing::debug!(server = server.name, ?unusable, "can't be used yet"),
             }
+        }
+    }
+
+    /// Makes a call, unless there is no connection at the moment.
+    fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&RedisStore) -> BoxFuture<Result<T, CallError>>,
+    ) -> BoxFuture<Result<T, CallError>> {
+        match self.up() {
+            Some(store) => call(store),
+            None => Box::pin(async { Err(CallError { sent: false }) }),
         }
     }
 }
 
-/// Nothing was sent.
-const DOWN: CallError = CallError { sent: false };
-
-impl NodeStore for Server {
-    async fn attempt(&self, letter: &TryLetter, limit: &RoundLimit) -> Result<Tried, CallError> {
-        let Some(store) = self.up() else { return Err(DOWN) };
-        let TryLetter { attempt, written } = letter;
-        store.attempt_by(attempt, written.get_or_init(|| store.write_attempt(attempt)), limit).await
-    }
-
-    async fn finish(&self, letter: &EndLetter, limit: &RoundLimit) -> Result<End, CallError> {
-        let Some(store) = self.up() else { return Err(DOWN) };
-        let EndLetter { entry, doubt, written } = letter;
-        store.finish_by(written.get_or_init(|| store.write_finish(entry, *doubt)), *doubt, limit).await
+impl Store for QuorumServer {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+        self.call(|store| store.attempt(attempt))
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
-        match self.up() {
-            Some(store) => store.renew(entries),
-            None => Box::pin(async { Err(DOWN) }),
-        }
+        self.call(|store| store.renew(entries))
+    }
+
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+        self.call(|store| store.finish(entry, doubt))
     }
 
     fn trouble(&self) -> Option<String> {
-        self.store().err()
+        self.usable().err()
     }
 }

@@ -1,12 +1,46 @@
-//! Inspection results: the state on which a majority of the servers agrees.
+//! Inspection: the state on which a majority of the servers agrees.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::LockName;
 
-use crate::backends::redis::{Look, Seen};
+use super::majority::{ask_all, majority_of, too_few};
+use super::server::QuorumServer;
+use crate::backends::redis::{Look, RedisStore, Seen};
+use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, LockInfo};
+
+/// Queries all servers that can be used. Returns the answers of a majority or more.
+pub(super) async fn ask_majority<T, F: Future<Output = Result<T, BackendError>>>(
+    servers: &[Arc<QuorumServer>],
+    question: impl Fn(Arc<RedisStore>) -> F,
+) -> Result<Vec<T>, BackendError> {
+    let call = |server: &Arc<QuorumServer>| {
+        let asked = server.usable().map(&question);
+        async move {
+            match asked {
+                Ok(answer) => answer.await,
+                Err(why) => Err(BackendError::new(BackendErrorKind::Unreachable, why)),
+            }
+        }
+    };
+    let (mut answers, mut errors) = (Vec::new(), Vec::new());
+    for (index, result) in ask_all(servers.iter().map(call).collect()).await {
+        match result {
+            Ok(answer) => answers.push(answer),
+            Err(error) => errors.push((servers[index].name.as_str(), error)),
+        }
+    }
+    let majority = majority_of(servers.len());
+    if answers.len() >= majority {
+        return Ok(answers);
+    }
+    let what = format!("{} of {} servers answered, {majority} must", answers.len(), servers.len());
+    let kinds = errors.iter().map(|(_, error)| error.kind).collect();
+    Err(too_few(&what, errors.iter().map(|(name, error)| (*name, error.to_string())), kinds))
+}
 
 /// Identifies one holder across the keys of several servers.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
