@@ -1,7 +1,6 @@
 //! Attempts to acquire: rounds over all nodes, of which a majority must grant.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -20,9 +19,6 @@ use crate::machine::Granted;
 const SPLIT_ROUNDS: u32 = 3;
 /// The random pause between them, in milliseconds.
 const SPLIT_PAUSE_MS: std::ops::Range<u64> = 10..60;
-/// A node that has not answered the removals of this many claims gets no further attempts until it does: this bounds
-/// memory.
-const UNANSWERED_MAX: usize = 256;
 /// The request is over: the outcome of the attempt is unknown here.
 const OVER: CallError = CallError { sent: true };
 
@@ -156,7 +152,7 @@ impl NodeAttempt {
     async fn ask(&self, attempt: Attempt) -> NodeReply {
         let not_asked = |why: &str| NodeReply::Failed { sent: false, why: format!("not asked: {why}") };
         let node = &self.quorum.nodes[self.index];
-        if node.unanswered.load(Ordering::Relaxed) >= UNANSWERED_MAX {
+        if node.unanswered.available_permits() == 0 {
             return not_asked("it has not answered to earlier calls");
         }
         let limit = self.claim.attempt_limit();

@@ -288,7 +288,9 @@ impl Claim {
 
     /// Whether it is over, and no entry of it is left on any node.
     pub(super) fn is_gone(&self) -> bool {
-        self.state().is_gone()
+        let state = self.state();
+        let is_over = matches!(state.phase, ClaimPhase::Ending { .. });
+        is_over && state.nodes.iter().all(|node| node.entry == EntryState::Absent)
     }
 
     /// Whether it was last used so long ago that all its entries have expired.
@@ -309,16 +311,15 @@ impl Claim {
         Some(Removal { entry, doubt, unanswered: doubt || failures > 0 })
     }
 
-    /// An entry was removed, or has expired. Returns whether the claim is over and none of its entries is left.
-    pub(super) fn removed(&self, index: usize, end: End) -> bool {
+    /// An entry was removed, or has expired.
+    pub(super) fn removed(&self, index: usize, end: End) {
         self.change(|state| {
             let node = &mut state.nodes[index];
             if let EntryState::Removing { held, .. } = node.entry {
                 node.end = held.then_some(end);
                 node.forget_entry();
             }
-            state.is_gone()
-        })
+        });
     }
 
     /// The removal from a node got no answer.
@@ -416,11 +417,6 @@ impl ClaimState {
             matches!(node.entry, EntryState::Requested { .. } | EntryState::Removing { failures: 0, .. })
         };
         (count(&may_answer) == 0).then_some(Err(CallError { sent: true }))
-    }
-
-    fn is_gone(&self) -> bool {
-        matches!(self.phase, ClaimPhase::Ending { .. })
-            && self.nodes.iter().all(|node| node.entry == EntryState::Absent)
     }
 }
 

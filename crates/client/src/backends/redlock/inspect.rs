@@ -42,27 +42,16 @@ pub(super) async fn ask_majority<T, F: Future<Output = Result<T, BackendError>>>
     Err(too_few(&what, errors.iter().map(|(name, error)| (*name, error.to_string())), kinds))
 }
 
-/// Identifies one holder across the keys of several servers.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Who {
-    /// The entry's id without the number, which differs between servers.
-    Ours(String),
-    /// Another client's value.
-    Another(String),
-}
-
-impl Who {
-    fn of(seen: &Seen) -> Self {
-        match &seen.id {
-            Some(id) => Self::Ours(id.0.rsplit_once('.').map_or(id.0.as_str(), |(id, _)| id).to_owned()),
-            None => Self::Another(seen.info.owner.clone()),
-        }
-    }
+/// Identifies one holder across the keys of several servers: the entry's id without the number, which differs between
+/// servers, or another client's value.
+fn holder_id(seen: &Seen) -> String {
+    let id = seen.id.as_ref().map(|id| id.0.rsplit_once('.').map_or(id.0.as_str(), |(id, _)| id));
+    id.unwrap_or(&seen.info.owner).to_owned()
 }
 
 /// A name's state on a majority of the servers.
 pub(super) fn of_majority(name: LockName, looks: Vec<Look>, majority: usize) -> LockInfo {
-    let mut seen: BTreeMap<Who, Vec<HolderInfo>> = BTreeMap::new();
+    let mut seen: BTreeMap<String, Vec<HolderInfo>> = BTreeMap::new();
     let mut waiting: Vec<usize> = looks.iter().map(|look| look.waiter_count).collect();
     waiting.sort_unstable_by(|a, b| b.cmp(a));
     // The largest count that a majority of the servers reaches.
@@ -73,7 +62,7 @@ pub(super) fn of_majority(name: LockName, looks: Vec<Look>, majority: usize) -> 
             waiters = look.waiters;
         }
         for holder in look.holders {
-            seen.entry(Who::of(&holder)).or_default().push(holder.info);
+            seen.entry(holder_id(&holder)).or_default().push(holder.info);
         }
     }
     let holders: Vec<_> =

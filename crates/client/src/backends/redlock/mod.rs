@@ -13,14 +13,14 @@
 //! - The deadline counts from the latest acknowledged keep-alive. That was acknowledged only if for every hold a
 //!   *majority* renewed the entry; a majority that only may have renewed it is not enough. For a request that did not
 //!   hold yet, only entries count that were set by a round which began after that keep-alive was sent (`Claim::win`).
-//! - An entry's id on a server is never used again after it was taken back there, and a round asks for each id once.
+//! - An entry's id on a server is never used again after it was removed there, and a round asks for each id once.
 //!   So a grant was set by the round that receives it, and never earlier.
 //! - A renewal never creates an entry: a server that lost one stays without it, and the hold lasts as long as a
 //!   majority is left. To set the entry there again would require to know that no other client held the lock there
 //!   meanwhile.
 //!
-//! A failed attempt leaves no entries: all grants of a round without a majority are taken back on every server,
-//! before that server is asked again, also if the caller is gone or the server did not answer.
+//! A failed attempt leaves no entries: all entries of a round without a majority are removed from every server, before
+//! that server is asked again, also if the caller is gone or the server did not answer.
 
 mod acquire;
 mod claim;

@@ -2,7 +2,6 @@
 //! lease thread, until the node has answered.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -51,10 +50,14 @@ impl Quorum {
     /// Begins the end of a claim. Returns the nodes from which its entry must be removed.
     fn begin_end(&self, claim: &Claim) -> Vec<usize> {
         let removals = claim.end();
+        self.forget_if_gone(claim);
+        removals
+    }
+
+    fn forget_if_gone(&self, claim: &Claim) {
         if claim.is_gone() {
             self.claims.remove(claim);
         }
-        removals
     }
 
     /// Removes the entry from a node, if any. Returns `false` without an answer.
@@ -71,9 +74,8 @@ impl Quorum {
     }
 
     fn removed(&self, claim: &Claim, index: usize, end: End) {
-        if claim.removed(index, end) {
-            self.claims.remove(claim);
-        }
+        claim.removed(index, end);
+        self.forget_if_gone(claim);
     }
 
     /// Removes the entries from these nodes on the lease thread.
@@ -87,11 +89,11 @@ impl Quorum {
     /// Repeats the removal until the node answers, or the entry has long expired there.
     async fn remove(&self, claim: &Claim, index: usize) {
         let give_up = Instant::now() + claim.entry.ttl.saturating_mul(2);
-        let mut counted = None;
         let mut pause = PAUSES.0;
+        let mut unanswered = None;
         loop {
-            if claim.removal(index).is_some_and(|removal| removal.unanswered) {
-                counted.get_or_insert_with(|| CountedUnanswered::new(&self.nodes[index].unanswered));
+            if claim.removal(index).is_some_and(|removal| removal.unanswered) && unanswered.is_none() {
+                unanswered = self.nodes[index].unanswered.try_acquire().ok();
             }
             if self.try_remove(claim, index).await {
                 return;
@@ -125,21 +127,5 @@ impl Drop for NodeRemoval {
         if !self.is_done {
             self.quorum.remove_in_background(&self.claim, vec![self.index]);
         }
-    }
-}
-
-/// Counts a removal as unanswered for as long as it is repeated.
-struct CountedUnanswered<'a>(&'a AtomicUsize);
-
-impl<'a> CountedUnanswered<'a> {
-    fn new(unanswered: &'a AtomicUsize) -> Self {
-        unanswered.fetch_add(1, Ordering::Relaxed);
-        Self(unanswered)
-    }
-}
-
-impl Drop for CountedUnanswered<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -4,7 +4,7 @@
 //! Without a connection its calls fail at once: the other servers decide, and no caller waits for one that is down.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::End;
@@ -38,10 +38,8 @@ pub(super) struct QuorumServer {
     pub(super) wakes: Wakes,
     host: Host,
     settings: Arc<QuorumSettings>,
-    /// Set at the first success: from then on its store keeps the connection up.
-    opened: OnceLock<OpenedServer>,
-    /// Why it could not be used yet.
-    down: Mutex<String>,
+    /// Set at the first success: from then on its store keeps the connection up. `Err`: why it could not be used yet.
+    opened: Mutex<Result<OpenedServer, String>>,
 }
 
 struct OpenedServer {
@@ -51,11 +49,13 @@ struct OpenedServer {
 }
 
 /// Why a server can't be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {
     /// It may be usable later.
+    #[error("{}", .0.message)]
     Failed(BackendError),
     /// It is a replica, or the same server as another one.
+    #[error("{0}")]
     NotIndependent(String),
 }
 
@@ -75,48 +75,41 @@ impl QuorumServer {
             wakes: Wakes::default(),
             host: host.clone(),
             settings: settings.clone(),
-            opened: OnceLock::new(),
-            down: Mutex::new("it has not answered yet".to_owned()),
+            opened: Mutex::new(Err("it has not answered yet".to_owned())),
         })
     }
 
-    fn down(&self) -> MutexGuard<'_, String> {
-        self.down.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The server, if it has a connection at the moment.
-    fn up(&self) -> Option<&Arc<RedisStore>> {
-        self.opened.get().map(|opened| &opened.store).filter(|store| store.is_up())
+    fn opened(&self) -> MutexGuard<'_, Result<OpenedServer, String>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The server, if it has a connection at the moment; otherwise the reason.
     pub(super) fn usable(&self) -> Result<Arc<RedisStore>, String> {
-        self.up().cloned().ok_or_else(|| match self.opened.get() {
-            Some(opened) => opened.store.trouble().unwrap_or_else(|| "its connection is lost".to_owned()),
-            None => self.down().clone(),
-        })
+        match &*self.opened() {
+            Ok(opened) if opened.store.is_up() => Ok(opened.store.clone()),
+            Ok(opened) => Err(opened.store.trouble().unwrap_or_else(|| "its connection is lost".to_owned())),
+            Err(why) => Err(why.clone()),
+        }
     }
 
     /// Whether it could ever be used.
     pub(super) fn is_open(&self) -> bool {
-        self.opened.get().is_some()
+        self.opened().is_ok()
     }
 
     /// Why its independence of the other servers could not be checked, if so.
     pub(super) fn unchecked(&self) -> Option<String> {
-        self.opened.get().and_then(|opened| opened.unchecked.clone())
+        self.opened().as_ref().ok()?.unchecked.clone()
     }
 
     /// Tries to use it. After a success its store keeps the connection up.
     pub(super) async fn connect(&self) -> Result<(), Unusable> {
-        let opened = self.open().await.inspect_err(|unusable| {
-            let (Unusable::NotIndependent(why) | Unusable::Failed(BackendError { message: why, .. })) =
-                unusable;
-            self.down().clone_from(why);
-        })?;
-        // No other task sets it.
-        let _ = self.opened.set(opened);
-        Ok(())
+        let (opened, result) = match self.open().await {
+            Ok(opened) => (Ok(opened), Ok(())),
+            Err(unusable) => (Err(unusable.to_string()), Err(unusable)),
+        };
+        *self.opened() = opened;
+        result
     }
 
     async fn open(&self) -> Result<OpenedServer, Unusable> {
@@ -174,9 +167,9 @@ impl QuorumServer {
         &self,
         call: impl FnOnce(&RedisStore) -> BoxFuture<Result<T, CallError>>,
     ) -> BoxFuture<Result<T, CallError>> {
-        match self.up() {
-            Some(store) => call(store),
-            None => Box::pin(async { Err(CallError { sent: false }) }),
+        match self.usable() {
+            Ok(store) => call(&store),
+            Err(_) => Box::pin(async { Err(CallError { sent: false }) }),
         }
     }
 }

@@ -5,13 +5,13 @@
 //! as it is certain; the other nodes' calls run to their end in the background. If the runtime ends before, the lease
 //! thread removes what they may have left.
 
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::End;
+use tokio::sync::Semaphore;
 
 use super::claim::Claim;
 use super::claims::Claims;
@@ -25,6 +25,9 @@ use crate::time::BootInstant;
 /// attempt.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
+/// Unanswered removals on one node: this bounds memory.
+const UNANSWERED_MAX: usize = 256;
+
 /// One of the servers.
 pub(super) struct QuorumNode {
     /// As the URL names it, for display.
@@ -32,13 +35,13 @@ pub(super) struct QuorumNode {
     pub(super) store: Arc<dyn Store>,
     /// The listener for its wake-ups.
     wakes: Wakes,
-    /// Number of claims whose removal it has not answered.
-    pub(super) unanswered: AtomicUsize,
+    /// One permit for each removal that it has not answered. While none is left, it gets no attempts.
+    pub(super) unanswered: Semaphore,
 }
 
 impl QuorumNode {
     pub(super) fn new(name: String, store: Arc<dyn Store>, wakes: Wakes) -> Self {
-        Self { name, store, wakes, unanswered: AtomicUsize::new(0) }
+        Self { name, store, wakes, unanswered: Semaphore::new(UNANSWERED_MAX) }
     }
 }
 
