@@ -1,23 +1,24 @@
-//! One request of a session, and its state on every node.
+//! A claim: one request of a session, and the state of its entry on every node.
 //!
-//! All decisions that need no I/O: which answers count, since when, and which entries must be taken back. Every
-//! method is one step under one mutex, so that for any order of the nodes' answers no entry is left that belongs to
-//! no hold.
+//! All decisions that need no I/O: which replies count, since when, and which entries must be removed. Every method is
+//! one step under one mutex, so that for any order of the nodes' replies no entry is left that belongs to no hold.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::End;
 use tokio::sync::Notify;
 
-use super::tally::Said;
-use crate::backends::leased::{Entry, EntryId, Renewed};
+use super::majority::majority_of;
+use super::tally::NodeReply;
+use crate::backend::CallError;
+use crate::backends::leased::{Entry, EntryId};
 use crate::time::BootInstant;
 
 /// By how much a node's entry outlives the session's ttl: Redis counts in milliseconds (the 2 ms of Redlock's
 /// formula).
-pub(super) const ENTRY_EXTRA: Duration = Duration::from_millis(2);
+const ENTRY_EXTRA: Duration = Duration::from_millis(2);
 /// Allowance for different clock rates; the session's machine subtracts the same (P5).
 const DRIFT_PERCENT: u32 = 1;
 /// Bounds of the pause between two rounds.
@@ -25,56 +26,46 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 
 pub(super) struct Claim {
     pub(super) entry: Arc<Entry>,
-    /// Held for a round: one round at a time.
-    pub(super) turn: tokio::sync::Mutex<()>,
-    /// A mutex for each node. A take-back is complete before the node is asked again.
-    pub(super) doors: Box<[tokio::sync::Mutex<()>]>,
-    /// Notified when the state on a node may have changed while the claim ends.
-    pub(super) changed: Notify,
+    /// Locked during an attempt: one at a time.
+    pub(super) attempt: tokio::sync::Mutex<()>,
     majority: usize,
-    state: Mutex<State>,
+    state: Mutex<ClaimState>,
+    /// Notified when `state` has changed.
+    changed: Notify,
 }
 
-struct State {
-    phase: Phase,
+struct ClaimState {
+    phase: ClaimPhase,
+    /// Number of rounds so far. A round is one attempt on every node.
     rounds: u64,
-    /// When the latest keep-alive that may have been acknowledged was sent. Entries that an earlier attempt set would
+    /// When the latest keep-alive that may have been acknowledged was sent. Entries that an earlier round set would
     /// expire before the session's deadline, and do not count (P5).
     floor: BootInstant,
-    /// When this claim was last requested or kept alive; a claim untouched for long is removed.
-    touched: BootInstant,
+    /// When a call last used this claim.
+    used: BootInstant,
     pause: Duration,
-    seats: Vec<Seat>,
-    /// The node entry that was built last, with its number. The nodes' numbers rarely differ.
-    at_nodes: Option<(u32, Arc<Entry>)>,
+    nodes: Vec<NodeState>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum ClaimPhase {
     /// Between two rounds, or before the first.
     Idle,
     /// A round is running; `since` is from before its first send.
-    Trying {
-        round: u64,
-        since: BootInstant,
-    },
-    Held {
-        round: u64,
-        since: BootInstant,
-    },
-    /// The claim is over, and its entries are taken back. `held`: it was a hold when its end began.
-    Ending {
-        held: bool,
-    },
+    Acquiring { round: u64, since: BootInstant },
+    /// `round` won.
+    Held { round: u64 },
+    /// The claim is over, and its entries are removed. `held`: it was a hold when its end began.
+    Ending { held: bool },
 }
 
 /// A claim's state on one node.
 #[derive(Clone, Copy, Debug)]
-struct Seat {
-    /// Part of the entry's id on this node. An id is not used again after it was taken back, since the node records
+struct NodeState {
+    /// Part of the entry's id on this node. An id is not used again after its entry was removed, since the node records
     /// it as gone; so a grant was always set by the attempt that it answers.
     number: u32,
-    standing: Standing,
+    entry: EntryState,
     /// How its last hold there ended.
     end: Option<End>,
     /// A wake-up from this node has arrived since the last round began.
@@ -82,195 +73,191 @@ struct Seat {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Standing {
-    /// No entry of this claim is there.
-    Clear,
-    /// An attempt of `round` is on its way. `waited`: an earlier one took a place in the queue.
-    Asked {
+enum EntryState {
+    Absent,
+    /// An attempt of `round` is on its way. `queued`: an earlier one took a place in the queue.
+    Requested {
         round: u64,
-        waited: bool,
+        queued: bool,
     },
-    Waits,
-    Holds,
-    /// Its entry is being taken back.
-    Leaving {
+    /// Has a place in the queue.
+    Queued,
+    Held,
+    /// One task removes it, until the node has answered. There is no attempt until then.
+    Removing {
         /// An attempt may still arrive.
         doubt: bool,
         /// The entry was part of a hold: the lock may have to stay closed.
         held: bool,
+        /// Removals without an answer.
         failures: u32,
     },
 }
 
-/// What a round asks of a node.
-pub(super) enum Asking {
-    /// Attempt to hold with this entry. `first`: the node has not been asked for it before.
-    Try { entry: Arc<Entry>, first: bool },
-    /// First take back the entry of an earlier attempt.
-    Owed,
-    /// Nothing, since the outcome is certain.
-    Nothing,
+impl EntryState {
+    fn removing(doubt: bool) -> Self {
+        Self::Removing { doubt, held: false, failures: 0 }
+    }
 }
 
-/// An entry to take back on a node.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct TakeBack {
+/// An entry that must be removed from a node.
+pub(super) struct Removal {
     pub(super) entry: Arc<Entry>,
+    /// An attempt may still arrive.
     pub(super) doubt: bool,
-}
-
-/// Progress of a claim's end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ending {
-    Pending,
-    Done(End),
-    /// The remaining nodes do not answer.
-    Unknown,
+    /// The node has not answered to an attempt or a removal.
+    pub(super) unanswered: bool,
 }
 
 /// What a keep-alive does for a claim.
 pub(super) enum Renewing {
     /// Nothing: it has no hold that could expire.
     Nothing,
+    /// The claim is over.
     Over,
-    /// Renew these entries on these nodes, given by their indexes.
-    Ask(Vec<(usize, Arc<Entry>)>),
+    /// Renew these entries, each on the node of its index.
+    Entries(Vec<(usize, Arc<Entry>)>),
 }
 
 impl Claim {
     pub(super) fn new(entry: Arc<Entry>, nodes: usize, now: BootInstant) -> Self {
-        let seat = Seat { number: 1, standing: Standing::Clear, end: None, woken: false };
+        let node = NodeState { number: 1, entry: EntryState::Absent, end: None, woken: false };
         Self {
             entry,
-            turn: tokio::sync::Mutex::default(),
-            doors: (0..nodes).map(|_| tokio::sync::Mutex::default()).collect(),
-            changed: Notify::new(),
+            attempt: tokio::sync::Mutex::default(),
             majority: majority_of(nodes),
-            state: Mutex::new(State {
-                phase: Phase::Idle,
+            state: Mutex::new(ClaimState {
+                phase: ClaimPhase::Idle,
                 rounds: 0,
                 floor: BootInstant::from_nanos(0),
-                touched: now,
+                used: now,
                 pause: PAUSES.0,
-                seats: vec![seat; nodes],
-                at_nodes: None,
+                nodes: vec![node; nodes],
             }),
+            changed: Notify::new(),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ClaimState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn change<T>(&self, change: impl FnOnce(&mut ClaimState) -> T) -> T {
+        let value = change(&mut self.state());
+        self.changed.notify_waiters();
+        value
+    }
+
+    /// Waits until `ready` returns a value for the state.
+    async fn wait_for<T>(&self, mut ready: impl FnMut(&mut ClaimState) -> Option<T>) -> T {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // From here on no change is missed.
+            changed.as_mut().enable();
+            if let Some(value) = ready(&mut self.state()) {
+                return value;
+            }
+            changed.await;
+        }
+    }
+
     /// Time limit of an attempt on one node: small against the ttl, since it is subtracted from the hold's validity.
-    pub(super) fn try_limit(&self) -> Duration {
+    pub(super) fn attempt_limit(&self) -> Duration {
         (self.entry.ttl / 20)
             .clamp(Duration::from_millis(200), Duration::from_secs(1))
             .min(self.entry.limit())
     }
 
     /// The id of the claim that a node's entry belongs to.
-    pub(super) fn of_entry(id: &EntryId) -> Option<EntryId> {
-        id.0.rsplit_once('.').map(|(claim, _)| EntryId(claim.to_owned()))
+    pub(super) fn id_of(entry: &EntryId) -> Option<EntryId> {
+        entry.0.rsplit_once('.').map(|(claim, _)| EntryId(claim.to_owned()))
+    }
+
+    /// The entry as a node has it.
+    fn node_entry(&self, number: u32, keep_closed: Duration) -> Arc<Entry> {
+        let id = EntryId(format!("{}.{number}", self.entry.id));
+        Arc::new(Entry { id, ttl: self.entry.ttl + ENTRY_EXTRA, keep_closed, ..(*self.entry).clone() })
     }
 
     /// Begins a round; `None` if the claim holds already or is over.
-    pub(super) fn begin(&self, now: BootInstant) -> Option<u64> {
+    pub(super) fn begin_round(&self, now: BootInstant) -> Option<u64> {
         let mut state = self.state();
-        if state.phase != Phase::Idle {
+        if state.phase != ClaimPhase::Idle {
             return None;
         }
         state.rounds += 1;
-        state.touched = now;
-        state.phase = Phase::Trying { round: state.rounds, since: now };
-        state.seats.iter_mut().for_each(|seat| seat.woken = false);
+        state.used = now;
+        state.phase = ClaimPhase::Acquiring { round: state.rounds, since: now };
+        state.nodes.iter_mut().for_each(|node| node.woken = false);
         Some(state.rounds)
     }
 
-    /// What to ask of a node in this round.
-    pub(super) fn ask(&self, index: usize, round: u64) -> Asking {
-        let mut state = self.state();
-        if !matches!(state.phase, Phase::Trying { round: now, .. } if now == round) {
-            return Asking::Nothing;
-        }
-        let seat = &mut state.seats[index];
-        let waited = match seat.standing {
-            Standing::Clear => false,
-            Standing::Waits => true,
-            Standing::Leaving { .. } => return Asking::Owed,
-            Standing::Asked { .. } | Standing::Holds => return Asking::Nothing,
-        };
-        seat.standing = Standing::Asked { round, waited };
-        let number = seat.number;
-        Asking::Try { entry: state.at_nodes(&self.entry, number, self.entry.keep_closed), first: !waited }
+    /// Begins an attempt on a node, once the node has answered to the earlier ones and their entries are removed there.
+    /// Returns the entry, and whether the node has not been asked for it before; `None` if the round is over.
+    pub(super) async fn begin_attempt(&self, index: usize, round: u64) -> Option<(Arc<Entry>, bool)> {
+        let began = self.wait_for(|state| {
+            let acquires =
+                matches!(state.phase, ClaimPhase::Acquiring { round: current, .. } if current == round);
+            let node = &mut state.nodes[index];
+            let queued = match node.entry {
+                _ if !acquires => return Some(None),
+                EntryState::Absent => false,
+                EntryState::Queued => true,
+                EntryState::Requested { .. } | EntryState::Removing { .. } => return None,
+                EntryState::Held => return Some(None),
+            };
+            node.entry = EntryState::Requested { round, queued };
+            Some(Some((node.number, !queued)))
+        });
+        began.await.map(|(number, first)| (self.node_entry(number, self.entry.keep_closed), first))
     }
 
-    /// Records a node's answer to an attempt of this round. Returns whether the entry must be taken back there.
-    pub(super) fn heard(&self, index: usize, round: u64, said: &Said) -> bool {
-        let mut state = self.state();
-        let (counts, over) = match state.phase {
-            Phase::Trying { round: now, .. } | Phase::Held { round: now, .. } => (now == round, false),
-            Phase::Idle => (false, false),
-            Phase::Ending { .. } => (false, true),
-        };
-        let held = matches!(state.phase, Phase::Held { .. });
-        let seat = &mut state.seats[index];
-        let Standing::Asked { waited, .. } = seat.standing else { return false };
-        let leaving = |doubt| Standing::Leaving { doubt, held: false, failures: 0 };
-        seat.standing = match said {
-            Said::Granted if counts => Standing::Holds,
-            Said::Granted => leaving(false),
-            // The place in the queue is kept, unless the claim needs it no more.
-            Said::Waits { .. } if over || held => leaving(false),
-            Said::Waits { .. } => Standing::Waits,
-            Said::Failed { sent: true, .. } => leaving(true),
-            Said::Refused(_) | Said::Failed { sent: false, .. } if waited => {
-                if over || held {
-                    leaving(false)
-                } else {
-                    Standing::Waits
-                }
-            }
-            Said::Busy(_) | Said::Refused(_) | Said::Failed { .. } => Standing::Clear,
-        };
-        let take_back = matches!(seat.standing, Standing::Leaving { .. });
-        drop(state);
-        if over {
-            self.changed.notify_waiters();
-        }
-        take_back
+    /// Records a node's reply to an attempt of this round. Returns whether the entry must now be removed there.
+    pub(super) fn record_reply(&self, index: usize, round: u64, reply: &NodeReply) -> bool {
+        self.change(|state| {
+            let (counts, may_wait) = match state.phase {
+                ClaimPhase::Idle => (false, true),
+                ClaimPhase::Acquiring { round: current, .. } => (current == round, true),
+                ClaimPhase::Held { round: current } => (current == round, false),
+                ClaimPhase::Ending { .. } => (false, false),
+            };
+            let node = &mut state.nodes[index];
+            let queued = match node.entry {
+                EntryState::Requested { round: current, queued } if current == round => queued,
+                // The attempt did not begin.
+                _ => return false,
+            };
+            node.entry = match reply {
+                NodeReply::Granted if counts => EntryState::Held,
+                NodeReply::Granted => EntryState::removing(false),
+                NodeReply::Failed { sent: true, .. } => EntryState::removing(true),
+                NodeReply::Busy(_) => EntryState::Absent,
+                NodeReply::Refused(_) | NodeReply::Failed { .. } if !queued => EntryState::Absent,
+                // It has a place in the queue, by this reply or an earlier one.
+                _ if may_wait => EntryState::Queued,
+                _ => EntryState::removing(false),
+            };
+            matches!(node.entry, EntryState::Removing { .. })
+        })
     }
 
-    /// The attempts of this round were dropped: the missing answers will never arrive.
-    pub(super) fn unheard(&self, round: u64) {
-        for seat in &mut self.state().seats {
-            if matches!(seat.standing, Standing::Asked { round: of, .. } if of == round) {
-                seat.standing = Standing::Leaving { doubt: true, held: false, failures: 0 };
-            }
-        }
-    }
-
-    /// The nodes on which an entry must be taken back, also where a take-back is running.
-    pub(super) fn leaving(&self) -> Vec<usize> {
-        let state = self.state();
-        let seats = state.seats.iter().enumerate();
-        seats
-            .filter(|(_, seat)| matches!(seat.standing, Standing::Leaving { .. }))
-            .map(|(index, _)| index)
-            .collect()
-    }
-
-    /// A majority granted. `Err`: the grants came too late or do not count, and must be taken back on these nodes.
-    /// `Ok`: the nodes whose queues the claim must leave.
+    /// A majority granted. `Ok`: the nodes from whose queues the claim must be removed. `Err`: the grants came too late
+    /// or do not count, and must be removed from these nodes.
     pub(super) fn win(&self, round: u64, now: BootInstant) -> Result<Vec<usize>, Vec<usize>> {
-        let mut state = self.state();
-        let Phase::Trying { round: current, since } = state.phase else { return Err(Vec::new()) };
-        if current != round || since < state.floor || now - since >= self.validity() {
-            drop(state);
-            return Err(self.lose(round));
-        }
-        state.phase = Phase::Held { round, since };
-        Ok(leave(&mut state.seats, |standing| standing == Standing::Waits, false))
+        self.change(|state| match state.phase {
+            ClaimPhase::Acquiring { round: current, since }
+                if current == round && since >= state.floor && now - since < self.validity() =>
+            {
+                state.phase = ClaimPhase::Held { round };
+                Ok(state.remove_where(|entry| entry == EntryState::Queued))
+            }
+            _ => Err(state.lose(round)),
+        })
+    }
+
+    /// No majority granted: the grants must be removed from these nodes. Places in queues are kept.
+    pub(super) fn lose(&self, round: u64) -> Vec<usize> {
+        self.change(|state| state.lose(round))
     }
 
     /// The longest validity of a hold, counted from before its first send. Redlock's `ttl - (1 % + 2 ms)`; the
@@ -279,139 +266,97 @@ impl Claim {
         self.entry.ttl - self.entry.ttl * DRIFT_PERCENT / 100
     }
 
-    /// No majority granted: the grants must be taken back on these nodes. Places in queues are kept.
-    pub(super) fn lose(&self, round: u64) -> Vec<usize> {
-        let mut state = self.state();
-        if !matches!(state.phase, Phase::Trying { round: now, .. } if now == round) {
-            return Vec::new();
-        }
-        state.phase = Phase::Idle;
-        leave(&mut state.seats, |standing| standing == Standing::Holds, false)
+    /// Begins the end of the claim. Returns the nodes from which its entry must now be removed.
+    pub(super) fn end(&self) -> Vec<usize> {
+        self.change(|state| {
+            if !matches!(state.phase, ClaimPhase::Ending { .. }) {
+                state.phase = ClaimPhase::Ending { held: matches!(state.phase, ClaimPhase::Held { .. }) };
+            }
+            state.remove_where(|entry| matches!(entry, EntryState::Queued | EntryState::Held))
+        })
     }
 
-    /// Begins the end of the claim. Returns the nodes on which a take-back must now be started, and whether other
-    /// calls or take-backs are running, which notify `changed`.
-    pub(super) fn end(&self) -> (Vec<usize>, bool) {
-        let mut state = self.state();
-        let held = match state.phase {
-            Phase::Ending { .. } => return (Vec::new(), true),
-            Phase::Held { .. } => true,
-            Phase::Idle | Phase::Trying { .. } => false,
-        };
-        state.phase = Phase::Ending { held };
-        let others = |seat: &Seat| matches!(seat.standing, Standing::Asked { .. } | Standing::Leaving { .. });
-        let others = state.seats.iter().any(others);
-        let leaving = leave(&mut state.seats, |s| matches!(s, Standing::Waits | Standing::Holds), held);
-        drop(state);
-        self.changed.notify_waiters();
-        (leaving, others)
+    /// Waits until the outcome of the claim's end is certain.
+    pub(super) async fn ended(&self) -> Result<End, CallError> {
+        self.wait_for(|state| state.outcome_of_end(self.majority)).await
+    }
+
+    /// Whether its end has begun.
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self.state().phase, ClaimPhase::Ending { .. })
     }
 
     /// Whether it is over, and no entry of it is left on any node.
     pub(super) fn is_gone(&self) -> bool {
-        self.state().is_gone()
+        let state = self.state();
+        let is_over = matches!(state.phase, ClaimPhase::Ending { .. });
+        is_over && state.nodes.iter().all(|node| node.entry == EntryState::Absent)
     }
 
     /// Whether it was last used so long ago that all its entries have expired.
-    pub(super) fn is_forgotten(&self, now: BootInstant) -> bool {
-        now - self.state().touched > self.entry.ttl.saturating_mul(4)
+    pub(super) fn is_expired(&self, now: BootInstant) -> bool {
+        now - self.state().used > self.entry.ttl.saturating_mul(4)
     }
 
-    /// The progress of its end.
-    pub(super) fn ending(&self) -> Ending {
-        let state = self.state();
-        let Phase::Ending { held } = state.phase else { return Ending::Pending };
-        let count = |is: &dyn Fn(&Seat) -> bool| state.seats.iter().filter(|seat| is(seat)).count();
-        let clear = count(&|seat| seat.standing == Standing::Clear);
-        let released = count(&|seat| seat.end == Some(End::Released));
-        let hopeful = count(&|seat| {
-            matches!(seat.standing, Standing::Asked { .. } | Standing::Leaving { failures: 0, .. })
-        });
-        let unclear = state.seats.len() - clear;
-        if clear >= self.majority {
-            if !held {
-                return Ending::Done(End::Left);
-            }
-            if released >= self.majority {
-                return Ending::Done(End::Released);
-            }
-            if released + unclear < self.majority {
-                return Ending::Done(End::Gone);
-            }
-        }
-        if hopeful == 0 { Ending::Unknown } else { Ending::Pending }
-    }
-
-    /// The entry to take back on a node, if any.
-    pub(super) fn owed(&self, index: usize) -> Option<TakeBack> {
-        let mut state = self.state();
-        let Seat { standing: Standing::Leaving { doubt, held, .. }, number, .. } = state.seats[index] else {
+    /// The entry that must be removed from a node, if any.
+    pub(super) fn removal(&self, index: usize) -> Option<Removal> {
+        let NodeState { entry: EntryState::Removing { doubt, held, failures }, number, .. } =
+            self.state().nodes[index]
+        else {
             return None;
         };
         // An entry that was never part of a hold must not keep the lock closed.
         let keep_closed = if held { self.entry.keep_closed } else { Duration::ZERO };
-        Some(TakeBack { entry: state.at_nodes(&self.entry, number, keep_closed), doubt })
+        let entry = self.node_entry(number, keep_closed);
+        Some(Removal { entry, doubt, unanswered: doubt || failures > 0 })
     }
 
-    /// An entry was taken back, or has expired. Returns whether the claim is over and none of its entries is left.
-    pub(super) fn cleared(&self, index: usize, end: End) -> bool {
-        let mut state = self.state();
-        let seat = &mut state.seats[index];
-        if let Standing::Leaving { held, .. } = seat.standing {
-            seat.standing = Standing::Clear;
-            seat.number += 1;
-            seat.end = held.then_some(end);
-        }
-        let (gone, ends) = (state.is_gone(), matches!(state.phase, Phase::Ending { .. }));
-        drop(state);
-        if ends {
-            self.changed.notify_waiters();
-        }
-        gone
+    /// An entry was removed, or has expired.
+    pub(super) fn removed(&self, index: usize, end: End) {
+        self.change(|state| {
+            let node = &mut state.nodes[index];
+            if let EntryState::Removing { held, .. } = node.entry {
+                node.end = held.then_some(end);
+                node.forget_entry();
+            }
+        });
     }
 
-    /// A take-back on a node got no answer.
-    pub(super) fn not_cleared(&self, index: usize) {
-        let mut state = self.state();
-        if let Standing::Leaving { failures, .. } = &mut state.seats[index].standing {
-            *failures += 1;
-        }
-        drop(state);
-        self.changed.notify_waiters();
+    /// The removal from a node got no answer.
+    pub(super) fn not_removed(&self, index: usize) {
+        self.change(|state| {
+            if let EntryState::Removing { failures, .. } = &mut state.nodes[index].entry {
+                *failures += 1;
+            }
+        });
     }
 
     /// What a keep-alive that is sent now must do for this claim.
     pub(super) fn renewing(&self, now: BootInstant) -> Renewing {
         let mut state = self.state();
-        state.touched = now;
+        state.used = now;
         match state.phase {
-            Phase::Ending { .. } => Renewing::Over,
-            Phase::Held { .. } => {
-                let mut asked = Vec::with_capacity(state.seats.len());
-                for index in 0..state.seats.len() {
-                    let Seat { standing: Standing::Holds, number, .. } = state.seats[index] else { continue };
-                    asked.push((index, state.at_nodes(&self.entry, number, self.entry.keep_closed)));
-                }
-                Renewing::Ask(asked)
+            ClaimPhase::Ending { .. } => Renewing::Over,
+            ClaimPhase::Held { .. } => {
+                let held = state.nodes.iter().enumerate().filter(|(_, node)| node.entry == EntryState::Held);
+                let entry = |node: &NodeState| self.node_entry(node.number, self.entry.keep_closed);
+                Renewing::Entries(held.map(|(index, node)| (index, entry(node))).collect())
             }
             // Set when the keep-alive is sent, not when it is acknowledged: a round that began earlier and wins
             // meanwhile must not count.
-            Phase::Idle | Phase::Trying { .. } => {
+            ClaimPhase::Idle | ClaimPhase::Acquiring { .. } => {
                 state.floor = state.floor.max(now);
                 Renewing::Nothing
             }
         }
     }
 
-    /// Records a node's answer to a renewal of `entry`.
-    pub(super) fn renewed(&self, index: usize, entry: &Entry, renewed: Renewed) {
-        let mut state = self.state();
-        let seat = &mut state.seats[index];
-        let same = entry.id.0.rsplit('.').next() == Some(seat.number.to_string().as_str());
-        if same && renewed == Renewed::Gone && seat.standing == Standing::Holds {
-            // A node that lost the entry stays without it: a renewal never creates one.
-            seat.standing = Standing::Clear;
-            seat.number += 1;
+    /// Records that a node has lost this entry. It stays without it: a renewal never creates one.
+    pub(super) fn lost(&self, index: usize, entry: &Entry) {
+        let node = &mut self.state().nodes[index];
+        let is_same = entry.id.0.rsplit('.').next() == Some(node.number.to_string().as_str());
+        if is_same && node.entry == EntryState::Held {
+            node.forget_entry();
         }
     }
 
@@ -426,69 +371,58 @@ impl Claim {
     /// Records a wake-up from a node. Returns whether a majority of the nodes may grant now.
     pub(super) fn woken(&self, index: usize) -> bool {
         let mut state = self.state();
-        state.seats[index].woken = true;
-        let open = |seat: &&Seat| seat.woken || seat.standing != Standing::Waits;
-        state.seats.iter().filter(open).count() >= self.majority
+        state.nodes[index].woken = true;
+        let may_grant = |node: &&NodeState| node.woken || node.entry != EntryState::Queued;
+        state.nodes.iter().filter(may_grant).count() >= self.majority
     }
 }
 
-impl State {
-    /// The entry in the form that is stored on the nodes.
-    fn at_nodes(&mut self, entry: &Entry, number: u32, keep_closed: Duration) -> Arc<Entry> {
-        if let Some((last, known)) = &self.at_nodes
-            && (*last, known.keep_closed) == (number, keep_closed)
-        {
-            return known.clone();
+impl ClaimState {
+    fn lose(&mut self, round: u64) -> Vec<usize> {
+        if !matches!(self.phase, ClaimPhase::Acquiring { round: current, .. } if current == round) {
+            return Vec::new();
         }
-        let id = EntryId(format!("{}.{number}", entry.id));
-        let known = Arc::new(Entry {
-            id,
-            name: entry.name.clone(),
-            mode: entry.mode,
-            ttl: entry.ttl + ENTRY_EXTRA,
-            keep_closed,
-            lock_delay: entry.lock_delay,
-        });
-        self.at_nodes = Some((number, known.clone()));
-        known
+        self.phase = ClaimPhase::Idle;
+        self.remove_where(|entry| entry == EntryState::Held)
     }
 
-    fn is_gone(&self) -> bool {
-        matches!(self.phase, Phase::Ending { .. })
-            && self.seats.iter().all(|seat| seat.standing == Standing::Clear)
-    }
-}
-
-/// Marks matching entries to be taken back. Returns the indexes of their nodes.
-fn leave(seats: &mut [Seat], which: impl Fn(Standing) -> bool, held: bool) -> Vec<usize> {
-    let mut leaving = Vec::new();
-    for (index, seat) in seats.iter_mut().enumerate() {
-        if which(seat.standing) {
-            let held = held && seat.standing == Standing::Holds;
-            seat.standing = Standing::Leaving { doubt: false, held, failures: 0 };
-            leaving.push(index);
+    /// Marks matching entries as to be removed. Returns the indexes of their nodes.
+    fn remove_where(&mut self, matches: impl Fn(EntryState) -> bool) -> Vec<usize> {
+        let ends_hold = self.phase == ClaimPhase::Ending { held: true };
+        let mut removing = Vec::new();
+        for (index, node) in self.nodes.iter_mut().enumerate().filter(|(_, node)| matches(node.entry)) {
+            let held = ends_hold && node.entry == EntryState::Held;
+            node.entry = EntryState::Removing { doubt: false, held, failures: 0 };
+            removing.push(index);
         }
+        removing
     }
-    leaving
-}
 
-/// The smallest majority.
-pub(super) const fn majority_of(nodes: usize) -> usize {
-    nodes / 2 + 1
-}
-
-/// Counts a take-back as unanswered for as long as it is tried.
-pub(super) struct Debt<'a>(&'a AtomicUsize);
-
-impl<'a> Debt<'a> {
-    pub(super) fn of(owed: &'a AtomicUsize) -> Self {
-        owed.fetch_add(1, Ordering::Relaxed);
-        Self(owed)
+    /// The outcome of the claim's end once it is certain. `Err`: no node is left that may soon make it certain.
+    fn outcome_of_end(&self, majority: usize) -> Option<Result<End, CallError>> {
+        let ClaimPhase::Ending { held } = self.phase else { return None };
+        let count = |is: &dyn Fn(&NodeState) -> bool| self.nodes.iter().filter(|node| is(node)).count();
+        let absent = count(&|node| node.entry == EntryState::Absent);
+        let released = count(&|node| node.end == Some(End::Released));
+        if absent >= majority {
+            let may_be_released = released + self.nodes.len() - absent >= majority;
+            match held {
+                false => return Some(Ok(End::Left)),
+                true if released >= majority => return Some(Ok(End::Released)),
+                true if !may_be_released => return Some(Ok(End::Gone)),
+                true => {}
+            }
+        }
+        let may_answer = |node: &NodeState| {
+            matches!(node.entry, EntryState::Requested { .. } | EntryState::Removing { failures: 0, .. })
+        };
+        (count(&may_answer) == 0).then_some(Err(CallError { sent: true }))
     }
 }
 
-impl Drop for Debt<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+impl NodeState {
+    fn forget_entry(&mut self) {
+        self.entry = EntryState::Absent;
+        self.number += 1;
     }
 }

@@ -13,156 +13,53 @@
 //! - The deadline counts from the latest acknowledged keep-alive. That was acknowledged only if for every hold a
 //!   *majority* renewed the entry; a majority that only may have renewed it is not enough. For a request that did not
 //!   hold yet, only entries count that were set by a round which began after that keep-alive was sent (`Claim::win`).
-//! - An entry's id on a server is never used again after it was taken back there, and a round asks for each id once.
+//! - An entry's id on a server is never used again after it was removed there, and a round asks for each id once.
 //!   So a grant was set by the round that receives it, and never earlier.
 //! - A renewal never creates an entry: a server that lost one stays without it, and the hold lasts as long as a
 //!   majority is left. To set the entry there again would require to know that no other client held the lock there
 //!   meanwhile.
 //!
-//! A failed attempt leaves no entries: all grants of a round without a majority are taken back on every server,
-//! before that server is asked again, also if the caller is gone or the server did not answer.
+//! A failed attempt leaves no entries: all entries of a round without a majority are removed from every server, before
+//! that server is asked again, also if the caller is gone or the server did not answer.
 
-mod book;
-mod carry;
+mod acquire;
 mod claim;
-mod limit;
-mod node;
+mod claims;
+mod connect;
+mod inspect;
+mod majority;
+mod removal;
 mod renewal;
-mod round;
 mod server;
 mod store;
-mod taking_back;
 mod tally;
 #[cfg(test)]
 mod tests;
-mod view;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use lockkeeper_core::LockName;
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::mpsc::UnboundedSender;
 
-use self::claim::majority_of;
-use self::node::Node;
-use self::server::{Met, Server, Unfit};
+pub(crate) use self::connect::connect;
+use self::inspect::{ask_majority, list_of_majority, of_majority};
+use self::majority::majority_of;
+use self::server::QuorumServer;
 use self::store::RedlockStore;
 use crate::backend::{Backend, BoxFuture, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
 use crate::backends::redis::{self, RedisStore};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::error::BackendError;
 use crate::info::{Finding, LockInfo};
 use crate::io::LeaseThread;
 use crate::machine::{Push, Spec};
-use crate::time::BootInstant;
-use crate::url::Url;
-
-/// With fewer, no server may fail.
-const SERVERS_MIN: usize = 3;
-/// How long inspections wait for the other servers once a majority has answered.
-const REST: Duration = Duration::from_millis(300);
-/// Time limit of connecting and of inspections; a single server's limit is shorter.
-const QUESTION_LIMIT: Duration = Duration::from_secs(10);
-
-/// Creates a client, if a majority of the servers can be used.
-pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
-    let settings = settings(url)?;
-    let worker = redis::worker()?;
-    let met = Met::default();
-    let client: Arc<str> = RedisStore::new_client()?.into();
-    let new = |host| Server::new(host, settings.clone(), client.clone(), worker.clone(), met.clone());
-    let servers: Vec<Arc<Server>> = url.hosts.iter().map(new).collect();
-    first_contact(&servers, &worker).await?;
-    let node = |server: &Arc<Server>| Node {
-        name: server.name.clone(),
-        wakes: server.wakes.clone(),
-        store: server.clone(),
-    };
-    let wakes = Wakes::default();
-    let nodes = servers.iter().map(node).collect();
-    let store = Arc::new(RedlockStore::new(nodes, worker.clone(), wakes.clone(), BootInstant::now));
-    Ok(Arc::new(Redlock { servers, store, wakes, worker }))
-}
-
-/// Parses the URL's settings, without its hosts.
-fn settings(url: &Url) -> Result<redis::Settings, ConnectError> {
-    if url.parameter::<String>("fencing", "left out")?.is_some() {
-        return Err(CAPABILITIES.lacks_tokens("draw tokens (`?fencing=`)").into());
-    }
-    url.only_parameters(&["prefix", "tls-ca"])?;
-    let shown: Vec<String> = url.hosts.iter().map(redis::shown).collect();
-    if shown.len() < SERVERS_MIN {
-        let wanted = "a list of 3 or more independent servers, better an odd number: with fewer none may fail; use \
-                      `redis://` for one server";
-        return Err(url.bad_part(shown.join(","), wanted).into());
-    }
-    if let Some((_, twice)) = shown.iter().enumerate().find(|&(at, name)| shown[..at].contains(name)) {
-        return Err(url.bad_part(twice.clone(), "named once: a server must not vote twice").into());
-    }
-    redis::Settings::of(url, url.scheme == "redlocks")
-}
-
-/// Connects to all servers at once. A majority must succeed; the others are retried in the background.
-async fn first_contact(servers: &[Arc<Server>], worker: &LeaseThread) -> Result<(), ConnectError> {
-    let majority = majority_of(servers.len());
-    let (says, mut said) = unbounded_channel();
-    for server in servers {
-        let (server, says) = (server.clone(), says.clone());
-        worker.run(Box::pin(async move {
-            let tried = server.connect().await;
-            let failed = tried.is_err();
-            // The caller may have stopped waiting.
-            let _ = says.send(tried);
-            drop(says);
-            if failed {
-                let weak = Arc::downgrade(&server);
-                drop(server);
-                Server::keep_trying(weak).await;
-            }
-        }));
-    }
-    drop(says);
-    let (mut up, mut failures) = (0, Vec::new());
-    let mut deadline = Instant::now() + QUESTION_LIMIT;
-    while let Ok(Some(tried)) = timeout_at(deadline, said.recv()).await {
-        match tried {
-            Ok(()) => up += 1,
-            Err(Unfit::NotIndependent(why)) => {
-                return Err(BackendError::new(BackendErrorKind::Refused, why).into());
-            }
-            Err(Unfit::Failed(error)) => failures.push(error),
-        }
-        if up == majority {
-            deadline = deadline.min(Instant::now() + REST);
-        }
-    }
-    let down = |server: &&Arc<Server>| server.store().is_err();
-    if up >= majority {
-        for server in servers.iter().filter(down) {
-            let why = server.store().err().unwrap_or_default();
-            tracing::warn!(server = server.name, why, "can't be used; the others are a majority");
-        }
-        return Ok(());
-    }
-    let each: Vec<String> = servers
-        .iter()
-        .map(|server| match server.store() {
-            Ok(_) => format!("{}: answers", server.name),
-            Err(why) => format!("{}: {why}", server.name),
-        })
-        .collect();
-    let kind = failures.iter().map(|error| error.kind).find(|kind| *kind != BackendErrorKind::Unreachable);
-    let what = format!("{up} of {} servers can be used, {majority} must: {}", servers.len(), each.join("; "));
-    Err(BackendError::new(kind.unwrap_or(BackendErrorKind::Unreachable), what).into())
-}
 
 struct Redlock {
-    servers: Vec<Arc<Server>>,
-    store: Arc<RedlockStore<Server>>,
+    servers: Vec<Arc<QuorumServer>>,
+    store: Arc<RedlockStore>,
     wakes: Wakes,
-    worker: LeaseThread,
+    lease_thread: LeaseThread,
 }
 
 static CAPABILITIES: Capabilities = Capabilities {
@@ -201,73 +98,13 @@ static CAPABILITIES: Capabilities = Capabilities {
     },
 };
 
-impl Redlock {
-    /// Queries all servers that can be used. Returns the answers of a majority or more.
-    fn ask_all<T, F>(
-        &self,
-        question: impl Fn(Arc<RedisStore>) -> F,
-    ) -> BoxFuture<Result<Vec<T>, BackendError>>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, BackendError>> + Send + 'static,
-    {
-        let (says, mut said) = unbounded_channel();
-        for (index, server) in self.servers.iter().enumerate() {
-            let says = says.clone();
-            match server.store() {
-                Ok(store) => {
-                    let answer = question(store);
-                    // The caller may have stopped waiting.
-                    self.worker.run(Box::pin(async move { drop(says.send((index, answer.await))) }));
-                }
-                Err(why) => {
-                    let error = BackendError::new(BackendErrorKind::Unreachable, why);
-                    let _ = says.send((index, Err(error)));
-                }
-            }
-        }
-        drop(says);
-        let names: Vec<String> = self.servers.iter().map(|server| server.name.clone()).collect();
-        let majority = majority_of(names.len());
-        Box::pin(async move {
-            let mut answers = Vec::new();
-            let mut failures: Vec<Option<BackendError>> = names.iter().map(|_| None).collect();
-            let mut deadline = Instant::now() + QUESTION_LIMIT;
-            while let Ok(Some((index, answer))) = timeout_at(deadline, said.recv()).await {
-                match answer {
-                    Ok(answer) => answers.push(answer),
-                    Err(error) => failures[index] = Some(error),
-                }
-                if answers.len() == majority {
-                    deadline = deadline.min(Instant::now() + REST);
-                }
-            }
-            if answers.len() >= majority {
-                return Ok(answers);
-            }
-            let failed = names.iter().zip(&failures);
-            let each: Vec<String> =
-                failed.filter_map(|(name, error)| Some(format!("{name}: {}", error.as_ref()?))).collect();
-            let kinds = failures.iter().flatten().map(|error| error.kind);
-            let kind = kinds.into_iter().find(|kind| *kind != BackendErrorKind::Unreachable);
-            let what = format!(
-                "{} of {} servers answered, {majority} must: {}",
-                answers.len(),
-                names.len(),
-                each.join("; ")
-            );
-            Err(BackendError::new(kind.unwrap_or(BackendErrorKind::Unreachable), what))
-        })
-    }
-}
-
 impl Backend for Redlock {
     fn capabilities(&self) -> &Capabilities {
         &CAPABILITIES
     }
 
     fn worker(&self) -> Option<LeaseThread> {
-        Some(self.worker.clone())
+        Some(self.lease_thread.clone())
     }
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
@@ -275,22 +112,27 @@ impl Backend for Redlock {
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
-        let majority = majority_of(self.servers.len());
-        let asked = name.clone();
-        let looks = self.ask_all(move |store| {
-            let name = asked.clone();
-            async move { store.look(&name).await }
-        });
-        Box::pin(async move { Ok(view::of_majority(name, looks.await?, majority)) })
+        let servers = self.servers.clone();
+        Box::pin(async move {
+            let look = |store: Arc<RedisStore>| {
+                let name = name.clone();
+                async move { store.look(&name).await }
+            };
+            let looks = ask_majority(&servers, look).await?;
+            Ok(of_majority(name, looks, majority_of(servers.len())))
+        })
     }
 
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
-        let majority = majority_of(self.servers.len());
-        let lists = self.ask_all(move |store| {
-            let prefix = prefix.clone();
-            async move { store.list(prefix.as_ref()).await }
-        });
-        Box::pin(async move { Ok(view::list_of_majority(lists.await?, majority)) })
+        let servers = self.servers.clone();
+        Box::pin(async move {
+            let list = |store: Arc<RedisStore>| {
+                let prefix = prefix.clone();
+                async move { store.list(prefix.as_ref()).await }
+            };
+            let lists = ask_majority(&servers, list).await?;
+            Ok(list_of_majority(lists, majority_of(servers.len())))
+        })
     }
 
     /// Findings on each server's settings, and on servers that do not take part.
@@ -307,7 +149,7 @@ impl Backend for Redlock {
         let mut asked = Vec::new();
         for server in &self.servers {
             let finding = |spoils, says: String| Finding { spoils, says: format!("{}: {says}", server.name) };
-            match server.store() {
+            match server.usable() {
                 Ok(store) => asked.push((server.name.clone(), store)),
                 Err(why) => findings.push(finding(true, format!("does not take part: {why}"))),
             }

@@ -1,61 +1,50 @@
 //! Keep-alives: renews holds on all nodes and counts majorities.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::sync::mpsc;
-use tokio::time::timeout;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 
 use super::claim::{Claim, Renewing};
-use super::node::NodeStore;
-use super::store::Inner;
+use super::store::{Quorum, run_in_background};
 use crate::backend::CallError;
 use crate::backends::leased::{Entry, Renewed};
 
-impl<S: NodeStore> Inner<S> {
-    pub(super) async fn renew(self: &Arc<Self>, entries: Vec<Arc<Entry>>) -> Result<Vec<Renewed>, CallError> {
+impl Quorum {
+    pub(super) async fn renew(self: &Arc<Self>, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, CallError> {
         let now = (self.now)();
-        let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
-        let mut asked: Vec<Vec<Asked>> = self.nodes.iter().map(|_| Vec::new()).collect();
+        let mut calls: Vec<Vec<NodeRenewal>> = self.nodes.iter().map(|_| Vec::new()).collect();
         let mut counts = Vec::new();
-        for entry in &entries {
-            let mut count =
-                Count { claim: self.book.known(&entry.id), kept: 0, revoked: 0, pending: 0, holds: true };
-            match count.claim.as_ref().map(|claim| claim.renewing(now)) {
-                Some(Renewing::Ask(seats)) => {
-                    count.pending = seats.len();
-                    for (index, entry) in seats {
-                        let Some(claim) = count.claim.clone() else { continue };
-                        asked[index].push(Asked { which: counts.len(), claim, entry });
+        for entry in entries {
+            let claim = self.claims.get(&entry.id);
+            let mut count = RenewalCount { holds: true, ..RenewalCount::default() };
+            match claim.as_ref().map(|claim| (claim, claim.renewing(now))) {
+                Some((claim, Renewing::Entries(entries))) => {
+                    count.pending = entries.len();
+                    for (index, entry) in entries {
+                        calls[index].push(NodeRenewal { of: counts.len(), claim: claim.clone(), entry });
                     }
                 }
-                Some(Renewing::Nothing) => count.holds = false,
-                Some(Renewing::Over) | None => {}
+                Some((_, Renewing::Nothing)) => count.holds = false,
+                Some((_, Renewing::Over)) | None => {}
             }
-            counts.push(count);
+            counts.push((claim, count));
         }
-        let (says, mut said) = mpsc::unbounded_channel();
-        for (index, asked) in asked.into_iter().enumerate().filter(|(_, asked)| !asked.is_empty()) {
-            let (inner, says) = (self.clone(), says.clone());
-            tokio::spawn(async move { inner.renew_at(index, asked, limit, &says).await });
-        }
-        drop(says);
-        // Waits until each entry's outcome is certain: slow nodes delay nothing if the others suffice.
-        let mut open = counts.iter().filter(|count| count.renewed(self.majority).is_none()).count();
-        while open > 0 {
-            let Some((which, renewed)) = said.recv().await else { return Err(CallError { sent: true }) };
-            let count: &mut Count = &mut counts[which];
-            let was_open = count.renewed(self.majority).is_none();
-            count.add(renewed);
-            if was_open && count.renewed(self.majority).is_some() {
-                open -= 1;
+        let calls = calls.into_iter().enumerate().filter(|(_, renewals)| !renewals.is_empty());
+        let calls = calls.map(|(index, renewals)| self.clone().renew_on_node(index, renewals));
+        let mut calls: FuturesUnordered<_> = calls.collect();
+        // Slow nodes delay nothing if the others suffice.
+        while counts.iter().any(|(_, count)| count.outcome(self.majority).is_none()) {
+            for (of, renewed) in calls.next().await.ok_or(CallError { sent: true })? {
+                counts[of].1.add(renewed);
             }
         }
-        let settle = |count: Count| {
-            let renewed = count.renewed(self.majority).unwrap_or(Renewed::Gone);
-            if let (Renewed::Gone, Some(claim)) = (renewed, &count.claim) {
+        run_in_background(calls);
+        let settle = |(claim, count): (Option<Arc<Claim>>, RenewalCount)| {
+            let renewed = count.outcome(self.majority).unwrap_or(Renewed::Gone);
+            if let (Renewed::Gone, Some(claim)) = (renewed, &claim) {
                 // The remaining minority of its entries would only keep others out.
-                self.book.remember_over(&claim.entry, (self.now)());
+                self.claims.remember_over(&claim.entry, (self.now)());
                 self.end(claim);
             }
             renewed
@@ -63,38 +52,35 @@ impl<S: NodeStore> Inner<S> {
         Ok(counts.into_iter().map(settle).collect())
     }
 
-    async fn renew_at(
-        &self,
+    /// Returns the results of one node; none if it does not answer.
+    async fn renew_on_node(
+        self: Arc<Self>,
         index: usize,
-        asked: Vec<Asked>,
-        limit: Duration,
-        says: &mpsc::UnboundedSender<(usize, Option<Renewed>)>,
-    ) {
-        let entries = asked.iter().map(|asked| asked.entry.clone()).collect();
-        let answer = timeout(limit, self.nodes[index].store.renew(entries)).await;
-        let answers = answer.ok().and_then(Result::ok);
-        for (at, Asked { which, claim, entry }) in asked.into_iter().enumerate() {
-            let renewed = answers.as_ref().and_then(|answers| answers.get(at).copied());
-            if let Some(renewed) = renewed {
-                claim.renewed(index, &entry, renewed);
+        renewals: Vec<NodeRenewal>,
+    ) -> Vec<(usize, Renewed)> {
+        let entries = renewals.iter().map(|renewal| renewal.entry.clone()).collect();
+        let answers = self.nodes[index].store.renew(entries).await.unwrap_or_default();
+        let results = renewals.into_iter().zip(answers).map(|(renewal, renewed)| {
+            if renewed == Renewed::Gone {
+                renewal.claim.lost(index, &renewal.entry);
             }
-            // The receiver stops once all outcomes are certain.
-            let _ = says.send((which, renewed));
-        }
+            (renewal.of, renewed)
+        });
+        results.collect()
     }
 }
 
 /// One entry in a renewal on one node.
-struct Asked {
-    /// Its index in the keep-alive.
-    which: usize,
+struct NodeRenewal {
+    /// The index of its request in the keep-alive.
+    of: usize,
     claim: Arc<Claim>,
     entry: Arc<Entry>,
 }
 
-/// The nodes' answers for one entry of a keep-alive.
-struct Count {
-    claim: Option<Arc<Claim>>,
+/// The nodes' answers for one request of a keep-alive.
+#[derive(Default)]
+struct RenewalCount {
     kept: usize,
     revoked: usize,
     /// Nodes that have not answered, or never will: they may have the entry.
@@ -103,20 +89,18 @@ struct Count {
     holds: bool,
 }
 
-impl Count {
-    fn add(&mut self, renewed: Option<Renewed>) {
+impl RenewalCount {
+    fn add(&mut self, renewed: Renewed) {
         match renewed {
-            // No answer: the node may have the entry or not.
-            None => return,
-            Some(Renewed::Kept) => self.kept += 1,
-            Some(Renewed::Revoked) => self.revoked += 1,
-            Some(Renewed::Gone) => {}
+            Renewed::Kept => self.kept += 1,
+            Renewed::Revoked => self.revoked += 1,
+            Renewed::Gone => {}
         }
         self.pending -= 1;
     }
 
     /// The outcome once it is certain: kept if a majority renewed it, gone if no majority can have it any more.
-    fn renewed(&self, majority: usize) -> Option<Renewed> {
+    fn outcome(&self, majority: usize) -> Option<Renewed> {
         if !self.holds || self.kept >= majority {
             Some(Renewed::Kept)
         } else if self.kept + self.pending >= majority {

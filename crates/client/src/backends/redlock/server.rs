@@ -4,122 +4,117 @@
 //! Without a connection its calls fail at once: the other servers decide, and no caller waits for one that is down.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::End;
+use tokio::time::sleep;
 
-use super::limit::RoundLimit;
-use super::node::{EndLetter, NodeStore, TryLetter};
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Entry, Renewed, Store, Tried, Wake, Wakes};
+use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
 use crate::backends::redis::{self, Identity, RedisStore};
-use crate::error::{BackendError, BackendErrorKind};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::io::LeaseThread;
 use crate::url::Host;
 
 /// Pauses between attempts to use an unusable server: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// The address under which each `run_id` was first seen: one server under two addresses must not vote twice.
-pub(super) type Met = Arc<Mutex<BTreeMap<String, String>>>;
+/// What all servers of a quorum have in common.
+pub(super) struct QuorumSettings {
+    pub(super) redis: redis::Settings,
+    /// The name by which all servers know this client.
+    pub(super) client: String,
+    pub(super) lease_thread: LeaseThread,
+    /// The address under which each `run_id` was first seen: one server under two addresses must not vote twice.
+    pub(super) run_ids: Mutex<BTreeMap<String, String>>,
+}
 
 /// One of the URL's servers.
-pub(super) struct Server {
+pub(super) struct QuorumServer {
     /// As the URL names it.
     pub(super) name: String,
     /// The listener for its wake-ups.
     pub(super) wakes: Wakes,
     host: Host,
-    settings: redis::Settings,
-    worker: LeaseThread,
-    met: Met,
-    /// The name by which all servers know this client, so that one encoded call fits all of them.
-    client: Arc<str>,
-    /// Set at the first success: from then on its store keeps the connection up.
-    known: OnceLock<Known>,
-    /// Why it could not be used yet.
-    down: Mutex<String>,
+    settings: Arc<QuorumSettings>,
+    /// Set at the first success: from then on its store keeps the connection up. `Err`: why it could not be used yet.
+    opened: Mutex<Result<OpenedServer, String>>,
 }
 
-struct Known {
+struct OpenedServer {
     store: Arc<RedisStore>,
     /// Why its independence of the other servers could not be checked, if so.
     unchecked: Option<String>,
 }
 
 /// Why a server can't be used.
-#[derive(Debug)]
-pub(super) enum Unfit {
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unusable {
     /// It may be usable later.
+    #[error("{}", .0.message)]
     Failed(BackendError),
     /// It is a replica, or the same server as another one.
+    #[error("{0}")]
     NotIndependent(String),
 }
 
-impl Server {
-    pub(super) fn new(
-        host: &Host,
-        settings: redis::Settings,
-        client: Arc<str>,
-        worker: LeaseThread,
-        met: Met,
-    ) -> Arc<Self> {
+impl From<ConnectError> for Unusable {
+    fn from(error: ConnectError) -> Self {
+        Self::Failed(match error {
+            ConnectError::Backend(error) => error,
+            other => BackendError::new(BackendErrorKind::Refused, other.to_string()),
+        })
+    }
+}
+
+impl QuorumServer {
+    pub(super) fn new(host: &Host, settings: &Arc<QuorumSettings>) -> Arc<Self> {
         Arc::new(Self {
             name: redis::shown(host),
             wakes: Wakes::default(),
             host: host.clone(),
-            settings,
-            worker,
-            met,
-            client,
-            known: OnceLock::new(),
-            down: Mutex::new("it has not answered yet".to_owned()),
+            settings: settings.clone(),
+            opened: Mutex::new(Err("it has not answered yet".to_owned())),
         })
     }
 
-    fn down(&self) -> MutexGuard<'_, String> {
-        self.down.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The server, if it has a connection at the moment.
-    fn up(&self) -> Option<&Arc<RedisStore>> {
-        self.known.get().map(|known| &known.store).filter(|store| store.is_up())
+    fn opened(&self) -> MutexGuard<'_, Result<OpenedServer, String>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The server, if it has a connection at the moment; otherwise the reason.
-    pub(super) fn store(&self) -> Result<Arc<RedisStore>, String> {
-        self.up().cloned().ok_or_else(|| match self.known.get() {
-            Some(known) => known.store.trouble().unwrap_or_else(|| "its connection is lost".to_owned()),
-            None => self.down().clone(),
-        })
+    pub(super) fn usable(&self) -> Result<Arc<RedisStore>, String> {
+        match &*self.opened() {
+            Ok(opened) if opened.store.is_up() => Ok(opened.store.clone()),
+            Ok(opened) => Err(opened.store.trouble().unwrap_or_else(|| "its connection is lost".to_owned())),
+            Err(why) => Err(why.clone()),
+        }
+    }
+
+    /// Whether it could ever be used.
+    pub(super) fn is_open(&self) -> bool {
+        self.opened().is_ok()
     }
 
     /// Why its independence of the other servers could not be checked, if so.
     pub(super) fn unchecked(&self) -> Option<String> {
-        self.known.get().and_then(|known| known.unchecked.clone())
+        self.opened().as_ref().ok()?.unchecked.clone()
     }
 
     /// Tries to use it. After a success its store keeps the connection up.
-    pub(super) async fn connect(&self) -> Result<(), Unfit> {
-        let tried = self.try_to_connect().await;
-        if let Err(unfit) = &tried {
-            let (Unfit::NotIndependent(why) | Unfit::Failed(BackendError { message: why, .. })) = unfit;
-            self.down().clone_from(why);
-        }
-        tried
+    pub(super) async fn connect(&self) -> Result<(), Unusable> {
+        let (opened, result) = match self.open().await {
+            Ok(opened) => (Ok(opened), Ok(())),
+            Err(unusable) => (Err(unusable.to_string()), Err(unusable)),
+        };
+        *self.opened() = opened;
+        result
     }
 
-    async fn try_to_connect(&self) -> Result<(), Unfit> {
-        let failed = |error: crate::error::ConnectError| {
-            Unfit::Failed(match error {
-                crate::error::ConnectError::Backend(error) => error,
-                other => BackendError::new(BackendErrorKind::Refused, other.to_string()),
-            })
-        };
-        let wakes = self.wakes.clone();
-        let opened = redis::open_store(&self.host, &self.settings, &self.worker, wakes, &self.client);
-        let store = opened.await.map_err(failed)?;
+    async fn open(&self) -> Result<OpenedServer, Unusable> {
+        let QuorumSettings { redis, client, lease_thread, .. } = &*self.settings;
+        let store = redis::open_store(&self.host, redis, lease_thread, self.wakes.clone(), client).await?;
         let unchecked = match store.identity().await {
             Ok(identity) => self.check(identity).map(|()| None)?,
             Err(error) => {
@@ -127,26 +122,24 @@ impl Server {
                 Some(error.message)
             }
         };
-        // No other task sets it.
-        let _ = self.known.set(Known { store, unchecked });
-        Ok(())
+        Ok(OpenedServer { store, unchecked })
     }
 
-    fn check(&self, identity: Identity) -> Result<(), Unfit> {
+    fn check(&self, identity: Identity) -> Result<(), Unusable> {
         if let Some(primary) = identity.replica_of {
-            return Err(Unfit::NotIndependent(format!(
+            return Err(Unusable::NotIndependent(format!(
                 "{} is a replica of {primary}: it says what that server says, a moment later; name primaries that have \
                  nothing to do with each other",
                 self.name
             )));
         }
-        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        let other = met.entry(identity.run_id).or_insert_with(|| self.name.clone());
-        if *other == self.name {
+        let mut run_ids = self.settings.run_ids.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = run_ids.entry(identity.run_id).or_insert_with(|| self.name.clone());
+        if *first == self.name {
             return Ok(());
         }
-        Err(Unfit::NotIndependent(format!(
-            "{} and {other} are the same server (`run_id` of `INFO`): it would vote twice; name each server once",
+        Err(Unusable::NotIndependent(format!(
+            "{} and {first} are the same server (`run_id` of `INFO`): it would vote twice; name each server once",
             self.name
         )))
     }
@@ -155,7 +148,7 @@ impl Server {
     pub(super) async fn keep_trying(server: Weak<Self>) {
         let mut pause = PAUSES.0;
         loop {
-            tokio::time::sleep(pause).await;
+            sleep(pause).await;
             pause = (2 * pause).min(PAUSES.1);
             let Some(server) = server.upgrade() else { return };
             match server.connect().await {
@@ -164,36 +157,37 @@ impl Server {
                     // Waiters have no place in its queue yet.
                     return server.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
                 }
-                Err(unfit) => tracing::debug!(server = server.name, ?unfit, "can't be used yet"),
+                Err(unusable) => tracing::debug!(server = server.name, ?unusable, "can't be used yet"),
             }
+        }
+    }
+
+    /// Makes a call, unless there is no connection at the moment.
+    fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&RedisStore) -> BoxFuture<Result<T, CallError>>,
+    ) -> BoxFuture<Result<T, CallError>> {
+        match self.usable() {
+            Ok(store) => call(&store),
+            Err(_) => Box::pin(async { Err(CallError { sent: false }) }),
         }
     }
 }
 
-/// Nothing was sent.
-const DOWN: CallError = CallError { sent: false };
-/// No answer within the round's limit.
-const LATE: CallError = CallError { sent: true };
-
-impl NodeStore for Server {
-    async fn attempt(&self, letter: &TryLetter, limit: &RoundLimit) -> Result<Tried, CallError> {
-        let Some(store) = self.up() else { return Err(DOWN) };
-        limit.within(store.attempt(letter.attempt.clone())).await.unwrap_or(Err(LATE))
-    }
-
-    async fn finish(&self, letter: &EndLetter, limit: &RoundLimit) -> Result<End, CallError> {
-        let Some(store) = self.up() else { return Err(DOWN) };
-        limit.within(store.finish(letter.entry.clone(), letter.doubt)).await.unwrap_or(Err(LATE))
+impl Store for QuorumServer {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+        self.call(|store| store.attempt(attempt))
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
-        match self.up() {
-            Some(store) => store.renew(entries),
-            None => Box::pin(async { Err(DOWN) }),
-        }
+        self.call(|store| store.renew(entries))
+    }
+
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+        self.call(|store| store.finish(entry, doubt))
     }
 
     fn trouble(&self) -> Option<String> {
-        self.store().err()
+        self.usable().err()
     }
 }

@@ -1,20 +1,19 @@
-//! The nodes' answers in one round, and the outcome. No clock, no I/O.
+//! The nodes' replies in one round, and the outcome. No clock, no I/O.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use crate::error::{BackendError, BackendErrorKind, Busy};
 
-/// One node's answer to one attempt.
+/// One node's reply to one attempt.
 #[derive(Clone, Debug)]
-pub(super) enum Said {
+pub(super) enum NodeReply {
     Granted,
     Busy(Busy),
     Waits {
         ahead: u64,
     },
     Refused(BackendError),
-    /// No answer. `sent`: it may have been executed (P12). `why`: the reason, for display.
+    /// None. `sent`: the attempt may have been executed (P12). `why`: the reason, for display.
     Failed {
         sent: bool,
         why: String,
@@ -27,6 +26,8 @@ pub(super) enum Verdict {
     Open,
     /// A majority granted.
     Won,
+    /// A majority granted, but too late, or the claim was ended meanwhile.
+    Late,
     /// A majority answered, and too few can still grant.
     Taken,
     /// So many nodes refuse that no majority is left, regardless of the other answers.
@@ -35,45 +36,30 @@ pub(super) enum Verdict {
     Unreachable,
 }
 
-/// The nodes' answers, in the order of the URL.
+/// The nodes' replies, in the order of the URL.
 pub(super) struct Tally {
     majority: usize,
-    said: Vec<Option<Said>>,
-}
-
-#[derive(Default)]
-struct Counts {
-    granted: usize,
-    taken: usize,
-    refused: usize,
-    pending: usize,
+    replies: Vec<Option<NodeReply>>,
 }
 
 impl Tally {
     pub(super) fn new(nodes: usize, majority: usize) -> Self {
-        Self { majority, said: vec![None; nodes] }
+        Self { majority, replies: vec![None; nodes] }
     }
 
-    pub(super) fn add(&mut self, index: usize, said: Said) {
-        self.said[index] = Some(said);
+    pub(super) fn add(&mut self, index: usize, reply: NodeReply) {
+        self.replies[index] = Some(reply);
     }
 
-    fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
-        for said in &self.said {
-            match said {
-                None => counts.pending += 1,
-                Some(Said::Granted) => counts.granted += 1,
-                Some(Said::Busy(_) | Said::Waits { .. }) => counts.taken += 1,
-                Some(Said::Refused(_)) => counts.refused += 1,
-                Some(Said::Failed { .. }) => {}
-            }
-        }
-        counts
+    fn count(&self, is: impl Fn(&Option<NodeReply>) -> bool) -> usize {
+        self.replies.iter().filter(|reply| is(reply)).count()
     }
 
     pub(super) fn verdict(&self) -> Verdict {
-        let Counts { granted, taken, refused, pending } = self.counts();
+        let granted = self.count(|reply| matches!(reply, Some(NodeReply::Granted)));
+        let taken = self.count(|reply| matches!(reply, Some(NodeReply::Busy(_) | NodeReply::Waits { .. })));
+        let refused = self.count(|reply| matches!(reply, Some(NodeReply::Refused(_))));
+        let pending = self.count(Option::is_none);
         if granted >= self.majority {
             Verdict::Won
         } else if granted + pending >= self.majority {
@@ -84,7 +70,7 @@ impl Tally {
             // A majority can't grant any more, but whether the lock is taken or the nodes are out of reach is still
             // open.
             Verdict::Open
-        } else if self.said.len() - refused < self.majority {
+        } else if self.replies.len() - refused < self.majority {
             Verdict::Refused
         } else {
             Verdict::Unreachable
@@ -93,17 +79,17 @@ impl Tally {
 
     /// Whether a majority may have granted, counting attempts without an answer.
     pub(super) fn in_doubt(&self) -> bool {
-        let may_hold = |said: &&Option<Said>| {
-            matches!(said, None | Some(Said::Granted | Said::Failed { sent: true, .. }))
+        let may_hold = |reply: &Option<NodeReply>| {
+            matches!(reply, None | Some(NodeReply::Granted | NodeReply::Failed { sent: true, .. }))
         };
-        self.said.iter().filter(may_hold).count() >= self.majority
+        self.count(may_hold) >= self.majority
     }
 
     /// The holder that most nodes report, and how many do. `None` if no node reports any.
     fn most_named(&self) -> Option<(&Busy, usize)> {
         let mut named: HashMap<Option<&str>, (&Busy, usize)> = HashMap::new();
-        for said in self.said.iter().flatten() {
-            if let Said::Busy(busy) = said {
+        for reply in self.replies.iter().flatten() {
+            if let NodeReply::Busy(busy) = reply {
                 named.entry(busy.holder.as_deref()).or_insert((busy, 0)).1 += 1;
             }
         }
@@ -127,12 +113,12 @@ impl Tally {
     /// How many wait before this request: the median of the nodes that report it.
     pub(super) fn ahead(&self) -> u64 {
         let mut ahead: Vec<u64> = self
-            .said
+            .replies
             .iter()
             .flatten()
-            .filter_map(|said| match said {
-                Said::Waits { ahead } => Some(*ahead),
-                Said::Busy(busy) => Some(busy.queued_ahead),
+            .filter_map(|reply| match reply {
+                NodeReply::Waits { ahead } => Some(*ahead),
+                NodeReply::Busy(busy) => Some(busy.queued_ahead),
                 _ => None,
             })
             .collect();
@@ -142,32 +128,27 @@ impl Tally {
 
     /// The error for a round in which too many nodes refuse.
     pub(super) fn refusal(&self, names: &[String]) -> BackendError {
-        let kind = self.said.iter().flatten().find_map(|said| match said {
-            Said::Refused(error) => Some(error.kind),
+        let kind = self.replies.iter().flatten().find_map(|reply| match reply {
+            NodeReply::Refused(error) => Some(error.kind),
             _ => None,
         });
         let says =
-            format!("{} of {} nodes must agree: {}", self.majority, self.said.len(), self.describe(names));
+            format!("{} of {} nodes must agree: {}", self.majority, self.replies.len(), self.describe(names));
         BackendError::new(kind.unwrap_or(BackendErrorKind::Refused), says)
     }
 
-    /// Each node's answer, for display.
+    /// Each node's reply, for display.
     pub(super) fn describe(&self, names: &[String]) -> String {
-        let says = |said: &Option<Said>| match said {
+        let says = |reply: &Option<NodeReply>| match reply {
             None => "no answer yet".to_owned(),
-            Some(Said::Granted) => "granted, and taken back".to_owned(),
-            Some(Said::Busy(busy)) => busy.to_string(),
-            Some(Said::Waits { .. }) => "held, or others wait for it".to_owned(),
-            Some(Said::Refused(error)) => format!("refused: {error}"),
-            Some(Said::Failed { why, .. }) => why.clone(),
+            Some(NodeReply::Granted) => "granted, and taken back".to_owned(),
+            Some(NodeReply::Busy(busy)) => busy.to_string(),
+            Some(NodeReply::Waits { .. }) => "held, or others wait for it".to_owned(),
+            Some(NodeReply::Refused(error)) => format!("refused: {error}"),
+            Some(NodeReply::Failed { why, .. }) => why.clone(),
         };
         let lines: Vec<String> =
-            names.iter().zip(&self.said).map(|(name, said)| format!("{name}: {}", says(said))).collect();
+            names.iter().zip(&self.replies).map(|(name, reply)| format!("{name}: {}", says(reply))).collect();
         lines.join("; ")
     }
-}
-
-/// The answer of a node that did not reply in time.
-pub(super) fn timed_out(limit: Duration) -> Said {
-    Said::Failed { sent: true, why: format!("no answer within {limit:?}") }
 }

@@ -5,13 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lockkeeper_core::{End, LockName, Mode};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Tried, Wake, Wakes};
-use crate::backends::redlock::limit::RoundLimit;
-use crate::backends::redlock::node::{EndLetter, Node, NodeStore, TryLetter};
-use crate::backends::redlock::store::RedlockStore;
+use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
+use crate::backends::redlock::store::{QuorumNode, RedlockStore};
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::io::LeaseThread;
 use crate::machine::Granted;
@@ -190,10 +188,11 @@ impl Fake {
     /// One call: request, execution, answer.
     fn call<T: Send + 'static>(
         &self,
+        limit: Duration,
         run: impl FnOnce(&mut State) -> Result<T, CallError> + Send + 'static,
     ) -> BoxFuture<Result<T, CallError>> {
         let node = self.clone();
-        Box::pin(async move {
+        let call = async move {
             let (fault, delay) = {
                 let state = node.state();
                 (state.fault, state.delay)
@@ -218,40 +217,35 @@ impl Fake {
                     answer
                 }
             }
-        })
+        };
+        Box::pin(async move { timeout(limit, call).await.unwrap_or(Err(CallError { sent: true })) })
     }
 }
 
-/// No answer in time.
-const LATE: CallError = CallError { sent: true };
-
-impl NodeStore for Fake {
-    async fn attempt(&self, letter: &TryLetter, limit: &RoundLimit) -> Result<Tried, CallError> {
-        let attempt = letter.attempt.clone();
-        let call = self.call(move |state| {
+impl Store for Fake {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+        self.call(attempt.entry.limit(), move |state| {
             if state.fault == Fault::Refuses {
                 let error = BackendError::new(BackendErrorKind::Operator, "wrong password");
                 return Ok(Tried::Refused(error));
             }
             Ok(state.attempt(&attempt))
-        });
-        limit.within(call).await.unwrap_or(Err(LATE))
+        })
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
-        self.call(move |state| Ok(entries.iter().map(|entry| state.renew(entry)).collect()))
+        let limit = entries.iter().map(|entry| entry.limit()).min().unwrap();
+        self.call(limit, move |state| Ok(entries.iter().map(|entry| state.renew(entry)).collect()))
     }
 
-    async fn finish(&self, letter: &EndLetter, limit: &RoundLimit) -> Result<End, CallError> {
-        let (entry, doubt) = (letter.entry.clone(), letter.doubt);
-        let call = self.call(move |state| {
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+        self.call(entry.limit(), move |state| {
             let (end, next) = state.finish(&entry, doubt);
             for wakes in &state.wakes {
                 next.iter().for_each(|next| wakes.deliver(next, Wake::Try(Duration::ZERO)));
             }
             Ok(end)
-        });
-        limit.within(call).await.unwrap_or(Err(LATE))
+        })
     }
 
     fn trouble(&self) -> Option<String> {
@@ -281,12 +275,12 @@ pub(super) fn now() -> BootInstant {
 }
 
 /// A client of these nodes; clients share nothing else.
-pub(super) fn client(nodes: &[Fake]) -> (RedlockStore<Fake>, Wakes) {
+pub(super) fn client(nodes: &[Fake]) -> (RedlockStore, Wakes) {
     let wakes = Wakes::default();
     let node = |(index, fake): (usize, &Fake)| {
         let wakes = Wakes::default();
         fake.state().wakes.push(wakes.clone());
-        Node { name: format!("n{}", index + 1), wakes, store: Arc::new(fake.clone()) }
+        QuorumNode::new(format!("n{}", index + 1), Arc::new(fake.clone()), wakes)
     };
     let nodes = nodes.iter().enumerate().map(node).collect();
     (RedlockStore::new(nodes, LeaseThread::of_this_test(), wakes.clone(), now), wakes)

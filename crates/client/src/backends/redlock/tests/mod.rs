@@ -164,6 +164,29 @@ async fn an_attempt_cancelled_at_any_moment_leaves_no_entries() {
     assert!(moments > 50, "{moments} were cancelled");
 }
 
+/// Its runtime may end at any moment.
+#[tokio::test(start_paused = true)]
+async fn a_release_dropped_at_any_moment_leaves_no_entries() {
+    let mut moments = 0;
+    for step in 0..40 {
+        for fault in [Fault::None, Fault::Hung, Fault::LosesAnswers, Fault::LosesCalls] {
+            let nodes = nodes(5);
+            let (store, _) = client(&nodes);
+            assert!(is_granted(&store.attempt(attempt(&entry("a"), true)).await));
+            sleep(SETTLED).await;
+            for (index, node) in nodes.iter().enumerate() {
+                node.set_delay((7 * u32::try_from(index).unwrap() + 5) * MS);
+            }
+            nodes[1].set(fault);
+            moments += u32::from(timeout(step * MS, store.finish(entry("a"), false)).await.is_err());
+            set(&nodes, Fault::None);
+            sleep(SETTLED).await;
+            assert_eq!(holders(&nodes), [const { None }; 5], "dropped after {step} ms under {fault:?}");
+        }
+    }
+    assert!(moments > 50, "{moments} were dropped");
+}
+
 #[tokio::test(start_paused = true)]
 async fn failed_attempts_are_taken_back_soon_after_the_nodes_recover() {
     for fault in [Fault::Hung, Fault::LosesAnswers, Fault::LosesCalls] {

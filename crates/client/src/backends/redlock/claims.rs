@@ -11,10 +11,10 @@ use crate::time::BootInstant;
 const SWEEP_MIN: usize = 1024;
 
 #[derive(Default)]
-pub(super) struct Book(Mutex<Pages>);
+pub(super) struct Claims(Mutex<ClaimRecords>);
 
 #[derive(Default)]
-struct Pages {
+struct ClaimRecords {
     claims: BTreeMap<EntryId, Arc<Claim>>,
     /// Requests that ended while an attempt of them may still arrive here, and when each record expires.
     over: BTreeMap<EntryId, BootInstant>,
@@ -22,53 +22,58 @@ struct Pages {
     sweep_at: usize,
 }
 
-impl Pages {
+impl ClaimRecords {
     /// Removes expired records, and the claims of abandoned sessions, which are never ended.
     fn sweep(&mut self, now: BootInstant) {
         if self.claims.len() + self.over.len() >= self.sweep_at {
-            self.claims.retain(|_, claim| !claim.is_forgotten(now));
+            self.claims.retain(|_, claim| !claim.is_expired(now));
             self.over.retain(|_, until| now < *until);
             self.sweep_at = (2 * (self.claims.len() + self.over.len())).max(SWEEP_MIN);
         }
     }
 }
 
-impl Book {
-    fn pages(&self) -> MutexGuard<'_, Pages> {
+impl Claims {
+    fn records(&self) -> MutexGuard<'_, ClaimRecords> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The claim of a request, created if it is new; `None` if the request is over.
-    pub(super) fn claim_for(&self, entry: &Arc<Entry>, nodes: usize, now: BootInstant) -> Option<Arc<Claim>> {
-        let mut pages = self.pages();
-        if pages.over.contains_key(&entry.id) {
+    pub(super) fn get_or_insert(
+        &self,
+        entry: &Arc<Entry>,
+        nodes: usize,
+        now: BootInstant,
+    ) -> Option<Arc<Claim>> {
+        let mut records = self.records();
+        if records.over.contains_key(&entry.id) {
             return None;
         }
-        if let Some(claim) = pages.claims.get(&entry.id) {
+        if let Some(claim) = records.claims.get(&entry.id) {
             return Some(claim.clone());
         }
-        pages.sweep(now);
+        records.sweep(now);
         let claim = Arc::new(Claim::new(entry.clone(), nodes, now));
-        pages.claims.insert(entry.id.clone(), claim.clone());
+        records.claims.insert(entry.id.clone(), claim.clone());
         Some(claim)
     }
 
-    pub(super) fn known(&self, id: &EntryId) -> Option<Arc<Claim>> {
-        self.pages().claims.get(id).cloned()
+    pub(super) fn get(&self, id: &EntryId) -> Option<Arc<Claim>> {
+        self.records().claims.get(id).cloned()
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Claim>> {
-        self.pages().claims.values().cloned().collect()
+        self.records().claims.values().cloned().collect()
     }
 
     /// Rejects all later attempts of a request, for twice its ttl.
     pub(super) fn remember_over(&self, entry: &Entry, now: BootInstant) {
-        let mut pages = self.pages();
-        pages.sweep(now);
-        pages.over.insert(entry.id.clone(), now + entry.ttl.saturating_mul(2));
+        let mut records = self.records();
+        records.sweep(now);
+        records.over.insert(entry.id.clone(), now + entry.ttl.saturating_mul(2));
     }
 
-    pub(super) fn forget(&self, claim: &Claim) {
-        self.pages().claims.remove(&claim.entry.id);
+    pub(super) fn remove(&self, claim: &Claim) {
+        self.records().claims.remove(&claim.entry.id);
     }
 }
