@@ -185,18 +185,6 @@ fn disconnected_session_lock_loses_updates_without_a_fence_only() {
 }
 
 #[test]
-fn transaction_locks_are_held_through_a_pause() {
-    let (_server, place) = postgres("transaction");
-    holds_through_a_pause(&place);
-}
-
-#[test]
-fn disconnected_transaction_lock_loses_updates_without_a_fence_only() {
-    let (_server, place) = postgres("transaction");
-    is_cut_off(&place);
-}
-
-#[test]
 fn redlock_loses_updates_and_cannot_be_fenced() {
     let nodes = [Redis::start(), Redis::start(), Redis::start()];
     let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();

@@ -21,7 +21,6 @@ use super::settings::Server;
 use super::tls::Tls;
 
 /// Cancels statements of one connection.
-#[derive(Clone)]
 pub(super) struct Cancel {
     token: CancelToken,
     server: Server,
@@ -32,16 +31,6 @@ pub(super) struct Cancel {
 impl Cancel {
     pub(super) fn new(token: CancelToken, server: Server, tls: Tls, timeout: Duration) -> Self {
         Self { token, server, tls, timeout }
-    }
-
-    /// The `timeout=` of the address.
-    pub(super) fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
-    /// `host:port`, as shown to users.
-    pub(super) fn server(&self) -> &str {
-        &self.server.shown
     }
 
     /// The server process that the peer reported when the connection was opened; a pooler invents one.
