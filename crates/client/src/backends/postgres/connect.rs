@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(super) use super::answer::{NoAnswer, chain};
 use super::answer::{answered_by, explain, rows};
-use super::cancel::Cancel;
+use super::direct::process_of;
 use super::settings::{Server, Settings};
 use super::tls::{Tls, tls};
 use crate::error::{BackendError, BackendErrorKind};
@@ -37,7 +37,7 @@ pub(super) struct Connector {
 pub(super) struct Connection {
     client: Client,
     timeout: Duration,
-    cancel: Cancel,
+    tls: Tls,
     end: Arc<End>,
 }
 
@@ -140,8 +140,7 @@ impl Connector {
         // A stalled server accepts TCP connections and never answers.
         match tokio::time::timeout(timeout, config.connect(self.tls.clone())).await {
             Ok(Ok((client, driver))) => {
-                let cancel = Cancel::new(client.cancel_token(), server.clone(), self.tls.clone(), timeout);
-                Ok((Connection { client, timeout, cancel, end: Arc::default() }, driver))
+                Ok((Connection { client, timeout, tls: self.tls.clone(), end: Arc::default() }, driver))
             }
             Ok(Err(error)) => Err(explain(&error, server, &self.settings)),
             Err(_) => {
@@ -238,12 +237,20 @@ impl Connection {
 
     /// The server process that the peer reported when the connection was opened; a pooler invents one.
     pub(super) async fn process(&self) -> Option<i32> {
-        self.cancel.process().await
+        process_of(&self.client.cancel_token()).await
     }
 
     /// Requests cancellation of the running statement. The statement's answer shows whether that took effect; a late
-    /// request may hit the next statement.
+    /// request may hit the next statement. `PgBouncer` may drop the request.
+    ///
+    /// # Errors
+    /// The error, as shown to users.
     pub(super) async fn cancel(&self) -> Result<(), String> {
-        self.cancel.send().await
+        let token = self.client.cancel_token();
+        let cancelling = token.cancel_query(self.tls.clone());
+        match tokio::time::timeout(self.timeout, cancelling).await {
+            Ok(cancelled) => cancelled.map_err(|error| chain(&error)),
+            Err(_) => Err(format!("no answer within {:?}", self.timeout)),
+        }
     }
 }

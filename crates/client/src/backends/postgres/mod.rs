@@ -7,7 +7,6 @@
 
 mod advisory;
 mod answer;
-mod cancel;
 mod connect;
 mod direct;
 mod in_transaction;

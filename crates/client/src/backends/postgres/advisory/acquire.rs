@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::End;
+use lockkeeper_core::{End, Mode};
 
 use super::Shared;
 use super::connection::unreadable;
@@ -48,21 +48,21 @@ pub(super) async fn acquire(shared: Arc<Shared>, unanswered: Unanswered) -> Acqu
 
 /// Gets a connection, and builds the request's statements.
 async fn prepare(shared: &Arc<Shared>, request: &Arc<Request>) -> Result<Claim, BackendError> {
-    let wants = &request.wants;
-    let key = shared.key_of(&wants.name).await?;
+    let want = &request.want;
+    let key = shared.key_of(request.name()).await?;
     let used = shared.pool.alone().await?;
     let note = Note {
         contact: shared.contact.clone(),
-        name: wants.name.as_str().to_owned(),
-        owner: wants.label.to_string(),
-        meta: wants.meta.clone(),
+        name: request.name().as_str().to_owned(),
+        owner: request.label.to_string(),
+        meta: String::from_utf8_lossy(&want.meta).into_owned(),
         revoked: None,
     };
     let says = Statements {
         common: shared.common,
         key,
-        shared: wants.shared,
-        badge: Badge::new(&used.id, &wants.label),
+        shared: want.mode == Mode::Shared,
+        badge: Badge::new(&used.id, &request.label),
         direct: used.direct,
     };
     Ok(Claim { shared: shared.clone(), request: request.clone(), used, says, note, left: None })
@@ -86,7 +86,7 @@ async fn try_lock(mut claim: Claim) -> Acquired {
     if let Some(refused) = claim.is_foreign(&tried) {
         return claim.refused(refused);
     }
-    match claim.request.wants.wait {
+    match claim.request.want.wait {
         true => wait(claim).await,
         false => busy(claim).await,
     }

@@ -65,7 +65,7 @@ impl Hold {
 pub(super) fn lose(request: &Request, why: &str) {
     let Some(hold) = request.take_hold(Stage::Over(End::Gone)) else { return };
     tracing::warn!(
-        name = request.wants.name.as_str(),
+        name = request.name().as_str(),
         why,
         "the connection that held a lock is lost; the server may have freed the lock earlier"
     );
@@ -168,7 +168,7 @@ async fn release(shared: &Shared, request: &Request, hold: Hold) -> Result<End, 
             Ok(End::Released)
         }
         Ok(_) => {
-            let name = request.wants.name.as_str();
+            let name = request.name().as_str();
             tracing::warn!(
                 name,
                 "a lock was not held any more when it was released; is there a transaction pooler?"

@@ -18,7 +18,7 @@ use super::note::Note;
 use super::session::Requests;
 use super::sql::Statements;
 use super::{Shared, look};
-use crate::backend::CallError;
+use crate::backend::{CallError, Wanted};
 use crate::io::Used;
 use crate::machine::{Answer, Push};
 
@@ -29,23 +29,15 @@ const TERMINATE_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Durat
 
 pub(super) struct Request {
     pub(super) seq: Seq,
-    pub(super) wants: Wants,
+    pub(super) want: Arc<Wanted>,
+    /// The name of the client.
+    pub(super) label: Arc<str>,
     /// Cancelled when it is released or abandoned.
     pub(super) over: CancellationToken,
     pushes: UnboundedSender<Push>,
     requests: Arc<Requests>,
     answer: OnceLock<Result<Answer, CallError>>,
     stage: watch::Sender<Stage>,
-}
-
-/// Parameters of the acquire.
-pub(super) struct Wants {
-    pub(super) name: LockName,
-    pub(super) shared: bool,
-    /// Whether to wait if the lock is not free.
-    pub(super) wait: bool,
-    pub(super) meta: String,
-    pub(super) label: Arc<str>,
 }
 
 pub(super) enum Stage {
@@ -62,13 +54,18 @@ pub(super) enum Stage {
 impl Request {
     pub(super) fn new(
         seq: Seq,
-        wants: Wants,
+        want: Arc<Wanted>,
+        label: Arc<str>,
         pushes: UnboundedSender<Push>,
         requests: Arc<Requests>,
     ) -> Self {
-        let stage = watch::Sender::new(Stage::Acquiring(None));
-        let over = CancellationToken::new();
-        Self { seq, wants, over, pushes, requests, answer: OnceLock::new(), stage }
+        let (answer, stage) = (OnceLock::new(), watch::Sender::new(Stage::Acquiring(None)));
+        Self { seq, want, label, over: CancellationToken::new(), pushes, requests, answer, stage }
+    }
+
+    /// Multiple names per request are refused earlier (`Capabilities::multi`).
+    pub(super) fn name(&self) -> &LockName {
+        &self.want.names[0]
     }
 
     /// Whether its acquire failed; the caller's retry then starts a new request.
@@ -224,7 +221,7 @@ impl Drop for Claim {
 /// Terminates an orphaned server process, which could take hours to detect the dead connection by itself. Returns
 /// whether certainly nothing is left.
 pub(super) async fn terminate(shared: &Shared, request: &Request, which: &str) -> bool {
-    let name = request.wants.name.as_str();
+    let name = request.name().as_str();
     let (mut pause, most) = TERMINATE_PAUSES;
     let since = Instant::now();
     while since.elapsed() < TERMINATE_FOR {

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lockkeeper_core::{End, Mode, Seq};
+use lockkeeper_core::{End, Seq};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Shared;
 use super::acquire::{Unanswered, acquire};
 use super::hold::{finish, verify};
-use super::request::{Request, Wants};
+use super::request::Request;
 use crate::backend::{Call, Conn, Submitted, Wanted};
 use crate::machine::{Answer, Push};
 
@@ -33,9 +33,7 @@ impl Requests {
     pub(super) fn remove(&self, over: &Request) {
         let mut requests = self.by_seq();
         if requests.get(&over.seq).is_some_and(|request| std::ptr::eq(Arc::as_ptr(request), over)) {
-            let removed = requests.remove(&over.seq);
-            drop(requests);
-            drop(removed);
+            requests.remove(&over.seq);
         }
     }
 
@@ -49,7 +47,7 @@ impl AdvisoryConn {
         Self { shared, label: label.into(), pushes, requests: Arc::default() }
     }
 
-    fn acquire(&self, seq: Seq, want: &Wanted) -> Submitted {
+    fn acquire(&self, seq: Seq, want: Arc<Wanted>) -> Submitted {
         let shared = self.shared.clone();
         let mut requests = self.requests.by_seq();
         // A request whose acquire has failed is tried again (P7): what that has left is terminated.
@@ -60,15 +58,8 @@ impl AdvisoryConn {
                 false => Submitted::under_way(async move { request.answered().await }),
             };
         }
-        let wants = Wants {
-            // Multiple names per request are refused earlier (`Capabilities::multi`).
-            name: want.names[0].clone(),
-            shared: want.mode == Mode::Shared,
-            wait: want.wait,
-            meta: String::from_utf8_lossy(&want.meta).into_owned(),
-            label: self.label.clone(),
-        };
-        let request = Arc::new(Request::new(seq, wants, self.pushes.clone(), self.requests.clone()));
+        let (label, pushes) = (self.label.clone(), self.pushes.clone());
+        let request = Arc::new(Request::new(seq, want, label, pushes, self.requests.clone()));
         requests.insert(seq, request.clone());
         drop(requests);
         Submitted::under_way(acquire(shared, Unanswered(request)))
@@ -81,7 +72,7 @@ impl Conn for AdvisoryConn {
             // Connections are opened on demand, and the server watches them.
             Call::Open { .. } => Submitted::Answered(Ok(Answer::Opened)),
             Call::KeepAlive => Submitted::Answered(Ok(Answer::KeptAlive)),
-            Call::Acquire { seq, want, .. } => self.acquire(seq, &want),
+            Call::Acquire { seq, want, .. } => self.acquire(seq, want),
             Call::Finish { target, .. } => {
                 let Some(request) = self.requests.by_seq().get(&target).cloned() else {
                     return Submitted::Answered(Ok(Answer::Finished(End::Gone)));
@@ -116,7 +107,7 @@ impl Conn for AdvisoryConn {
 
 impl Drop for AdvisoryConn {
     fn drop(&mut self) {
-        for request in self.requests.all() {
+        for request in std::mem::take(&mut *self.requests.by_seq()).into_values() {
             let shared = self.shared.clone();
             self.shared.lease_thread.run(Box::pin(async move {
                 let _ = finish(shared, request).await;
