@@ -145,9 +145,9 @@ fn file_locks_are_held_through_a_pause() {
 }
 
 /// A database prepared for locks, and a test directory with it as the lock service.
-fn postgres(kind: &str) -> (Postgres, Place) {
+fn postgres() -> (Postgres, Place) {
     let server = Postgres::start();
-    let place = Place::new().over(&format!("{}?lock={kind}", server.url()));
+    let place = Place::new().over(&format!("{}?lock=session", server.url()));
     let made = place.bare(["postgres", "init", &server.url()]).ended();
     assert_eq!(made.code, 0, "{made:?}");
     (server, place)
@@ -174,25 +174,13 @@ fn is_cut_off(place: &Place) {
 
 #[test]
 fn session_locks_are_held_through_a_pause() {
-    let (_server, place) = postgres("session");
+    let (_server, place) = postgres();
     holds_through_a_pause(&place);
 }
 
 #[test]
 fn disconnected_session_lock_loses_updates_without_a_fence_only() {
-    let (_server, place) = postgres("session");
-    is_cut_off(&place);
-}
-
-#[test]
-fn transaction_locks_are_held_through_a_pause() {
-    let (_server, place) = postgres("transaction");
-    holds_through_a_pause(&place);
-}
-
-#[test]
-fn disconnected_transaction_lock_loses_updates_without_a_fence_only() {
-    let (_server, place) = postgres("transaction");
+    let (_server, place) = postgres();
     is_cut_off(&place);
 }
 

@@ -21,8 +21,6 @@ const TTL_MS: u64 = 30_000;
 const SHARED: usize = 4;
 /// One for each client of the larger comparison.
 const CONNECTIONS: usize = 64;
-/// The number of separate connections on which tokens for transactions are drawn.
-const DRAWING: usize = 8;
 /// The number of connections for lease rows, here and in the library.
 pub(crate) const ROW_CONNECTIONS: usize = 8;
 
@@ -116,13 +114,6 @@ pub(crate) async fn slowest_node_p50(servers: &[Redis]) -> Outcome<Duration> {
     Ok(slowest)
 }
 
-/// Scope of an advisory lock.
-#[derive(Clone, Copy)]
-pub(crate) enum Scope {
-    Session,
-    Transaction,
-}
-
 async fn connect_postgres(url: &str) -> Outcome<Client> {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
@@ -133,52 +124,25 @@ async fn connect_postgres(url: &str) -> Outcome<Client> {
 const DRAW: &str =
     "SELECT nextval('lockkeeper.token'), pg_logical_emit_message(true, 'bench'::text, ''::text)";
 
-/// An advisory lock on each client's own connection, with prepared statements, and optionally a token. A
-/// transaction's token is drawn on another connection: drawn in the transaction, it would be durable only at its end.
-pub(crate) async fn advisory(url: &str, scope: Scope, tokens: bool) -> Outcome<Pair> {
-    let mut clients: Vec<(Arc<Client>, Statement, Statement)> = Vec::new();
-    let mut draws: Vec<(Arc<Client>, Statement)> = Vec::new();
-    let (lock, unlock) = match scope {
-        Scope::Session => ("SELECT pg_advisory_lock($1)", "SELECT pg_advisory_unlock($1)"),
-        // `BEGIN` and `COMMIT` are sent as well.
-        Scope::Transaction => ("SELECT pg_advisory_xact_lock($1)", "SELECT $1::bigint"),
-    };
+/// An advisory lock on each client's own connection, with prepared statements, and optionally a token.
+pub(crate) async fn advisory(url: &str, tokens: bool) -> Outcome<Pair> {
+    let mut clients: Vec<(Arc<Client>, Statement, Statement, Option<Statement>)> = Vec::new();
     for _ in 0..CONNECTIONS {
-        let client = Arc::new(connect_postgres(url).await?);
-        let (lock, unlock) = (client.prepare(lock).await?, client.prepare(unlock).await?);
-        match scope {
-            Scope::Session if tokens => draws.push((client.clone(), client.prepare(DRAW).await?)),
-            Scope::Transaction if tokens && draws.len() < DRAWING => {
-                let beside = connect_postgres(url).await?;
-                let draw = beside.prepare(DRAW).await?;
-                draws.push((Arc::new(beside), draw));
-            }
-            _ => {}
-        }
-        clients.push((client, lock, unlock));
+        let client = connect_postgres(url).await?;
+        let lock = client.prepare("SELECT pg_advisory_lock($1)").await?;
+        let unlock = client.prepare("SELECT pg_advisory_unlock($1)").await?;
+        let draw = if tokens { Some(client.prepare(DRAW).await?) } else { None };
+        clients.push((Arc::new(client), lock, unlock, draw));
     }
     Ok(Arc::new(move |number| {
-        let (client, lock, unlock) = clients[number % clients.len()].clone();
-        let draw = tokens.then(|| draws[number % draws.len()].clone());
+        let (client, lock, unlock, draw) = clients[number % clients.len()].clone();
         let key = i64::try_from(number).unwrap_or_default();
         Box::pin(async move {
-            let token = async || match &draw {
-                Some((client, draw)) => client.query_one(draw, &[]).await.map(drop),
-                None => Ok(()),
-            };
-            match scope {
-                Scope::Session => {
-                    client.query(&lock, &[&key]).await?;
-                    token().await?;
-                    client.query(&unlock, &[&key]).await?;
-                }
-                Scope::Transaction => {
-                    client.batch_execute("BEGIN").await?;
-                    client.query(&lock, &[&key]).await?;
-                    token().await?;
-                    client.batch_execute("COMMIT").await?;
-                }
+            client.query(&lock, &[&key]).await?;
+            if let Some(draw) = &draw {
+                client.query_one(draw, &[]).await?;
             }
+            client.query(&unlock, &[&key]).await?;
             Ok(())
         })
     }))

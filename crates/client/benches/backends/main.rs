@@ -39,14 +39,13 @@ async fn main() -> Outcome {
     if wanted("redlock") {
         redlock().await?;
     }
-    if ["session", "transaction", "row"].into_iter().any(wanted) {
+    if ["session", "row"].into_iter().any(wanted) {
         let server = Postgres::with(&["-c", "max_connections=200"]);
         lockkeeper::backends::postgres::init(&server.url(), None).await?;
         server.psql(&format!("create database {WITHOUT_TOKENS}"));
-        for kind in ["session", "transaction", "row"].into_iter().filter(|kind| wanted(kind)) {
+        for kind in ["session", "row"].into_iter().filter(|kind| wanted(kind)) {
             match kind {
-                "session" => advisory(&server, kind, by_hand::Scope::Session).await?,
-                "transaction" => advisory(&server, kind, by_hand::Scope::Transaction).await?,
+                "session" => advisory(&server).await?,
                 _ => rows(&server).await?,
             }
         }
@@ -91,13 +90,13 @@ async fn redlock() -> Outcome {
 }
 
 /// Compares with tokens on both sides, and without.
-async fn advisory(server: &Postgres, kind: &str, scope: by_hand::Scope) -> Outcome {
+async fn advisory(server: &Postgres) -> Outcome {
     let bare = format!("{}{WITHOUT_TOKENS}", server.url().trim_end_matches("postgres"));
     for (url, tokens) in [(bare, false), (server.url(), true)] {
-        let by_hand = by_hand::advisory(&url, scope, tokens).await?;
-        let ours = ours(&format!("{url}?lock={kind}&connections=70"), 1).await?;
+        let by_hand = by_hand::advisory(&url, tokens).await?;
+        let ours = ours(&format!("{url}?lock=session&connections=70"), 1).await?;
         let with = if tokens { "tokens" } else { "no tokens" };
-        compare(&format!("postgres, lock={kind}, {with}"), &by_hand, &ours).await?;
+        compare(&format!("postgres, lock=session, {with}"), &by_hand, &ours).await?;
     }
     Ok(())
 }

@@ -1,16 +1,12 @@
 //! The thread that keeps sessions alive, with its own runtime: a starved or blocked user runtime must not lose locks
 //! (Redisson #2665, madelson #190).
 
-use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::thread;
-use std::time::Instant;
 
 use tokio::runtime::{EnterGuard, Handle};
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
-use tokio::time::{Sleep, sleep_until};
 
 use crate::backend::BoxFuture;
 
@@ -85,42 +81,9 @@ impl LeaseThread {
         Self { jobs, runtime: Handle::current() }
     }
 
-    /// Whether the current thread is the worker's, or has entered its runtime.
-    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "others leave their limits to tokio"))]
-    pub(crate) fn is_here(&self) -> bool {
-        Handle::try_current().is_ok_and(|here| here.id() == self.runtime.id())
-    }
-
-    /// Completes at that time if polled on the thread. Elsewhere it never completes: it is for work that moves to the
-    /// thread if it takes long, so that no limit depends on the timers of another runtime.
-    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "others leave their limits to tokio"))]
-    pub(crate) fn timer(&self, at: Instant) -> Timer<'_> {
-        Timer { worker: self, at, sleep: None }
-    }
-
     /// Spawns a future on the thread. Never blocks, and needs no runtime of the caller.
     pub(crate) fn run(&self, job: BoxFuture<()>) {
         // The thread outlives all handles, so this can't fail.
         let _ = self.jobs.send(job);
-    }
-}
-
-/// A point in time, on the thread.
-#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "others leave their limits to tokio"))]
-pub(crate) struct Timer<'a> {
-    worker: &'a LeaseThread,
-    at: Instant,
-    sleep: Option<Pin<Box<Sleep>>>,
-}
-
-impl Future for Timer<'_> {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if !self.worker.is_here() {
-            return Poll::Pending;
-        }
-        let at = self.at;
-        self.sleep.get_or_insert_with(|| Box::pin(sleep_until(at.into()))).as_mut().poll(context)
     }
 }

@@ -48,7 +48,6 @@ contracts! {
     #[cfg(feature = "postgres")]
     postgres_session => subjects::postgres::Advisory::session();
     #[cfg(feature = "postgres")]
-    postgres_transaction => subjects::postgres::Advisory::transaction();
     #[cfg(feature = "redis")]
     redis => subjects::redis::Server::new("");
     #[cfg(feature = "redis")]

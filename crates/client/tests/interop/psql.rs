@@ -1,5 +1,4 @@
-//! psql with `pg_advisory_lock` against `postgres://…?lock=session` and `lock=transaction`, for each key rule that
-//! Lockkeeper offers.
+//! psql with `pg_advisory_lock` against `postgres://…?lock=session`, for each key rule that Lockkeeper offers.
 //!
 //! There are no leases here: a session holds the lock, and a crash is the end of its connection.
 
@@ -74,14 +73,12 @@ impl Convention {
 /// A server, and a convention used by both sides.
 struct Server {
     postgres: Postgres,
-    /// The value of `?lock=`.
-    lock: &'static str,
     convention: &'static Convention,
 }
 
 impl Server {
-    fn start(lock: &'static str) -> Self {
-        Self { postgres: Postgres::start(), lock, convention: &PLAIN }
+    fn start() -> Self {
+        Self { postgres: Postgres::start(), convention: &PLAIN }
     }
 }
 
@@ -89,7 +86,7 @@ impl World for Server {
     type Peer = Psql;
 
     fn url(&self) -> String {
-        format!("{}?lock={}&key={}", self.postgres.url(), self.lock, self.convention.rule)
+        format!("{}?lock=session&key={}", self.postgres.url(), self.convention.rule)
     }
 
     fn peer(&self) -> Psql {
@@ -166,20 +163,7 @@ mod by_session {
     use super::*;
 
     prove! {
-        Server::start("session") =>
-        two_peers_exclude_each_other,
-        a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
-        our_hold_excludes_peers_until_its_release,
-        a_crashed_peers_lock_is_granted_to_us,
-        our_crashed_holders_lock_is_granted_to_a_peer,
-    }
-}
-
-mod by_transaction {
-    use super::*;
-
-    prove! {
-        Server::start("transaction") =>
+        Server::start() =>
         two_peers_exclude_each_other,
         a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
         our_hold_excludes_peers_until_its_release,
@@ -191,7 +175,7 @@ mod by_transaction {
 /// Both directions for each rule: a key computed by only one side would be free for the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_key_rule_computes_the_same_key_as_its_library() {
-    let mut server = Server::start("session");
+    let mut server = Server::start();
     for convention in CONVENTIONS {
         let Convention { rule, name, .. } = *convention;
         server.convention = convention;
@@ -210,7 +194,7 @@ async fn every_key_rule_computes_the_same_key_as_its_library() {
 /// The error for an unknown rule lists all rules.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_key_rule_is_tested() {
-    let server = Server::start("session");
+    let server = Server::start();
     let url = format!("{}?lock=session&key=none", server.postgres.url());
     let error = Locks::connect(&url).await.map(drop).unwrap_err().to_string();
     let (_, list) =

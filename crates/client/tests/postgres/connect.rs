@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use lockkeeper::{AcquireError, BackendErrorKind, ConnectError, Locks};
 use lockkeeper_rig::Postgres;
 
-use crate::world::{KINDS, World, with_kind};
+use crate::world::{World, for_session};
 
 async fn error(url: &str) -> String {
     match Locks::connect(url).await {
@@ -27,7 +27,7 @@ fn says(error: &str, parts: &[&str]) {
 #[tokio::test]
 async fn absent_server_is_reported_with_host_and_port() {
     let server = Postgres::start();
-    let url = with_kind(&server.url(), "session");
+    let url = for_session(&server.url());
     server.kill();
     let found = error(&url).await;
     says(
@@ -48,7 +48,7 @@ async fn connecting_to_a_stalled_server_times_out() {
 #[tokio::test]
 async fn missing_database_is_reported() {
     let server = Postgres::start();
-    let url = format!("postgres://postgres@127.0.0.1:{}/nowhere?lock=transaction", server.port());
+    let url = format!("postgres://postgres@127.0.0.1:{}/nowhere?lock=session", server.port());
     says(&error(&url).await, &["has no database `nowhere`", "create it"]);
 }
 
@@ -125,7 +125,7 @@ async fn tls_works_with_and_without_certificate_verification() {
 #[tokio::test]
 async fn a_standby_or_read_only_server_is_refused() {
     let server = Postgres::with(&["-c", "default_transaction_read_only=on"]);
-    says(&error(&with_kind(&server.url(), "session")).await, &["is read-only", "name the primary"]);
+    says(&error(&for_session(&server.url())).await, &["is read-only", "name the primary"]);
 }
 
 /// Like a load balancer that does not distinguish the primary.
@@ -145,10 +145,8 @@ async fn an_address_that_leads_to_two_servers_is_refused() {
             }
         }
     });
-    for kind in KINDS {
-        let url = with_kind(&format!("postgres://postgres@{address}/postgres"), kind);
-        says(&error(&url).await, &["held the same lock at once", "more than one server", "lock=row"]);
-    }
+    let url = for_session(&format!("postgres://postgres@{address}/postgres"));
+    says(&error(&url).await, &["held the same lock at once", "more than one server", "lock=row"]);
 }
 
 #[tokio::test]
@@ -162,32 +160,30 @@ async fn hosts_are_tried_in_order() {
 
 #[tokio::test]
 async fn exhausted_server_connections_are_reported() {
-    for kind in KINDS {
-        let small = ["-c", "max_connections=4", "-c", "superuser_reserved_connections=0"];
-        let world = World::with(&small);
-        let locks = world.client(kind, "greedy").await;
-        let mut held = Vec::new();
-        let refused = loop {
-            match locks.mutex(format!("{}", held.len())).try_acquire().await {
-                Ok(Some(guard)) => held.push(guard),
-                Ok(None) => panic!("{kind}: nobody else is here"),
-                Err(error) => break error,
-            }
-            assert!(held.len() < 4, "{kind}: the server has four connections, one of which asks questions");
-        };
-        let AcquireError::Backend(error) = refused else { panic!("{kind}: {refused}") };
-        assert_eq!(error.kind, BackendErrorKind::Operator, "{kind}: {error}");
-        says(&error.to_string(), &["no connection left", "max_connections", "`connections=`"]);
-        // A connection that becomes free is used again.
-        held.pop().unwrap().release().await.unwrap();
-        locks.mutex("again").acquire().await.unwrap().release().await.unwrap();
-    }
+    let small = ["-c", "max_connections=4", "-c", "superuser_reserved_connections=0"];
+    let world = World::with(&small);
+    let locks = world.client("greedy").await;
+    let mut held = Vec::new();
+    let refused = loop {
+        match locks.mutex(format!("{}", held.len())).try_acquire().await {
+            Ok(Some(guard)) => held.push(guard),
+            Ok(None) => panic!("nobody else is here"),
+            Err(error) => break error,
+        }
+        assert!(held.len() < 4, "the server has four connections, one of which asks questions");
+    };
+    let AcquireError::Backend(error) = refused else { panic!("{refused}") };
+    assert_eq!(error.kind, BackendErrorKind::Operator, "{error}");
+    says(&error.to_string(), &["no connection left", "max_connections", "`connections=`"]);
+    // A connection that becomes free is used again.
+    held.pop().unwrap().release().await.unwrap();
+    locks.mutex("again").acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
 async fn connection_limit_of_a_client_is_enforced() {
     let world = World::start();
-    let locks = Locks::connect(&format!("{}&connections=1", world.url("session"))).await.unwrap();
+    let locks = Locks::connect(&format!("{}&connections=1", world.url())).await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
     let error = locks.mutex("b").acquire().await.unwrap_err();
     says(&error.to_string(), &["all 1 connections", "`connections=`"]);
@@ -200,6 +196,7 @@ async fn invalid_addresses_are_refused() {
     let server = Postgres::start();
     for (more, part) in [
         ("", "lock=row"),
+        ("?lock=transaction", "`lock_in_transaction`"),
         ("?lock=session&key=md5", "`sqlx`"),
         ("?lock=session&connections=0", "1 to 10000"),
         ("?lock=session&probe=1ms", "100ms"),
@@ -216,33 +213,28 @@ async fn invalid_addresses_are_refused() {
 async fn label_outside_the_database_encoding_is_accepted() {
     let server = Postgres::start();
     server.psql("create database latin encoding 'LATIN1' locale 'C' template template0");
-    for kind in KINDS {
-        let at = format!("postgres://postgres@127.0.0.1:{}/latin", server.port());
-        let locks = Locks::connect_as(&with_kind(&at, kind), "Łódź 😀").await.unwrap();
-        let held = locks.mutex("a").acquire().await.unwrap();
-        let shown = locks.inspect(&"a".parse().unwrap()).await.unwrap();
-        assert!(shown.holders[0].owner.contains("Łódź 😀"), "{kind}: {:?}", shown.holders[0]);
-        held.release().await.unwrap();
-    }
+    let at = format!("postgres://postgres@127.0.0.1:{}/latin", server.port());
+    let locks = Locks::connect_as(&for_session(&at), "Łódź 😀").await.unwrap();
+    let held = locks.mutex("a").acquire().await.unwrap();
+    let shown = locks.inspect(&"a".parse().unwrap()).await.unwrap();
+    assert!(shown.holders[0].owner.contains("Łódź 😀"), "{:?}", shown.holders[0]);
+    held.release().await.unwrap();
 }
 
 #[tokio::test]
 async fn pool_keeps_as_many_connections_as_were_in_use_at_once() {
-    for kind in KINDS {
-        let world = World::start();
-        let locks = world.client(kind, "many").await;
-        let holders =
-            "select string_agg(pid::text, ' ' order by pid) from pg_locks where locktype = 'advisory'";
-        let mut seen = BTreeSet::new();
-        for _ in 0..2 {
-            let mutexes: Vec<_> = (0..20).map(|number| locks.mutex(format!("a/{number}"))).collect();
-            let held = futures_util::future::join_all(mutexes.iter().map(|mutex| mutex.acquire())).await;
-            let held: Vec<_> = held.into_iter().map(Result::unwrap).collect();
-            seen.insert(world.server.psql(holders));
-            for held in held {
-                held.release().await.unwrap();
-            }
+    let world = World::start();
+    let locks = world.client("many").await;
+    let holders = "select string_agg(pid::text, ' ' order by pid) from pg_locks where locktype = 'advisory'";
+    let mut seen = BTreeSet::new();
+    for _ in 0..2 {
+        let mutexes: Vec<_> = (0..20).map(|number| locks.mutex(format!("a/{number}"))).collect();
+        let held = futures_util::future::join_all(mutexes.iter().map(|mutex| mutex.acquire())).await;
+        let held: Vec<_> = held.into_iter().map(Result::unwrap).collect();
+        seen.insert(world.server.psql(holders));
+        for held in held {
+            held.release().await.unwrap();
         }
-        assert_eq!(seen.len(), 1, "{kind}: {seen:?}");
     }
+    assert_eq!(seen.len(), 1, "{seen:?}");
 }

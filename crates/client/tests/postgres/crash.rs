@@ -10,7 +10,7 @@ use lockkeeper::{Locks, Token};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::world::{KINDS, World, until_waiting};
+use crate::world::{World, until_waiting};
 
 /// Environment variable for this test binary as a child process: the victim's task until it is killed, `url task`.
 const ORDER: &str = "LOCKKEEPER_POSTGRES_ORDER";
@@ -52,54 +52,48 @@ impl Drop for Victim {
 
 #[tokio::test]
 async fn a_process_killed_while_it_acquires_holds_or_releases_leaves_nothing() {
-    for kind in KINDS {
-        let world = World::start();
-        let locks = world.client(kind, "survivor").await;
-        for moment in 0..5 {
-            let mut victim = Victim::start(&world.url(kind), "loop");
-            victim.until("begun");
-            tokio::time::sleep(Duration::from_millis(3 * moment)).await;
-            drop(victim);
-            world.until_nothing_is_left().await;
-            locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
-        }
+    let world = World::start();
+    let locks = world.client("survivor").await;
+    for moment in 0..5 {
+        let mut victim = Victim::start(&world.url(), "loop");
+        victim.until("begun");
+        tokio::time::sleep(Duration::from_millis(3 * moment)).await;
+        drop(victim);
+        world.until_nothing_is_left().await;
+        locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn killed_waiter_does_not_block_the_queue() {
-    for kind in KINDS {
-        let world = World::start();
-        let (holds, next) = (world.client(kind, "holds").await, world.client(kind, "next").await);
-        let held = holds.mutex("a").acquire().await.unwrap();
-        let victim = Victim::start(&world.url(kind), "hold");
-        until_waiting(&holds, "a", 1).await;
-        let waiting = tokio::spawn(async move { next.mutex("a").acquire().await });
-        until_waiting(&holds, "a", 2).await;
-        drop(victim);
-        held.release().await.unwrap();
-        waiting.await.unwrap().unwrap().release().await.unwrap();
-        world.until_nothing_is_left().await;
-    }
+    let world = World::start();
+    let (holds, next) = (world.client("holds").await, world.client("next").await);
+    let held = holds.mutex("a").acquire().await.unwrap();
+    let victim = Victim::start(&world.url(), "hold");
+    until_waiting(&holds, "a", 1).await;
+    let waiting = tokio::spawn(async move { next.mutex("a").acquire().await });
+    until_waiting(&holds, "a", 2).await;
+    drop(victim);
+    held.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    world.until_nothing_is_left().await;
 }
 
 /// Nothing expires: this is documented, and the reason for fencing.
 #[tokio::test]
 async fn a_stopped_process_keeps_its_lock() {
-    for kind in KINDS {
-        let world = World::start();
-        let locks = world.client(kind, "other").await;
-        let mut victim = Victim::start(&world.url(kind), "hold");
-        victim.until("holding");
-        victim.signal(Signal::SIGSTOP);
-        // Longer than a probe and its answer may take.
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        assert!(locks.mutex("a").try_acquire().await.unwrap().is_none(), "{kind}");
-        victim.signal(Signal::SIGCONT);
-        assert!(locks.mutex("a").try_acquire().await.unwrap().is_none(), "{kind}");
-        drop(victim);
-        locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
-    }
+    let world = World::start();
+    let locks = world.client("other").await;
+    let mut victim = Victim::start(&world.url(), "hold");
+    victim.until("holding");
+    victim.signal(Signal::SIGSTOP);
+    // Longer than a probe and its answer may take.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(locks.mutex("a").try_acquire().await.unwrap().is_none());
+    victim.signal(Signal::SIGCONT);
+    assert!(locks.mutex("a").try_acquire().await.unwrap().is_none());
+    drop(victim);
+    locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
 /// A server that flushes its WAL only for commits that wait for it, with an empty WAL buffer.
@@ -131,19 +125,17 @@ async fn token_of_transaction(world: &World) -> Option<Token> {
 
 #[tokio::test]
 async fn tokens_rise_over_a_crash_with_asynchronous_commit() {
-    for kind in KINDS {
-        let world = forgetful(&["-c", "synchronous_commit=off"]);
-        let token = async |label| {
-            let held = world.client(kind, label).await.mutex("a").acquire().await.unwrap();
-            let token = held.token_hint();
-            held.release().await.unwrap();
-            token
-        };
-        let before = token("before").await;
-        crash(&world);
-        let after = token("after").await;
-        assert!(before < after, "{kind}: {before:?}, and {after:?} after the crash");
-    }
+    let world = forgetful(&["-c", "synchronous_commit=off"]);
+    let token = async |label| {
+        let held = world.client(label).await.mutex("a").acquire().await.unwrap();
+        let token = held.token_hint();
+        held.release().await.unwrap();
+        token
+    };
+    let before = token("before").await;
+    crash(&world);
+    let after = token("after").await;
+    assert!(before < after, "{before:?}, and {after:?} after the crash");
 }
 
 #[tokio::test]

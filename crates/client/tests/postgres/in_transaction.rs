@@ -6,7 +6,7 @@ use lockkeeper::backends::postgres::{
 };
 use lockkeeper_rig::{PgBouncer, Postgres};
 
-use crate::world::{KINDS, World};
+use crate::world::World;
 
 async fn client(port: u16) -> Client {
     let at = format!("host=127.0.0.1 port={port} user=postgres dbname=postgres");
@@ -17,34 +17,32 @@ async fn client(port: u16) -> Client {
 
 #[tokio::test]
 async fn transaction_lock_excludes_and_is_excluded_until_the_end() {
-    for kind in KINDS {
-        let world = World::start();
-        let locks = world.client(kind, "ours").await;
-        let mut client = client(world.server.port()).await;
-        for commit in [true, false] {
-            let transaction = client.transaction().await.unwrap();
-            let mine = lock_in_transaction(&transaction, "a", PgKey::default(), false).await.unwrap();
-            assert!(locks.mutex("a").try_acquire().await.unwrap().is_none(), "{kind}");
-            if commit {
-                transaction.commit().await.unwrap();
-            } else {
-                transaction.rollback().await.unwrap();
-            }
-            let next = locks.mutex("a").acquire().await.unwrap();
-            assert!(mine.token.is_some() && next.token_hint() > mine.token, "{kind}");
-            let transaction = client.transaction().await.unwrap();
-            let busy = try_lock_in_transaction(&transaction, "a", PgKey::default(), false).await.unwrap();
-            assert_eq!(busy, None, "{kind}");
+    let world = World::start();
+    let locks = world.client("ours").await;
+    let mut client = client(world.server.port()).await;
+    for commit in [true, false] {
+        let transaction = client.transaction().await.unwrap();
+        let mine = lock_in_transaction(&transaction, "a", PgKey::default(), false).await.unwrap();
+        assert!(locks.mutex("a").try_acquire().await.unwrap().is_none());
+        if commit {
+            transaction.commit().await.unwrap();
+        } else {
             transaction.rollback().await.unwrap();
-            next.release().await.unwrap();
         }
+        let next = locks.mutex("a").acquire().await.unwrap();
+        assert!(mine.token.is_some() && next.token_hint() > mine.token);
+        let transaction = client.transaction().await.unwrap();
+        let busy = try_lock_in_transaction(&transaction, "a", PgKey::default(), false).await.unwrap();
+        assert_eq!(busy, None);
+        transaction.rollback().await.unwrap();
+        next.release().await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn shared_transaction_locks_coexist() {
     let world = World::start();
-    let locks = world.client("session", "ours").await;
+    let locks = world.client("ours").await;
     let _reader = locks.rw("a").read().acquire().await.unwrap();
     let mut client = client(world.server.port()).await;
     let transaction = client.transaction().await.unwrap();

@@ -4,13 +4,13 @@ use lockkeeper::Locks;
 use lockkeeper::backends::postgres::tokio_postgres::{NoTls, connect};
 use lockkeeper::backends::postgres::{AdvisoryKey, PgKey};
 
-use crate::world::{KINDS, World};
+use crate::world::World;
 
 const NAME: &str = "orders:42:checkout";
 
 impl World {
-    async fn with_key(&self, kind: &str, key: &str) -> Locks {
-        Locks::connect(&format!("{}&key={key}", self.url(kind))).await.unwrap()
+    async fn with_key(&self, key: &str) -> Locks {
+        Locks::connect(&format!("{}&key={key}", self.url())).await.unwrap()
     }
 
     /// The advisory locks in the server's view.
@@ -22,54 +22,49 @@ impl World {
 
 #[tokio::test]
 async fn server_locks_the_key_of_each_rule() {
-    for kind in KINDS {
-        let world = World::start();
-        for (key, name) in [
-            ("lockkeeper", NAME),
-            ("sqlx", NAME),
-            ("madelson", NAME),
-            ("madelson", "job1"),
-            ("ruby:-3", NAME),
-            ("tooz", NAME),
-            ("message-db", NAME),
-            ("raw", "-1"),
-            ("raw", "-1,7"),
-        ] {
-            let locks = world.with_key(kind, key).await;
-            // The lock tried at startup ends with its connection, which the server may notice later.
-            world.until_nothing_is_left().await;
-            let held = locks.mutex(name).acquire().await.unwrap();
-            let expected = match key.parse::<PgKey>().unwrap().key(name).unwrap() {
-                AdvisoryKey::Number(number) => {
-                    format!("{}|{}|1", (number >> 32) as u32, (number & 0xffff_ffff) as u32)
-                }
-                AdvisoryKey::Pair(a, b) => format!("{}|{}|2", a.cast_unsigned(), b.cast_unsigned()),
-                other => panic!("{other:?}"),
-            };
-            assert_eq!(world.locked(), expected, "{kind}: {key} of {name}");
-            held.release().await.unwrap();
-        }
+    let world = World::start();
+    for (key, name) in [
+        ("lockkeeper", NAME),
+        ("sqlx", NAME),
+        ("madelson", NAME),
+        ("madelson", "job1"),
+        ("ruby:-3", NAME),
+        ("tooz", NAME),
+        ("message-db", NAME),
+        ("raw", "-1"),
+        ("raw", "-1,7"),
+    ] {
+        let locks = world.with_key(key).await;
+        // The lock tried at startup ends with its connection, which the server may notice later.
+        world.until_nothing_is_left().await;
+        let held = locks.mutex(name).acquire().await.unwrap();
+        let expected = match key.parse::<PgKey>().unwrap().key(name).unwrap() {
+            AdvisoryKey::Number(number) => {
+                format!("{}|{}|1", (number >> 32) as u32, (number & 0xffff_ffff) as u32)
+            }
+            AdvisoryKey::Pair(a, b) => format!("{}|{}|2", a.cast_unsigned(), b.cast_unsigned()),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(world.locked(), expected, "{key} of {name}");
+        held.release().await.unwrap();
     }
 }
 
 /// Test vectors of the server's own functions, and that the client locks their results on this server.
 #[tokio::test]
 async fn server_side_rules_match_the_server() {
-    for kind in KINDS {
-        let world = World::start();
-        for (key, call, vector) in [
-            ("hashtext", "hashtext", "-557741655"),
-            ("hashtextextended", "hashtextextended", "2339883137032620457"),
-        ] {
-            let arguments = if key == "hashtext" { "" } else { ", 0" };
-            let found = world.server.psql(&format!("select {call}('{NAME}'{arguments})"));
-            assert_eq!(found.trim(), vector, "{key} of this server's version");
-            let held = world.with_key(kind, key).await.mutex(NAME).acquire().await.unwrap();
-            let locked =
-                world.server.psql(&format!("select pg_try_advisory_lock({call}('{NAME}'{arguments}))"));
-            assert_eq!(locked.trim(), "f", "{kind}: {key}");
-            held.release().await.unwrap();
-        }
+    let world = World::start();
+    for (key, call, vector) in [
+        ("hashtext", "hashtext", "-557741655"),
+        ("hashtextextended", "hashtextextended", "2339883137032620457"),
+    ] {
+        let arguments = if key == "hashtext" { "" } else { ", 0" };
+        let found = world.server.psql(&format!("select {call}('{NAME}'{arguments})"));
+        assert_eq!(found.trim(), vector, "{key} of this server's version");
+        let held = world.with_key(key).await.mutex(NAME).acquire().await.unwrap();
+        let locked = world.server.psql(&format!("select pg_try_advisory_lock({call}('{NAME}'{arguments}))"));
+        assert_eq!(locked.trim(), "f", "{key}");
+        held.release().await.unwrap();
     }
 }
 
@@ -113,17 +108,15 @@ async fn foreign_locks_are_inspected_but_not_listed() {
 
 #[tokio::test]
 async fn names_of_any_characters_and_length_are_locked_and_listed() {
-    for kind in KINDS {
-        let world = World::start();
-        let locks = world.client(kind, "owner's \"label\" \\ */").await;
-        for name in ["it's/\\/*/*/x", "größe/😀/数", "$$;--", &"x".repeat(512)] {
-            let held = locks.mutex(name).meta("k", "v */ 'w' \\").acquire().await.unwrap();
-            let listed = locks.list(None).await.unwrap();
-            assert_eq!(listed.len(), 1, "{kind}: {name}");
-            assert_eq!(listed[0].name.as_str(), name, "{kind}");
-            assert_eq!(listed[0].holders[0].owner, "owner's \"label\" \\ */", "{kind}");
-            assert_eq!(listed[0].holders[0].token, held.token_hint(), "{kind}");
-            held.release().await.unwrap();
-        }
+    let world = World::start();
+    let locks = world.client("owner's \"label\" \\ */").await;
+    for name in ["it's/\\/*/*/x", "größe/😀/数", "$$;--", &"x".repeat(512)] {
+        let held = locks.mutex(name).meta("k", "v */ 'w' \\").acquire().await.unwrap();
+        let listed = locks.list(None).await.unwrap();
+        assert_eq!(listed.len(), 1, "{name}");
+        assert_eq!(listed[0].name.as_str(), name);
+        assert_eq!(listed[0].holders[0].owner, "owner's \"label\" \\ */");
+        assert_eq!(listed[0].holders[0].token, held.token_hint());
+        held.release().await.unwrap();
     }
 }

@@ -4,19 +4,22 @@ use lockkeeper::backends::postgres::tokio_postgres::{NoTls, connect};
 use lockkeeper::{AcquireError, ConnectError, Locks};
 use lockkeeper_rig::{PgBouncer, Postgres};
 
-use crate::world::{KINDS, World, until_lost, until_waiting, with_kind};
+use crate::world::{World, for_session, until_lost, until_waiting};
 
 #[tokio::test]
 async fn session_locks_are_refused_through_a_transaction_pooler() {
     let world = World::start();
     for settings in [&[][..], &["default_pool_size=1"], &["server_round_robin=1"]] {
         let pooler = PgBouncer::with(&world.server, settings);
-        let refused = Locks::connect(&with_kind(&pooler.url(), "session")).await;
+        let refused = Locks::connect(&for_session(&pooler.url())).await;
         let Err(ConnectError::Unsupported(error)) = refused else {
             panic!("{settings:?}: it must be refused")
         };
         assert!(error.why.contains("transaction pooler"), "{error}");
-        assert!(error.instead.contains("lock=transaction"), "{error}");
+        assert!(
+            error.instead.contains("lock=row") && error.instead.contains("`lock_in_transaction`"),
+            "{error}"
+        );
     }
 }
 
@@ -24,7 +27,7 @@ async fn session_locks_are_refused_through_a_transaction_pooler() {
 async fn session_locks_work_through_a_session_pooler() {
     let world = World::start();
     let pooler = PgBouncer::with(&world.server, &["pool_mode=session"]);
-    let locks = Locks::connect(&with_kind(&pooler.url(), "session")).await.unwrap();
+    let locks = Locks::connect(&for_session(&pooler.url())).await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
     held.verify().await.unwrap();
     held.release().await.unwrap();
@@ -38,7 +41,7 @@ async fn transaction_pooler_is_detected_after_a_fail_over() {
     let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
     let by_transaction = PgBouncer::start(&world.server);
     let hosts = format!("127.0.0.1:{},127.0.0.1:{}", by_session.port(), by_transaction.port());
-    let url = with_kind(&format!("postgres://postgres@{hosts}/postgres"), "session");
+    let url = for_session(&format!("postgres://postgres@{hosts}/postgres"));
     let locks = Locks::connect(&url).await.unwrap();
     by_session.kill();
     let _first = locks.mutex("a").acquire().await.unwrap();
@@ -55,7 +58,7 @@ async fn lock_of_a_shared_server_process_is_not_granted_twice() {
     let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
     let by_transaction = PgBouncer::with(&world.server, &["default_pool_size=1"]);
     let hosts = format!("127.0.0.1:{},127.0.0.1:{}", by_session.port(), by_transaction.port());
-    let url = with_kind(&format!("postgres://postgres@{hosts}/postgres"), "session");
+    let url = for_session(&format!("postgres://postgres@{hosts}/postgres"));
     let (one, two) = (Locks::connect(&url).await.unwrap(), Locks::connect(&url).await.unwrap());
     by_session.kill();
     let first = one.mutex("a").acquire().await.unwrap();
@@ -73,7 +76,7 @@ async fn lock_granted_to_a_foreign_server_process_is_removed() {
     let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
     let by_transaction = PgBouncer::with(&world.server, &["server_round_robin=1"]);
     let hosts = format!("127.0.0.1:{},127.0.0.1:{}", by_session.port(), by_transaction.port());
-    let url = with_kind(&format!("postgres://postgres@{hosts}/postgres"), "session");
+    let url = for_session(&format!("postgres://postgres@{hosts}/postgres"));
     let locks = Locks::connect(&url).await.unwrap();
     by_session.kill();
     // Five processes serve in turn.
@@ -98,43 +101,15 @@ async fn lock_granted_to_a_foreign_server_process_is_removed() {
 async fn statement_pooler_is_refused() {
     let world = World::start();
     let pooler = PgBouncer::with(&world.server, &["pool_mode=statement"]);
-    let error = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.err().expect("it is refused");
+    let error = Locks::connect(&for_session(&pooler.url())).await.err().expect("it is refused");
     assert!(error.to_string().contains("statement pooling mode"), "{error}");
-}
-
-#[tokio::test]
-async fn transaction_locks_work_through_a_transaction_pooler() {
-    let world = World::start();
-    let pooler = PgBouncer::start(&world.server);
-    let locks = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.unwrap();
-    let waits = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.unwrap();
-    let direct = world.client("session", "direct").await;
-    let held = locks.mutex("a").meta("job", "reindex").acquire().await.unwrap();
-    held.verify().await.unwrap();
-    assert!(direct.mutex("a").try_acquire().await.unwrap().is_none(), "both kinds are one lock");
-    let shown = direct.inspect(&"a".parse().unwrap()).await.unwrap();
-    assert_eq!(shown.holders[0].meta, [("job".to_owned(), "reindex".to_owned())]);
-    assert_eq!(shown.holders[0].token, held.token_hint());
-
-    let waiting = tokio::spawn(async move { waits.mutex("a").acquire().await });
-    until_waiting(&direct, "a", 1).await;
-    held.release().await.unwrap();
-    let next = waiting.await.unwrap().unwrap();
-    assert!(locks.mutex("a").try_acquire().await.unwrap().is_none());
-
-    // An abandoned wait is cancelled through the pooler too.
-    let gives_up = locks.mutex("a").wait(lockkeeper::Wait::For(std::time::Duration::from_millis(200)));
-    assert!(matches!(gives_up.acquire().await, Err(AcquireError::TimedOut { .. })));
-    until_waiting(&direct, "a", 0).await;
-    next.release().await.unwrap();
-    world.until_nothing_is_left().await;
 }
 
 #[tokio::test]
 async fn holds_end_with_their_pooler() {
     let world = World::start();
-    let pooler = PgBouncer::start(&world.server);
-    let locks = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.unwrap();
+    let pooler = PgBouncer::with(&world.server, &["pool_mode=session"]);
+    let locks = Locks::connect(&for_session(&pooler.url())).await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
     pooler.kill();
     until_lost(&held).await;
@@ -143,15 +118,27 @@ async fn holds_end_with_their_pooler() {
     locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// Whether the client treats its connection as direct: then the try is prepared, and a transaction with a token gets
-/// its badge without a check whether it is still the same transaction.
-async fn is_direct(server: &Postgres, url: &str, kind: &str) -> bool {
-    // Without a probe, whose statement would replace the one shown.
-    let locks = Locks::connect(&format!("{url}?lock={kind}&probe=10min")).await.unwrap();
+#[tokio::test]
+async fn abandoned_wait_is_cancelled_through_a_session_pooler() {
+    let world = World::start();
+    let pooler = PgBouncer::with(&world.server, &["pool_mode=session"]);
+    let (locks, waits) =
+        (world.client("direct").await, Locks::connect(&for_session(&pooler.url())).await.unwrap());
+    let held = locks.mutex("a").acquire().await.unwrap();
+    let waiting = waits.mutex("a").wait(lockkeeper::Wait::For(std::time::Duration::from_millis(200)));
+    assert!(matches!(waiting.acquire().await, Err(AcquireError::TimedOut { .. })));
+    until_waiting(&locks, "a", 0).await;
+    held.release().await.unwrap();
+    world.until_nothing_is_left().await;
+}
+
+/// Whether the client treats its connection as direct: then the try is prepared.
+async fn is_direct(server: &Postgres, url: &str) -> bool {
+    let locks = Locks::connect(&for_session(url)).await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
     let said = server.psql(
         "select count(*) from pg_locks join pg_stat_activity using (pid) \
-         where locktype = 'advisory' and query ~ 'execute lockkeeper_|set local application_name'",
+         where locktype = 'advisory' and query ~ 'execute lockkeeper_'",
     );
     held.release().await.unwrap();
     said == "1"
@@ -163,10 +150,8 @@ async fn is_direct(server: &Postgres, url: &str, kind: &str) -> bool {
 async fn only_unpooled_connections_count_as_direct() {
     let world = World::start();
     let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
-    for kind in KINDS {
-        assert!(is_direct(&world.server, &world.server.url(), kind).await, "{kind}");
-        assert!(!is_direct(&world.server, &by_session.url(), kind).await, "{kind}");
-    }
+    assert!(is_direct(&world.server, &world.server.url()).await);
+    assert!(!is_direct(&world.server, &by_session.url()).await);
 }
 
 #[cfg(feature = "postgres-tls")]
@@ -174,7 +159,5 @@ async fn only_unpooled_connections_count_as_direct() {
 async fn encrypted_connections_count_as_direct() {
     let server = Postgres::with_tls();
     server.psql(&lockkeeper::backends::postgres::schema_sql(None));
-    for kind in KINDS {
-        assert!(is_direct(&server, &server.url(), kind).await, "{kind}");
-    }
+    assert!(is_direct(&server, &server.url()).await);
 }

@@ -1,9 +1,9 @@
 //! Findings of `doctor` about a server's settings.
 
-use crate::world::{World, with_kind};
+use crate::world::{World, for_session};
 
-async fn findings(world: &World, kind: &str, more: &str) -> Vec<(bool, String)> {
-    let url = format!("{}{more}", world.url(kind));
+async fn findings(world: &World, more: &str) -> Vec<(bool, String)> {
+    let url = format!("{}{more}", world.url());
     let locks = lockkeeper::Locks::connect(&url).await.unwrap();
     locks.findings().await.unwrap().into_iter().map(|found| (found.spoils, found.says)).collect()
 }
@@ -18,7 +18,7 @@ async fn harmful_settings_are_reported() {
         "-c",
         "track_activities=off",
     ]);
-    let found = findings(&world, "transaction", "&connections=40").await;
+    let found = findings(&world, "&connections=40").await;
     for (spoils, part) in [
         (false, "synchronous_commit is off"),
         (true, "fsync is off"),
@@ -30,7 +30,7 @@ async fn harmful_settings_are_reported() {
             "{part}: {found:?}"
         );
     }
-    let found = findings(&world, "session", "").await;
+    let found = findings(&world, "").await;
     assert!(found.iter().any(|(spoils, says)| !spoils && says.contains("synchronous_commit")), "{found:?}");
     let named = found.iter().any(|(_, says)| says.contains("max_connections"));
     assert!(named, "64 connections are the default: {found:?}");
@@ -39,12 +39,11 @@ async fn harmful_settings_are_reported() {
 #[tokio::test]
 async fn unkept_promises_are_always_reported() {
     let world = World::start();
-    for kind in crate::world::KINDS {
-        let found = findings(&world, kind, "").await;
-        assert!(found.iter().any(|(_, says)| says.contains("P5")), "{kind}: {found:?}");
-    }
+    let found = findings(&world, "").await;
+    assert!(found.iter().any(|(_, says)| says.contains("P5")), "{found:?}");
+
     world.server.psql("drop schema lockkeeper cascade; create role app login");
-    let app = with_kind(&world.server.url_as("app"), "session");
+    let app = for_session(&world.server.url_as("app"));
     let locks = lockkeeper::Locks::connect(&app).await.unwrap();
     let found = locks.findings().await.unwrap();
     let says = |part: &str| found.iter().any(|found| found.says.contains(part));

@@ -7,7 +7,7 @@ use lockkeeper::backends::postgres::tokio_postgres::{self, NoTls};
 use lockkeeper::{AcquireError, ConnectError, Locks, TokenStatus};
 use lockkeeper_rig::Postgres;
 
-use crate::world::{KINDS, World, until, with_kind};
+use crate::world::{World, for_session, until};
 
 fn why_not(locks: Locks) -> String {
     locks.fenced().err().expect("it gives no tokens").to_string()
@@ -15,24 +15,22 @@ fn why_not(locks: Locks) -> String {
 
 #[tokio::test]
 async fn without_the_schema_there_are_locks_without_tokens() {
-    for kind in KINDS {
-        let server = Postgres::start();
-        let url = with_kind(&server.url(), kind);
-        let locks = Locks::connect(&url).await.unwrap();
-        let held = locks.mutex("a").acquire().await.unwrap();
-        assert_eq!(held.token_hint(), None);
-        let shown = locks.inspect(&"a".parse().unwrap()).await.unwrap();
-        assert_eq!((shown.holders.len(), shown.holders[0].token), (1, None));
-        held.verify().await.unwrap();
-        held.release().await.unwrap();
-        let why = why_not(locks);
-        assert!(why.contains("no sequence `lockkeeper.token`") && why.contains("postgres init"), "{why}");
+    let server = Postgres::start();
+    let url = for_session(&server.url());
+    let locks = Locks::connect(&url).await.unwrap();
+    let held = locks.mutex("a").acquire().await.unwrap();
+    assert_eq!(held.token_hint(), None);
+    let shown = locks.inspect(&"a".parse().unwrap()).await.unwrap();
+    assert_eq!((shown.holders.len(), shown.holders[0].token), (1, None));
+    held.verify().await.unwrap();
+    held.release().await.unwrap();
+    let why = why_not(locks);
+    assert!(why.contains("no sequence `lockkeeper.token`") && why.contains("postgres init"), "{why}");
 
-        // A client opened after `init` has tokens.
-        init(&server.url(), None).await.unwrap();
-        let fenced = Locks::connect(&url).await.unwrap().fenced().unwrap();
-        fenced.mutex("a").acquire().await.unwrap().release().await.unwrap();
-    }
+    // A client opened after `init` has tokens.
+    init(&server.url(), None).await.unwrap();
+    let fenced = Locks::connect(&url).await.unwrap().fenced().unwrap();
+    fenced.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
 /// A connection that tries one lock repeatedly prepares the try: it must show and exclude like any other.
@@ -43,8 +41,7 @@ async fn repeated_locks_show_their_current_owner() {
         if tokens {
             init(&server.url(), None).await.unwrap();
         }
-        let client =
-            async |label| Locks::connect_as(&with_kind(&server.url(), "session"), label).await.unwrap();
+        let client = async |label| Locks::connect_as(&for_session(&server.url()), label).await.unwrap();
         repeats(client("alice").await, client("bob").await, tokens).await;
     }
 }
@@ -71,37 +68,35 @@ async fn repeats(alice: Locks, bob: Locks, tokens: bool) {
 
 #[tokio::test]
 async fn documented_grants_suffice_and_missing_ones_are_reported() {
-    for kind in KINDS {
-        let server = Postgres::start();
-        server.psql("create role app login; create role stranger login");
-        let as_app = init(&server.url_as("app"), None).await;
-        let Err(ConnectError::Backend(error)) = as_app else { panic!("{kind}: {as_app:?}") };
-        assert!(error.to_string().contains("may create schemas"), "{error}");
+    let server = Postgres::start();
+    server.psql("create role app login; create role stranger login");
+    let as_app = init(&server.url_as("app"), None).await;
+    let Err(ConnectError::Backend(error)) = as_app else { panic!("{as_app:?}") };
+    assert!(error.to_string().contains("may create schemas"), "{error}");
 
-        init(&server.url(), Some("app")).await.unwrap();
-        let app = Locks::connect(&with_kind(&server.url_as("app"), kind)).await.unwrap();
-        let fenced = app.clone().fenced().unwrap();
-        let held = fenced.mutex("a").acquire().await.unwrap();
-        let name = "a".parse().unwrap();
-        let status = app.check_token(&name, held.token().get()).await.unwrap();
-        assert_eq!(status, TokenStatus::Current, "{kind}");
-        held.release().await.unwrap();
+    init(&server.url(), Some("app")).await.unwrap();
+    let app = Locks::connect(&for_session(&server.url_as("app"))).await.unwrap();
+    let fenced = app.clone().fenced().unwrap();
+    let held = fenced.mutex("a").acquire().await.unwrap();
+    let name = "a".parse().unwrap();
+    let status = app.check_token(&name, held.token().get()).await.unwrap();
+    assert_eq!(status, TokenStatus::Current);
+    held.release().await.unwrap();
 
-        let stranger = Locks::connect(&with_kind(&server.url_as("stranger"), kind)).await.unwrap();
-        stranger.mutex("a").acquire().await.unwrap().release().await.unwrap();
-        let why = why_not(stranger);
-        assert!(why.contains("may not use the sequence") && why.contains("--role"), "{why}");
+    let stranger = Locks::connect(&for_session(&server.url_as("stranger"))).await.unwrap();
+    stranger.mutex("a").acquire().await.unwrap().release().await.unwrap();
+    let why = why_not(stranger);
+    assert!(why.contains("may not use the sequence") && why.contains("--role"), "{why}");
 
-        // Revoked later, the missing privilege is an error, and no lock is granted without a token.
-        server.psql("revoke all on sequence lockkeeper.token from app");
-        let refused = app.mutex("a").acquire().await.unwrap_err();
-        assert!(
-            matches!(&refused, AcquireError::Backend(error) if error.to_string().contains("permission denied")),
-            "{refused}"
-        );
-        server.psql("grant usage, select on sequence lockkeeper.token to app");
-        app.mutex("a").acquire().await.unwrap().release().await.unwrap();
-    }
+    // Revoked later, the missing privilege is an error, and no lock is granted without a token.
+    server.psql("revoke all on sequence lockkeeper.token from app");
+    let refused = app.mutex("a").acquire().await.unwrap_err();
+    assert!(
+        matches!(&refused, AcquireError::Backend(error) if error.to_string().contains("permission denied")),
+        "{refused}"
+    );
+    server.psql("grant usage, select on sequence lockkeeper.token to app");
+    app.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
@@ -113,7 +108,7 @@ async fn sequence_that_is_not_monotonic_is_refused() {
     ] {
         let world = World::start();
         world.server.psql(&format!("alter sequence lockkeeper.token {change}"));
-        let why = why_not(world.client("session", "asks").await);
+        let why = why_not(world.client("asks").await);
         assert!(why.contains(says) && why.contains("alter sequence"), "{change}: {why}");
     }
 }
@@ -160,29 +155,27 @@ async fn init_refuses_objects_of_another_role() {
 
 #[tokio::test]
 async fn tokens_rise_and_their_status_is_reported() {
-    for kind in KINDS {
-        let world = World::start();
-        let (one, two) = (world.client(kind, "one").await, world.client(kind, "two").await);
-        let name = "a".parse().unwrap();
-        let mut last = None;
-        for round in 0..10 {
-            let locks = if round % 2 == 0 { &one } else { &two };
-            let held = locks.mutex(&name).acquire().await.unwrap();
-            assert!(held.token_hint() > last, "{kind}");
-            last = held.token_hint();
-            held.release().await.unwrap();
-        }
-        let reader = one.rw(&name).read().acquire().await.unwrap();
-        let another = two.rw(&name).read().acquire().await.unwrap();
-        let (old, live) = (last.unwrap(), vec![reader.token_hint().unwrap(), another.token_hint().unwrap()]);
-        assert_eq!(one.check_token(&name, live[0].get()).await.unwrap(), TokenStatus::Current);
-        assert_eq!(
-            one.check_token(&name, old.get()).await.unwrap(),
-            TokenStatus::NotCurrent { live: live.clone() }
-        );
-        let above = live[1].get() + 1;
-        assert_eq!(one.check_token(&name, above).await.unwrap(), TokenStatus::NeverIssued);
+    let world = World::start();
+    let (one, two) = (world.client("one").await, world.client("two").await);
+    let name = "a".parse().unwrap();
+    let mut last = None;
+    for round in 0..10 {
+        let locks = if round % 2 == 0 { &one } else { &two };
+        let held = locks.mutex(&name).acquire().await.unwrap();
+        assert!(held.token_hint() > last);
+        last = held.token_hint();
+        held.release().await.unwrap();
     }
+    let reader = one.rw(&name).read().acquire().await.unwrap();
+    let another = two.rw(&name).read().acquire().await.unwrap();
+    let (old, live) = (last.unwrap(), vec![reader.token_hint().unwrap(), another.token_hint().unwrap()]);
+    assert_eq!(one.check_token(&name, live[0].get()).await.unwrap(), TokenStatus::Current);
+    assert_eq!(
+        one.check_token(&name, old.get()).await.unwrap(),
+        TokenStatus::NotCurrent { live: live.clone() }
+    );
+    let above = live[1].get() + 1;
+    assert_eq!(one.check_token(&name, above).await.unwrap(), TokenStatus::NeverIssued);
 }
 
 /// WAL positions: inserted and flushed.
@@ -195,74 +188,67 @@ fn log(server: &Postgres) -> (u64, u64) {
 
 #[tokio::test]
 async fn token_is_synced_before_the_grant_unless_the_wal_is_synced() {
-    for kind in KINDS {
-        // No other process syncs the WAL.
-        let world = World::with(&["-c", "wal_writer_delay=10s", "-c", "autovacuum=off"]);
-        world.server.psql("create table noise (a int)");
-        let locks = world.client(kind, "draws").await;
+    // No other process syncs the WAL.
+    let world = World::with(&["-c", "wal_writer_delay=10s", "-c", "autovacuum=off"]);
+    world.server.psql("create table noise (a int)");
+    let locks = world.client("draws").await;
+    locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
+
+    let (mut hand, connection) = tokio_postgres::connect(&world.server.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let transaction = hand.transaction().await.unwrap();
+    transaction.batch_execute("insert into noise values (1)").await.unwrap();
+    let (logged, synced) = log(&world.server);
+    assert!(synced < logged, "the fault did not bite");
+    let held = locks.mutex("a").acquire().await.unwrap();
+    assert!(log(&world.server).1 >= logged, "what covers the token is not synced");
+    held.release().await.unwrap();
+    transaction.rollback().await.unwrap();
+
+    // A sequence always logs every 32nd value, and the server logs other records now and then.
+    until("a token costs nothing", async || {
+        let before = log(&world.server).0;
         locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
-
-        let (mut hand, connection) = tokio_postgres::connect(&world.server.url(), NoTls).await.unwrap();
-        tokio::spawn(connection);
-        let transaction = hand.transaction().await.unwrap();
-        transaction.batch_execute("insert into noise values (1)").await.unwrap();
-        let (logged, synced) = log(&world.server);
-        assert!(synced < logged, "{kind}: the fault did not bite");
-        let held = locks.mutex("a").acquire().await.unwrap();
-        assert!(log(&world.server).1 >= logged, "{kind}: what covers the token is not synced");
-        held.release().await.unwrap();
-        transaction.rollback().await.unwrap();
-
-        // A sequence always logs every 32nd value, and the server logs other records now and then.
-        until("a token costs nothing", async || {
-            let before = log(&world.server).0;
-            locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
-            (log(&world.server).0 == before).then_some(())
-        })
-        .await;
-    }
+        (log(&world.server).0 == before).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn token_waits_for_synchronous_standbys() {
-    for kind in KINDS {
-        let world = World::start();
-        let locks = Locks::connect(&format!("{}?lock={kind}&timeout=30s", world.server.url())).await.unwrap();
-        locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
-        let wait_for = |standby: &str| {
-            world.server.psql(&format!("alter system set synchronous_standby_names = '{standby}'"));
-            world.server.psql("select pg_reload_conf()");
-        };
-        wait_for("nobody");
-        let shown = || world.server.psql("show synchronous_standby_names");
-        until("it is in force", async || (shown() == "nobody").then_some(())).await;
-        let acquiring = tokio::spawn(async move { locks.mutex("a").acquire().await });
-        let waits =
-            || world.server.psql("select count(*) from pg_stat_activity where wait_event = 'SyncRep'");
-        until("it waits for the standby", async || (waits() == "1").then_some(())).await;
-        assert!(!acquiring.is_finished(), "{kind}");
-        wait_for("");
-        acquiring.await.unwrap().unwrap().release().await.unwrap();
-    }
+    let world = World::start();
+    let locks = Locks::connect(&format!("{}?lock=&timeout=30s", world.server.url())).await.unwrap();
+    locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
+    let wait_for = |standby: &str| {
+        world.server.psql(&format!("alter system set synchronous_standby_names = '{standby}'"));
+        world.server.psql("select pg_reload_conf()");
+    };
+    wait_for("nobody");
+    let shown = || world.server.psql("show synchronous_standby_names");
+    until("it is in force", async || (shown() == "nobody").then_some(())).await;
+    let acquiring = tokio::spawn(async move { locks.mutex("a").acquire().await });
+    let waits = || world.server.psql("select count(*) from pg_stat_activity where wait_event = 'SyncRep'");
+    until("it waits for the standby", async || (waits() == "1").then_some(())).await;
+    assert!(!acquiring.is_finished());
+    wait_for("");
+    acquiring.await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
 async fn concurrent_tokens_are_distinct_and_below_later_ones() {
-    for kind in KINDS {
-        let world = World::start();
-        let locks = world.client(kind, "many").await;
-        let mut highest = 0;
-        for _ in 0..3 {
-            let mutexes: Vec<_> = (0..20).map(|number| locks.mutex(format!("a/{number}"))).collect();
-            let held = futures_util::future::join_all(mutexes.iter().map(|mutex| mutex.acquire())).await;
-            let held: Vec<_> = held.into_iter().map(Result::unwrap).collect();
-            let tokens: BTreeSet<u64> = held.iter().map(|held| held.token_hint().unwrap().get()).collect();
-            assert_eq!(tokens.len(), 20, "{kind}: {tokens:?}");
-            assert!(*tokens.first().unwrap() > highest, "{kind}: {tokens:?} after {highest}");
-            highest = *tokens.last().unwrap();
-            for held in held {
-                held.release().await.unwrap();
-            }
+    let world = World::start();
+    let locks = world.client("many").await;
+    let mut highest = 0;
+    for _ in 0..3 {
+        let mutexes: Vec<_> = (0..20).map(|number| locks.mutex(format!("a/{number}"))).collect();
+        let held = futures_util::future::join_all(mutexes.iter().map(|mutex| mutex.acquire())).await;
+        let held: Vec<_> = held.into_iter().map(Result::unwrap).collect();
+        let tokens: BTreeSet<u64> = held.iter().map(|held| held.token_hint().unwrap().get()).collect();
+        assert_eq!(tokens.len(), 20, "{tokens:?}");
+        assert!(*tokens.first().unwrap() > highest, "{tokens:?} after {highest}");
+        highest = *tokens.last().unwrap();
+        for held in held {
+            held.release().await.unwrap();
         }
     }
 }

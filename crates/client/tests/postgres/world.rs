@@ -6,9 +6,6 @@ use lockkeeper::backends::postgres::schema_sql;
 use lockkeeper::{Guard, Locks, Unfenced};
 use lockkeeper_rig::Postgres;
 
-/// Both kinds of advisory locks.
-pub(crate) const KINDS: [&str; 2] = ["session", "transaction"];
-
 /// Ends a failing test.
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -29,12 +26,12 @@ impl World {
     }
 
     /// An address with a short probe interval and timeout.
-    pub(crate) fn url(&self, kind: &str) -> String {
-        with_kind(&self.server.url(), kind)
+    pub(crate) fn url(&self) -> String {
+        for_session(&self.server.url())
     }
 
-    pub(crate) async fn client(&self, kind: &str, label: &str) -> Locks {
-        Locks::connect_as(&self.url(kind), label).await.unwrap()
+    pub(crate) async fn client(&self, label: &str) -> Locks {
+        Locks::connect_as(&self.url(), label).await.unwrap()
     }
 
     /// Number of advisory locks at the server, held or waited for.
@@ -54,8 +51,8 @@ impl World {
     }
 }
 
-pub(crate) fn with_kind(url: &str, kind: &str) -> String {
-    format!("{url}?lock={kind}&probe=200ms&timeout=3s")
+pub(crate) fn for_session(url: &str) -> String {
+    format!("{url}?lock=session&probe=200ms&timeout=3s")
 }
 
 /// Waits for a condition, with a deadline.

@@ -70,18 +70,20 @@ impl Conn for LeasedConn {
                 none if none.is_empty() => Submitted::Answered(Ok(Answer::KeptAlive)),
                 renewing => Submitted::under_way(async move { inner.keep_alive(renewing).await }),
             },
-            Call::Acquire { seq, request, .. } => match inner.requests.find(seq, || inner.entry(seq, &request)) {
-                Found::Asked(entry, wake_up) => {
-                    let (label, meta) = (inner.label.clone(), request.meta.clone());
-                    let attempt = Attempt { entry, first: false, wait: request.wait, label, meta };
-                    Submitted::under_way(async move { inner.acquire(seq, attempt, &wake_up).await })
+            Call::Acquire { seq, request, .. } => {
+                match inner.requests.find(seq, || inner.entry(seq, &request)) {
+                    Found::Asked(entry, wake_up) => {
+                        let (label, meta) = (inner.label.clone(), request.meta.clone());
+                        let attempt = Attempt { entry, first: false, wait: request.wait, label, meta };
+                        Submitted::under_way(async move { inner.acquire(seq, attempt, &wake_up).await })
+                    }
+                    Found::Holds(entry, granted) => {
+                        Submitted::under_way(async move { inner.check(seq, entry, granted).await })
+                    }
+                    Found::Revoked => Submitted::Answered(Ok(Answer::Revoked)),
+                    Found::Over => Submitted::Answered(Ok(OVER)),
                 }
-                Found::Holds(entry, granted) => {
-                    Submitted::under_way(async move { inner.check(seq, entry, granted).await })
-                }
-                Found::Revoked => Submitted::Answered(Ok(Answer::Revoked)),
-                Found::Over => Submitted::Answered(Ok(OVER)),
-            },
+            }
             Call::Finish { target, .. } => match inner.requests.begin_end(target) {
                 Some((entry, doubt)) => {
                     Submitted::under_way(async move { inner.finish(target, entry, doubt).await })

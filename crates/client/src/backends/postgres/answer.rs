@@ -1,12 +1,12 @@
 //! Translates the server's errors for users: every error names the host and the remedy.
 
 use std::error::Error as _;
+use std::io;
 use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Error, SimpleQueryMessage, SimpleQueryRow};
 
-use super::dial::NotMade;
 use super::settings::{Server, Settings, TlsMode};
 use crate::error::{BackendError, BackendErrorKind};
 
@@ -55,19 +55,18 @@ pub(super) fn rows(answer: Vec<SimpleQueryMessage>) -> Vec<SimpleQueryRow> {
     answer.into_iter().filter_map(row).collect()
 }
 
-/// Classifies the result of a statement. The outer error is why its connection ended before an answer arrived.
+/// Classifies the result of a statement.
 ///
 /// # Errors
 /// [`NoAnswer`].
-pub(super) fn answered_by<T>(answer: Result<Result<T, Error>, String>) -> Result<T, NoAnswer> {
+pub(super) fn answered_by<T>(answer: Result<T, Error>) -> Result<T, NoAnswer> {
     match answer {
-        Ok(Ok(answer)) => Ok(answer),
+        Ok(answer) => Ok(answer),
         // The server's FATAL error at the end of a connection is delivered to the statement that was in flight.
-        Ok(Err(error)) if error.as_db_error().is_some() && !ends_the_connection(&error) => {
+        Err(error) if error.as_db_error().is_some() && !ends_the_connection(&error) => {
             Err(NoAnswer::Refused(error))
         }
-        Ok(Err(error)) => Err(NoAnswer::Ended(chain(&error))),
-        Err(why) => Err(NoAnswer::Ended(why)),
+        Err(error) => Err(NoAnswer::Ended(chain(&error))),
     }
 }
 
@@ -100,27 +99,23 @@ pub(super) fn chain(error: &Error) -> String {
 }
 
 /// Formats a failed connection attempt for users, with the remedy.
-pub(super) fn explain(error: NotMade, server: &Server, settings: &Settings) -> BackendError {
-    use BackendErrorKind::{Refused, Unreachable};
+pub(super) fn explain(error: &Error, server: &Server, settings: &Settings) -> BackendError {
     let at = &server.shown;
-    let (kind, what) = match error {
-        NotMade::NoSocket(error) => (
-            Unreachable,
-            format!(
-                "no PostgreSQL server answers at {at}: {error}; check host and port, and that it is running"
-            ),
-        ),
-        NotMade::ReadOnly => (
-            Unreachable,
-            format!(
-                "the server at {at} is read-only (a standby, or default_transaction_read_only): its locks would \
-                 exclude nobody; name the primary"
-            ),
-        ),
-        NotMade::NoTls(said) => (Refused, no_tls(at, &said, settings)),
-        NotMade::Refused(error) => refusal(&error, at, settings),
-    };
+    if is_read_only(error) {
+        let what = format!(
+            "the server at {at} is read-only (a standby, or default_transaction_read_only): its locks would exclude \
+             nobody; name the primary"
+        );
+        return BackendError::new(BackendErrorKind::Unreachable, what);
+    }
+    let (kind, what) = refusal(error, at, settings);
     BackendError::new(kind, what)
+}
+
+/// Whether this is the error of `TargetSessionAttrs::ReadWrite`, which has no code.
+fn is_read_only(error: &Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| cause.to_string() == "database does not allow writes")
 }
 
 fn no_tls(at: &str, said: &str, settings: &Settings) -> String {
@@ -129,7 +124,7 @@ fn no_tls(at: &str, said: &str, settings: &Settings) -> String {
     format!("no TLS with the server at {at}: {said}{hint}")
 }
 
-/// Kind and message of the server's error during startup or authentication.
+/// Kind and message of any other error of a connection attempt.
 fn refusal(error: &Error, at: &str, settings: &Settings) -> (BackendErrorKind, String) {
     use BackendErrorKind::{Operator, Refused, Unreachable};
     let said = chain(error);

@@ -1,27 +1,29 @@
-//! Connections to the server. Shared connections have a driver task, on the backend's own thread or on the runtime that
-//! opened them. A connection that holds a lock is a [`Line`] instead, which its user drives.
+//! Connections to the server: ordinary connections of `tokio_postgres`, each with a driver task, on the current runtime
+//! or on the lease thread.
 
+use std::future::poll_fn;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
-use tokio_postgres::{Client, Notification, SimpleQueryRow};
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{AsyncMessage, Client, Notification, SimpleQueryRow, Socket};
 use tokio_util::sync::CancellationToken;
 
 pub(super) use super::answer::{NoAnswer, chain};
 use super::answer::{answered_by, explain, rows};
-use super::cancel::Cancel;
-use super::carried::Carried;
-use super::dial::dial;
-use super::line::Line;
+use super::direct::process_of;
 use super::settings::{Server, Settings};
 use super::tls::{Tls, tls};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{LeaseThread, SharedLeaseThread};
 
-/// One thread for all PostgreSQL clients of the process.
+/// One lease thread for all PostgreSQL clients of the process.
 static IO: SharedLeaseThread = SharedLeaseThread::new();
+
+/// The I/O half of a connection.
+type Driver = tokio_postgres::Connection<Socket, <Tls as MakeTlsConnect<Socket>>::Stream>;
 
 /// Opens connections. Cheap to clone.
 #[derive(Clone)]
@@ -31,11 +33,11 @@ pub(super) struct Connector {
     worker: LeaseThread,
 }
 
-/// A connection with a driver task, so that calls can share it. Closed on drop.
+/// A connection. Calls can share it. Closed on drop.
 pub(super) struct Connection {
     client: Client,
     timeout: Duration,
-    cancel: Cancel,
+    tls: Tls,
     end: Arc<End>,
 }
 
@@ -58,12 +60,12 @@ impl Connector {
         Ok(Self { settings: Arc::new(settings), tls, worker })
     }
 
-    /// The thread that drives the connections.
+    /// The lease thread.
     pub(super) fn worker(&self) -> &LeaseThread {
         &self.worker
     }
 
-    /// Connects to the first host that accepts; the backend's thread drives the connection. `label` becomes the
+    /// Connects to the first host that accepts; the connection belongs to the lease thread. `label` becomes the
     /// `application_name`; `notices` receives notifications. May be awaited on any runtime.
     ///
     /// # Errors
@@ -73,22 +75,25 @@ impl Connector {
         label: &str,
         notices: Option<UnboundedSender<Notification>>,
     ) -> Result<Connection, BackendError> {
-        let (done, made) = oneshot::channel();
+        let (done, opened) = oneshot::channel();
         let (this, label) = (self.clone(), label.to_owned());
         self.worker.run(Box::pin(async move {
-            let (connection, carry) = match this.first_of_all(&label).await {
-                Ok(made) => made.driven(notices),
-                Err(error) => return drop(done.send(Err(error))),
-            };
-            // If the caller is gone, the client is dropped here, which closes the connection.
-            drop(done.send(Ok(connection)));
-            carry.await;
+            match this.first_of_all(&label, notices).await {
+                Ok((connection, driving)) => {
+                    // If the caller is gone, the client is dropped here, which closes the connection.
+                    drop(done.send(Ok(connection)));
+                    driving.await;
+                }
+                Err(error) => drop(done.send(Err(error))),
+            }
         }));
-        made.await.unwrap_or_else(|_| Err(thread_has_ended()))
+        opened.await.unwrap_or_else(|_| {
+            let what = "the thread of the connections has ended";
+            Err(BackendError::new(BackendErrorKind::Operator, what))
+        })
     }
 
-    /// Like [`Self::connect`], but the current runtime drives the connection, so that statements cross to no other
-    /// thread. The connection ends with that runtime.
+    /// Like [`Self::connect`], but the connection belongs to the current runtime, and ends with it.
     ///
     /// # Errors
     /// Like [`Self::connect`].
@@ -97,32 +102,24 @@ impl Connector {
         label: &str,
         notices: Option<UnboundedSender<Notification>>,
     ) -> Result<Connection, BackendError> {
-        let (connection, carry) = self.first_of_all(label).await?.driven(notices);
-        tokio::spawn(carry);
+        let (connection, driving) = self.first_of_all(label, notices).await?;
+        tokio::spawn(driving);
         Ok(connection)
     }
 
-    /// Like [`Self::connect`], but without a driver task: its user drives it.
-    ///
-    /// # Errors
-    /// Like [`Self::connect`].
-    pub(super) async fn line(&self, label: &str) -> Result<Line, BackendError> {
-        let (done, made) = oneshot::channel();
-        let (this, label) = (self.clone(), label.to_owned());
-        self.worker.run(Box::pin(async move {
-            let made = this.first_of_all(&label).await;
-            let line = made.map(|made| Line::new(made.client, made.carried, made.cancel, this.worker));
-            // If the caller is gone, the line is closed here.
-            drop(done.send(line));
-        }));
-        made.await.unwrap_or_else(|_| Err(thread_has_ended()))
-    }
-
-    async fn first_of_all(&self, label: &str) -> Result<Made, BackendError> {
+    /// Returns the connection, and the future that drives it.
+    async fn first_of_all(
+        &self,
+        label: &str,
+        notices: Option<UnboundedSender<Notification>>,
+    ) -> Result<(Connection, impl Future<Output = ()> + use<>), BackendError> {
         let mut errors = Vec::new();
         for server in &self.settings.servers {
             match self.one(server, label).await {
-                Ok(made) => return Ok(made),
+                Ok((connection, driver)) => {
+                    let ended = EndOnDrop(connection.end.clone());
+                    return Ok((connection, drive(driver, notices, ended)));
+                }
                 Err(error) => errors.push(error),
             }
         }
@@ -136,21 +133,19 @@ impl Connector {
         Err(BackendError::new(kind, format!("no host of the address can be used: {first}{others}")))
     }
 
-    async fn one(&self, server: &Server, label: &str) -> Result<Made, BackendError> {
+    async fn one(&self, server: &Server, label: &str) -> Result<(Connection, Driver), BackendError> {
         let mut config = server.config.clone();
         config.application_name(label);
-        let limit = self.settings.timeout;
+        let timeout = self.settings.timeout;
         // A stalled server accepts TCP connections and never answers.
-        match tokio::time::timeout(limit, dial(&config, self.tls.clone())).await {
-            Ok(Ok((client, carried))) => {
-                let (token, tls) = (client.cancel_token(), self.tls.clone());
-                let cancel = Cancel::new(token, server.clone(), tls, limit);
-                Ok(Made { client, carried, cancel })
+        match tokio::time::timeout(timeout, config.connect(self.tls.clone())).await {
+            Ok(Ok((client, driver))) => {
+                Ok((Connection { client, timeout, tls: self.tls.clone(), end: Arc::default() }, driver))
             }
-            Ok(Err(error)) => Err(explain(error, server, &self.settings)),
+            Ok(Err(error)) => Err(explain(&error, server, &self.settings)),
             Err(_) => {
                 let what = format!(
-                    "the server at {} did not answer within {limit:?}: check that it is well, or raise `timeout=`",
+                    "the server at {} did not answer within {timeout:?}: check that it is well, or raise `timeout=`",
                     server.shown
                 );
                 Err(BackendError::new(BackendErrorKind::Unreachable, what))
@@ -159,38 +154,31 @@ impl Connector {
     }
 }
 
-fn thread_has_ended() -> BackendError {
-    BackendError::new(BackendErrorKind::Operator, "the thread of the connections has ended")
-}
-
-/// A newly opened connection.
-struct Made {
-    client: Client,
-    carried: Carried,
-    cancel: Cancel,
-}
-
-impl Made {
-    /// Splits it into the connection, and a future that drives it until the connection is dropped or ends.
-    fn driven(
-        self,
-        notices: Option<UnboundedSender<Notification>>,
-    ) -> (Connection, impl Future<Output = ()> + use<>) {
-        let end = Arc::new(End::default());
-        let Self { client, carried, cancel } = self;
-        let connection = Connection { client, timeout: cancel.timeout(), cancel, end: end.clone() };
-        let carry = async move {
-            let heard = |notice| {
+/// Drives a connection until it is dropped or ends. `ended` is dropped also if the runtime ends first.
+async fn drive(mut driver: Driver, notices: Option<UnboundedSender<Notification>>, ended: EndOnDrop) {
+    let why = loop {
+        match poll_fn(|context| driver.poll_message(context)).await {
+            Some(Ok(AsyncMessage::Notification(notice))) => {
                 if let Some(notices) = &notices {
                     // The receiver is gone, and soon the connection will be.
                     let _ = notices.send(notice);
                 }
-            };
-            // Set before `ended` fires, so that observers of the end find the reason.
-            let _ = end.why.set(carried.carry(heard).await);
-            end.ended.cancel();
-        };
-        (connection, carry)
+            }
+            Some(Ok(_)) => {}
+            Some(Err(error)) => break chain(&error),
+            None => break "closed".to_owned(),
+        }
+    };
+    let _ = ended.0.why.set(why);
+}
+
+struct EndOnDrop(Arc<End>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        // Set before `ended` fires, so that observers of the end find the reason.
+        self.0.why.get_or_init(|| "its runtime has ended".to_owned());
+        self.0.ended.cancel();
     }
 }
 
@@ -209,21 +197,60 @@ impl Connection {
         self.end.ended.is_cancelled() || self.client.is_closed()
     }
 
+    /// Why it has ended, as shown to users.
+    pub(super) fn why_ended(&self) -> Option<String> {
+        self.end.why.get().cloned()
+    }
+
     /// Runs statements in the simple protocol, which every pooler supports, and returns the rows of all. Returns within
     /// the address' `timeout=`; after a timeout the statements may still be running.
     ///
     /// # Errors
     /// [`NoAnswer`].
     pub(super) async fn ask(&self, sql: &str) -> Result<Vec<SimpleQueryRow>, NoAnswer> {
-        match tokio::time::timeout(self.timeout, self.client.simple_query(sql)).await {
-            Ok(answer) => answered_by(Ok(answer)).map(rows),
-            Err(_) => Err(NoAnswer::Silent(self.timeout)),
+        self.ask_within(sql, self.timeout).await
+    }
+
+    /// Like [`Self::ask`], with another time limit.
+    ///
+    /// # Errors
+    /// [`NoAnswer`].
+    pub(super) async fn ask_within(
+        &self,
+        sql: &str,
+        limit: Duration,
+    ) -> Result<Vec<SimpleQueryRow>, NoAnswer> {
+        let answer = tokio::time::timeout(limit, self.wait_for(sql)).await;
+        answer.unwrap_or(Err(NoAnswer::Silent(limit)))
+    }
+
+    /// Like [`Self::ask`], without a time limit.
+    ///
+    /// # Errors
+    /// [`NoAnswer`].
+    pub(super) async fn wait_for(&self, sql: &str) -> Result<Vec<SimpleQueryRow>, NoAnswer> {
+        match answered_by(self.client.simple_query(sql).await) {
+            Err(NoAnswer::Ended(why)) => Err(NoAnswer::Ended(self.why_ended().unwrap_or(why))),
+            answer => answer.map(rows),
         }
     }
 
+    /// The server process that the peer reported when the connection was opened; a pooler invents one.
+    pub(super) async fn process(&self) -> Option<i32> {
+        process_of(&self.client.cancel_token()).await
+    }
+
     /// Requests cancellation of the running statement. The statement's answer shows whether that took effect; a late
-    /// request may hit the next statement. Must run on the connections' thread.
+    /// request may hit the next statement. `PgBouncer` may drop the request.
+    ///
+    /// # Errors
+    /// The error, as shown to users.
     pub(super) async fn cancel(&self) -> Result<(), String> {
-        self.cancel.send().await
+        let token = self.client.cancel_token();
+        let cancelling = token.cancel_query(self.tls.clone());
+        match tokio::time::timeout(self.timeout, cancelling).await {
+            Ok(cancelled) => cancelled.map_err(|error| chain(&error)),
+            Err(_) => Err(format!("no answer within {:?}", self.timeout)),
+        }
     }
 }

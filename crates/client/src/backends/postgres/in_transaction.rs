@@ -42,8 +42,7 @@ pub enum TransactionLockError {
 }
 
 /// Locks `name` in the caller's own transaction, and waits for the lock as long as the transaction's `lock_timeout`
-/// allows. Excludes, and is excluded by, `?lock=session` and `?lock=transaction` with the same key rule in the same
-/// database.
+/// allows. Excludes, and is excluded by, `?lock=session` with the same key rule in the same database.
 ///
 /// ```no_run
 /// use lockkeeper::backends::postgres::{PgKey, lock_in_transaction, tokio_postgres};

@@ -136,11 +136,6 @@ impl PgKey {
         })
     }
 
-    /// Whether only the server can compute the key.
-    pub(super) fn is_server_side(self) -> bool {
-        matches!(self, Self::Hashtext | Self::Hashtextextended)
-    }
-
     /// The SQL expression that computes the key on the server; `None` if the client can compute it.
     pub(super) fn server_side(self, name: &str) -> Option<String> {
         let name = || postgres_protocol::escape::escape_literal(name);

@@ -1,21 +1,16 @@
 //! PostgreSQL backend (`postgres://`): locks in an existing database.
 //!
-//! `?lock=` in the address selects one of three kinds: session or transaction advisory locks (`advisory`), or lease
-//! rows with an expiry (`row`). `settings` parses the address. `connect` opens connections for all three kinds, on
-//! sockets that are bound to no Tokio runtime (`dial`, `roaming`, `carried`, `line`). `keys` maps lock names to
-//! advisory lock keys. `schema` contains the DDL for fencing tokens and lease rows.
+//! `?lock=` in the address selects one of two kinds: advisory locks of a session (`advisory`), or lease rows with an
+//! expiry (`row`). Advisory locks of a caller's own transaction need no client (`in_transaction`). `settings` parses the
+//! address. `connect` opens connections. `keys` maps lock names to advisory lock keys. `schema` contains the DDL for
+//! fencing tokens and lease rows.
 
 mod advisory;
 mod answer;
-mod cancel;
-mod carried;
 mod connect;
-mod dial;
 mod direct;
 mod in_transaction;
 mod keys;
-mod line;
-mod roaming;
 mod row;
 mod schema;
 mod settings;
@@ -39,7 +34,7 @@ use settings::LockKind;
 /// Opens a client; fails if the server does not answer.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     match LockKind::of(url)? {
-        kind @ (LockKind::Session | LockKind::Transaction) => advisory::connect(url, kind).await,
+        LockKind::Session => advisory::connect(url).await,
         LockKind::Row => row::connect(url).await,
     }
 }

@@ -15,16 +15,19 @@ use crate::url::Url;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LockKind {
     Session,
-    Transaction,
     Row,
 }
 
-/// Ends the error message for an address without a valid `lock=`. There is no default: the three kinds differ in what
-/// ends a hold, so users must choose one explicitly.
-const KINDS: &str = "`lock=session`, `lock=transaction` or `lock=row`:\n  \
-    lock=session      an advisory lock on a connection of its own; nothing to set up; no transaction pooler between\n  \
-    lock=transaction  an advisory lock in a transaction that stays open; works through a transaction pooler\n  \
-    lock=row          a row with an expiry; fair, permits and the rest; needs the schema of `lockkeeper postgres init`\n";
+/// Ends the error message for an address without a valid `lock=`. There is no default: the kinds differ in what ends a
+/// hold, so users must choose one explicitly.
+const KINDS: &str = "`lock=session` or `lock=row`:\n  \
+    lock=session  an advisory lock on a connection of its own; nothing to set up; no transaction pooler between\n  \
+    lock=row      a row with an expiry; fair, permits and the rest; needs the schema of `lockkeeper postgres init`\n";
+
+/// Ends the error message for `lock=transaction`. A transaction that stays open for as long as a lock is held keeps
+/// vacuum from its work, and ends by `idle_in_transaction_session_timeout`.
+const NOT_IN_TRANSACTION: &str = "a kind of lock for an address: to lock in a transaction of your own, call \
+    `lock_in_transaction` there; where a lock must last longer, use `lock=session`, or `lock=row` behind a transaction pooler";
 
 /// Parameters common to all kinds of lock.
 const COMMON: &[&str] = &["lock", "socket", "sslmode", "timeout", "tls-ca"];
@@ -78,8 +81,8 @@ impl LockKind {
         let given: Option<String> = url.parameter("lock", KINDS)?;
         match given.as_deref() {
             Some("session") => Ok(Self::Session),
-            Some("transaction") => Ok(Self::Transaction),
             Some("row") => Ok(Self::Row),
+            Some("transaction") => Err(url.bad_part("lock=transaction", NOT_IN_TRANSACTION).into()),
             Some(other) => Err(url.bad_part(format!("lock={other}"), KINDS).into()),
             None => Err(url.bad_part("lock=", KINDS).into()),
         }
@@ -223,14 +226,24 @@ mod tests {
     }
 
     #[test]
-    fn missing_kind_of_lock_is_an_error_that_lists_all_three() {
+    fn missing_kind_of_lock_is_an_error_that_lists_the_kinds() {
         for text in ["postgres://h/db", "postgres://h/db?lock=rows"] {
             let error = LockKind::of(&text.parse().unwrap()).unwrap_err().to_string();
-            for kind in ["lock=session ", "lock=transaction ", "lock=row "] {
+            for kind in ["lock=session ", "lock=row "] {
                 assert!(error.contains(kind), "{error}");
             }
         }
         assert_eq!(LockKind::of(&"postgres://h/db?lock=row".parse().unwrap()).unwrap(), LockKind::Row);
+    }
+
+    #[test]
+    fn lock_in_a_transaction_is_not_a_kind_and_the_error_names_the_function() {
+        let error =
+            LockKind::of(&"postgres://h/db?lock=transaction".parse().unwrap()).unwrap_err().to_string();
+        for part in ["`lock=transaction`", "`lock_in_transaction`", "`lock=row` behind a transaction pooler"]
+        {
+            assert!(error.contains(part), "{part}: {error}");
+        }
     }
 
     #[test]

@@ -11,29 +11,19 @@ use crate::proxy::Faults;
 use crate::subject::Subject;
 
 pub(crate) struct Advisory {
-    scheme: &'static str,
-    lock: &'static str,
     server: Postgres,
     faults: Faults,
 }
 
 impl Advisory {
     pub(crate) fn session() -> Self {
-        Self::new("postgres-session", "session")
-    }
-
-    pub(crate) fn transaction() -> Self {
-        Self::new("postgres-transaction", "transaction")
-    }
-
-    fn new(scheme: &'static str, lock: &'static str) -> Self {
         let server = Postgres::start();
         server.psql(&schema_sql(None));
-        Self { scheme, lock, server, faults: Faults::default() }
+        Self { server, faults: Faults::default() }
     }
 
     fn url(&self, address: SocketAddr) -> String {
-        format!("postgres://postgres@{address}/postgres?lock={}&probe=500ms&timeout=2s", self.lock)
+        format!("postgres://postgres@{address}/postgres?lock=session&probe=500ms&timeout=2s")
     }
 
     fn address(&self) -> SocketAddr {
@@ -48,7 +38,7 @@ impl Advisory {
 
 impl Subject for Advisory {
     fn scheme(&self) -> &'static str {
-        self.scheme
+        "postgres-session"
     }
 
     async fn client(&self, label: &str) -> Locks {

@@ -7,9 +7,10 @@ use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use postgres_protocol::escape::escape_literal;
 use tokio_postgres::SimpleQueryRow;
 
-use super::note::{Held, IDLE, Letter, Note, Revocation};
-use super::sql::{IN_THIS_DATABASE, channel, is_locked};
-use super::{Shared, pool::unreadable};
+use super::Shared;
+use super::connection::{QueryConnection, unreadable};
+use super::note::{Contact, Held, Letter, Note, Revocation};
+use super::sql::{IN_THIS_DATABASE, is_locked};
 use crate::backend::{BreakOrder, Broken};
 use crate::backends::postgres::keys::{AdvisoryKey, PgKey};
 use crate::error::{BackendError, BackendErrorKind, Busy};
@@ -24,6 +25,8 @@ const WAITSTART_SINCE: u32 = 140_000;
 /// How long a terminated process may take to exit, and the interval of checks.
 const END_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// How long a break waits for a holder that does not listen, as after the loss of its query connection.
+const LISTENS_WITHIN: Duration = Duration::from_secs(5);
 
 /// A row of `pg_locks`, joined with `pg_stat_activity`.
 pub(super) struct Seen {
@@ -45,7 +48,7 @@ pub(super) fn statement(version: u32, key: Option<AdvisoryKey>) -> String {
     let order = if version >= WAITSTART_SINCE { "l.waitstart" } else { "a.query_start" };
     format!(
         "select l.pid, l.granted, l.mode, l.classid, l.objid, l.objsubid, a.application_name, a.usename, a.query, \
-         extract(epoch from pg_catalog.clock_timestamp())::bigint, extract(epoch from a.query_start)::bigint \
+         extract(epoch from pg_catalog.clock_timestamp())::bigint \
          from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a using (pid) where {which} \
          order by l.classid, l.objid, l.objsubid, l.granted desc, {order}, l.pid"
     )
@@ -57,18 +60,13 @@ impl Seen {
         let number = |column: usize| text(column)?.parse::<u32>().ok();
         let name = text(6).unwrap_or_default();
         let (pid, granted) = (text(0)?.parse().ok()?, text(1)? == "t");
-        let note = text(8).and_then(Note::read);
-        let since = text(10).and_then(|since| since.parse().ok());
-        // A connection without a token gets its badge by the first probe. Until then its last statement is the try.
-        let fresh = (granted && note.is_some() && name == IDLE).then_some(since).flatten();
-        let fresh = fresh.map(|since| Held { token: None, since });
         Some(Self {
             pid,
             granted,
             mode: if text(2)? == "ShareLock" { ModeKind::Shared } else { ModeKind::Exclusive },
             key: AdvisoryKey::from_pg_locks(number(3)?, number(4)?, text(5)?.parse().ok()?),
-            held: Held::read(name).or(fresh),
-            note,
+            held: Held::read(name),
+            note: text(8).and_then(Note::read),
             stranger: match (name, text(7)) {
                 ("", None) => format!("process {pid} of the server"),
                 ("", Some(user)) => format!("{user} (process {pid} of the server)"),
@@ -133,7 +131,7 @@ fn info(name: LockName, seen: &[Seen]) -> LockInfo {
 }
 
 async fn seen(shared: &Shared, key: Option<AdvisoryKey>) -> Result<Vec<Seen>, BackendError> {
-    let rows = shared.desk.ask(&statement(shared.common.version, key), "look at its locks").await?;
+    let rows = shared.queries.ask(&statement(shared.common.version, key), "look at its locks").await?;
     rows.iter().map(|row| Seen::read(row).ok_or_else(|| unreadable("look at its locks"))).collect()
 }
 
@@ -181,7 +179,7 @@ pub(super) async fn check_token(
 ) -> Result<TokenStatus, BackendError> {
     let doing = "read the sequence `lockkeeper.token`";
     let last = "select case when is_called then last_value else last_value - 1 end from lockkeeper.token";
-    let rows = shared.desk.ask(last, doing).await?;
+    let rows = shared.queries.ask(last, doing).await?;
     let last: u64 = rows.first().and_then(|row| row.get(0)?.parse().ok()).ok_or_else(|| unreadable(doing))?;
     if Token::new(token).is_none() || token > last {
         return Ok(TokenStatus::NeverIssued);
@@ -202,22 +200,13 @@ pub(super) async fn break_hold(shared: &Shared, order: BreakOrder) -> Result<Bro
     let Some(holder) = found.iter().find(|seen| seen.token() == Some(order.token)) else {
         return Ok(Broken::NotCurrent { live: live(&found) });
     };
-    let worn = Held::is_worn(order.token.get());
     if !order.now {
         let Some(note) = &holder.note else {
             let what = "what the holder's connection says is not shown, and only who sees it may ask it to stop: use the \
                         holder's role, or `grant pg_read_all_stats` to this one, or break it with `now`";
             return Err(BackendError::new(BackendErrorKind::Operator, what));
         };
-        let letter = letter(&order, &note.key);
-        let notify = format!(
-            "select pg_catalog.pg_notify('{}', {}) from pg_catalog.pg_stat_activity where pid = {} and {worn}",
-            channel(holder.pid),
-            escape_literal(&letter),
-            holder.pid
-        );
-        shared.desk.ask(&notify, "tell the holder").await?;
-        return Ok(Broken::Done);
+        return notify(&shared.queries, &note.contact, &order, holder.pid).await;
     }
     tracing::warn!(
         name = order.name.as_str(),
@@ -226,8 +215,41 @@ pub(super) async fn break_hold(shared: &Shared, order: BreakOrder) -> Result<Bro
         by = order.by,
         "ends the server process that holds a lock"
     );
-    end_process(shared, &format!("pid = {} and {worn}", holder.pid)).await?;
+    let which = format!("pid = {} and {}", holder.pid, Held::is_worn(order.token.get()));
+    end_process(&shared.queries, &which).await?;
     Ok(Broken::Done)
+}
+
+/// Notifies the holder's client, once its query connection listens.
+async fn notify(
+    queries: &QueryConnection,
+    contact: &Contact,
+    order: &BreakOrder,
+    pid: i32,
+) -> Result<Broken, BackendError> {
+    let notify = format!(
+        "select holds, listens, case when holds and listens then pg_catalog.pg_notify({}, {}) is not null end from \
+         (select exists (select from pg_catalog.pg_stat_activity where pid = {pid} and {}) as holds, \
+         exists (select from pg_catalog.pg_stat_activity where application_name = {}) as listens offset 0) as found",
+        escape_literal(&contact.channel()),
+        escape_literal(&letter(order, &contact.key)),
+        Held::is_worn(order.token.get()),
+        escape_literal(&contact.monitor()),
+    );
+    let doing = "tell the holder";
+    let since = tokio::time::Instant::now();
+    loop {
+        let rows = queries.ask(&notify, doing).await?;
+        let row = rows.first().ok_or_else(|| unreadable(doing))?;
+        if row.get(0) != Some("t") || row.get(1) == Some("t") {
+            return Ok(Broken::Done);
+        }
+        if since.elapsed() > LISTENS_WITHIN {
+            let what = "the holder's client is not connected to receive the break; break it with `now`";
+            return Err(BackendError::new(BackendErrorKind::Operator, what));
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
 }
 
 fn letter(order: &BreakOrder, key: &str) -> String {
@@ -240,13 +262,13 @@ fn letter(order: &BreakOrder, key: &str) -> String {
 }
 
 /// Terminates the server processes that match a condition on `pg_stat_activity`, and waits until they are gone.
-pub(super) async fn end_process(shared: &Shared, which: &str) -> Result<(), BackendError> {
+pub(super) async fn end_process(queries: &QueryConnection, which: &str) -> Result<(), BackendError> {
     let doing = "end a server process";
-    // Behind a transaction pooler this may terminate the process that executes it; the `Desk` then retries.
+    // Behind a transaction pooler this may terminate the process that executes it; the connection then retries.
     let end =
         format!("select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where {which}");
     let since = tokio::time::Instant::now();
-    while !shared.desk.ask(&end, doing).await?.is_empty() {
+    while !queries.ask(&end, doing).await?.is_empty() {
         if since.elapsed() > END_WITHIN {
             let what = format!("the server was told to {doing}, but it was still there {END_WITHIN:?} later");
             return Err(BackendError::new(BackendErrorKind::Operator, what));

@@ -1,23 +1,27 @@
-//! `lock=session` and `lock=transaction`: PostgreSQL's advisory locks, each on its own connection.
+//! `lock=session`: PostgreSQL's advisory locks, each on a connection of its own.
 //!
 //! The server holds the queue and the lock, and ends a hold with its connection. There is no ttl and no table, and only
-//! tokens need setup. User documentation: `docs/backends/postgres-session.md` and `postgres-transaction.md`. Reading
-//! order: `sql` (statements), `note` (what the server's views show), `pool` (connections), `keeper` (one request from
-//! its first try to its end), `wait` and `hold` (its long-lived parts), `draws` (tokens of transactions), `request`
-//! (which task polls a keeper), `session` (the calls of the library), `look` (inspection and breaks), `server`
-//! (properties of the server).
+//! tokens need setup. User documentation: `docs/backends/postgres-session.md`.
 //!
-//! Two rules:
-//! - Through a pooler only the simple protocol is used, one message per round trip, so that any pooler works.
-//! - A connection in a doubtful state is closed, never reused (madelson #147). If the network was cut, its orphaned
-//!   server process is searched for and terminated.
+//! - A request takes a connection from a pool, on its caller's runtime (`connection`, `acquire`): one statement tries the
+//!   lock, draws the token, and shows the owner (`sql`, `note`). If the lock is not free, the request waits in the
+//!   server's queue (`wait`). A grant becomes a `Hold` (`hold`).
+//! - Calls of the library become requests in `session`. A request's stage (`request`) decides between its acquire, its
+//!   release and its loss, which may run on different threads.
+//! - A connection returns to the pool only if it certainly holds nothing. In any doubt it is closed, never reused
+//!   (madelson #147), and its server process is terminated by a statement on the query connection.
+//! - The lease thread has the query connection. On it the monitor (`monitor`) probes all holds of the client with one
+//!   query, and listens for breaks; so a runtime that stalls misses neither a loss nor a break. A connection whose
+//!   runtime ends, ends with it, and so does its hold.
+//! - `look` inspects and breaks; `server` checks the server and finds poolers. Only the simple protocol is used, one
+//!   message per round trip, so that any pooler in session mode works.
 
-mod draws;
+mod acquire;
+mod connection;
 mod hold;
-mod keeper;
 mod look;
+mod monitor;
 mod note;
-mod pool;
 mod request;
 mod server;
 mod session;
@@ -28,29 +32,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{LockName, TokenStatus};
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::connect::Connector;
 use super::keys::{self, AdvisoryKey, PgKey};
-use super::settings::{LockKind, Settings, duration};
+use super::settings::{Settings, duration};
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{Finding, LockInfo};
-use crate::io::LeaseThread;
+use crate::io::{LeaseThread, Pool, PoolLimits};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-use draws::Draws;
-use pool::{Desk, Pool};
+use connection::{IDLE_FOR, LockConnector, QueryConnection, unreadable};
+use monitor::Monitor;
+use note::Contact;
 pub(super) use server::{gives_tokens, is_held_and_fences};
 use session::AdvisoryConn;
+use sql::Common;
 pub(super) use sql::draw_in_transaction;
-use sql::{Common, Scope};
 
 /// Maximum connections that hold or wait at once (`?connections=`).
 const CONNECTIONS: usize = 64;
 const CONNECTIONS_MAX: usize = 10_000;
-/// Probe interval of a connection that holds (`?probe=`).
+/// Probe interval of the holds (`?probe=`).
 const PROBE: Duration = Duration::from_secs(2);
 const PROBES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(600));
 
@@ -58,13 +64,17 @@ const PROBES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 struct Shared {
     key: PgKey,
     probe: Duration,
+    timeout: Duration,
     connections: usize,
     common: Common,
     fencing: Fencing,
-    pool: Pool,
-    desk: Desk,
-    draws: Draws,
-    worker: LeaseThread,
+    contact: Contact,
+    pool: Pool<LockConnector>,
+    queries: Arc<QueryConnection>,
+    monitor: Arc<Monitor>,
+    lease_thread: LeaseThread,
+    /// Stops the monitor.
+    _stop: DropGuard,
 }
 
 struct Advisory {
@@ -73,8 +83,7 @@ struct Advisory {
 }
 
 /// Opens a client, if the server answers and no pooler in between breaks the locks.
-pub(super) async fn connect(url: &Url, kind: LockKind) -> Result<Arc<dyn Backend>, ConnectError> {
-    let scope = if kind == LockKind::Session { Scope::Session } else { Scope::Transaction };
+pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let settings = Settings::of(url, &["connections", "key", "probe"])?;
     let wanted = "a number of connections from 1 to 10000";
     let connections = url.parameter("connections", wanted)?.unwrap_or(CONNECTIONS);
@@ -83,20 +92,45 @@ pub(super) async fn connect(url: &Url, kind: LockKind) -> Result<Arc<dyn Backend
     }
     let probe = duration(url, "probe", PROBE, PROBES, "a time from `100ms` to `10min`")?;
     let key = url.parameter("key", keys::WANTED)?.unwrap_or_default();
+    let timeout = settings.timeout;
     let connector = Connector::new(settings)?;
-    let desk = Desk::new(connector.clone());
-    let (common, fencing) = server::facts(&desk, scope).await?;
-    server::try_the_way(&connector, &desk, scope).await?;
-    let worker = connector.worker().clone();
-    let draws = Draws::new(connector.clone(), common.knows_log);
-    let pool = Pool::new(connector, common, connections);
-    let shared = Arc::new(Shared { key, probe, connections, common, fencing, pool, desk, draws, worker });
-    Ok(Arc::new(Advisory { capabilities: capabilities(scope, fencing), shared }))
+    let (common, fencing) = server::check(&connector).await?;
+    let lease_thread = connector.worker().clone();
+    let contact = Contact::new()?;
+    let (notices_in, notices) = unbounded_channel();
+    let queries = Arc::new(QueryConnection::new(connector.clone(), contact.clone(), notices_in));
+    queries.connection().await?;
+    let monitor = Arc::new(Monitor::new(queries.clone(), probe));
+    let lock_connector = LockConnector { connector, common, monitor: monitor.clone(), taken: Arc::default() };
+    let limits = PoolLimits { shared_each: 0, total: connections, idle: IDLE_FOR };
+    let pool = Pool::new(lock_connector, limits, &lease_thread);
+    let stop = CancellationToken::new();
+    let shared = Arc::new(Shared {
+        key,
+        probe,
+        timeout,
+        connections,
+        common,
+        fencing,
+        contact: contact.clone(),
+        pool,
+        queries,
+        monitor: monitor.clone(),
+        lease_thread,
+        _stop: stop.clone().drop_guard(),
+    });
+    shared.lease_thread.run(Box::pin(async move {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = monitor.run() => {}
+            () = monitor.receive(&contact, notices) => {}
+        }
+    }));
+    Ok(Arc::new(Advisory { capabilities: capabilities(fencing), shared }))
 }
 
-fn capabilities(scope: Scope, fencing: Fencing) -> Capabilities {
+fn capabilities(fencing: Fencing) -> Capabilities {
     let tokens = matches!(fencing, Fencing::Tokens { .. });
-    let in_session = scope == Scope::Session;
     Capabilities {
         backend: "postgres",
         reach: Reach::Network,
@@ -112,7 +146,7 @@ fn capabilities(scope: Scope, fencing: Fencing) -> Capabilities {
         lock_delay: false,
         inspect: true,
         // A break identifies the hold by its token.
-        break_hold: tokens && in_session,
+        break_hold: tokens,
         break_now: tokens,
         promises: Promises {
             exclusion: Promise::KeptIf(
@@ -161,9 +195,9 @@ impl Shared {
             return self.key.key(name.as_str()).map_err(refused);
         };
         let doing = "make a key of a name";
-        let rows = self.desk.ask(&format!("select {expression}"), doing).await?;
+        let rows = self.queries.ask(&format!("select {expression}"), doing).await?;
         let number = rows.first().and_then(|row| row.get(0)?.parse().ok());
-        number.map(AdvisoryKey::Number).ok_or_else(|| pool::unreadable(doing))
+        number.map(AdvisoryKey::Number).ok_or_else(|| unreadable(doing))
     }
 }
 
@@ -183,7 +217,7 @@ impl Backend for Advisory {
     }
 
     fn worker(&self) -> Option<LeaseThread> {
-        Some(self.shared.worker.clone())
+        Some(self.shared.lease_thread.clone())
     }
 
     fn session(&self, _spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
@@ -203,15 +237,6 @@ impl Backend for Advisory {
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        if !order.now && !self.capabilities.break_hold {
-            let error = Unsupported {
-                backend: "postgres",
-                what: "ask a holder to stop",
-                why: "a transaction that holds can't listen",
-                instead: "break it with `now`, which ends its connection, or use `lock=session` or `lock=row`",
-            };
-            return Box::pin(async move { Err(error.into()) });
-        }
         self.with_shared(|shared| async move { look::break_hold(&shared, order).await })
     }
 

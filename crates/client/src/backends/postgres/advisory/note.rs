@@ -1,9 +1,10 @@
 //! How a request is visible in the server's own views: by a comment before each of its statements, and by its
 //! connection's `application_name`. There is no table, so `inspect` has no other source.
 
-use lockkeeper_core::Token;
 use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
+
+use crate::error::{BackendError, BackendErrorKind};
 
 /// Prefix of every comment.
 const MARK: &str = "/*lockkeeper:";
@@ -18,10 +19,9 @@ const COMMENT_BYTES: usize = 32;
 /// revocation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Note {
-    /// 48 random bits of the connection, which a break must present. Never left out. Any client can send a notification,
-    /// and the badge is public, but a note is visible only to its own role and to roles that may read everything.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(super) key: String,
+    /// How a break reaches the client. Never left out.
+    #[serde(flatten)]
+    pub(super) contact: Contact,
     /// The lock's name, which can't be derived from the advisory lock key.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) name: String,
@@ -35,10 +35,52 @@ pub(super) struct Note {
     pub(super) revoked: Option<Revocation>,
 }
 
+/// How a break reaches a client.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Contact {
+    /// 48 random bits that name the channel on which the client listens, and its query connection.
+    #[serde(default)]
+    pub(super) client: String,
+    /// 48 random bits that a break must present. Any client can send a notification, and names of connections are
+    /// public, but a note is visible only to its own role and to roles that may read everything.
+    #[serde(default)]
+    pub(super) key: String,
+}
+
+impl Contact {
+    pub(super) fn new() -> Result<Self, BackendError> {
+        Ok(Self { client: random()?, key: random()? })
+    }
+
+    /// The notification channel of the client's breaks.
+    pub(super) fn channel(&self) -> String {
+        format!("lockkeeper_{}", self.client)
+    }
+
+    /// The `application_name` of a query connection that listens.
+    pub(super) fn monitor(&self) -> String {
+        format!("{BADGE}monitor {}", self.client)
+    }
+
+    /// Begins to listen.
+    pub(super) fn listen(&self) -> String {
+        format!("listen {}", self.channel())
+    }
+
+    /// Shows that the connection listens, and keeps it open while it is idle (PostgreSQL 14 and newer have a limit).
+    pub(super) fn show(&self) -> String {
+        format!(
+            "select pg_catalog.set_config('application_name', '{}', false), (select pg_catalog.set_config(name, '0', \
+             false) from pg_catalog.pg_settings where name = 'idle_session_timeout')",
+            self.monitor()
+        )
+    }
+}
+
 /// Payload of the notification that breaks a hold.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Letter {
-    /// The key of the holder's note.
+    /// [`Contact::key`] of the holder's note.
     pub(super) key: String,
     #[serde(flatten)]
     pub(super) revocation: Revocation,
@@ -134,9 +176,12 @@ pub(super) struct Held {
 }
 
 /// 48 random bits, in hexadecimal digits.
-pub(super) fn random() -> Result<String, getrandom::Error> {
+pub(super) fn random() -> Result<String, BackendError> {
     let mut random = [0; 6];
-    getrandom::fill(&mut random)?;
+    getrandom::fill(&mut random).map_err(|error| {
+        let what = format!("the system gives no random bytes: {error}");
+        BackendError::new(BackendErrorKind::Operator, what)
+    })?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
@@ -149,11 +194,6 @@ fn shown(label: &str) -> String {
 impl Badge {
     pub(super) fn new(id: &str, label: &str) -> Self {
         Self { id: id.to_owned(), label: shown(label) }
-    }
-
-    /// The badge of a holder with this token, since this many seconds of the Unix epoch, as an SQL literal.
-    pub(super) fn held(&self, token: Token, since: i64) -> String {
-        escape_literal(&format!("{BADGE}{token} {} {since} {}", self.id, self.label))
     }
 
     /// Its variable parts, as SQL literals.
@@ -192,7 +232,7 @@ mod tests {
 
     fn note() -> Note {
         Note {
-            key: "0a1b2c3d4e5f".into(),
+            contact: Contact { client: "5f4e3d2c1b0a".into(), key: "0a1b2c3d4e5f".into() },
             name: "orders/42/* evil */".into(),
             owner: "büro@host 😀".into(),
             meta: "job=re\"index\nx=*/ select 1".into(),
@@ -216,8 +256,8 @@ mod tests {
         let read = |bytes| Note::read(&note().comment(bytes)).unwrap();
         assert_eq!(read(whole), note());
         assert_eq!(read(whole - 1), Note { meta: String::new(), ..note() });
-        assert_eq!(read(142), Note { meta: String::new(), owner: String::new(), ..note() });
-        assert_eq!(read(60), Note { key: note().key, ..Note::default() });
+        assert_eq!(read(166), Note { meta: String::new(), owner: String::new(), ..note() });
+        assert_eq!(read(80), Note { contact: note().contact, ..Note::default() });
     }
 
     #[test]
@@ -238,7 +278,13 @@ mod tests {
             Held::read("lockkeeper - 0a1b2c3d4e5f 1795301234 "),
             Some(Held { token: None, since: 1_795_301_234 })
         );
-        for other in ["lockkeeper", "lockkeeper ? 0a1b2c3d4e5f me", "psql", "lockkeeper me too"] {
+        for other in [
+            "lockkeeper",
+            "lockkeeper ? 0a1b2c3d4e5f me",
+            "lockkeeper monitor 0a1b2c3d4e5f",
+            "psql",
+            "lockkeeper me too",
+        ] {
             assert_eq!(Held::read(other), None, "{other}");
         }
     }

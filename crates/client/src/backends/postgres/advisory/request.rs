@@ -1,310 +1,241 @@
-//! One request, as shared by its keeper and its callers, and the choice of the task that polls the keeper.
+//! One acquire and its hold: what its calls share, and the connection that it uses.
 //!
-//! A keeper (`keeper`) is one future from the first try to the end of the hold. The callers that wait for its results
-//! poll it on their own tasks: most requests end within a few round trips, and none of those crosses to another thread.
-//! A long-lived keeper moves to the backend's thread, which needs no caller: a stalled or terminated runtime loses no
-//! lock.
+//! The acquire's call runs on its caller's runtime. Other calls (a release, an abandon, the monitor) may run elsewhere,
+//! and while that runtime stalls or ends. The stage decides between them.
 
-use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use lockkeeper_core::{End, LockName, Seq};
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
-use crate::backend::{BoxFuture, CallError};
-use crate::io::LeaseThread;
+use super::connection::LockConnector;
+use super::hold::Hold;
+use super::note::Note;
+use super::session::Requests;
+use super::sql::Statements;
+use super::{Shared, look};
+use crate::backend::{AcquireRequest, CallError};
+use crate::io::Used;
 use crate::machine::{Answer, Push};
+
+/// How long to retry the termination of an orphaned server process. After that time the server's own TCP keep-alives
+/// have ended it (`prepare_session`).
+const TERMINATE_FOR: Duration = Duration::from_secs(60);
+const TERMINATE_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 pub(super) struct Request {
     pub(super) seq: Seq,
-    pub(super) wants: Wants,
-    pushes: UnboundedSender<Push>,
-    worker: LeaseThread,
-    state: Mutex<State>,
-    /// The keeper, while callers poll it.
-    keeper: Mutex<Option<BoxFuture<()>>>,
-}
-
-/// Parameters of the acquire.
-pub(super) struct Wants {
-    pub(super) name: LockName,
-    pub(super) shared: bool,
-    /// Whether to wait if the lock is not free.
-    pub(super) wait: bool,
-    pub(super) meta: String,
+    pub(super) acquire: Arc<AcquireRequest>,
+    /// The name of the client.
     pub(super) label: Arc<str>,
+    /// Cancelled when it is released or abandoned.
+    pub(super) over: CancellationToken,
+    pushes: UnboundedSender<Push>,
+    requests: Arc<Requests>,
+    answer: OnceLock<Result<Answer, CallError>>,
+    stage: watch::Sender<Stage>,
 }
 
-struct State {
-    answer: Option<Result<Answer, CallError>>,
-    ending: Ending,
-    /// Whether it was released or abandoned.
-    over: bool,
-    /// Number of confirmation requests, and the last of them that the server has confirmed.
-    asked: u64,
-    confirmed: u64,
-    carrier: Carrier,
-    /// Wakers of callers that wait for results; and of the keeper, once it is on the backend's thread.
-    callers: Vec<Waker>,
-    keeper: Option<Waker>,
-}
-
-/// The task that polls a keeper.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Carrier {
-    /// The callers that wait for its results.
-    Callers,
-    /// Callers, until the current poll returns; then it moves to the thread.
-    CallersUntilNow,
-    Thread,
-}
-
-/// How a request ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ending {
-    NotYet,
-    /// The end is unknown, as no answer came (P12); the keeper cleans up.
-    Unsure,
-    Sure(End),
-}
-
-/// A message from callers to the keeper.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Word {
-    /// The request was released or abandoned.
-    Over,
-    /// Sequence number of the latest confirmation request.
-    Asked(u64),
+pub(super) enum Stage {
+    /// The acquire runs. Once it has a connection: [`Claim::left`].
+    Acquiring(Option<String>),
+    Held(Box<Hold>),
+    /// A release runs.
+    Releasing,
+    /// No answer came (P12); the server process is being terminated.
+    InDoubt,
+    Over(End),
 }
 
 impl Request {
-    pub(super) fn new(seq: Seq, wants: Wants, pushes: UnboundedSender<Push>, worker: LeaseThread) -> Self {
-        let state = State {
-            answer: None,
-            ending: Ending::NotYet,
-            over: false,
-            asked: 0,
-            confirmed: 0,
-            carrier: Carrier::Callers,
-            callers: Vec::new(),
-            keeper: None,
-        };
-        Self { seq, wants, pushes, worker, state: Mutex::new(state), keeper: Mutex::new(None) }
+    pub(super) fn new(
+        seq: Seq,
+        acquire: Arc<AcquireRequest>,
+        label: Arc<str>,
+        pushes: UnboundedSender<Push>,
+        requests: Arc<Requests>,
+    ) -> Self {
+        let (answer, stage) = (OnceLock::new(), watch::Sender::new(Stage::Acquiring(None)));
+        Self { seq, acquire, label, over: CancellationToken::new(), pushes, requests, answer, stage }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Multiple names per request are refused earlier (`Capabilities::multi`).
+    pub(super) fn name(&self) -> &LockName {
+        &self.acquire.names[0]
     }
 
-    fn keeper(&self) -> MutexGuard<'_, Option<BoxFuture<()>>> {
-        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The callers' side.
-impl Request {
-    /// Sets the keeper, which callers poll while they wait.
-    pub(super) fn begin(&self, keeper: BoxFuture<()>) {
-        *self.keeper() = Some(keeper);
-    }
-
-    /// Moves the keeper to the backend's thread, if callers poll it.
-    pub(super) fn hand_over(&self) {
-        let keeper = self.keeper().take();
-        if let Some(keeper) = keeper {
-            self.state().carrier = Carrier::Thread;
-            self.worker.run(keeper);
-        }
-    }
-
-    /// Whether its last try failed; the caller's retry then starts a new request.
+    /// Whether its acquire failed; the caller's retry then starts a new request.
     pub(super) fn failed(&self) -> bool {
-        matches!(self.state().answer, Some(Err(_)))
+        matches!(self.answer.get(), Some(Err(_)))
     }
 
     pub(super) fn was_granted(&self) -> bool {
-        matches!(self.state().answer, Some(Ok(Answer::Granted(_))))
+        matches!(self.answer.get(), Some(Ok(Answer::Granted(_))))
     }
 
-    /// Releases or abandons the request.
-    pub(super) fn give_up(&self) {
-        let mut state = self.state();
-        state.over = true;
-        state.tell_keeper();
-    }
-
+    /// The answer to the acquire.
     pub(super) async fn answered(&self) -> Result<Answer, CallError> {
-        self.until(|state| state.answer.clone()).await
-    }
-
-    pub(super) async fn ended(&self) -> Result<End, CallError> {
-        let ended = |state: &State| match state.ending {
-            Ending::NotYet => None,
-            Ending::Unsure => Some(Err(CallError { sent: true })),
-            Ending::Sure(end) => Some(Ok(end)),
-        };
-        self.until(ended).await
-    }
-
-    /// Waits until the server confirms that the lock is still held (P7-a).
-    pub(super) async fn confirmed(&self) -> Result<Answer, CallError> {
-        let number = {
-            let mut state = self.state();
-            state.asked += 1;
-            state.tell_keeper();
-            state.asked
-        };
-        let confirmed = |state: &State| match state.ending {
-            Ending::NotYet if state.confirmed < number => None,
-            Ending::NotYet => state.answer.clone(),
-            _ => Some(Ok(Answer::Finished(End::Gone))),
-        };
-        self.until(confirmed).await
-    }
-
-    /// Waits for a result, and polls the keeper meanwhile.
-    async fn until<T>(&self, found: impl Fn(&State) -> Option<T>) -> T {
-        poll_fn(|context| {
-            {
-                let mut state = self.state();
-                if let Some(found) = found(&state) {
-                    return Poll::Ready(found);
-                }
-                // The result of the poll below is read directly; a wake-up by it would only poll this task again.
-                state.callers.retain(|caller| !caller.will_wake(context.waker()));
+        let mut stages = self.stages();
+        loop {
+            if let Some(answer) = self.answer.get() {
+                return answer.clone();
             }
-            self.carry(context);
-            let mut state = self.state();
-            let found = found(&state);
-            if found.is_none() {
-                state.callers.push(context.waker().clone());
+            if stages.changed().await.is_err() {
+                return Err(CallError { sent: true });
             }
-            found.map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
-    }
-
-    fn carry(&self, context: &mut Context<'_>) {
-        let mut carried = self.keeper();
-        let Some(keeper) = carried.as_mut() else { return };
-        if keeper.as_mut().poll(context).is_ready() {
-            let over = carried.take();
-            drop(carried);
-            return drop(over);
-        }
-        drop(carried);
-        if self.state().carrier == Carrier::CallersUntilNow {
-            self.hand_over();
         }
     }
-}
 
-/// The keeper's side.
-impl Request {
-    /// Waits for the move to the backend's thread: the next step takes long, or needs timers and sockets of that
-    /// thread.
-    pub(super) async fn lasts(&self) {
-        poll_fn(|_| {
-            let mut state = self.state();
-            if state.carrier == Carrier::Thread {
-                return Poll::Ready(());
-            }
-            state.carrier = Carrier::CallersUntilNow;
-            Poll::Pending
-        })
-        .await;
-    }
-
-    /// Completes once the backend's thread polls the keeper, whether or not the keeper requested the move.
-    pub(super) async fn has_lasted(&self) {
-        let has_lasted = || self.state().carrier == Carrier::Thread;
-        poll_fn(|_| if has_lasted() { Poll::Ready(()) } else { Poll::Pending }).await;
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.state().over
-    }
-
-    /// Number of confirmation requests so far.
-    pub(super) fn asked(&self) -> u64 {
-        self.state().asked
-    }
-
-    /// Waits until the request is released or abandoned.
-    pub(super) async fn over(&self) {
-        while self.heard(u64::MAX).await != Word::Over {}
-    }
-
-    /// Waits for a message that is newer than confirmation request number `asked`.
-    pub(super) async fn heard(&self, asked: u64) -> Word {
-        poll_fn(|context| {
-            let mut state = self.state();
-            if state.over {
-                return Poll::Ready(Word::Over);
-            }
-            if state.asked > asked {
-                return Poll::Ready(Word::Asked(state.asked));
-            }
-            // Before the move, the caller that sends a message also polls the keeper.
-            if state.carrier == Carrier::Thread {
-                state.keeper = Some(context.waker().clone());
-            }
-            Poll::Pending
-        })
-        .await
-    }
-
-    pub(super) fn answer(&self, answer: Result<Answer, CallError>) {
-        self.change(|state| state.answer = Some(answer));
-    }
-
-    pub(super) fn end(&self, ending: Ending) {
-        self.change(|state| state.ending = ending);
-    }
-
-    /// The server has confirmed the hold for all confirmation requests up to `asked`.
-    pub(super) fn confirm(&self, asked: u64) {
-        self.change(|state| state.confirmed = asked);
-    }
-
-    /// Sets the end, unless a certain one is set.
-    pub(super) fn settle(&self, end: End) {
-        self.change(|state| {
-            if !matches!(state.ending, Ending::Sure(_)) {
-                state.ending = Ending::Sure(end);
-            }
-        });
-    }
-
-    /// Marks all results that are still open as unknown.
-    pub(super) fn leave_open(&self) {
-        self.change(|state| {
-            state.answer.get_or_insert(Err(CallError { sent: true }));
-            if state.ending == Ending::NotYet {
-                state.ending = Ending::Unsure;
-            }
-        });
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.state();
-        change(&mut state);
-        let callers = std::mem::take(&mut state.callers);
-        drop(state);
-        callers.into_iter().for_each(Waker::wake);
+    /// Notified of changes from now on.
+    pub(super) fn stages(&self) -> watch::Receiver<Stage> {
+        self.stage.subscribe()
     }
 
     pub(super) fn push(&self, push: Push) {
-        // The receiver is gone, and its requests are over.
+        // If the receiver is gone, so are the callers.
         let _ = self.pushes.send(push);
+    }
+
+    /// The acquire uses a connection from now on. `false` if the request is over; then nothing may be sent.
+    pub(super) fn begin(&self, left: String) -> bool {
+        self.stage.send_replace(Stage::Acquiring(Some(left)));
+        !self.over.is_cancelled()
+    }
+
+    /// The request is granted.
+    pub(super) fn hold(&self, hold: Hold) {
+        let _ = self.answer.set(Ok(Answer::Granted(hold.granted())));
+        self.stage.send_replace(Stage::Held(Box::new(hold)));
+    }
+
+    /// The acquire has ended. A hold, and a connection in doubt, have set the stage before.
+    pub(super) fn end_acquire(&self, answer: Result<Answer, CallError>) {
+        let _ = self.answer.set(answer);
+        self.stage.send_modify(|stage| {
+            if matches!(stage, Stage::Acquiring(_)) {
+                *stage = Stage::Over(End::Left);
+            }
+        });
+        self.remove_if_over();
+    }
+
+    /// Takes the hold, if there is one.
+    pub(super) fn take_hold(&self, next: Stage) -> Option<Box<Hold>> {
+        let mut next = Some(next);
+        let mut taken = None;
+        self.stage.send_if_modified(|stage| {
+            if matches!(stage, Stage::Held(_))
+                && let Some(next) = next.take()
+                && let Stage::Held(hold) = std::mem::replace(stage, next)
+            {
+                taken = Some(hold);
+            }
+            taken.is_some()
+        });
+        taken
+    }
+
+    /// Reads or changes the hold, if there is one.
+    pub(super) fn with_hold<T>(&self, work: impl FnOnce(&mut Hold) -> T) -> Option<T> {
+        let mut done = None;
+        self.stage.send_if_modified(|stage| {
+            if let Stage::Held(hold) = stage {
+                done = Some(work(hold));
+            }
+            false
+        });
+        done
+    }
+
+    /// Sets the end of a request that holds nothing any more, unless it is set.
+    pub(super) fn end(&self, end: End) {
+        self.stage.send_modify(|stage| {
+            if matches!(stage, Stage::Acquiring(_) | Stage::Releasing | Stage::InDoubt) {
+                *stage = Stage::Over(end);
+            }
+        });
+        self.remove_if_over();
+    }
+
+    /// A granted one stays until it is finished, so that a late retry of its acquire is never a new request.
+    fn remove_if_over(&self) {
+        let is_over = matches!(*self.stage.borrow(), Stage::Over(_));
+        if is_over && !self.was_granted() {
+            self.requests.remove(self);
+        }
+    }
+
+    fn in_doubt(&self) {
+        self.stage.send_if_modified(|stage| {
+            let in_doubt = matches!(stage, Stage::Acquiring(_) | Stage::Releasing);
+            if in_doubt {
+                *stage = Stage::InDoubt;
+            }
+            in_doubt
+        });
     }
 }
 
-impl State {
-    fn tell_keeper(&mut self) {
-        if let Some(keeper) = self.keeper.take() {
-            keeper.wake();
-        }
+/// The connection of a request. On drop its server process is terminated, unless the request has returned or closed it.
+pub(super) struct Claim {
+    pub(super) shared: Arc<Shared>,
+    pub(super) request: Arc<Request>,
+    pub(super) used: Used<LockConnector>,
+    pub(super) says: Statements,
+    pub(super) note: Note,
+    /// Condition on `pg_stat_activity` that selects the server process that may hold or wait.
+    pub(super) left: Option<String>,
+}
+
+impl Claim {
+    /// Returns a connection that certainly holds nothing to the pool.
+    pub(super) fn put_back(mut self) {
+        self.left = None;
     }
+
+    /// Closes a connection that answers. The server frees its locks.
+    pub(super) fn close(mut self) {
+        self.left = None;
+        self.used.discard();
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let Some(left) = self.left.take() else { return };
+        self.used.discard();
+        self.request.in_doubt();
+        let (shared, request) = (self.shared.clone(), self.request.clone());
+        self.shared.lease_thread.run(Box::pin(async move {
+            let known = terminate(&shared, &request, &left).await;
+            // One that could not be checked has an unknown outcome: `Gone`.
+            request.end(if known { End::Released } else { End::Gone });
+        }));
+    }
+}
+
+/// Terminates an orphaned server process, which could take hours to detect the dead connection by itself. Returns
+/// whether certainly nothing is left.
+pub(super) async fn terminate(shared: &Shared, request: &Request, which: &str) -> bool {
+    let name = request.name().as_str();
+    let (mut pause, most) = TERMINATE_PAUSES;
+    let since = Instant::now();
+    while since.elapsed() < TERMINATE_FOR {
+        match look::end_process(&shared.queries, &format!("({which}) and usename = current_user")).await {
+            Ok(()) => return true,
+            Err(error) => tracing::debug!(name, "what is left of a request: {error}"),
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(most);
+    }
+    tracing::warn!(
+        name,
+        "could not check for {TERMINATE_FOR:?} whether a lost connection still holds at the server; the server ends it \
+         when its own keep-alives fail"
+    );
+    false
 }

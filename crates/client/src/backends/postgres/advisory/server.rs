@@ -5,9 +5,9 @@ use std::time::Duration;
 use tokio_postgres::SimpleQueryRow;
 
 use super::Shared;
-use super::note::IDLE;
-use super::pool::{Desk, unreadable};
-use super::sql::{Common, KNOWS_LOG, Scope, is_held};
+use super::connection::unreadable;
+use super::note::{IDLE, random};
+use super::sql::{Common, KNOWS_LOG, is_held};
 use crate::backends::postgres::connect::{Connection, Connector};
 use crate::backends::postgres::keys::AdvisoryKey;
 use crate::capabilities::Fencing;
@@ -32,7 +32,7 @@ const SEQUENCE: &str = "(select pg_catalog.concat_ws(',', s.seqcache = 1, s.seqi
 
 /// For a caller's own transaction: whether it holds the lock, and the input of [`gives_tokens`].
 pub(in super::super) fn is_held_and_fences(key: AdvisoryKey, shared: bool) -> String {
-    format!("select {}, {SEQUENCE}", is_held(key, shared))
+    format!("select {}, {SEQUENCE}", is_held(key, Some(shared)))
 }
 
 /// Whether the sequence exists, has suitable options, and may be used by this user.
@@ -40,13 +40,34 @@ pub(in super::super) fn gives_tokens(sequence: Option<&str>) -> bool {
     matches!(fencing(sequence), Fencing::Tokens { .. })
 }
 
-/// Reads the server's properties, which do not change during a connection.
+/// Checks that the address can carry these locks, and reads the server's properties, which do not change during a
+/// connection.
 ///
 /// # Errors
-/// The server is too old, unreachable, or refuses.
-pub(super) async fn facts(desk: &Desk, scope: Scope) -> Result<(Common, Fencing), BackendError> {
+/// The server is too old, unreachable, or refuses; a transaction pooler was found; or two connections don't exclude each
+/// other.
+pub(super) async fn check(connector: &Connector) -> Result<(Common, Fencing), ConnectError> {
+    let first = connector.connect(IDLE, None).await?;
+    let found = facts(&first).await?;
+    let mut others = vec![connector.connect(IDLE, None).await?];
+    // A server without a free third connection is still usable.
+    others.extend(connector.connect(IDLE, None).await.ok());
+    if !keep_apart(&first, &others).await? {
+        return Err(transaction_pooler().into());
+    }
+    if !exclude_each_other(&first, &others[0]).await? {
+        return Err(no_exclusion().into());
+    }
+    Ok(found)
+}
+
+async fn ask(connection: &Connection, sql: &str, doing: &str) -> Result<Vec<SimpleQueryRow>, BackendError> {
+    connection.ask(sql).await.map_err(|none| none.explained(doing))
+}
+
+async fn facts(connection: &Connection) -> Result<(Common, Fencing), BackendError> {
     let doing = "say what it is";
-    let rows = desk.ask(&format!("{FACTS}, {SEQUENCE}"), doing).await?;
+    let rows = ask(connection, &format!("{FACTS}, {SEQUENCE}"), doing).await?;
     let row = rows.first().ok_or_else(|| unreadable(doing))?;
     let number = |column: usize| row.get(column)?.parse::<u32>().ok();
     let (Some(version), Some(shown)) = (number(0), number(2)) else { return Err(unreadable(doing)) };
@@ -56,9 +77,8 @@ pub(super) async fn facts(desk: &Desk, scope: Scope) -> Result<(Common, Fencing)
     }
     let fencing = fencing(row.get(3));
     let common = Common {
-        scope,
         tokens: matches!(fencing, Fencing::Tokens { .. }),
-        knows_log: desk.ask(KNOWS_LOG, "say what of its log is synced").await.is_ok(),
+        knows_log: ask(connection, KNOWS_LOG, "say what of its log is synced").await.is_ok(),
         version,
         shown_bytes: usize::try_from(shown).unwrap_or(usize::MAX),
     };
@@ -87,70 +107,47 @@ fn fencing(sequence: Option<&str>) -> Fencing {
     }
 }
 
-pub(super) const PID: &str = "select pg_catalog.pg_backend_pid()";
+const PID: &str = "select pg_catalog.pg_backend_pid()";
 /// Number of checks whether connections keep their server processes. One is not enough: other traffic through a busy
 /// pooler may keep two connections apart by chance.
 const ROUNDS: usize = 4;
 
-/// Whether each connection appears to have its own server process. Opens one transaction at a time, so that the
-/// smallest pool has a process left for the `Desk`, or reveals that it shares one.
-async fn keep_apart(desk: &Desk, others: &[Connection]) -> Result<bool, BackendError> {
+/// Whether each connection appears to have its own server process.
+///
+/// Two connections of a transaction pooler may share one server process, one after the other; two direct connections
+/// never do. Failing to observe this proves nothing, so each try and each release checks it too. Opens one transaction
+/// at a time, so that the smallest pool has a process left for the first connection, or reveals that it shares one.
+async fn keep_apart(first: &Connection, others: &[Connection]) -> Result<bool, BackendError> {
     let doing = "say which process serves a connection";
-    let first = pid(&desk.ask(PID, doing).await?)?;
+    let process = pid(&ask(first, PID, doing).await?)?;
     let mut known = vec![None; others.len()];
     for _ in 0..ROUNDS {
         for at in 0..others.len() {
-            let begun = others[at].ask(&format!("begin; {PID}")).await;
-            let number = pid(&begun.map_err(|none| none.explained("begin a transaction"))?)?;
+            let number = pid(&ask(&others[at], &format!("begin; {PID}"), "begin a transaction").await?)?;
             let moved = known[at].replace(number).is_some_and(|before| before != number);
             let shared = known.iter().filter(|known| **known == Some(number)).count() > 1;
-            if moved || shared || number == first || pid(&desk.ask(PID, doing).await?)? != first {
+            if moved || shared || number == process || pid(&ask(first, PID, doing).await?)? != process {
                 return Ok(false);
             }
-            others[at].ask("rollback").await.map_err(|none| none.explained("end a transaction"))?;
+            ask(&others[at], "rollback", "end a transaction").await?;
         }
     }
     Ok(true)
 }
 
-/// Refuses an address that can't carry this kind of lock.
-///
-/// Two connections of a transaction pooler may share one server process, one after the other; two direct connections
-/// never do. Failing to observe this proves nothing, so each later probe checks it too. Two connections that don't
-/// exclude each other are refused as well.
-pub(super) async fn try_the_way(
-    connector: &Connector,
-    desk: &Desk,
-    scope: Scope,
-) -> Result<(), ConnectError> {
-    let mut others = vec![connector.connect(IDLE, None).await?];
-    if scope == Scope::Session {
-        // A server without a free third connection is still usable.
-        others.extend(connector.connect(IDLE, None).await.ok());
-        if !keep_apart(desk, &others).await? {
-            return Err(transaction_pooler().into());
-        }
-    }
-    let doing = "say which process serves a connection";
-    let other = &others[0];
-    let begun = other.ask(&format!("begin; {PID}")).await;
-    let number = pid(&begun.map_err(|none| none.explained("begin a transaction"))?)?;
-    // A transaction only needs to stay on one process.
-    let again = other.ask(PID).await.map_err(|none| none.explained(doing))?;
-    if scope == Scope::Transaction && pid(&again)? != number {
-        return Err(statement_pooler().into());
-    }
+async fn exclude_each_other(one: &Connection, other: &Connection) -> Result<bool, BackendError> {
     let doing = "try an advisory lock";
-    let mut key = [0; 8];
-    getrandom::fill(&mut key).map_err(|error| {
-        let what = format!("the system gives no random bytes: {error}");
-        BackendError::new(BackendErrorKind::Operator, what)
-    })?;
-    let lock = format!("select pg_catalog.pg_try_advisory_xact_lock({}::bigint)", i64::from_be_bytes(key));
-    let held = other.ask(&lock).await.map_err(|none| none.explained(doing))?;
-    let too = desk.ask(&lock, doing).await?;
+    let key = i64::from_str_radix(&random()?, 16).unwrap_or_default();
+    let lock = format!("select pg_catalog.pg_try_advisory_xact_lock({key}::bigint)");
+    let held = ask(other, &format!("begin; {lock}"), doing).await?;
+    let too = ask(one, &lock, doing).await?;
     let granted = |rows: &[SimpleQueryRow]| rows.last().and_then(|row| row.get(0)) == Some("t");
-    if granted(&held) && !granted(&too) { Ok(()) } else { Err(no_exclusion().into()) }
+    Ok(granted(&held) && !granted(&too))
+}
+
+fn pid(rows: &[SimpleQueryRow]) -> Result<i32, BackendError> {
+    let pid = rows.last().and_then(|row| row.get(0)?.parse().ok());
+    pid.ok_or_else(|| unreadable("say which process serves a connection"))
 }
 
 fn no_exclusion() -> Unsupported {
@@ -163,11 +160,6 @@ fn no_exclusion() -> Unsupported {
     }
 }
 
-fn pid(rows: &[SimpleQueryRow]) -> Result<i32, BackendError> {
-    let pid = rows.last().and_then(|row| row.get(0)?.parse().ok());
-    pid.ok_or_else(|| unreadable("say which process serves a connection"))
-}
-
 /// The error for `lock=session` through a transaction pooler.
 pub(super) fn transaction_pooler() -> Unsupported {
     Unsupported {
@@ -175,34 +167,18 @@ pub(super) fn transaction_pooler() -> Unsupported {
         what: "hold a session's locks here",
         why: "a transaction pooler lies between (PgBouncer with pool_mode=transaction, or its like): it hands the \
               server's session to somebody else after every statement, and the lock with it",
-        instead: "use `lock=transaction` or `lock=row`, or connect to the server itself",
-    }
-}
-
-fn statement_pooler() -> Unsupported {
-    Unsupported {
-        backend: "postgres",
-        what: "hold a transaction's locks here",
-        why: "a pooler lies between that takes transactions apart (pool_mode=statement)",
-        instead: "set pool_mode=transaction there, use `lock=row`, or connect to the server itself",
+        instead: "use `lock=row`, or connect to the server itself; for work in one transaction of your own, `lock_in_transaction`",
     }
 }
 
 /// Reports what the server's settings mean for its locks.
 pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendError> {
     let doing = "show its settings";
-    let names = [
-        "synchronous_commit",
-        "fsync",
-        "idle_in_transaction_session_timeout",
-        "max_connections",
-        "is_superuser",
-        "track_activities",
-    ];
+    let names = ["synchronous_commit", "fsync", "max_connections", "is_superuser", "track_activities"];
     let asked = names.map(|name| format!("pg_catalog.current_setting('{name}')")).join(", ");
     let newer = "pg_catalog.current_setting('idle_session_timeout', true)";
     let reads = "pg_catalog.pg_has_role('pg_read_all_stats', 'member') or pg_catalog.pg_has_role('pg_monitor', 'member')";
-    let rows = shared.desk.ask(&format!("select {asked}, {newer}, {reads}"), doing).await?;
+    let rows = shared.queries.ask(&format!("select {asked}, {newer}, {reads}"), doing).await?;
     let row = rows.first().ok_or_else(|| unreadable(doing))?;
     let text = |column: usize| row.get(column).unwrap_or_default();
     let mut found = Vec::new();
@@ -227,27 +203,13 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
             }
         }
     }
-    let ends = |value: &str| !matches!(value, "" | "0");
-    if shared.common.scope == Scope::Transaction && ends(text(2)) {
-        let says = format!(
-            "idle_in_transaction_session_timeout is {}: our transactions turn it off for themselves, those of \
-             `lock_in_transaction` do not",
-            text(2)
-        );
+    if !matches!(text(5), "" | "0") {
+        let says = format!("idle_session_timeout is {}: connections for locks turn it off", text(5));
         say(false, says);
     }
-    if ends(text(6)) {
-        let says = format!(
-            "idle_session_timeout is {}: connections that hold turn it off, idle ones are made anew",
-            text(6)
-        );
-        say(false, says);
-    }
-    let most: usize = text(3).parse().unwrap_or(usize::MAX);
-    // One more for queries, and one that draws tokens for transactions. The server also reserves some for superusers,
-    // and has other clients.
-    let draws = shared.common.tokens && shared.common.scope == Scope::Transaction;
-    let open = shared.connections + 1 + usize::from(draws);
+    let most: usize = text(2).parse().unwrap_or(usize::MAX);
+    // One more for queries. The server also reserves some for superusers, and has other clients.
+    let open = shared.connections + 1;
     if open > most {
         let says = format!(
             "max_connections is {most}, and this client alone may open {open}: holds and waiters will be refused; lower \
@@ -255,7 +217,7 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         );
         say(true, says);
     }
-    if text(4) != "on" && text(7) != "t" {
+    if text(3) != "on" && text(6) != "t" {
         say(
             false,
             "this role sees what connections of its own role say, and of others only that they hold: owners of other \
@@ -263,7 +225,7 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
                 .to_owned(),
         );
     }
-    if text(5) == "off" {
+    if text(4) == "off" {
         let says =
             "track_activities is off: whose a lock is, and what it is called, is not shown; set it to `on`";
         say(true, says.to_owned());

@@ -201,10 +201,10 @@ impl Database {
                 // There is a pooler after all: the statement prepared on one connection is missing or a duplicate on
                 // another.
                 Err(error) if is_about_preparing(&error) => self.direct.store(false, Ordering::Relaxed),
-                rows => return answered_by(Ok(rows)),
+                rows => return answered_by(rows),
             }
         }
-        answered_by(Ok(connection.run(statement, params).await))
+        answered_by(connection.run(statement, params).await)
     }
 }
 
