@@ -12,7 +12,6 @@ mod listen;
 mod store;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use lockkeeper_core::{LockName, Rejection, Token, TokenStatus, limits};
 use tokio::sync::mpsc::UnboundedSender;
