@@ -193,6 +193,18 @@ async fn shared_connections_grow_to_their_limit_and_the_one_with_fewest_users_is
 }
 
 #[tokio::test]
+async fn a_runtime_opens_one_shared_connection_at_a_time() {
+    let (pool, fake) = pool(3, 8, &LeaseThread::of_this_test());
+    let _used = pool.shared().await;
+    fake.stalls.store(true, SeqCst);
+    for _ in 0..3 {
+        assert_eq!(pool.shared().await.number, 1);
+        settle().await;
+    }
+    assert_eq!(fake.attempts(), 2);
+}
+
+#[tokio::test]
 async fn an_idle_shared_connection_is_used_again() {
     let (pool, fake) = pool(3, 8, &LeaseThread::of_this_test());
     for _ in 0..5 {
@@ -213,9 +225,11 @@ fn a_runtime_that_can_have_no_shared_connection_uses_one_of_another() {
     assert_eq!(fake.open(), 1);
 
     let (pool, fake, one, two) = pool_and_runtimes(2, 8);
-    let _used = one.block_on(pool.shared());
+    let used = one.block_on(pool.shared());
     fake.refuses.store(true, SeqCst);
     assert_eq!(two.block_on(async { timeout(10 * SECOND, pool.shared()).await.unwrap() }).number, 1);
+    used.broken.store(true, SeqCst);
+    assert!(two.block_on(async { timeout(SECOND / 10, pool.shared()).await.is_err() }));
 }
 
 #[test]
