@@ -71,7 +71,7 @@ async fn server_side_rules_match_the_server() {
 #[tokio::test]
 async fn number_and_pair_with_equal_bits_are_two_locks() {
     let world = World::start();
-    let locks = world.with_key("session", "raw").await;
+    let locks = world.with_key("raw").await;
     let _pair = locks.mutex("1,2").acquire().await.unwrap();
     let number = ((1_i64 << 32) | 2).to_string();
     let _number = locks.mutex(&number).try_acquire().await.unwrap().expect("it is another lock");
@@ -85,7 +85,7 @@ async fn number_and_pair_with_equal_bits_are_two_locks() {
 #[tokio::test]
 async fn foreign_locks_are_inspected_but_not_listed() {
     let world = World::start();
-    let locks = world.with_key("session", "crc32").await;
+    let locks = world.with_key("crc32").await;
     let at = format!("host=127.0.0.1 port={} user=postgres application_name=reporting", world.server.port());
     let (client, connection) = connect(&at, NoTls).await.unwrap();
     let carried = tokio::spawn(connection);

@@ -21,7 +21,7 @@ const ELSEWHERE: Duration = Duration::from_secs(1);
 /// How long an abandoned acquire may take to end by itself.
 const ABANDON_WITHIN: Duration = Duration::from_secs(2);
 /// How long a release waits for the end of a server process that does not answer.
-const TERMINATED_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const TERMINATED_WITHIN: Duration = Duration::from_secs(5);
 
 /// A granted request.
 pub(super) struct Hold {
