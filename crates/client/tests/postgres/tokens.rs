@@ -217,7 +217,7 @@ async fn token_is_synced_before_the_grant_unless_the_wal_is_synced() {
 #[tokio::test]
 async fn token_waits_for_synchronous_standbys() {
     let world = World::start();
-    let locks = Locks::connect(&format!("{}?lock=&timeout=30s", world.server.url())).await.unwrap();
+    let locks = Locks::connect(&format!("{}?lock=session&timeout=30s", world.server.url())).await.unwrap();
     locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
     let wait_for = |standby: &str| {
         world.server.psql(&format!("alter system set synchronous_standby_names = '{standby}'"));

@@ -229,9 +229,12 @@ impl Connection {
     /// # Errors
     /// [`NoAnswer`].
     pub(super) async fn wait_for(&self, sql: &str) -> Result<Vec<SimpleQueryRow>, NoAnswer> {
-        match answered_by(self.client.simple_query(sql).await) {
-            Err(NoAnswer::Ended(why)) => Err(NoAnswer::Ended(self.why_ended().unwrap_or(why))),
-            answer => answer.map(rows),
+        match self.client.simple_query(sql).await {
+            // The driver may know more; but an error in this answer is the better reason.
+            Err(error) if error.is_closed() => {
+                Err(NoAnswer::Ended(self.why_ended().unwrap_or_else(|| chain(&error))))
+            }
+            answer => answered_by(answer).map(rows),
         }
     }
 

@@ -20,8 +20,8 @@ use crate::machine::{Answer, Granted, Push};
 const ELSEWHERE: Duration = Duration::from_secs(1);
 /// How long an abandoned acquire may take to end by itself.
 const ABANDON_WITHIN: Duration = Duration::from_secs(2);
-/// How long a release waits for the end of a server process that does not answer.
-const TERMINATED_WITHIN: Duration = Duration::from_secs(5);
+/// How long a call waits for the end of a server process that it terminates.
+pub(super) const TERMINATED_WITHIN: Duration = Duration::from_secs(5);
 
 /// A granted request.
 pub(super) struct Hold {
@@ -141,7 +141,7 @@ pub(super) async fn finish(shared: Arc<Shared>, request: Arc<Request>) -> Result
             None => drop(stages.changed().await),
             Some(left) => {
                 if timeout(ABANDON_WITHIN, stages.changed()).await.is_err() {
-                    return Ok(abandon(&shared, &request, left).await);
+                    return abandon(&shared, &request, left).await;
                 }
             }
         }
@@ -149,10 +149,11 @@ pub(super) async fn finish(shared: Arc<Shared>, request: Arc<Request>) -> Result
 }
 
 /// The runtime of an acquire does not run. If that continues, it sends nothing more, or finds its process terminated.
-async fn abandon(shared: &Shared, request: &Request, left: Option<String>) -> End {
-    match left {
-        Some(left) if !terminate(shared, request, &left).await => End::Gone,
-        _ => End::Left,
+async fn abandon(shared: &Shared, request: &Request, left: Option<String>) -> Result<End, CallError> {
+    let Some(left) = left else { return Ok(End::Left) };
+    match timeout(TERMINATED_WITHIN, terminate(shared, request, &left)).await {
+        Ok(true) => Ok(End::Left),
+        _ => Err(CallError { sent: true }),
     }
 }
 

@@ -4,6 +4,7 @@
 //! is reported by the connection itself. Without holds nothing is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use lockkeeper_core::Token;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::{Notification, SimpleQueryRow};
 
 use super::connection::QueryConnection;
@@ -125,19 +126,15 @@ impl Monitor {
     pub(super) async fn run(&self) {
         loop {
             self.until_held().await;
-            // A break must find a connection that listens. If there is none, the next probe tries again.
             while self.has_holds() {
-                let connection = self.queries.connection().await;
+                // A break must find a connection that listens. If there is none, the probe tries again.
                 let ended = async {
-                    match &connection {
+                    match self.queries.connection().await {
                         Ok(connection) => connection.ended().cancelled().await,
-                        Err(_) => std::future::pending().await,
+                        Err(_) => pending().await,
                     }
                 };
-                tokio::select! {
-                    () = sleep(self.probe) => {}
-                    () = ended => {}
-                }
+                let _ = timeout(self.probe, ended).await;
                 self.probe(None).await;
             }
         }

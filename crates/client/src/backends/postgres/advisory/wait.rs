@@ -7,8 +7,9 @@ use tokio::time::timeout;
 
 use super::acquire::{Acquired, granted, left};
 use super::connection::unreadable;
+use super::hold::TERMINATED_WITHIN;
 use super::look;
-use super::request::Claim;
+use super::request::{Claim, terminate};
 use super::sql::Tried;
 use crate::backends::postgres::connect::NoAnswer;
 use crate::machine::Push;
@@ -50,7 +51,15 @@ async fn abandon<T>(claim: Claim, waiting: impl Future<Output = Result<T, NoAnsw
         tracing::debug!(why, "the server can't be asked to give up a wait");
     }
     let has_ended = matches!(timeout(CANCEL_WITHIN, waiting).await, Ok(Ok(_) | Err(NoAnswer::Refused(_))));
-    if has_ended && connection.ask("select pg_catalog.pg_advisory_unlock_all()").await.is_ok() {
+    let is_free = match has_ended {
+        true => connection.ask("select pg_catalog.pg_advisory_unlock_all()").await.is_ok(),
+        false => {
+            let left = claim.used.left();
+            let terminated = terminate(&claim.shared, &claim.request, &left);
+            timeout(TERMINATED_WITHIN, terminated).await.unwrap_or(false)
+        }
+    };
+    if is_free {
         claim.close();
     }
     left()
