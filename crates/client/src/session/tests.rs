@@ -60,7 +60,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         let told = inner.clone();
         std::thread::spawn(move || inputs.into_iter().for_each(|input| told.input(input))).join().unwrap();
     };
-    let (progress_in, mut progress) = watch::channel(Progress::Asked);
+    let (progress_in, mut progress) = watch::channel(RequestProgress::Asked);
     let request = Arc::new(AcquireRequest {
         names: vec!["a".parse().unwrap()],
         mode: lockkeeper_core::Mode::Exclusive,
@@ -85,7 +85,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
     });
     progress.changed().await.unwrap();
     assert!(
-        matches!(*progress.borrow(), Progress::Released(Releasing::Released)),
+        matches!(*progress.borrow(), RequestProgress::Released(Releasing::Released)),
         "in the order of the inputs"
     );
     inner.with_state(|_| elsewhere(vec![Input::Event(Event::Shutdown)]));
