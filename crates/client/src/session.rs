@@ -96,7 +96,7 @@ struct PushStream {
 
 struct Caller {
     request: Arc<AcquireRequest>,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<RequestProgress>,
     hold: Arc<HoldStatus>,
     /// Where its calls run.
     place: Place,
@@ -104,7 +104,7 @@ struct Caller {
 
 /// The state of a caller's request. Only the latest counts.
 #[derive(Clone)]
-enum Progress {
+enum RequestProgress {
     Asked,
     Queued(u64),
     Granted(Granted),
@@ -163,7 +163,7 @@ impl Session {
         limits: AcquireLimits,
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<HoldHandle, NotAcquired> {
-        let (progress_in, progress) = watch::channel(Progress::Asked);
+        let (progress_in, progress) = watch::channel(RequestProgress::Asked);
         let hold = Arc::new(HoldStatus::new());
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
         let place = Place::here(&self.0.lease_thread);
@@ -378,10 +378,10 @@ impl SessionInner {
                 self.lease_deadline.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);
                 self.deadline_moved.notify_waiters();
             }
-            Output::Queued { key, position } => state.tell(key, Progress::Queued(position)),
-            Output::Granted { key, grant } => state.tell(key, Progress::Granted(grant)),
-            Output::NotAcquired { key, why } => state.tell_last(key, Progress::NotAcquired(why)),
-            Output::Released { key, how } => state.tell_last(key, Progress::Released(how)),
+            Output::Queued { key, position } => state.tell(key, RequestProgress::Queued(position)),
+            Output::Granted { key, grant } => state.tell(key, RequestProgress::Granted(grant)),
+            Output::NotAcquired { key, why } => state.tell_last(key, RequestProgress::NotAcquired(why)),
+            Output::Released { key, how } => state.tell_last(key, RequestProgress::Released(how)),
             Output::Lost { key, cause } => {
                 if let Some(caller) = state.callers.get(&key) {
                     caller.hold.lose(cause, self.name());
@@ -439,7 +439,7 @@ impl Drop for Unanswered {
 }
 
 impl SessionState {
-    fn tell(&self, key: Key, progress: Progress) {
+    fn tell(&self, key: Key, progress: RequestProgress) {
         if let Some(caller) = self.callers.get(&key) {
             // The send fails only if the caller has abandoned its request, of which the machine is informed separately.
             let _ = caller.progress.send(progress);
@@ -447,7 +447,7 @@ impl SessionState {
     }
 
     /// As [`Self::tell`], for the end of a request.
-    fn tell_last(&mut self, key: Key, progress: Progress) {
+    fn tell_last(&mut self, key: Key, progress: RequestProgress) {
         if let Some(caller) = self.callers.remove(&key) {
             let _ = caller.progress.send(progress);
         }

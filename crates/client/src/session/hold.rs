@@ -8,7 +8,7 @@ use lockkeeper_core::Seq;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Input, Progress, Session};
+use super::{Input, RequestProgress, Session};
 use crate::backend::Call;
 use crate::error::{LossCause, Lost, VerifyError};
 use crate::io::Place;
@@ -28,7 +28,7 @@ pub(crate) struct HoldStatus {
 pub(crate) struct HoldHandle {
     session: Arc<Session>,
     key: Key,
-    progress: watch::Receiver<Progress>,
+    progress: watch::Receiver<RequestProgress>,
     pub(crate) hold: Arc<HoldStatus>,
     pub(crate) granted: Granted,
     pub(crate) since: BootInstant,
@@ -77,7 +77,7 @@ impl HoldHandle {
     pub(super) fn new(
         session: Arc<Session>,
         key: Key,
-        progress: watch::Receiver<Progress>,
+        progress: watch::Receiver<RequestProgress>,
         hold: Arc<HoldStatus>,
     ) -> Self {
         let since = session.now();
@@ -92,12 +92,12 @@ impl HoldHandle {
     ) -> Result<(), NotAcquired> {
         loop {
             match self.next().await {
-                Progress::Queued(position) => {
+                RequestProgress::Queued(position) => {
                     if let Some(on_queued) = on_queued {
                         on_queued(position);
                     }
                 }
-                Progress::Granted(granted) => {
+                RequestProgress::Granted(granted) => {
                     self.since = self.now();
                     if let Some(max) = limits.max_hold {
                         self.hold.ends_at.store((self.since + max).as_nanos(), Ordering::SeqCst);
@@ -105,11 +105,11 @@ impl HoldHandle {
                     self.granted = granted;
                     return Ok(());
                 }
-                Progress::NotAcquired(why) => {
+                RequestProgress::NotAcquired(why) => {
                     self.over = true;
                     return Err(why);
                 }
-                Progress::Asked | Progress::Released(_) => {}
+                RequestProgress::Asked | RequestProgress::Released(_) => {}
             }
         }
     }
@@ -156,23 +156,23 @@ impl HoldHandle {
         self.session.0.input(Input::Release(self.key, Place::here(&self.session.0.lease_thread)));
         loop {
             match self.next().await {
-                Progress::Released(how) => {
+                RequestProgress::Released(how) => {
                     self.over = true;
                     return how;
                 }
                 // The session has ended without an answer.
-                Progress::NotAcquired(_) => return Releasing::Ambiguous,
-                Progress::Asked | Progress::Queued(_) | Progress::Granted(_) => {}
+                RequestProgress::NotAcquired(_) => return Releasing::Ambiguous,
+                RequestProgress::Asked | RequestProgress::Queued(_) | RequestProgress::Granted(_) => {}
             }
         }
     }
 
     /// The next progress of the request.
-    async fn next(&mut self) -> Progress {
+    async fn next(&mut self) -> RequestProgress {
         match self.progress.changed().await {
             Ok(()) => self.progress.borrow_and_update().clone(),
             // The session dropped the sender without an end, as it does when it is shut down.
-            Err(_) => Progress::NotAcquired(NotAcquired::ShuttingDown),
+            Err(_) => RequestProgress::NotAcquired(NotAcquired::ShuttingDown),
         }
     }
 

@@ -60,7 +60,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         let told = inner.clone();
         std::thread::spawn(move || inputs.into_iter().for_each(|input| told.input(input))).join().unwrap();
     };
-    let (progress_in, mut progress) = watch::channel(Progress::Asked);
+    let (progress_in, mut progress) = watch::channel(RequestProgress::Asked);
     let request = Arc::new(AcquireRequest {
         names: vec!["a".parse().unwrap()],
         mode: lockkeeper_core::Mode::Exclusive,
@@ -84,7 +84,8 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         assert!(state.machine.is_idle(), "they are not worked off by two at once");
     });
     // The release was processed after the acquire, so that it found a hold.
-    let released = |progress: &Progress| matches!(progress, Progress::Released(Releasing::Released));
+    let released =
+        |progress: &RequestProgress| matches!(progress, RequestProgress::Released(Releasing::Released));
     assert!(progress.wait_for(released).await.is_ok());
     inner.with_state(|_| elsewhere(vec![Input::Event(Event::Shutdown)]));
     assert!(session.is_closed());

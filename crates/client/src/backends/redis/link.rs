@@ -236,7 +236,7 @@ impl Connect for Connector {
         Box::pin(async move {
             let opened = timeout(CONNECT_LIMIT, connector.open()).await;
             let late = |_| refusal::connecting_took_too_long(connector.0.target(), CONNECT_LIMIT);
-            let opened = opened.map_err(late).flatten();
+            let opened = opened.unwrap_or_else(|elapsed| Err(late(elapsed)));
             if opened.is_err() {
                 // If the server does not answer on the main connection either, that is replaced: there may have been
                 // a fail-over.
