@@ -181,13 +181,6 @@ fn no_source_file_is_too_long() {
 
 /// Type names that may be defined any number of times, since each is known by its module.
 const CONVENTIONAL_TYPES: [&str; 3] = ["Args", "Error", "Settings"];
-/// The connection handling of these is being replaced; their types are counted once that is done.
-const TYPES_NOT_COUNTED: [&str; 4] = [
-    "crates/client/src/backends/leased/",
-    "crates/client/src/backends/postgres/",
-    "crates/client/src/backends/redis/",
-    "crates/client/src/backends/redlock/",
-];
 /// The most definitions of one type name. With more, a reader could not know which type a name means.
 const DEFINITIONS_MAX: usize = 2;
 
@@ -226,7 +219,7 @@ fn no_type_name_is_defined_more_than_twice() {
     for (path, text) in texts("rs") {
         let path = path.to_string_lossy();
         let is_test = path.contains("/tests/") || path.contains("/benches/") || path.ends_with("tests.rs");
-        if is_test || TYPES_NOT_COUNTED.iter().any(|folder| path.starts_with(folder)) {
+        if is_test {
             continue;
         }
         for (number, line) in text.lines().enumerate() {

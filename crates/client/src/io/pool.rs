@@ -49,19 +49,19 @@ pub(crate) struct PoolLimits {
 }
 
 /// Clones share the connections.
-pub(crate) struct Pool<C: Connect>(Arc<Inner<C>>);
+pub(crate) struct Pool<C: Connect>(Arc<PoolInner<C>>);
 
-struct Inner<C: Connect> {
+struct PoolInner<C: Connect> {
     connector: C,
     limits: PoolLimits,
     /// Each open connection has a permit.
     open: Arc<Semaphore>,
-    state: Mutex<State<C::Connection>>,
+    state: Mutex<PoolState<C::Connection>>,
     /// Notified when a shared connection was opened, or an attempt failed.
     changed: Notify,
 }
 
-struct State<T> {
+struct PoolState<T> {
     /// The connections that may be handed out, by runtime; the one that was returned last is last.
     available: HashMap<Id, Members<T>>,
     /// The runtimes on which a shared connection is being opened.
@@ -89,7 +89,7 @@ type Members<T> = Vec<Arc<Member<T>>>;
 
 /// A connection in use. Returned to the pool on drop.
 pub(crate) struct Used<C: Connect> {
-    pool: Arc<Inner<C>>,
+    pool: Arc<PoolInner<C>>,
     member: Arc<Member<C::Connection>>,
     alone: bool,
 }
@@ -103,14 +103,14 @@ impl<C: Connect> Clone for Pool<C> {
 impl<C: Connect> Pool<C> {
     /// The lease thread closes idle connections.
     pub(crate) fn new(connector: C, limits: PoolLimits, lease_thread: &LeaseThread) -> Self {
-        let state = State {
+        let state = PoolState {
             available: HashMap::new(),
             opening: HashSet::new(),
             pause: PAUSES.0,
             not_before: Instant::now(),
             trouble: None,
         };
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(PoolInner {
             connector,
             limits,
             open: Arc::new(Semaphore::new(limits.total)),
@@ -177,8 +177,8 @@ impl<C: Connect> Pool<C> {
     }
 }
 
-impl<C: Connect> Inner<C> {
-    fn state(&self) -> MutexGuard<'_, State<C::Connection>> {
+impl<C: Connect> PoolInner<C> {
+    fn state(&self) -> MutexGuard<'_, PoolState<C::Connection>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -249,7 +249,7 @@ impl<C: Connect> Inner<C> {
     /// necessary.
     fn permit(
         &self,
-        state: &mut State<C::Connection>,
+        state: &mut PoolState<C::Connection>,
         makes_room: bool,
         closed: &mut Members<C::Connection>,
     ) -> Option<OwnedSemaphorePermit> {
@@ -327,7 +327,7 @@ where
 
 /// A shared connection that is being opened. Dropped with its task, also when the runtime ends.
 struct Opening<C: Connect> {
-    pool: Arc<Inner<C>>,
+    pool: Arc<PoolInner<C>>,
     runtime: Id,
 }
 
@@ -403,7 +403,7 @@ impl<C: Connect> Drop for Used<C> {
 }
 
 /// Closes unusable connections, and those that were idle for too long, until the pool is dropped.
-async fn close_idle<C: Connect>(pool: Weak<Inner<C>>, idle: Duration) {
+async fn close_idle<C: Connect>(pool: Weak<PoolInner<C>>, idle: Duration) {
     loop {
         sleep(idle / 4).await;
         let Some(pool) = pool.upgrade() else { return };

@@ -14,19 +14,19 @@ use crate::backend::CallError;
 use crate::machine::{Granted, Push};
 use crate::time::BootInstant;
 
-pub(super) struct Requests {
-    state: Mutex<State>,
+pub(super) struct LeasedRequests {
+    state: Mutex<LeasedState>,
     pushes: UnboundedSender<Push>,
 }
 
 #[derive(Default)]
-struct State {
-    requests: BTreeMap<Seq, Request>,
+struct LeasedState {
+    requests: BTreeMap<Seq, LeasedRequest>,
     /// The highest seq of a request so far, if any. A request with a lower seq that is not in `requests` is over.
     last: Option<Seq>,
 }
 
-struct Request {
+struct LeasedRequest {
     entry: Arc<Entry>,
     wake_up: Arc<WakeUp>,
     stage: Stage,
@@ -97,12 +97,12 @@ pub(super) enum Grant {
     Over,
 }
 
-impl Requests {
+impl LeasedRequests {
     pub(super) fn new(pushes: UnboundedSender<Push>) -> Self {
         Self { state: Mutex::default(), pushes }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LeasedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -114,13 +114,13 @@ impl Requests {
     /// The request of an acquire, created with the given entry if it is new.
     pub(super) fn find(&self, seq: Seq, entry: impl FnOnce() -> Entry) -> Found {
         let mut state = self.state();
-        let State { requests, last } = &mut *state;
+        let LeasedState { requests, last } = &mut *state;
         if Some(seq) <= *last && !requests.contains_key(&seq) {
             // The caller may not have processed its loss yet; a new request under this seq would take the lock again.
             return Found::Over;
         }
         *last = Some(seq).max(*last);
-        let request = requests.entry(seq).or_insert_with(|| Request {
+        let request = requests.entry(seq).or_insert_with(|| LeasedRequest {
             entry: Arc::new(entry()),
             wake_up: Arc::new(WakeUp::new()),
             stage: Stage::Asked,
@@ -166,8 +166,8 @@ impl Requests {
     pub(super) fn grant(&self, seq: Seq, granted: &Granted, made_up_for: u64) -> Grant {
         let mut state = self.state();
         match state.requests.get_mut(&seq) {
-            None | Some(Request { stage: Stage::Ends { .. }, .. }) => Grant::Over,
-            Some(Request { stage: Stage::Revoked, .. }) => Grant::Revoked,
+            None | Some(LeasedRequest { stage: Stage::Ends { .. }, .. }) => Grant::Over,
+            Some(LeasedRequest { stage: Stage::Revoked, .. }) => Grant::Revoked,
             Some(request) if request.missed == made_up_for => {
                 request.stage = Stage::Holds(granted.clone());
                 Grant::Returned
@@ -278,7 +278,7 @@ impl Requests {
     /// Begins the end of a request whose attempt was refused. Returns what [`Self::begin_end`] does if earlier attempts
     /// may have left something: a place in the queue, or a grant whose answer was lost (P7).
     pub(super) fn begin_end_of_refused(&self, seq: Seq) -> Option<(Arc<Entry>, bool)> {
-        let left = |request: &Request| request.attempts.doubt || request.stage != Stage::Asked;
+        let left = |request: &LeasedRequest| request.attempts.doubt || request.stage != Stage::Asked;
         let left = self.state().requests.get(&seq).is_some_and(left);
         if left { self.begin_end(seq) } else { None }
     }
@@ -294,7 +294,7 @@ impl Requests {
 
     /// Ends all requests without a call: they expire.
     pub(super) fn abandon(&self) {
-        self.state().requests.values_mut().for_each(Request::end);
+        self.state().requests.values_mut().for_each(LeasedRequest::end);
     }
 
     pub(super) fn seqs(&self) -> Vec<Seq> {
@@ -306,7 +306,7 @@ impl Requests {
     }
 }
 
-impl Request {
+impl LeasedRequest {
     fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Ends { .. } | Stage::Revoked)
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use lockkeeper_core::{End, Seq};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::requests::{EntryRenewal, Found, Grant, Renewable, Requests, Stage};
+use super::requests::{EntryRenewal, Found, Grant, LeasedRequests, Renewable, Stage};
 use super::store::{Attempt, Entry, EntryId, Renewed, Store, Tried};
 use super::wakes::{WakeUp, Wakes};
 use crate::backend::{AcquireRequest, Call, CallError, Conn, Submitted};
@@ -22,9 +22,9 @@ use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Granted, Push, Spec};
 
 /// A session of leased entries. Once it is dropped, its waiting acquires stop.
-pub(crate) struct LeasedConn(Arc<Inner>);
+pub(crate) struct LeasedConn(Arc<LeasedInner>);
 
-struct Inner {
+struct LeasedInner {
     store: Arc<dyn Store>,
     wakes: Wakes,
     label: Arc<str>,
@@ -32,7 +32,7 @@ struct Inner {
     lock_delay: Duration,
     /// 128 random bits in hex: no entry of another session has the same id.
     session: OnceLock<String>,
-    requests: Requests,
+    requests: LeasedRequests,
 }
 
 impl LeasedConn {
@@ -44,14 +44,14 @@ impl LeasedConn {
         label: &str,
         pushes: UnboundedSender<Push>,
     ) -> Arc<Self> {
-        Arc::new(Self(Arc::new(Inner {
+        Arc::new(Self(Arc::new(LeasedInner {
             store,
             wakes,
             label: label.into(),
             ttl: spec.ttl.unwrap_or(Duration::MAX),
             lock_delay: spec.lock_delay,
             session: OnceLock::new(),
-            requests: Requests::new(pushes),
+            requests: LeasedRequests::new(pushes),
         })))
     }
 
@@ -106,7 +106,7 @@ impl Drop for LeasedConn {
     }
 }
 
-impl Inner {
+impl LeasedInner {
     /// The session's id; empty before it is opened.
     fn session(&self) -> &str {
         self.session.get().map_or("", String::as_str)

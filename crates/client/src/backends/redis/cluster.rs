@@ -26,9 +26,9 @@ const PAUSE: Duration = Duration::from_millis(250);
 
 /// The nodes of a cluster. Cheap to clone; clones share them.
 #[derive(Clone)]
-pub(super) struct Cluster(Arc<Inner>);
+pub(super) struct Cluster(Arc<ClusterInner>);
 
-struct Inner {
+struct ClusterInner {
     settings: Settings,
     worker: LeaseThread,
     wakes: Wakes,
@@ -58,7 +58,7 @@ impl Cluster {
         worker: &LeaseThread,
         wakes: Wakes,
     ) -> Result<Self, ConnectError> {
-        let cluster = Self(Arc::new(Inner {
+        let cluster = Self(Arc::new(ClusterInner {
             settings: settings.clone(),
             worker: worker.clone(),
             wakes,
@@ -86,7 +86,7 @@ impl Cluster {
     }
 }
 
-impl Inner {
+impl ClusterInner {
     fn map(&self) -> MutexGuard<'_, Map> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }

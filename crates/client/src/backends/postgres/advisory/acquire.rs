@@ -9,7 +9,7 @@ use super::connection::unreadable;
 use super::hold::Hold;
 use super::look;
 use super::note::{Badge, Note};
-use super::request::{Claim, Request};
+use super::request::{AdvisoryRequest, Claim};
 use super::server::transaction_pooler;
 use super::sql::{Statements, Tried, is_holder};
 use super::wait::wait;
@@ -21,7 +21,7 @@ use crate::machine::Answer;
 pub(super) type Acquired = Result<Answer, CallError>;
 
 /// An acquire that has not ended. On drop it has failed: its runtime has ended.
-pub(super) struct Unanswered(pub(super) Arc<Request>);
+pub(super) struct Unanswered(pub(super) Arc<AdvisoryRequest>);
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
@@ -47,7 +47,7 @@ pub(super) async fn acquire(shared: Arc<Shared>, unanswered: Unanswered) -> Acqu
 }
 
 /// Gets a connection, and builds the request's statements.
-async fn prepare(shared: &Arc<Shared>, request: &Arc<Request>) -> Result<Claim, BackendError> {
+async fn prepare(shared: &Arc<Shared>, request: &Arc<AdvisoryRequest>) -> Result<Claim, BackendError> {
     let acquire = &request.acquire;
     let key = shared.key_of(request.name()).await?;
     let used = shared.pool.alone().await?;

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::Shared;
 use super::monitor::Watched;
 use super::note::Revocation;
-use super::request::{Claim, Request, Stage, terminate};
+use super::request::{AdvisoryRequest, Claim, Stage, terminate};
 use super::server::answer_within;
 use super::sql::{Tried, is_holder};
 use crate::backend::CallError;
@@ -62,7 +62,7 @@ impl Hold {
 }
 
 /// A hold is lost. Its connection is closed, and what may be left of it at the server is terminated.
-pub(super) fn lose(request: &Request, why: &str) {
+pub(super) fn lose(request: &AdvisoryRequest, why: &str) {
     let Some(hold) = request.take_hold(Stage::Over(End::Gone)) else { return };
     tracing::warn!(
         name = request.name().as_str(),
@@ -74,7 +74,7 @@ pub(super) fn lose(request: &Request, why: &str) {
 }
 
 /// Handles a break: notifies the holder, and shows the break to others. Runs on the lease thread.
-pub(super) fn revoke(request: &Request, revocation: Revocation) {
+pub(super) fn revoke(request: &AdvisoryRequest, revocation: Revocation) {
     let revoked = request.with_hold(|hold| {
         let Claim { note, says, used, .. } = &mut hold.claim;
         let is_first = note.revoked.is_none();
@@ -92,7 +92,7 @@ pub(super) fn revoke(request: &Request, revocation: Revocation) {
 
 /// Asks the server whether the lock is still held (P7-a): on its own connection, which also finds a transaction pooler;
 /// if that belongs to another runtime, on the query connection.
-pub(super) async fn verify(shared: &Shared, request: &Request) -> Result<Answer, CallError> {
+pub(super) async fn verify(shared: &Shared, request: &AdvisoryRequest) -> Result<Answer, CallError> {
     let held = request.with_hold(|hold| {
         let Claim { note, says, used, .. } = &hold.claim;
         let own = used.is_here().then(|| (used.connection.clone(), says.verify(note)));
@@ -122,7 +122,7 @@ pub(super) async fn verify(shared: &Shared, request: &Request) -> Result<Answer,
 }
 
 /// Ends a request in any stage: releases its hold, or abandons its acquire.
-pub(super) async fn finish(shared: Arc<Shared>, request: Arc<Request>) -> Result<End, CallError> {
+pub(super) async fn finish(shared: Arc<Shared>, request: Arc<AdvisoryRequest>) -> Result<End, CallError> {
     request.over.cancel();
     let mut stages = request.stages();
     loop {
@@ -149,7 +149,7 @@ pub(super) async fn finish(shared: Arc<Shared>, request: Arc<Request>) -> Result
 }
 
 /// The runtime of an acquire does not run. If that continues, it sends nothing more, or finds its process terminated.
-async fn abandon(shared: &Shared, request: &Request, left: Option<String>) -> Result<End, CallError> {
+async fn abandon(shared: &Shared, request: &AdvisoryRequest, left: Option<String>) -> Result<End, CallError> {
     let Some(left) = left else { return Ok(End::Left) };
     match timeout(TERMINATED_WITHIN, terminate(shared, request, &left)).await {
         Ok(true) => Ok(End::Left),
@@ -157,7 +157,7 @@ async fn abandon(shared: &Shared, request: &Request, left: Option<String>) -> Re
     }
 }
 
-async fn release(shared: &Shared, request: &Request, hold: Hold) -> Result<End, CallError> {
+async fn release(shared: &Shared, request: &AdvisoryRequest, hold: Hold) -> Result<End, CallError> {
     let Hold { mut claim, number, .. } = hold;
     shared.monitor.forget(number);
     let is_here = claim.used.is_here();

@@ -18,7 +18,7 @@ use tokio_postgres::{Notification, SimpleQueryRow};
 use super::connection::QueryConnection;
 use super::hold;
 use super::note::{Contact, Letter};
-use super::request::Request;
+use super::request::AdvisoryRequest;
 use super::server::answer_within;
 use super::sql::{BEGAN, IN_THIS_DATABASE, mode};
 use crate::backends::postgres::connect::{Connection, NoAnswer};
@@ -53,7 +53,7 @@ pub(super) struct Watched {
     pub(super) key: AdvisoryKey,
     pub(super) shared: bool,
     pub(super) token: Option<Token>,
-    pub(super) request: Arc<Request>,
+    pub(super) request: Arc<AdvisoryRequest>,
 }
 
 impl Monitor {
@@ -113,7 +113,7 @@ impl Monitor {
 
     /// The request of the hold that a letter breaks. It must name the hold's token, so that it never hits a later hold
     /// (P4), and contain the client's key, as any client can write to the channel.
-    fn broken_by(&self, notice: &Notification, contact: &Contact) -> Option<(Arc<Request>, Letter)> {
+    fn broken_by(&self, notice: &Notification, contact: &Contact) -> Option<(Arc<AdvisoryRequest>, Letter)> {
         let letter: Letter = serde_json::from_str(notice.payload()).ok()?;
         let token = Some(letter.revocation.token).filter(|_| letter.key == contact.key)?;
         let holds = self.holds();

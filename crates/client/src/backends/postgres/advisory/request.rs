@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::connection::LockConnector;
 use super::hold::Hold;
 use super::note::Note;
-use super::session::Requests;
+use super::session::AdvisoryRequests;
 use super::sql::Statements;
 use super::{Shared, look};
 use crate::backend::{AcquireRequest, CallError};
@@ -27,7 +27,7 @@ use crate::machine::{Answer, Push};
 const TERMINATE_FOR: Duration = Duration::from_secs(60);
 const TERMINATE_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-pub(super) struct Request {
+pub(super) struct AdvisoryRequest {
     pub(super) seq: Seq,
     pub(super) acquire: Arc<AcquireRequest>,
     /// The name of the client.
@@ -35,7 +35,7 @@ pub(super) struct Request {
     /// Cancelled when it is released or abandoned.
     pub(super) over: CancellationToken,
     pushes: UnboundedSender<Push>,
-    requests: Arc<Requests>,
+    requests: Arc<AdvisoryRequests>,
     answer: OnceLock<Result<Answer, CallError>>,
     stage: watch::Sender<Stage>,
 }
@@ -51,13 +51,13 @@ pub(super) enum Stage {
     Over(End),
 }
 
-impl Request {
+impl AdvisoryRequest {
     pub(super) fn new(
         seq: Seq,
         acquire: Arc<AcquireRequest>,
         label: Arc<str>,
         pushes: UnboundedSender<Push>,
-        requests: Arc<Requests>,
+        requests: Arc<AdvisoryRequests>,
     ) -> Self {
         let (answer, stage) = (OnceLock::new(), watch::Sender::new(Stage::Acquiring(None)));
         Self { seq, acquire, label, over: CancellationToken::new(), pushes, requests, answer, stage }
@@ -183,7 +183,7 @@ impl Request {
 /// The connection of a request. On drop its server process is terminated, unless the request has returned or closed it.
 pub(super) struct Claim {
     pub(super) shared: Arc<Shared>,
-    pub(super) request: Arc<Request>,
+    pub(super) request: Arc<AdvisoryRequest>,
     pub(super) used: Used<LockConnector>,
     pub(super) says: Statements,
     pub(super) note: Note,
@@ -220,7 +220,7 @@ impl Drop for Claim {
 
 /// Terminates an orphaned server process, which could take hours to detect the dead connection by itself. Returns
 /// whether certainly nothing is left.
-pub(super) async fn terminate(shared: &Shared, request: &Request, which: &str) -> bool {
+pub(super) async fn terminate(shared: &Shared, request: &AdvisoryRequest, which: &str) -> bool {
     let name = request.name().as_str();
     let (mut pause, most) = TERMINATE_PAUSES;
     let since = Instant::now();

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::Shared;
 use super::acquire::{Unanswered, acquire};
 use super::hold::{finish, verify};
-use super::request::Request;
+use super::request::AdvisoryRequest;
 use crate::backend::{AcquireRequest, Call, Conn, Submitted};
 use crate::machine::{Answer, Push};
 
@@ -17,27 +17,27 @@ pub(super) struct AdvisoryConn {
     shared: Arc<Shared>,
     label: Arc<str>,
     pushes: UnboundedSender<Push>,
-    requests: Arc<Requests>,
+    requests: Arc<AdvisoryRequests>,
 }
 
 /// The requests of a session that hold or wait, or may have left something at the server.
 #[derive(Default)]
-pub(super) struct Requests(Mutex<BTreeMap<Seq, Arc<Request>>>);
+pub(super) struct AdvisoryRequests(Mutex<BTreeMap<Seq, Arc<AdvisoryRequest>>>);
 
-impl Requests {
-    fn by_seq(&self) -> MutexGuard<'_, BTreeMap<Seq, Arc<Request>>> {
+impl AdvisoryRequests {
+    fn by_seq(&self) -> MutexGuard<'_, BTreeMap<Seq, Arc<AdvisoryRequest>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes this request, but no later one with its number.
-    pub(super) fn remove(&self, over: &Request) {
+    pub(super) fn remove(&self, over: &AdvisoryRequest) {
         let mut requests = self.by_seq();
         if requests.get(&over.seq).is_some_and(|request| std::ptr::eq(Arc::as_ptr(request), over)) {
             requests.remove(&over.seq);
         }
     }
 
-    fn all(&self) -> Vec<Arc<Request>> {
+    fn all(&self) -> Vec<Arc<AdvisoryRequest>> {
         self.by_seq().values().cloned().collect()
     }
 }
@@ -59,7 +59,7 @@ impl AdvisoryConn {
             };
         }
         let (label, pushes) = (self.label.clone(), self.pushes.clone());
-        let request = Arc::new(Request::new(seq, asked, label, pushes, self.requests.clone()));
+        let request = Arc::new(AdvisoryRequest::new(seq, asked, label, pushes, self.requests.clone()));
         requests.insert(seq, request.clone());
         drop(requests);
         Submitted::under_way(acquire(shared, Unanswered(request)))

@@ -48,14 +48,14 @@ pub(super) struct RowConnection {
 
 /// Why a call returned no rows.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum RowFailure {
     /// It was not sent, for lack of a connection.
     NotSent(BackendError),
     /// It was sent.
     NoAnswer(NoAnswer),
 }
 
-impl Failure {
+impl RowFailure {
     /// Whether it may have been executed, or may still be running (P12). A refused statement was rolled back.
     pub(super) fn may_have_arrived(&self) -> bool {
         matches!(self, Self::NoAnswer(NoAnswer::Ended(_) | NoAnswer::Silent(_)))
@@ -136,13 +136,13 @@ impl Database {
     /// Runs a statement, within `limit` from now.
     ///
     /// # Errors
-    /// [`Failure`]. A connection that does not answer within `limit` is abandoned.
+    /// [`RowFailure`]. A connection that does not answer within `limit` is abandoned.
     pub(super) async fn call(
         &self,
         limit: Duration,
         statement: &Statement,
         params: Params<'_>,
-    ) -> Result<Vec<Row>, Failure> {
+    ) -> Result<Vec<Row>, RowFailure> {
         self.call_on(None, limit, statement, params).await
     }
 
@@ -156,7 +156,7 @@ impl Database {
         limit: Duration,
         statement: &Statement,
         params: Params<'_>,
-    ) -> Result<Vec<Row>, Failure> {
+    ) -> Result<Vec<Row>, RowFailure> {
         let until = Instant::now() + limit;
         let shared;
         let connection = match own {
@@ -180,11 +180,11 @@ impl Database {
         if matches!(why, NoAnswer::Silent(_)) || why.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) {
             connection.give_up(self.lease_thread());
         }
-        Err(Failure::NoAnswer(why))
+        Err(RowFailure::NoAnswer(why))
     }
 
-    fn no_connection(&self, limit: Duration) -> Failure {
-        Failure::NotSent(self.trouble().unwrap_or_else(|| {
+    fn no_connection(&self, limit: Duration) -> RowFailure {
+        RowFailure::NotSent(self.trouble().unwrap_or_else(|| {
             let what = format!("there was no connection to the database within {limit:?}");
             BackendError::new(BackendErrorKind::Unreachable, what)
         }))

@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 
 use super::calls::{self, ACQUIRE, Acquired, FINISH, RENEW, Statement, acquired, finished};
-use super::database::{Database, Failure, Params};
+use super::database::{Database, Params, RowFailure};
 use super::listen::{Hearing, Listening};
 use super::random;
 use crate::backend::{BoxFuture, CallError};
@@ -110,7 +110,7 @@ impl RowStore {
     }
 
     /// The error as shown to users; `doing` names the operation.
-    pub(super) fn explained(&self, failure: Failure, doing: &str) -> BackendError {
+    pub(super) fn explained(&self, failure: RowFailure, doing: &str) -> BackendError {
         let missing =
             [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_TABLE];
         if !failure.code().is_some_and(|code| missing.contains(code)) {
@@ -211,7 +211,7 @@ fn part_of(whole: Duration) -> Duration {
 }
 
 /// Whether a retry can't succeed.
-fn refuses_for_good(failure: &Failure) -> bool {
+fn refuses_for_good(failure: &RowFailure) -> bool {
     // Connection errors, conflicts, lack of resources, operator intervention and standbys are transient.
     let passes = |code: &SqlState| {
         ["08", "40", "53", "57"].iter().any(|class| code.code().starts_with(class))
@@ -221,7 +221,7 @@ fn refuses_for_good(failure: &Failure) -> bool {
     failure.code().is_some_and(|code| !passes(code))
 }
 
-fn unanswered(failure: &Failure, doing: &str) -> CallError {
+fn unanswered(failure: &RowFailure, doing: &str) -> CallError {
     tracing::debug!(?failure, doing, "postgres: a call has no answer");
     CallError { sent: failure.may_have_arrived() }
 }
