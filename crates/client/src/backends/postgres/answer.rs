@@ -1,4 +1,5 @@
-//! Translates the server's errors for users: every error names the host and the remedy.
+//! Translates errors of statements and of connection attempts for users. Errors of connection attempts name the host
+//! and, where there is one, the remedy.
 
 use std::error::Error as _;
 use std::io;
@@ -22,7 +23,7 @@ pub(super) enum NoAnswer {
 }
 
 impl NoAnswer {
-    /// The error as shown to users; `doing` completes "while trying to …", as in "look at a lock".
+    /// The error as shown to users. `doing` is the operation, as an infinitive without "to": "look at a lock".
     pub(super) fn explained(self, doing: &str) -> BackendError {
         match self {
             Self::Refused(error) => refused(&error, doing),
@@ -62,7 +63,7 @@ pub(super) fn rows(answer: Vec<SimpleQueryMessage>) -> Vec<SimpleQueryRow> {
 pub(super) fn answered_by<T>(answer: Result<T, Error>) -> Result<T, NoAnswer> {
     match answer {
         Ok(answer) => Ok(answer),
-        // The server's FATAL error at the end of a connection is delivered to the statement that was in flight.
+        // A FATAL error ends the connection: the statement in flight receives it, but was not refused by it.
         Err(error) if error.as_db_error().is_some() && !ends_the_connection(&error) => {
             Err(NoAnswer::Refused(error))
         }
@@ -84,7 +85,7 @@ fn refused(error: &Error, doing: &str) -> BackendError {
     BackendError::new(kind, format!("the server refuses to {doing}: {}{instead}", chain(error)))
 }
 
-/// The messages of an error and of all its sources.
+/// For a server's error, its message and SQLSTATE; otherwise the messages of the error and of all its sources.
 pub(super) fn chain(error: &Error) -> String {
     if let Some(error) = error.as_db_error() {
         return format!("{} (SQLSTATE {})", error.message(), error.code().code());
@@ -112,7 +113,7 @@ pub(super) fn explain(error: &Error, server: &Server, settings: &Settings) -> Ba
     BackendError::new(kind, what)
 }
 
-/// Whether this is the error of `TargetSessionAttrs::ReadWrite`, which has no code.
+/// Whether `TargetSessionAttrs::ReadWrite` rejected the server. That error has no SQLSTATE.
 fn is_read_only(error: &Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| cause.to_string() == "database does not allow writes")
@@ -124,7 +125,7 @@ fn no_tls(at: &str, said: &str, settings: &Settings) -> String {
     format!("no TLS with the server at {at}: {said}{hint}")
 }
 
-/// Kind and message of any other error of a connection attempt.
+/// Kind and message for a failed connection attempt, except to a read-only server.
 fn refusal(error: &Error, at: &str, settings: &Settings) -> (BackendErrorKind, String) {
     use BackendErrorKind::{Operator, Refused, Unreachable};
     let said = chain(error);

@@ -69,7 +69,8 @@ impl Connector {
     /// `application_name`; `notices` receives notifications. May be awaited on any runtime.
     ///
     /// # Errors
-    /// The errors of all hosts; [`BackendErrorKind::Unreachable`] if one may answer later.
+    /// The errors of all hosts in one. Its kind is [`BackendErrorKind::Unreachable`] if that is the kind for any host:
+    /// a later attempt may succeed.
     pub(super) async fn connect(
         &self,
         label: &str,
@@ -80,7 +81,7 @@ impl Connector {
         self.worker.run(Box::pin(async move {
             match this.first_of_all(&label, notices).await {
                 Ok((connection, driving)) => {
-                    // If the caller is gone, the client is dropped here, which closes the connection.
+                    // If the caller has stopped waiting, the send fails and drops the connection, which closes it.
                     drop(done.send(Ok(connection)));
                     driving.await;
                 }
@@ -137,7 +138,7 @@ impl Connector {
         let mut config = server.config.clone();
         config.application_name(label);
         let timeout = self.settings.timeout;
-        // A stalled server accepts TCP connections and never answers.
+        // `connect_timeout` covers only the TCP connection, which a stalled server still accepts.
         match tokio::time::timeout(timeout, config.connect(self.tls.clone())).await {
             Ok(Ok((client, driver))) => {
                 Ok((Connection { client, timeout, tls: self.tls.clone(), end: Arc::default() }, driver))
@@ -154,13 +155,14 @@ impl Connector {
     }
 }
 
-/// Drives a connection until it is dropped or ends. `ended` is dropped also if the runtime ends first.
+/// Drives a connection until its client is dropped or the server closes it, and records why it ended. `ended` is
+/// dropped with this future, also if the runtime ends first.
 async fn drive(mut driver: Driver, notices: Option<UnboundedSender<Notification>>, ended: EndOnDrop) {
     let why = loop {
         match poll_fn(|context| driver.poll_message(context)).await {
             Some(Ok(AsyncMessage::Notification(notice))) => {
                 if let Some(notices) = &notices {
-                    // The receiver is gone, and soon the connection will be.
+                    // Fails only if the receiver was dropped; its owner closes the connection then.
                     let _ = notices.send(notice);
                 }
             }
@@ -197,7 +199,7 @@ impl Connection {
         self.end.ended.is_cancelled() || self.client.is_closed()
     }
 
-    /// Why it has ended, as shown to users.
+    /// Why the connection has ended, as shown to users.
     pub(super) fn why_ended(&self) -> Option<String> {
         self.end.why.get().cloned()
     }
@@ -230,7 +232,8 @@ impl Connection {
     /// [`NoAnswer`].
     pub(super) async fn wait_for(&self, sql: &str) -> Result<Vec<SimpleQueryRow>, NoAnswer> {
         match self.client.simple_query(sql).await {
-            // The driver may know more; but an error in this answer is the better reason.
+            // This error says only that the connection is closed; the driver has recorded why. Other errors contain
+            // their reason.
             Err(error) if error.is_closed() => {
                 Err(NoAnswer::Ended(self.why_ended().unwrap_or_else(|| chain(&error))))
             }
@@ -243,8 +246,9 @@ impl Connection {
         process_of(&self.client.cancel_token()).await
     }
 
-    /// Requests cancellation of the running statement. The statement's answer shows whether that took effect; a late
-    /// request may hit the next statement. `PgBouncer` may drop the request.
+    /// Requests cancellation of the running statement. The statement's answer shows whether it was cancelled. A cancel
+    /// request that the server receives late may hit the connection's next statement, and `PgBouncer` may drop the
+    /// request.
     ///
     /// # Errors
     /// The error, as shown to users.

@@ -10,10 +10,12 @@ use super::keys::{AdvisoryKey, KeyError, PgKey};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TransactionLock {
-    /// Its fencing token; `None` without the schema of `lockkeeper postgres init`, or without the privilege to use it.
-    /// Writes in the same transaction need no token. For other resources it is a normal token, but durable only once
-    /// the transaction is committed: if the server crashes before, it may be issued again. So that commit waits for the
-    /// disk, even with `synchronous_commit = off`, which is set to `local` for this transaction.
+    /// The fencing token. `None` if the database has no sequence `lockkeeper.token` (see `lockkeeper postgres init`),
+    /// if this user may not use it, or if its options could issue a lower token later.
+    ///
+    /// Writes in the same transaction need no token. For other resources it is a normal token, but it is durable only
+    /// once the transaction is committed: if the server crashes before, the token may be issued again. Therefore the
+    /// commit waits for the disk: `synchronous_commit = off` is changed to `local` for this transaction.
     pub token: Option<Token>,
 }
 
@@ -36,7 +38,8 @@ pub enum TransactionLockError {
     /// The server's answer is unreadable.
     #[error("the server's answer can't be read")]
     Unreadable,
-    /// The server refused, or the connection is lost. PostgreSQL then requires a rollback of the transaction.
+    /// The server refused a statement, or the connection is lost. After a refusal PostgreSQL requires a rollback of the
+    /// transaction.
     #[error("the server did not give the lock")]
     Postgres(#[from] tokio_postgres::Error),
 }
@@ -55,7 +58,8 @@ pub enum TransactionLockError {
 /// ```
 ///
 /// # Errors
-/// [`TransactionLockError`]. Nothing is held, except if the server refused: then until the transaction is rolled back.
+/// [`TransactionLockError`]. After `Postgres` or `Unreadable` the lock may be held until the transaction ends; after
+/// the other errors nothing is held.
 pub async fn lock_in_transaction(
     client: &impl GenericClient,
     name: impl AsRef<str>,
@@ -114,7 +118,7 @@ async fn lock(
     Ok(Some(TransactionLock { token: Some(token.ok_or(TransactionLockError::Unreadable)?) }))
 }
 
-/// The last row of a statement, in the simple protocol, which every pooler supports.
+/// Runs a statement in the simple protocol, which every pooler supports, and returns its last row.
 async fn row(client: &impl GenericClient, sql: &str) -> Result<SimpleQueryRow, TransactionLockError> {
     let answers = client.simple_query(sql).await?;
     let row = |answer| match answer {

@@ -18,9 +18,9 @@ const SQLX: &[u8] = b"SQLx (Rust) Postgres advisory lock";
 
 /// How a name becomes an advisory key (`?key=`).
 ///
-/// A key has 64 bits, so two names may share one. Such names exclude each other needlessly, which is safe but slow.
-/// With the default rule, one in a billion programs with 100,000 names has a collision. Rules with fewer bits document
-/// it.
+/// A key has at most 64 bits, so two names may share one. Such names exclude each other needlessly, which is safe but
+/// slow. With the default rule, fewer than one in a billion programs with 100,000 names has a collision. With rules of
+/// fewer bits, collisions are more frequent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum PgKey {
@@ -30,15 +30,15 @@ pub enum PgKey {
     /// `sqlx`: `PgAdvisoryLock::new` of sqlx (Rust): HKDF-SHA256, little-endian.
     Sqlx,
     /// `madelson`: `PostgresAdvisoryLockKey(name, allowHashing: true)` of DistributedLock (.NET): up to nine ASCII
-    /// letters packed into a pair, 16 hex digits as a number, `8hex,8hex` as a pair, else SHA-1, little-endian.
+    /// characters packed into a pair, 16 hex digits as a number, `8hex,8hex` as a pair, else SHA-1, little-endian.
     Madelson,
-    /// `ruby`, `ruby:PREFIX`: the gem `with_advisory_lock`: a pair of CRC-32 without its highest bit and the integer
-    /// prefix configured by its users (0 by default). 31 bits.
+    /// `ruby`, `ruby:PREFIX`: the gem `with_advisory_lock`: a pair of CRC-32 without its highest bit (31 bits) and the
+    /// integer prefix that the gem can be configured with (0 by default).
     RubyCrc32 {
-        /// The second half.
+        /// The second number of the pair.
         prefix: i32,
     },
-    /// `tooz`: OpenStack's tooz (Python): a pair of the first two bytes of MD5. 16 bits: collisions are frequent.
+    /// `tooz`: OpenStack's tooz (Python): the first two bytes of MD5 as a pair. 16 bits: collisions are frequent.
     ToozMd5,
     /// `crc32`: CRC-32 as a number. 32 bits.
     Crc32,
@@ -56,8 +56,9 @@ pub enum PgKey {
     SqlxMigrations,
     /// `rails-migrations`: the key that Rails locks to migrate the database; the lock name is the database name.
     RailsMigrations,
-    /// `golang-migrate`: the key that golang-migrate locks to migrate the database; the lock name is the database name,
-    /// or, as that library joins several names, `mydb`, a zero byte and the schema.
+    /// `golang-migrate`: the key that golang-migrate locks to migrate the database; the lock name is the database name.
+    /// Where that library joins the schema and further names before the database name, with zero bytes in between,
+    /// [`PgKey::key`] takes the joined text.
     GolangMigrate,
 }
 
@@ -165,7 +166,7 @@ const RULES: &[(&str, PgKey)] = &[
     ("golang-migrate", PgKey::GolangMigrate),
 ];
 
-/// Ends the error message for an address with an invalid `key=`.
+/// Ends the error message for an invalid rule (`key=`).
 pub(super) const WANTED: &str = "a rule for keys: `lockkeeper`, `sqlx`, `madelson`, `ruby`, `ruby:PREFIX`, \
     `tooz`, `crc32`, `sha256be`, `message-db`, `hashtext`, `hashtextextended`, `raw`, `sqlx-migrations`, \
     `rails-migrations` or `golang-migrate`";
@@ -199,13 +200,13 @@ impl AdvisoryKey {
     /// The key as the arguments of `pg_advisory_lock(…)`.
     pub(super) fn arguments(self) -> String {
         match self {
-            // A quoted literal is a constant at once; a leading minus would be an operator to resolve.
+            // Quoted, since in `-42::bigint` the minus is an operator, which the server would have to resolve.
             Self::Number(number) => format!("'{number}'::bigint"),
             Self::Pair(a, b) => format!("{a}::int, {b}::int"),
         }
     }
 
-    /// The key as three SQL arguments: the number first, or null and the pair.
+    /// The key as three SQL arguments: number, null, null; or null and the two numbers of the pair.
     pub(super) fn either(self) -> String {
         match self {
             Self::Number(number) => format!("'{number}', null, null"),
@@ -257,8 +258,8 @@ fn raw(name: &str) -> Option<AdvisoryKey> {
     }
 }
 
-/// A short ASCII name is packed: seven bits per letter, a zero bit, then ones up to 64 bits. The resulting number is
-/// locked as a pair, upper half first.
+/// A name of up to nine ASCII characters is packed: seven bits per character, a zero bit, then ones up to 64 bits. The
+/// resulting number is locked as a pair, upper half first.
 fn madelson(name: &str) -> AdvisoryKey {
     let pair = |number: u64| {
         let (upper, lower) = ((number >> 32) as u32, (number & 0xffff_ffff) as u32);

@@ -9,7 +9,8 @@ use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Url;
 
 const TOKENS: &str = include_str!("init.sql");
-/// Defaults and conditions of tables resolve names once, at creation; so the search path is fixed first.
+/// The server resolves the names in a table's defaults and conditions once, when the table is created. So the search
+/// path is fixed first.
 const OWN_NAMES: &str = "-- Names mean what is PostgreSQL's own, whatever the path of whoever runs this.\n\
     SET LOCAL search_path = pg_catalog, pg_temp;\n";
 
@@ -28,8 +29,8 @@ fn grants(role: &str) -> String {
     format!("-- What a client needs, and no more.\n{}{sequence}\n", row::grants(role))
 }
 
-/// Creates the schema `lockkeeper` in the database of the address, which needs no `lock=` for this, and grants `role`
-/// the use of it. Idempotent; tokens are never set back.
+/// Creates the schema `lockkeeper` in the database of the address `url`, and grants `role`, if given, the use of the
+/// schema. The address needs no `lock=`. Idempotent; tokens are never set back.
 ///
 /// # Errors
 /// [`ConnectError`]: a bad address, an unreachable server, or a user without the privilege.

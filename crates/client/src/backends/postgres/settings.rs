@@ -1,6 +1,6 @@
 //! Parses a `postgres://` address: kind of lock, servers, user, and transport security.
 //!
-//! Parses only. Each kind of lock parses its own parameters.
+//! Does no I/O. Parameters of only one kind of lock are parsed by that kind.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,8 +24,8 @@ const KINDS: &str = "`lock=session` or `lock=row`:\n  \
     lock=session  an advisory lock on a connection of its own; nothing to set up; no transaction pooler between\n  \
     lock=row      a row with an expiry; fair, permits and the rest; needs the schema of `lockkeeper postgres init`\n";
 
-/// Ends the error message for `lock=transaction`. A transaction that stays open for as long as a lock is held keeps
-/// vacuum from its work, and ends by `idle_in_transaction_session_timeout`.
+/// Ends the error message for `lock=transaction`. A transaction that stays open for as long as a lock is held stops
+/// vacuum from removing dead rows, and is ended by `idle_in_transaction_session_timeout`.
 const NOT_IN_TRANSACTION: &str = "a kind of lock for an address: to lock in a transaction of your own, call \
     `lock_in_transaction` there; where a lock must last longer, use `lock=session`, or `lock=row` behind a transaction pooler";
 
@@ -33,7 +33,7 @@ const NOT_IN_TRANSACTION: &str = "a kind of lock for an address: to lock in a tr
 const COMMON: &[&str] = &["lock", "socket", "sslmode", "timeout", "tls-ca"];
 
 const PORT: u16 = 5432;
-/// Limit for opening a connection, or for a statement that does not wait for a lock.
+/// Default of `timeout=`.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const TIMEOUTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 /// Idle time before the first TCP keep-alive probe.
@@ -62,7 +62,8 @@ pub(super) struct Settings {
     /// PEM file with trusted certificates, instead of the system's store.
     #[cfg_attr(not(feature = "postgres-tls"), allow(dead_code, reason = "read, and of no use without TLS"))]
     pub(super) tls_ca: Option<PathBuf>,
-    /// Limit for opening a connection, or for a statement that does not wait for a lock.
+    /// `timeout=`: limit for opening a connection and for most statements. Others wait for a lock, or have a limit of
+    /// their own.
     pub(super) timeout: Duration,
 }
 

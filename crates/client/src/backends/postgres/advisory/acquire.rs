@@ -20,7 +20,7 @@ use crate::machine::Answer;
 
 pub(super) type Acquired = Result<Answer, CallError>;
 
-/// An acquire that has not ended. On drop it has failed: its runtime has ended.
+/// An acquire in progress. If it is dropped without an answer (its runtime has ended), the acquire has failed.
 pub(super) struct Unanswered(pub(super) Arc<AdvisoryRequest>);
 
 impl Drop for Unanswered {
@@ -104,10 +104,11 @@ async fn busy(claim: Claim) -> Acquired {
     }
 }
 
-/// A try or a wait has got the lock.
+/// Called when a try or a wait has got the lock, or has found that its server process had it before.
 pub(super) fn granted(mut claim: Claim, tried: &Tried) -> Acquired {
     if tried.before || claim.is_foreign(tried).is_some() {
-        // The lock stays with the process, and with the client of the pooler that has it next.
+        // Behind a transaction pooler, the server process keeps the lock while it serves other clients. The claim's
+        // drop terminates it.
         claim.left = Some(is_holder(tried.pid, claim.says.key));
         return Ok(Answer::Refused(transaction_pooler().into()));
     }

@@ -122,7 +122,7 @@ struct EndReport {
 
 impl Drop for EndReport {
     fn drop(&mut self) {
-        // Otherwise it was closed by its user.
+        // If the connection was dropped, its user closed it: nothing to report.
         if let Some(connection) = self.connection.upgrade() {
             let why = connection.why_ended().unwrap_or_else(|| "its runtime has ended".to_owned());
             self.monitor.connection_ended(&self.id, &why);
@@ -179,7 +179,8 @@ impl QueryConnection {
         }
         let doing = "listen for breaks";
         let opened = self.connector.connect(IDLE, Some(self.notices.clone())).await?;
-        // Two messages: the name shows to others that this connection listens already.
+        // LISTEN must have succeeded before the name is set: the name shows to other clients that this connection
+        // listens.
         for statement in [self.contact.listen(), self.contact.show()] {
             opened.ask(&statement).await.map_err(|none| none.explained(doing))?;
         }
@@ -197,8 +198,8 @@ impl QueryConnection {
     }
 }
 
-/// How long an idle connection is kept; each is a process of the server. Opening one costs more than a hundred locks, so
-/// the pool keeps as many as were in use at once within this time.
+/// How long an idle connection is kept. Each is a process of the server, but to open one costs more than a hundred
+/// acquires. So the pool keeps as many connections as were in use at once within this time.
 pub(super) const IDLE_FOR: Duration = Duration::from_secs(60);
 
 /// The error for an unreadable answer.

@@ -16,7 +16,7 @@ use crate::backend::CallError;
 use crate::error::LossCause;
 use crate::machine::{Answer, Granted, Push};
 
-/// How long a statement may take on a connection of another runtime, which may not run.
+/// Time limit of a statement on a connection of another runtime, which may have stalled.
 const ELSEWHERE: Duration = Duration::from_secs(1);
 /// How long an abandoned acquire may take to end by itself.
 const ABANDON_WITHIN: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ pub(super) const TERMINATED_WITHIN: Duration = Duration::from_secs(5);
 pub(super) struct Hold {
     claim: Claim,
     token: Option<Token>,
-    /// Its number at the monitor.
+    /// The monitor's number of this hold.
     number: u64,
 }
 
@@ -50,7 +50,7 @@ impl Hold {
         request.hold(hold);
         shared.monitor.watch(number, watched);
         if connection.is_ended() {
-            // The end may have been reported before the hold was watched.
+            // The connection's end may have been reported before the hold was watched.
             shared.monitor.connection_ended(&id, "its connection has ended");
         }
         Answer::Granted(granted)
@@ -61,7 +61,7 @@ impl Hold {
     }
 }
 
-/// A hold is lost. Its connection is closed, and what may be left of it at the server is terminated.
+/// Handles the loss of a hold: closes its connection, and terminates its server process if that still exists.
 pub(super) fn lose(request: &AdvisoryRequest, why: &str) {
     let Some(hold) = request.take_hold(Stage::Over(End::Gone)) else { return };
     tracing::warn!(
@@ -73,7 +73,7 @@ pub(super) fn lose(request: &AdvisoryRequest, why: &str) {
     drop(hold);
 }
 
-/// Handles a break: notifies the holder, and shows the break to others. Runs on the lease thread.
+/// Handles a break: notifies the holder, and shows the break in the connection's note. Runs on the lease thread.
 pub(super) fn revoke(request: &AdvisoryRequest, revocation: Revocation) {
     let revoked = request.with_hold(|hold| {
         let Claim { note, says, used, .. } = &mut hold.claim;
@@ -90,8 +90,8 @@ pub(super) fn revoke(request: &AdvisoryRequest, revocation: Revocation) {
     });
 }
 
-/// Asks the server whether the lock is still held (P7-a): on its own connection, which also finds a transaction pooler;
-/// if that belongs to another runtime, on the query connection.
+/// Asks the server whether the lock is still held (P7-a). The statement runs on the hold's own connection, which also
+/// detects a transaction pooler; if that connection belongs to another runtime, on the query connection.
 pub(super) async fn verify(shared: &Shared, request: &AdvisoryRequest) -> Result<Answer, CallError> {
     let held = request.with_hold(|hold| {
         let Claim { note, says, used, .. } = &hold.claim;
@@ -133,7 +133,7 @@ pub(super) async fn finish(shared: Arc<Shared>, request: Arc<AdvisoryRequest>) -
             Stage::Over(end) => return Ok(*end),
             Stage::InDoubt => return Err(CallError { sent: true }),
             Stage::Acquiring(left) => Some(left.clone()),
-            // Granted since.
+            // Granted since `take_hold` above.
             Stage::Held(_) => continue,
             Stage::Releasing => None,
         };
@@ -148,7 +148,8 @@ pub(super) async fn finish(shared: Arc<Shared>, request: Arc<AdvisoryRequest>) -
     }
 }
 
-/// The runtime of an acquire does not run. If that continues, it sends nothing more, or finds its process terminated.
+/// Gives up an acquire whose runtime does not run. If the runtime continues later, the acquire sends nothing more,
+/// since it is over, or finds its server process terminated.
 async fn abandon(shared: &Shared, request: &AdvisoryRequest, left: Option<String>) -> Result<End, CallError> {
     let Some(left) = left else { return Ok(End::Left) };
     match timeout(TERMINATED_WITHIN, terminate(shared, request, &left)).await {
@@ -174,7 +175,8 @@ async fn release(shared: &Shared, request: &AdvisoryRequest, hold: Hold) -> Resu
                 name,
                 "a lock was not held any more when it was released; is there a transaction pooler?"
             );
-            // A pooler renames a process when it assigns it to another client, but the lock stays with it.
+            // Behind a pooler, the process may serve another client by now and have that client's name. It is
+            // identified by the lock, which it still has.
             claim.left = Some(is_holder(claim.used.process.pid, claim.says.key));
             request.end(End::Gone);
             Ok(End::Gone)

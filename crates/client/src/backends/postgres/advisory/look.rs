@@ -107,7 +107,7 @@ impl Seen {
     }
 }
 
-/// The current holder, and the number of waiters.
+/// The first holder, and the number of waiters.
 pub(super) fn busy(rows: &[SimpleQueryRow]) -> Busy {
     let seen: Vec<Seen> = rows.iter().filter_map(Seen::read).collect();
     let holder = seen.iter().find(|seen| seen.granted).map(Seen::owner);
@@ -141,7 +141,8 @@ pub(super) async fn inspect(shared: &Shared, name: LockName) -> Result<LockInfo,
     Ok(info(name, &seen))
 }
 
-/// Lists locks that clients of this library hold or wait for, as only their notes contain names. With raw keys, all.
+/// Lists locks that clients of this library hold or wait for: only their notes contain names. With `key=raw`, where the
+/// key is the name, lists all advisory locks.
 pub(super) async fn list(shared: &Shared, prefix: Option<LockName>) -> Result<Vec<LockInfo>, BackendError> {
     let mut by_key: BTreeMap<AdvisoryKey, Vec<Seen>> = BTreeMap::new();
     for seen in seen(shared, None).await? {
@@ -264,7 +265,8 @@ fn letter(order: &BreakOrder, key: &str) -> String {
 /// Terminates the server processes that match a condition on `pg_stat_activity`, and waits until they are gone.
 pub(super) async fn end_process(queries: &QueryConnection, which: &str) -> Result<(), BackendError> {
     let doing = "end a server process";
-    // Behind a transaction pooler this may terminate the process that executes it; the connection then retries.
+    // Behind a transaction pooler this may terminate the process that executes it; `queries` then reconnects and
+    // repeats it.
     let end =
         format!("select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where {which}");
     let since = tokio::time::Instant::now();

@@ -3,16 +3,16 @@
 //! The server holds the queue and the lock, and ends a hold with its connection. There is no ttl and no table, and only
 //! tokens need setup. User documentation: `docs/backends/postgres-session.md`.
 //!
-//! - A request takes a connection from a pool, on its caller's runtime (`connection`, `acquire`): one statement tries the
-//!   lock, draws the token, and shows the owner (`sql`, `note`). If the lock is not free, the request waits in the
+//! - A request takes a connection from a pool, on its caller's runtime (`connection`, `acquire`): one statement tries
+//!   the lock, draws the token, and shows the owner (`sql`, `note`). If the lock is not free, the request waits in the
 //!   server's queue (`wait`). A grant becomes a `Hold` (`hold`).
-//! - Calls of the library become requests in `session`. A request's stage (`request`) decides between its acquire, its
-//!   release and its loss, which may run on different threads.
+//! - `session` turns the library's calls into requests. A request's acquire, its release and its loss may run on
+//!   different threads at the same time; the request's stage (`request`) determines which of them takes effect.
 //! - A connection returns to the pool only if it certainly holds nothing. In any doubt it is closed, never reused
-//!   (madelson #147), and its server process is terminated by a statement on the query connection.
-//! - The lease thread has the query connection. On it the monitor (`monitor`) probes all holds of the client with one
-//!   query, and listens for breaks; so a runtime that stalls misses neither a loss nor a break. A connection whose
-//!   runtime ends, ends with it, and so does its hold.
+//!   (DistributedLock issue 147), and its server process is terminated by a statement on the query connection.
+//! - The query connection belongs to the lease thread. On it the monitor (`monitor`) probes all holds of the client
+//!   with one query, and listens for breaks; so a caller's runtime that stalls misses neither a loss nor a break. If a
+//!   caller's runtime ends, its connections end, and so do the holds on them.
 //! - `look` inspects and breaks; `server` checks the server and finds poolers. Only the simple protocol is used, one
 //!   message per round trip, so that any pooler in session mode works.
 
@@ -53,10 +53,10 @@ use session::AdvisoryConn;
 use sql::Common;
 pub(super) use sql::draw_in_transaction;
 
-/// Maximum connections that hold or wait at once (`?connections=`).
+/// Default of `?connections=`: the maximum of connections that hold or wait at once.
 const CONNECTIONS: usize = 64;
 const CONNECTIONS_MAX: usize = 10_000;
-/// Probe interval of the holds (`?probe=`).
+/// Default of `?probe=`: the interval at which holds are probed.
 const PROBE: Duration = Duration::from_secs(2);
 const PROBES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(600));
 
@@ -82,7 +82,7 @@ struct Advisory {
     shared: Arc<Shared>,
 }
 
-/// Opens a client, if the server answers and no pooler in between breaks the locks.
+/// Opens a client. Fails if the server does not answer, or if a pooler in between would break the locks.
 pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let settings = Settings::of(url, &["connections", "key", "probe"])?;
     let wanted = "a number of connections from 1 to 10000";

@@ -40,7 +40,7 @@ pub(super) struct Monitor {
 #[derive(Default)]
 struct Holds {
     by_number: BTreeMap<u64, Watched>,
-    /// Whether the probes wait for a hold.
+    /// Whether the probing task waits for the first hold.
     rests: bool,
 }
 
@@ -66,7 +66,7 @@ impl Monitor {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for a hold that is watched later.
+    /// A new number, for a hold that is watched later.
     pub(super) fn number(&self) -> u64 {
         self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -79,7 +79,7 @@ impl Monitor {
         }
     }
 
-    /// A hold is released.
+    /// Stops watching a hold that is released.
     pub(super) fn forget(&self, number: u64) {
         let forgotten = self.holds().by_number.remove(&number);
         drop(forgotten);
@@ -92,7 +92,7 @@ impl Monitor {
         }
     }
 
-    /// The connection with this id has ended.
+    /// Called when the connection with this id has ended: a hold on it is lost.
     pub(super) fn connection_ended(&self, id: &str, why: &str) {
         let of_connection = |watched: &Watched| watched.connection == id;
         let number =
@@ -102,7 +102,7 @@ impl Monitor {
         }
     }
 
-    /// Receives the breaks of other clients.
+    /// Receives breaks of this client's holds.
     pub(super) async fn receive(&self, contact: &Contact, mut notices: UnboundedReceiver<Notification>) {
         while let Some(notice) = notices.recv().await {
             if let Some((request, letter)) = self.broken_by(&notice, contact) {
@@ -111,8 +111,8 @@ impl Monitor {
         }
     }
 
-    /// The request of the hold that a letter breaks. It must name the hold's token, so that it never hits a later hold
-    /// (P4), and contain the client's key, as any client can write to the channel.
+    /// The request of the hold that a notification breaks. The notification must contain the hold's token, so that it
+    /// never hits a later hold (P4), and the client's key, as any client can write to the channel.
     fn broken_by(&self, notice: &Notification, contact: &Contact) -> Option<(Arc<AdvisoryRequest>, Letter)> {
         let letter: Letter = serde_json::from_str(notice.payload()).ok()?;
         let token = Some(letter.revocation.token).filter(|_| letter.key == contact.key)?;
@@ -127,7 +127,8 @@ impl Monitor {
         loop {
             self.until_held().await;
             while self.has_holds() {
-                // A break must find a connection that listens. If there is none, the probe tries again.
+                // Breaks arrive only on an open query connection, so it is replaced as soon as it ends. If none can be
+                // opened, the next probe tries again.
                 let ended = async {
                     match self.queries.connection().await {
                         Ok(connection) => connection.ended().cancelled().await,
@@ -182,7 +183,8 @@ impl Monitor {
         }
     }
 
-    /// An answer within the limit of a probe: if half of it has passed, on a new connection.
+    /// The answer to a probe's statement, within the probe's time limit. If there is none after half of that time, the
+    /// query connection is replaced, and the statement is sent again.
     async fn ask(&self, statement: &str) -> Result<Vec<SimpleQueryRow>, BackendError> {
         let doing = "confirm its locks";
         let (since, limit) = (Instant::now(), answer_within(self.probe));
@@ -216,14 +218,15 @@ impl Monitor {
     }
 }
 
-/// The query for the numbers of those holds whose server processes live and hold their locks.
+/// The query that returns the numbers of those holds whose server processes live and have their locks.
 fn held_of(holds: &[(u64, &Watched)]) -> String {
     let array = |column: &dyn Fn(u64, &Watched) -> String| {
         let items: Vec<String> = holds.iter().map(|(number, watched)| column(*number, watched)).collect();
         items.join(",")
     };
     let in_pg_locks = |watched: &Watched| watched.key.in_pg_locks();
-    // `unnest` has several arguments only without its schema, and always is PostgreSQL's own then.
+    // `unnest` is written without its schema: only then it accepts several arguments, and only PostgreSQL's own
+    // `unnest` does.
     format!(
         "select number from unnest('{{{}}}'::bigint[], '{{{}}}'::integer[], '{{{}}}'::text[], '{{{}}}'::oid[], \
          '{{{}}}'::oid[], '{{{}}}'::smallint[], '{{{}}}'::text[]) \

@@ -1,5 +1,6 @@
-//! How a request is visible in the server's own views: by a comment before each of its statements, and by its
-//! connection's `application_name`. There is no table, so `inspect` has no other source.
+//! How a request is visible in the server's own views: by a comment before its statements, and by its connection's
+//! `application_name`. `pg_locks` shows only keys and processes, and there is no table, so `inspect` has no other
+//! source for names and owners.
 
 use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
@@ -15,8 +16,8 @@ pub(super) const IDLE: &str = "lockkeeper";
 /// Bytes of `track_activity_query_size` that are reserved for the statement after the comment.
 const COMMENT_BYTES: usize = 32;
 
-/// The comment. If it exceeds the server's limit, the metadata is left out first, then the owner, then the name and the
-/// revocation.
+/// The content of the comment. If it exceeds the server's limit, the metadata is left out first, then the owner, then
+/// the name and the revocation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Note {
     /// How a break reaches the client. Never left out.
@@ -62,12 +63,13 @@ impl Contact {
         format!("{BADGE}monitor {}", self.client)
     }
 
-    /// Begins to listen.
+    /// The statement that begins to listen.
     pub(super) fn listen(&self) -> String {
         format!("listen {}", self.channel())
     }
 
-    /// Shows that the connection listens, and keeps it open while it is idle (PostgreSQL 14 and newer have a limit).
+    /// The statement that shows that the connection listens, and turns off the limit for idle connections (PostgreSQL
+    /// 14 and newer have one).
     pub(super) fn show(&self) -> String {
         format!(
             "select pg_catalog.set_config('application_name', '{}', false), (select pg_catalog.set_config(name, '0', \
@@ -115,7 +117,7 @@ impl Note {
         comment.push_str(MARK);
         for letter in json.chars() {
             match letter {
-                // Occurs within JSON strings only, so the escape has the same meaning.
+                // In JSON, `*` occurs only within strings, where the escape has the same meaning.
                 '*' => comment.push_str("\\u002a"),
                 ' '..='~' => comment.push(letter),
                 _ => {
@@ -185,8 +187,8 @@ pub(super) fn random() -> Result<String, BackendError> {
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The label in printable ASCII, which every encoding has: LATIN1 lacks letters, and no text contains a zero byte. The
-/// note has the full label.
+/// The label in printable ASCII, which every encoding of a database has. Other characters, and zero bytes, which no
+/// text may contain, become `?`. The note has the full label.
 fn shown(label: &str) -> String {
     label.chars().map(|letter| if matches!(letter, ' '..='~') { letter } else { '?' }).collect()
 }
@@ -196,7 +198,7 @@ impl Badge {
         Self { id: id.to_owned(), label: shown(label) }
     }
 
-    /// Its variable parts, as SQL literals.
+    /// The variable parts of the badge, as SQL literals.
     pub(super) fn words(&self) -> (String, String) {
         (escape_literal(&self.id), escape_literal(&self.label))
     }

@@ -1,7 +1,8 @@
-//! One acquire and its hold: what its calls share, and the connection that it uses.
+//! One acquire and its hold: the state that its calls share, and the connection that it uses.
 //!
 //! The acquire's call runs on its caller's runtime. Other calls (a release, an abandon, the monitor) may run elsewhere,
-//! and while that runtime stalls or ends. The stage decides between them.
+//! also while that runtime stalls or ends. All of them read and change the stage, atomically, so that only one of them
+//! takes a hold.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -30,9 +31,9 @@ const TERMINATE_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Durat
 pub(super) struct AdvisoryRequest {
     pub(super) seq: Seq,
     pub(super) acquire: Arc<AcquireRequest>,
-    /// The name of the client.
+    /// The client's label.
     pub(super) label: Arc<str>,
-    /// Cancelled when it is released or abandoned.
+    /// Cancelled when the request is released or abandoned.
     pub(super) over: CancellationToken,
     pushes: UnboundedSender<Push>,
     requests: Arc<AdvisoryRequests>,
@@ -41,7 +42,7 @@ pub(super) struct AdvisoryRequest {
 }
 
 pub(super) enum Stage {
-    /// The acquire runs. Once it has a connection: [`Claim::left`].
+    /// The acquire runs. `Some` once it has a connection: [`Claim::left`].
     Acquiring(Option<String>),
     Held(Box<Hold>),
     /// A release runs.
@@ -77,7 +78,7 @@ impl AdvisoryRequest {
         matches!(self.answer.get(), Some(Ok(Answer::Granted(_))))
     }
 
-    /// The answer to the acquire.
+    /// Waits for the answer to the acquire.
     pub(super) async fn answered(&self) -> Result<Answer, CallError> {
         let mut stages = self.stages();
         loop {
@@ -112,7 +113,8 @@ impl AdvisoryRequest {
         self.stage.send_replace(Stage::Held(Box::new(hold)));
     }
 
-    /// The acquire has ended. A hold, and a connection in doubt, have set the stage before.
+    /// Called when the acquire has ended. The stage stays if it was set before: to `Held` by a grant, or to `InDoubt`
+    /// by the claim's drop.
     pub(super) fn end_acquire(&self, answer: Result<Answer, CallError>) {
         let _ = self.answer.set(answer);
         self.stage.send_modify(|stage| {
@@ -151,7 +153,7 @@ impl AdvisoryRequest {
         done
     }
 
-    /// Sets the end of a request that holds nothing any more, unless it is set.
+    /// Sets the end of a request that holds nothing any more. Does nothing if the request holds, or if its end is set.
     pub(super) fn end(&self, end: End) {
         self.stage.send_modify(|stage| {
             if matches!(stage, Stage::Acquiring(_) | Stage::Releasing | Stage::InDoubt) {
@@ -161,7 +163,8 @@ impl AdvisoryRequest {
         self.remove_if_over();
     }
 
-    /// A granted one stays until it is finished, so that a late retry of its acquire is never a new request.
+    /// Removes this request from the session if it is over. A granted request stays until its `Finish`, so that a late
+    /// retry of its acquire is not taken for a new request.
     fn remove_if_over(&self) {
         let is_over = matches!(*self.stage.borrow(), Stage::Over(_));
         if is_over && !self.was_granted() {
@@ -212,14 +215,14 @@ impl Drop for Claim {
         let (shared, request) = (self.shared.clone(), self.request.clone());
         self.shared.lease_thread.run(Box::pin(async move {
             let known = terminate(&shared, &request, &left).await;
-            // One that could not be checked has an unknown outcome: `Gone`.
+            // If the process could not be checked, it may still hold: the outcome is `Gone`.
             request.end(if known { End::Released } else { End::Gone });
         }));
     }
 }
 
 /// Terminates an orphaned server process, which could take hours to detect the dead connection by itself. Returns
-/// whether certainly nothing is left.
+/// whether the process has certainly ended.
 pub(super) async fn terminate(shared: &Shared, request: &AdvisoryRequest, which: &str) -> bool {
     let name = request.name().as_str();
     let (mut pause, most) = TERMINATE_PAUSES;

@@ -40,8 +40,8 @@ pub(in super::super) fn gives_tokens(sequence: Option<&str>) -> bool {
     matches!(fencing(sequence), Fencing::Tokens { .. })
 }
 
-/// Checks that the address can carry these locks, and reads the server's properties, which do not change during a
-/// connection.
+/// Checks that advisory locks work through this address, and reads the server's properties. They are read once for the
+/// life of the client.
 ///
 /// # Errors
 /// The server is too old, unreachable, or refuses; a transaction pooler was found; or two connections don't exclude each
@@ -114,9 +114,10 @@ const ROUNDS: usize = 4;
 
 /// Whether each connection appears to have its own server process.
 ///
-/// Two connections of a transaction pooler may share one server process, one after the other; two direct connections
-/// never do. Failing to observe this proves nothing, so each try and each release checks it too. Opens one transaction
-/// at a time, so that the smallest pool has a process left for the first connection, or reveals that it shares one.
+/// Two connections through a transaction pooler may get the same server process, one after the other; two direct
+/// connections never do. Not to observe this proves nothing, so new connections, tries and waits are checked too. Only
+/// one transaction is open at a time, so that even the smallest pool has a process left for the first connection, or it
+/// turns out that both share one.
 async fn keep_apart(first: &Connection, others: &[Connection]) -> Result<bool, BackendError> {
     let doing = "say which process serves a connection";
     let process = pid(&ask(first, PID, doing).await?)?;
@@ -208,7 +209,7 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         say(false, says);
     }
     let most: usize = text(2).parse().unwrap_or(usize::MAX);
-    // One more for queries. The server also reserves some for superusers, and has other clients.
+    // One more for queries. The server also keeps some connections for superusers, and has other clients.
     let open = shared.connections + 1;
     if open > most {
         let says = format!(

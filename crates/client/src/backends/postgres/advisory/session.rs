@@ -1,4 +1,4 @@
-//! The calls of one session of the library: maps them to requests.
+//! One session of the library: maps its calls to requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ impl AdvisoryRequests {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes this request, but no later one with its number.
+    /// Removes this request, but no later one with the same seq.
     pub(super) fn remove(&self, over: &AdvisoryRequest) {
         let mut requests = self.by_seq();
         if requests.get(&over.seq).is_some_and(|request| std::ptr::eq(Arc::as_ptr(request), over)) {
@@ -50,7 +50,8 @@ impl AdvisoryConn {
     fn acquire(&self, seq: Seq, asked: Arc<AcquireRequest>) -> Submitted {
         let shared = self.shared.clone();
         let mut requests = self.requests.by_seq();
-        // A request whose acquire has failed is tried again (P7): what that has left is terminated.
+        // If the acquire of a request has failed, its retry is a new request (P7): what the failed one may have left at
+        // the server is being terminated.
         if let Some(request) = requests.get(&seq).filter(|request| !request.failed()).cloned() {
             drop(requests);
             return match request.was_granted() {
@@ -69,7 +70,8 @@ impl AdvisoryConn {
 impl Conn for AdvisoryConn {
     fn submit(&self, call: Call) -> Submitted {
         match call {
-            // Connections are opened on demand, and the server watches them.
+            // There is nothing to open or to renew: connections are opened on demand, and a hold ends with its
+            // connection.
             Call::Open { .. } => Submitted::Answered(Ok(Answer::Opened)),
             Call::KeepAlive => Submitted::Answered(Ok(Answer::KeptAlive)),
             Call::Acquire { seq, request, .. } => self.acquire(seq, request),
@@ -91,7 +93,7 @@ impl Conn for AdvisoryConn {
                 let shared = self.shared.clone();
                 Submitted::under_way(async move {
                     for request in left {
-                        // A connection in doubt is terminated in the background.
+                        // If the outcome is unknown, the server process is being terminated in the background.
                         let _ = finish(shared.clone(), request).await;
                     }
                     Ok(Answer::Closed)

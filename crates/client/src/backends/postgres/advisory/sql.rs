@@ -1,7 +1,8 @@
 //! The SQL of advisory locks, in the simple protocol: one message per round trip, which works through every pooler.
 //!
 //! The statement that takes a lock costs the server more to plan than to execute. So a connection that leads to the
-//! server process itself prepares it once in SQL ([`Common::prepare`]), and executes it under each request's own comment.
+//! server process itself prepares it once ([`Common::prepare`]), and executes it with each request's own comment before
+//! it.
 
 use tokio_postgres::SimpleQueryRow;
 
@@ -13,9 +14,10 @@ use lockkeeper_core::Token;
 const TOKEN: &str = "pg_catalog.nextval('lockkeeper.token')";
 
 /// SQL expression: makes `token` durable at the end of the transaction. A sequence writes only every 32nd value to the
-/// WAL, so a token covered by another, unfinished transaction could be issued again after a crash. A message in the WAL
-/// forces the transaction to sync at its end. It is omitted if the whole WAL up to now, including what covers the
-/// token, is synced already and no synchronous standby is configured.
+/// WAL. If another, unfinished transaction wrote the WAL record that covers this token, a crash could lose the record,
+/// and the token would be issued again. So a message is written to the WAL, with which the commit of this transaction
+/// syncs all of the WAL up to the message. The message is omitted if the whole WAL up to now is synced already and no
+/// synchronous standby is configured.
 fn synced(token: &str, knows_log: bool) -> String {
     const SYNC: &str = "pg_catalog.pg_logical_emit_message(true, 'lockkeeper'::text, ''::text)";
     const UNSYNCED: &str = "(pg_catalog.pg_current_wal_flush_lsn() < pg_catalog.pg_current_wal_insert_lsn() \
@@ -24,12 +26,14 @@ fn synced(token: &str, knows_log: bool) -> String {
     format!("case when {token} is not null and {unsynced} then {SYNC} end")
 }
 
-/// Checks whether the server reports its WAL flush position; servers with foreign storage may refuse to.
+/// Fails if the server does not report its WAL flush position, which servers with a storage layer of their own may
+/// refuse to do.
 pub(super) const KNOWS_LOG: &str =
     "select pg_catalog.pg_current_wal_flush_lsn() <= pg_catalog.pg_current_wal_insert_lsn()";
 
-/// Draws a token in the caller's own transaction, durable once that is committed; the row's first column. It always
-/// writes the WAL message, since the server may refuse its flush position, and an error would abort the transaction.
+/// Draws a token, the row's first column, in the caller's own transaction; the token is durable once that is committed.
+/// The message is always written to the WAL: to ask for the flush position could be an error, which would abort the
+/// caller's transaction.
 pub(in super::super) fn draw_in_transaction() -> String {
     // The commit of this transaction waits for the disk even with `synchronous_commit = off`.
     const COMMIT_WAITS: &str = "case when pg_catalog.current_setting('synchronous_commit') = 'off' \
@@ -51,7 +55,7 @@ const TRY: &str = "lockkeeper_try";
 pub(super) struct Common {
     /// Whether there is a sequence to draw tokens from.
     pub(super) tokens: bool,
-    /// Whether it answers [`KNOWS_LOG`].
+    /// Whether the server answers [`KNOWS_LOG`].
     pub(super) knows_log: bool,
     /// `server_version_num`.
     pub(super) version: u32,
@@ -65,7 +69,7 @@ pub(super) struct Statements {
     pub(super) key: AdvisoryKey,
     pub(super) shared: bool,
     pub(super) badge: Badge,
-    /// Whether its connection has its own server process, and has executed [`Common::prepare`].
+    /// Whether the connection leads to the server process without a pooler, and has executed [`Common::prepare`].
     pub(super) direct: bool,
 }
 
@@ -83,18 +87,18 @@ fn function(family: &str, shared: bool) -> String {
     format!("pg_catalog.{family}{}", if shared { "_shared" } else { "" })
 }
 
-/// SQL expression: names the connection.
+/// SQL expression: sets the connection's `application_name`.
 fn set_name(name: &str) -> String {
     format!("pg_catalog.set_config('application_name', {name}, false)")
 }
 
-/// Names the connection as one without a request.
+/// SQL expression: sets the `application_name` of a connection without a request.
 fn set_name_idle() -> String {
     set_name(&format!("'{IDLE}'"))
 }
 
 impl Common {
-    /// Prepares the try on a direct connection.
+    /// Statements that prepare [`TRY`] on a direct connection.
     pub(super) fn prepare(&self) -> String {
         let try_lock = |shared: bool| {
             let function = function("pg_try_advisory_lock", shared);
@@ -108,12 +112,14 @@ impl Common {
         )
     }
 
-    /// Takes a lock, by the SQL expressions `before` and `lock`, draws its token, and sets the holder's badge. Its row:
-    /// whether it holds, the token, the server process, and whether that process already had this lock. That is queried
-    /// in the same statement, since a pooler may send the next one to another process.
+    /// The statement that takes a lock, draws its token, and sets the holder's badge. Its row: whether the lock was
+    /// taken, the token, the server process, and whether that process had the lock before.
     ///
-    /// `first` is executed before. The subqueries' `offset` is an optimization fence: the token is drawn after the lock
-    /// is held.
+    /// `before` and `lock` are SQL expressions. `before`: whether the server process has the lock already; then the
+    /// lock is not taken. It belongs to the same statement, since a pooler may send the next statement to another
+    /// process. `lock`: takes the lock; returns whether it is held. `first`: further expressions for the innermost
+    /// subquery, which is executed first. `offset 0` keeps the planner from merging the subqueries, so that the token
+    /// is drawn after the lock is held.
     fn take(&self, lock: &str, before: &str, badge: Words<'_>, first: &str) -> String {
         let (token, sync) = match self.tokens {
             true => (TOKEN, synced("token", self.knows_log)),
@@ -148,7 +154,8 @@ impl Statements {
     fn take(&self, family: &str, note: &Note) -> String {
         let (id, label) = self.badge.words();
         let words = Words { id: &id, label: &label };
-        // A server process can take a lock again that it already has, even if another client of a pooler took it.
+        // A server process that has the lock can take it once more, even if it took the lock for another client of a
+        // pooler.
         let before = if self.direct { "false".to_owned() } else { is_held(self.key, None) };
         let call = self.call(&function(family, self.shared));
         // A function that waits returns void, which is not null.
@@ -162,8 +169,8 @@ impl Statements {
         format!("{function}({})", self.key.arguments())
     }
 
-    /// Checks the connection. Its row: the server process, and whether that process holds. Through a transaction pooler
-    /// both may be another client's. Also shows the note as it is now.
+    /// Checks a hold. The row: the server process, and whether that process has the lock. Through a transaction pooler
+    /// the process may be another client's. The comment replaces the note shown before.
     pub(super) fn verify(&self, note: &Note) -> String {
         let comment = note.comment(self.common.shown_bytes);
         format!("{comment}select pg_catalog.pg_backend_pid(), {}", is_held(self.key, Some(self.shared)))
@@ -175,7 +182,8 @@ impl Statements {
         format!("select {}, {}", self.call(&unlock), set_name_idle())
     }
 
-    /// Resets the connection after a failed try. A prefix of the next statement.
+    /// Statement before the next one after a failed try: removes the badge. Empty on a direct connection, where a
+    /// failed try sets no badge.
     pub(super) fn give_up(&self) -> String {
         if self.direct { String::new() } else { format!("select {}; ", set_name_idle()) }
     }
@@ -196,7 +204,8 @@ pub(super) fn mode(shared: bool) -> &'static str {
     if shared { "ShareLock" } else { "ExclusiveLock" }
 }
 
-/// SQL expression: whether the current connection has this lock, shared or exclusive; in either mode if that is `None`.
+/// SQL expression: whether the current server process has this lock in the given mode, or in any mode if `shared` is
+/// `None`.
 pub(super) fn is_held(key: AdvisoryKey, shared: Option<bool>) -> String {
     let mode = shared.map(|shared| format!(" and mode = '{}'", mode(shared))).unwrap_or_default();
     format!(
@@ -235,7 +244,8 @@ pub(super) fn is_process(pid: i32, began: &str) -> String {
 
 /// Prepares a new connection for long holds: no timeout of the role or the database may end its statements, and the
 /// server sends TCP keep-alives, so that a vanished machine keeps its locks for half a minute and not for hours
-/// (madelson #230). Its row: the server process, and its start time.
+/// (DistributedLock issue 230). Commits wait for the disk even with `synchronous_commit = off`. The row: the server
+/// process, and its start time.
 pub(super) fn prepare_session(version: u32) -> String {
     let newer = (version >= SESSION_TIMEOUT_SINCE).then_some("idle_session_timeout");
     let patient = PATIENT.iter().copied().chain(newer).map(|setting| (setting, "0"));

@@ -17,7 +17,7 @@ use crate::machine::Push;
 /// How long a cancelled wait may take to end.
 const CANCEL_WITHIN: Duration = Duration::from_secs(1);
 
-/// Waits for the lock until the request is released or abandoned.
+/// Waits for the lock until it is granted, or the request is released or abandoned.
 pub(super) async fn wait(claim: Claim) -> Acquired {
     let doing = "wait for a lock";
     let (connection, request) = (claim.used.connection.clone(), claim.request.clone());
@@ -43,8 +43,9 @@ pub(super) async fn wait(claim: Claim) -> Acquired {
     }
 }
 
-/// Cancels the statement of a wait, and releases a lock that it was granted before or during that (madelson #147). The
-/// connection is closed: a late cancel could hit its next statement. Without an answer its process is terminated.
+/// Cancels the statement of a wait, and releases the lock if that was granted meanwhile (DistributedLock issue 147).
+/// The connection is closed, since a late cancel could hit its next statement. If the cancelled statement does not end
+/// in time, the server process is terminated.
 async fn abandon<T>(claim: Claim, waiting: impl Future<Output = Result<T, NoAnswer>>) -> Acquired {
     let connection = claim.used.connection.clone();
     if let Err(why) = connection.cancel().await {

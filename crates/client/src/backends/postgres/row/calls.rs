@@ -85,7 +85,8 @@ pub(super) struct Acquired {
     pub(super) permits: Option<i32>,
     pub(super) holder: Option<String>,
     pub(super) ahead: u64,
-    /// Upper bound of the remaining time of the hold in the way.
+    /// How long what blocks the request lasts at most: a hold with its closed time, or a waiter ahead if the lock is
+    /// free.
     pub(super) left: Option<Duration>,
 }
 
@@ -209,7 +210,7 @@ pub(super) fn unused(name: LockName) -> LockInfo {
     LockInfo { name, holders: Vec::new(), holder_count: 0, waiter_count: 0, waiters: Vec::new(), limit: None }
 }
 
-/// A mode as function arguments: whether it is a permit, and the number of permits.
+/// A mode as arguments of `row_acquire`: whether it is a permit, and the number of permits.
 pub(super) fn mode(mode: Mode) -> (bool, Option<i32>) {
     match mode {
         Mode::Permit { of } => (true, of.and_then(|of| i32::try_from(of).ok())),

@@ -1,7 +1,8 @@
 //! Calls to the database: each is one statement, within a time limit, on a connection that many calls use at once.
 //!
-//! Statements are pipelined, as each is short and a whole transaction. The only connection state is prepared statements,
-//! and only without a transaction pooler in between: before PgBouncer 1.21 they end up on another client's connection.
+//! Statements are pipelined, as each is short and a whole transaction. A pooled connection has no state except prepared
+//! statements, and these are used only without a transaction pooler in between: before version 1.21, PgBouncer may
+//! execute a prepared statement in another server process than the one that prepared it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,11 +28,12 @@ const IDLE: Duration = Duration::from_secs(300);
 
 pub(super) type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
 
-/// The database, by the connections of the callers' runtimes.
+/// Runs statements on a pool of connections, which belong to the callers' runtimes.
 pub(super) struct Database {
     connector: Connector,
     pool: Pool<RowConnector>,
-    /// Whether notifications have confirmed that no transaction pooler lies in between.
+    /// Whether a notification has confirmed that no transaction pooler lies in between. False again once a prepared
+    /// statement is missing.
     direct: AtomicBool,
 }
 
@@ -41,22 +43,23 @@ struct RowConnector(Connector);
 /// One connection.
 pub(super) struct RowConnection {
     connection: Arc<Connection>,
-    /// Cancelled when it did not answer in time or can't write any more.
+    /// Cancelled when the connection did not answer in time, or its server can't write any more.
     given_up: CancellationToken,
     prepared: Mutex<HashMap<&'static str, tokio_postgres::Statement>>,
 }
 
-/// Why a call returned no rows.
+/// Why a call failed.
 #[derive(Debug)]
 pub(super) enum RowFailure {
-    /// It was not sent, for lack of a connection.
+    /// The statement was not sent, for lack of a connection.
     NotSent(BackendError),
-    /// It was sent.
+    /// The statement was sent, or may have been.
     NoAnswer(NoAnswer),
 }
 
 impl RowFailure {
-    /// Whether it may have been executed, or may still be running (P12). A refused statement was rolled back.
+    /// Whether the statement may have been executed, or may still be running (P12). A refused statement was rolled
+    /// back.
     pub(super) fn may_have_arrived(&self) -> bool {
         matches!(self, Self::NoAnswer(NoAnswer::Ended(_) | NoAnswer::Silent(_)))
     }
@@ -90,7 +93,7 @@ impl Connect for RowConnector {
 }
 
 impl Database {
-    /// At most `most` connections, opened on demand.
+    /// A pool of at most `most` connections, opened on demand. The listening connection is additional.
     pub(super) fn new(connector: Connector, most: usize) -> Self {
         let limits = PoolLimits { shared_each: most, total: most, idle: IDLE };
         let pool = Pool::new(RowConnector(connector.clone()), limits, connector.worker());
@@ -109,7 +112,7 @@ impl Database {
         self.connector.worker()
     }
 
-    /// A connection of its own on the current runtime, which listens on a channel.
+    /// Opens a connection on the current runtime, outside of the pool, that listens on `channel`.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -123,12 +126,13 @@ impl Database {
         listen.map(|_| connection).map_err(|why| why.explained("listen for wake-ups"))
     }
 
-    /// The last error, unless a connection was opened since.
+    /// The last error of opening a connection, or the last time limit that passed, unless a connection was opened
+    /// since.
     pub(super) fn trouble(&self) -> Option<BackendError> {
         self.pool.trouble()
     }
 
-    /// Notifications have arrived: statements may be prepared.
+    /// Called when a notification has arrived: statements may be prepared from now on.
     pub(super) fn set_direct(&self) {
         self.direct.store(true, Ordering::Relaxed);
     }
@@ -146,7 +150,7 @@ impl Database {
         self.call_on(None, limit, statement, params).await
     }
 
-    /// As [`Self::call`], on this connection if there is one.
+    /// As [`Self::call`], on the connection `own` if there is one, and otherwise on one of the pool.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -198,8 +202,8 @@ impl Database {
     ) -> Result<Vec<Row>, NoAnswer> {
         if self.direct.load(Ordering::Relaxed) {
             match connection.run_prepared(statement, params).await {
-                // There is a pooler after all: the statement prepared on one connection is missing or a duplicate on
-                // another.
+                // There is a pooler after all: the statement is prepared in one server process, and missing or prepared
+                // already in another.
                 Err(error) if is_about_preparing(&error) => self.direct.store(false, Ordering::Relaxed),
                 rows => return answered_by(rows),
             }
@@ -209,7 +213,7 @@ impl Database {
 }
 
 impl RowConnection {
-    /// On the current runtime.
+    /// Opens a connection on the current runtime.
     async fn open(
         connector: &Connector,
         notices: Option<UnboundedSender<Notification>>,
@@ -227,8 +231,9 @@ impl RowConnection {
         self.given_up.cancelled().await;
     }
 
-    /// Sends no further statements to this connection, and cancels the statement in flight: if an operator's lock
-    /// blocks a row, each retry would otherwise leave a connection behind.
+    /// Marks this connection as unusable for further calls, and cancels its running statement. Otherwise, while an
+    /// operator's lock blocks a row, each retry would leave behind one more connection whose statement waits for that
+    /// row.
     fn give_up(&self, lease_thread: &LeaseThread) {
         if self.given_up.is_cancelled() {
             return;

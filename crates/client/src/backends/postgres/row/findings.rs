@@ -7,7 +7,8 @@ use super::listen::Hearing;
 use crate::error::BackendError;
 use crate::info::Finding;
 
-/// From the rows of `SETTINGS`: the settings as in effect for this user.
+/// `rows`: the result of `SETTINGS`, which are the settings in effect for this user. `hearing`: whether notifications
+/// arrive.
 pub(super) fn of(rows: &[Row], hearing: Hearing) -> Result<Vec<Finding>, BackendError> {
     let row = rows.first();
     let is_off = |at| column::<String>(row, at).map(|value| value == "off");

@@ -1,8 +1,8 @@
 //! Wake-ups of waiters: one connection that LISTENs, and a check whether its notifications arrive.
 //!
-//! Behind a transaction pooler a LISTEN stays with a server process that serves another client a moment later, and no
-//! error reports it. So another connection of ours sends an echo notification. If it arrives, the connection is direct,
-//! and releases wake our waiters. If not, waiters poll.
+//! Behind a transaction pooler, LISTEN takes effect in a server process that serves another client a moment later, and
+//! no error reports it. So this client sends itself a notification (the *echo*) over another connection. If it arrives,
+//! there is no transaction pooler, and releases wake this client's waiters. If not, waiters poll.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(super) struct Listening {
 /// Whether notifications arrive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Hearing {
-    /// The echo is in flight, or there is no connection.
+    /// The echo was not sent yet or is in flight, or there is no connection.
     #[default]
     Unknown,
     Hears,
@@ -40,8 +40,8 @@ pub(super) enum Hearing {
 const ECHO: Duration = Duration::from_secs(2);
 /// Shortest and longest pause before another listening connection is opened.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// Interval at which this client offers to remove stale rows. The database accepts one offer of all clients per ten
-/// seconds.
+/// Interval at which this client asks the database to remove stale rows. `row_clean` does nothing if it ran for any
+/// client in the last ten seconds.
 const CLEANING: Duration = Duration::from_secs(30);
 /// Maximum locks cleaned per run, of up to 20 times as many examined: a few milliseconds of work.
 const CLEANED: i32 = 500;
@@ -55,7 +55,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Runs until nobody reads `listening` any more, and replaces connections that end.
+    /// Listens on one connection after the other, and cleans up, until all receivers of `listening` are dropped.
     pub(super) async fn run(self) {
         tokio::select! {
             () = self.listening.closed() => {}
@@ -85,7 +85,7 @@ impl Listener {
         self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
         self.listen(&connection, notices).await;
         self.listening.send_replace(Listening::default());
-        // Waiters that relied on notifications fall back to polling.
+        // All waiters try again, and poll from then on: there are no notifications now.
         self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
         Ok(())
     }
@@ -94,7 +94,7 @@ impl Listener {
     async fn listen(&self, connection: &RowConnection, mut notices: UnboundedReceiver<Notification>) {
         let echo = format!("echo {:016x}", super::random());
         let params: Params<'_> = &[&self.channel, &echo];
-        // `Deaf` requires an echo that was sent successfully and did not arrive.
+        // The result is `Deaf` only if the echo was sent successfully and did not arrive.
         let not_heard = async {
             while self.database.call(ECHO, &NOTIFY, params).await.is_err() {
                 sleep(ECHO).await;
@@ -127,7 +127,7 @@ impl Listener {
             _ if said == echo => {
                 self.database.set_direct();
                 self.hears(Hearing::Hears);
-                // The next try of each waiter registers where it can be notified.
+                // Each waiter tries again, and so stores the channel on which it can be notified.
                 self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
             }
             _ => {}
@@ -135,8 +135,8 @@ impl Listener {
     }
 }
 
-/// Offers to clean up periodically, and continues at once while rows are removed. Failures are ignored: the next run
-/// makes up for them.
+/// Calls `row_clean` periodically, and again at once while it removes rows. Failures are ignored: a later call makes up
+/// for them.
 async fn clean(database: &Database) {
     let mut again = false;
     loop {

@@ -36,7 +36,7 @@ use crate::url::Url;
 /// DDL of the tables and functions, run by `lockkeeper postgres init`. Idempotent.
 pub(super) const SCHEMA: &str = concat!(include_str!("row.sql"), "\n", include_str!("operate.sql"));
 
-/// The version of `row.sql` that this program needs.
+/// The lowest version of `row.sql` with which this program works.
 const VERSION: i32 = 1;
 const CONNECTIONS: usize = 8;
 const CONNECTIONS_MOST: usize = 1000;
@@ -105,14 +105,15 @@ struct RowBackend {
     store: Arc<RowStore>,
     wakes: Wakes,
     lease_thread: LeaseThread,
-    /// The listener task; taken when the first session or `findings` starts it.
+    /// The listener; taken when the first session or `findings` starts its task.
     listener: Mutex<Option<Listener>>,
 }
 
 /// Connects to `postgres://…?lock=row&connections=N`.
 ///
 /// # Errors
-/// A bad address; an unreachable database; a missing or outdated schema; or a user without the privilege to use it.
+/// A bad address; an unreachable database; a missing or outdated schema; a user without the privilege to use it, or
+/// whose transactions don't begin as `read committed`.
 pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     const WANTED: &str = "a number of connections from 1 to 1000";
     let settings = Settings::of(url, &["connections"])?;
@@ -141,8 +142,8 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     Ok(Arc::new(RowBackend { store, wakes, lease_thread, listener }))
 }
 
-/// Checks that the schema exists, has the right version and is usable by this user, and that transactions begin as
-/// `read committed`.
+/// Checks that the schema exists, has at least the version needed and is usable by this user, and that transactions
+/// begin as `read committed`.
 async fn check(store: &RowStore) -> Result<(), BackendError> {
     let init = &store.init;
     let rows = store.database.call(store.limit, &VERSION_OF, &[]).await.map_err(|failure| {
@@ -176,7 +177,8 @@ async fn check(store: &RowStore) -> Result<(), BackendError> {
 
 /// 64 random bits, not for secrets.
 fn random() -> u64 {
-    // Without randomness waiters poll in step, which costs only speed.
+    // Without randomness, waiters poll at the same times and clients share one notification channel, which costs only
+    // speed.
     getrandom::u64().unwrap_or_default()
 }
 

@@ -1,5 +1,5 @@
-//! Stores each request ([`Entry`]: one session's hold or wait on one lock) as a row with an expiry time. Each call is one
-//! SQL statement; this module interprets its result.
+//! Stores each request ([`Entry`]: one session's hold or wait on one lock) as a row with an expiry time. Each call is
+//! one SQL statement (a renewal: one per [`RENEWED_AT_ONCE`] entries); this module interprets its result.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const RENEWED_AT_ONCE: usize = 1000;
 
 /// Margin added to the remaining time that the database reports, so that the hold has expired at the next try.
 const AFTER: Duration = Duration::from_millis(3);
-/// Interval at which the first waiter polls even if notifications work: a notification may be lost.
+/// Longest pause of the first waiter between two tries even if notifications work: a notification may be lost.
 const HEAD_LOOKS: Duration = Duration::from_secs(1);
 /// Mean polling interval of the first waiter without notifications. Each waiter ahead adds as much, up to `POLL_MOST`.
 const POLL: Duration = Duration::from_millis(100);
@@ -33,11 +33,11 @@ const POLL_MOST: Duration = Duration::from_secs(2);
 /// Lease rows of one database.
 pub(super) struct RowStore {
     pub(super) database: Arc<Database>,
-    /// Id of this client's notification channel.
+    /// Id of this client's notification channel, `lockkeeper_ID`.
     pub(super) wake: String,
     /// The listener task stops when this is dropped.
     pub(super) listening: watch::Receiver<Listening>,
-    /// Time limit for inspect, list, token check, break and findings.
+    /// Time limit for inspect, list, token check, break, findings, and the check at the start.
     pub(super) limit: Duration,
     /// The command that makes the schema, for errors.
     pub(super) init: String,
@@ -53,8 +53,8 @@ impl RowStore {
         let (ttl, closes) = (ms(entry.ttl), ms(entry.closed_after_expiry()));
         let (label, meta): (_, &[u8]) = (text(&attempt.label), &attempt.meta);
         let hearing = self.listening.borrow().hearing;
-        // The channel's id is stored unless notifications are known to fail: if they are confirmed later, the holder can
-        // still be notified of a break.
+        // The channel's id is stored unless notifications are known to fail: if they are confirmed later, the holder
+        // can still be notified of a break.
         let wake = (hearing != Hearing::Deaf).then_some(self.wake.as_str());
         let (name, id, wait) = (entry.name.as_str(), &entry.id.0, attempt.wait);
         let params: Params<'_> = &[&name, id, &permit, &of, &ttl, &closes, &wait, &label, &meta, &wake];
@@ -75,7 +75,8 @@ impl RowStore {
             let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
             let ids: Vec<&str> = entries.iter().map(|entry| entry.id.0.as_str()).collect();
             let ttls: Vec<i64> = entries.iter().map(|entry| ms(entry.ttl)).collect();
-            // Not behind other calls. If the server allows no further connection, a late renewal is better than none.
+            // On the listening connection, where renewals don't queue behind other calls. If the server allows no
+            // connection for it, they share the pool: a late renewal is better than none.
             let own = self.listening.borrow().connection.clone();
             let answered = self.database.call_on(own.as_deref(), limit, &RENEW, &[&names, &ids, &ttls]).await;
             let rows = answered.map_err(|failure| unanswered(&failure, "renew"))?;
@@ -109,7 +110,7 @@ impl RowStore {
         answered.map_err(|failure| self.explained(failure, doing))
     }
 
-    /// The error as shown to users; `doing` names the operation.
+    /// The error as shown to users; `doing` is the operation, as in "list locks".
     pub(super) fn explained(&self, failure: RowFailure, doing: &str) -> BackendError {
         let missing =
             [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_TABLE];
@@ -180,17 +181,17 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
         ),
         ("no-limit", _) => Tried::Refused(Rejection::NoLimit { name: name() }.into()),
         ("full", _) => Tried::Refused(Rejection::TooManyWaiters { name: name() }.into()),
-        // Busy; or the entry is over already, and then the answer is discarded.
+        // `busy`; or `over`: the request was finished before this attempt, and its answer is discarded.
         _ => Tried::Busy(Busy { holder: acquired.holder, queued_ahead: acquired.ahead }),
     }
 }
 
-/// How long a waiter sleeps at most before it tries again. `ahead` waiters are before it, and the hold in the way ends
-/// within `left`.
+/// How long a waiter sleeps at most before it tries again. `ahead` waiters are before it, and what blocks it (a hold,
+/// or a waiter ahead) lasts at most for `left`.
 ///
-/// A waiter that receives notifications tries when the hold in the way would expire; the first waiter also polls from
-/// time to time. Of the waiters without notifications the first ones poll often and the later ones rarely, so that the
-/// load per waiter falls as their number grows.
+/// A waiter tries when `left` is over, or after a longest pause if that is earlier. With notifications this is
+/// [`HEAD_LOOKS`] for the first waiter and a third of the ttl for the others. Without notifications the first waiters
+/// poll often and the later ones rarely, so that the load per waiter falls as their number grows.
 fn again(ttl: Duration, ahead: u64, left: Option<Duration>, hears: bool) -> Duration {
     let at_most = if hears && ahead == 0 {
         HEAD_LOOKS
@@ -205,14 +206,14 @@ fn again(ttl: Duration, ahead: u64, left: Option<Duration>, hears: bool) -> Dura
     left.map_or(at_most, |left| (left + AFTER + spread).min(at_most))
 }
 
-/// A random fraction, so that clients don't poll in step.
+/// A random fraction of `whole`, so that clients don't poll at the same times.
 fn part_of(whole: Duration) -> Duration {
     whole.mul_f64((random() >> 11) as f64 / (1_u64 << 53) as f64)
 }
 
 /// Whether a retry can't succeed.
 fn refuses_for_good(failure: &RowFailure) -> bool {
-    // Connection errors, conflicts, lack of resources, operator intervention and standbys are transient.
+    // Transient: connection errors, conflicts, lack of resources, operator intervention, locked rows, and standbys.
     let passes = |code: &SqlState| {
         ["08", "40", "53", "57"].iter().any(|class| code.code().starts_with(class))
             || *code == SqlState::LOCK_NOT_AVAILABLE
@@ -226,7 +227,7 @@ fn unanswered(failure: &RowFailure, doing: &str) -> CallError {
     CallError { sent: failure.may_have_arrived() }
 }
 
-/// It was answered, but not by the functions of this program.
+/// The error for an answer that the functions of this program can't have given.
 fn unreadable(error: &BackendError, doing: &str) -> CallError {
     tracing::warn!(%error, doing, "postgres: the answer of a call can't be read");
     CallError { sent: true }
