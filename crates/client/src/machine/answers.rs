@@ -15,7 +15,7 @@ impl Machine {
     pub(super) fn answered(&mut self, now: BootInstant, call: CallId, answer: Answer, out: &mut Vec<Output>) {
         let Some(sent) = self.calls.remove(&call) else { return };
         if let Answer::SessionGone = answer {
-            // Never the answer to a call of an earlier session: those calls were dropped when that session ended.
+            // Never the answer to a call of an earlier session: `session_gone` has removed those from `calls`.
             return self.session_gone(now, LossCause::SessionEnded, out);
         }
         match sent.kind {
@@ -28,7 +28,7 @@ impl Machine {
                 self.unanswered.remove(&seq);
                 self.unfinished.remove(&seq);
                 if let Some(finishing) = self.finishing.remove(&seq) {
-                    // The Finish's answer settles the acquire too, whether or not that was answered (R4).
+                    // The Finish's answer settles the acquire too, whether or not the acquire was answered (R4).
                     self.unanswered.remove(&finishing.target);
                     finishing.tell(answer, out);
                 }
@@ -73,7 +73,8 @@ impl Machine {
             }
             Answer::Busy(busy) => self.refused(key, seq, NotAcquired::Busy(busy), out),
             Answer::Refused(refusal) => self.refused(key, seq, NotAcquired::Refused(refusal), out),
-            // Broken before the grant arrived, or its seq fell into a gap: request the lock again.
+            // The request ended before its grant arrived (by a break, say), or the service ignored its seq as too low
+            // (R5): request the lock again.
             Answer::Finished(_) | Answer::Revoked => self.ask_anew(now, key, seq),
             Answer::Opened | Answer::KeptAlive | Answer::SessionGone | Answer::Closed => {}
         }
@@ -98,7 +99,7 @@ impl Machine {
     /// After a new lease deadline: returns early grants to their callers, or releases and requests them again if even
     /// this deadline leaves less than `min_validity`.
     pub(super) fn hand_out_early(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        // The answer to an old call may arrive first, with a deadline that has already passed.
+        // The answer to an older keep-alive may arrive first, and its deadline may have passed already.
         if self.early.is_empty() || !self.has_lease_for(now, Duration::ZERO) {
             return;
         }
@@ -135,13 +136,15 @@ impl Machine {
             Push::Queued { seq, position } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
                 let Some(request) = self.requests.get_mut(&key) else { return };
-                // A failed attempt is sent again all the same: nothing waits for the answer of that call any more.
+                // If the call has failed (`again` is set), it is repeated nevertheless: no call waits for the grant
+                // otherwise.
                 if let AcquireStage::Sent { seq, again: None, .. } = request.stage {
                     request.stage = AcquireStage::Queued { seq };
                     request.since = now;
                     // The request's next deadline is not earlier than before, so `look_at` stays.
                 }
-                // Queued is an answer: it must not hold back `done_through` for the whole wait (R2).
+                // Queued counts as an answer: otherwise the request would hold back `done_through` for the whole wait
+                // (R2).
                 self.unanswered.remove(&seq);
                 if !matches!(request.stage, AcquireStage::Early { .. } | AcquireStage::Held(_)) {
                     out.push(Output::Queued { key, position });
@@ -155,7 +158,8 @@ impl Machine {
                 };
                 if hold.lost.is_none() {
                     hold.lose(key, LossCause::Broken, out);
-                    // The push that revokes a hold never moves that hold's own deadline outwards (B1).
+                    // The hold ends after the grace period, but at the latest at the present lease deadline: later
+                    // renewals of the session don't extend a revoked hold (B1).
                     let grace = now + request.limits.grace;
                     hold.ends_at = Some(self.lease_deadline.map_or(grace, |until| grace.min(until)));
                     self.index(key);

@@ -23,7 +23,7 @@ pub struct AcquireLimits {
     /// End of the wait, on the caller's clock.
     pub wait_until: Option<BootInstant>,
     /// If the backend does not answer for this long, it counts as unreachable. No effect if longer than the session's
-    /// own limit (its ttl).
+    /// own limit (its ttl; 10 s without one).
     pub patience: Option<Duration>,
     pub min_validity: Duration,
     pub max_hold: Option<Duration>,
@@ -89,7 +89,7 @@ pub enum Push {
         seq: Seq,
         cause: LossCause,
     },
-    /// The connection or directory that carried the session is gone.
+    /// The session is gone: its connection or directory is gone, or the service has ended it.
     Lost(LossCause),
 }
 
@@ -121,7 +121,8 @@ pub struct Granted {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
 pub enum CallKind {
-    /// `fresh`: a new session; otherwise a retry for the session whose answer was lost.
+    /// `fresh`: opens a new session. Otherwise repeats the previous open, for the same session, since that got no
+    /// answer.
     Open {
         fresh: bool,
     },
@@ -184,9 +185,10 @@ pub enum NotAcquired {
     Busy(Busy),
     TimedOut,
     Refused(BackendError),
-    /// Nothing was sent.
+    /// The backend did not answer in time. The request did not arrive there, or is being ended.
     Unreachable,
-    /// The request was sent and not answered (P12).
+    /// The request, or the Finish that ends it, was sent and not answered (P12): the request may still hold or wait
+    /// until it is ended.
     Ambiguous,
     ShuttingDown,
 }
@@ -195,6 +197,6 @@ pub enum NotAcquired {
 pub enum Releasing {
     Released,
     AlreadyLost(LossCause),
-    /// The release was sent and not answered; it is retried (P12).
+    /// The release was sent and not answered (P12). It is retried.
     Ambiguous,
 }

@@ -9,8 +9,8 @@ use super::{FinishReply, Finishing, Machine, Spec, pause};
 use crate::error::LossCause;
 use crate::time::BootInstant;
 
-/// Minimum silence after which a backend counts as unreachable when a wait ends while its session is being opened. A
-/// shorter wait does not show that the backend is unreachable.
+/// If a wait ends before its request could be sent, it ends as `Unreachable` if the backend has not answered for this
+/// long, and otherwise as `TimedOut`: a shorter silence proves nothing.
 const SILENCE: Duration = Duration::from_secs(1);
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
@@ -35,8 +35,9 @@ pub(super) enum AcquireStage {
     Queued {
         seq: Seq,
     },
-    /// Granted while the lease was not valid, or not for long enough. Once it is, the grant is returned to the caller,
-    /// so that the request keeps its turn, or it is released.
+    /// Granted while the lease was not valid, or not for long enough. The grant is kept, so that the request does not
+    /// lose its place in the queue. The next acknowledgement decides whether it is returned to the caller, or released
+    /// and requested again.
     Early {
         seq: Seq,
         grant: Granted,
@@ -63,7 +64,7 @@ impl HoldState {
 }
 
 impl PendingAcquire {
-    /// Requests the lock again. The backend has just answered, so its silence counts from now.
+    /// Requests the lock again. The limit for the backend's silence begins again.
     pub(super) fn restart(&mut self, now: BootInstant) {
         self.since = now;
         self.stage = AcquireStage::Unsent;
@@ -95,7 +96,8 @@ impl Machine {
     /// Ends waits whose limit has passed on the caller's clock, and requests whose backend has been silent for too
     /// long.
     pub(super) fn give_up_waits(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        // A valid lease implies a recent answer of the backend.
+        // A valid lease implies a recent answer of the backend. Without a ttl, the backend always counts as having
+        // answered.
         let is_heard = self.has_lease_for(now, Duration::ZERO);
         let mut over = Vec::new();
         for &key in &self.pending {
@@ -105,7 +107,7 @@ impl Machine {
             let unheard = !is_heard && now >= request.since + SILENCE;
             match request.stage {
                 AcquireStage::Held(_) => {}
-                // The backend has not answered that the lock is busy.
+                // Not `TimedOut`: that would mean that the lock was busy, which the backend has not answered.
                 AcquireStage::Unsent if waited && unheard => over.push((key, None, NotAcquired::Unreachable)),
                 AcquireStage::Unsent if waited => over.push((key, None, NotAcquired::TimedOut)),
                 AcquireStage::Unsent if silent => over.push((key, None, NotAcquired::Unreachable)),
@@ -143,7 +145,7 @@ impl Machine {
         }
     }
 
-    /// Sends new requests, and again those without an answer, if the session's lease is valid.
+    /// Sends new requests if the lease is valid for long enough, and repeats those whose retry is due.
     pub(super) fn send_acquires(&mut self, now: BootInstant, due: bool, out: &mut Vec<Output>) {
         let mut ready = Vec::new();
         // Requests already sent are checked only when one is due.
@@ -153,7 +155,7 @@ impl Machine {
                 AcquireStage::Unsent if self.has_lease_for(now, request.limits.min_validity) => {
                     ready.push((None, key))
                 }
-                // A grant would have less than `min_validity` left: renew first.
+                // There is no valid lease, or a grant would have less than `min_validity` left: renew first.
                 AcquireStage::Unsent => self.link.renew_soon(now, self.spec.try_every()),
                 AcquireStage::Sent { seq, again: Some(at), .. } if now >= at => ready.push((Some(seq), key)),
                 _ => {}
@@ -177,7 +179,8 @@ impl Machine {
         }
     }
 
-    /// Sends every Finish that is due. If a caller waits for it, its first attempt runs on the caller's task.
+    /// Sends every Finish that is due: on the runtime of the caller that waits for it, and on the lease thread if no
+    /// caller waits (any more).
     pub(super) fn send_finishes(&mut self, now: BootInstant, due: bool, out: &mut Vec<Output>) {
         let mut ready = std::mem::take(&mut self.unfinished);
         if due {
@@ -196,7 +199,8 @@ impl Machine {
         }
     }
 
-    /// A call without an answer: it is sent again under its seq.
+    /// Handles a call without an answer. Opens, keep-alives, acquires and Finishes are repeated later, the last two
+    /// under the same seq. A Close is not repeated.
     pub(super) fn failed(&mut self, now: BootInstant, call: CallId, sent: bool, out: &mut Vec<Output>) {
         let Some(failed) = self.calls.remove(&call) else { return };
         match failed.kind {

@@ -34,8 +34,8 @@ impl SessionPhase {
         }
     }
 
-    /// Renews no earlier than `pause` after the last attempt: a service that fails at once must not be called in a
-    /// loop.
+    /// Moves the next keep-alive forward to now, but not to less than `pause` after the last attempt: a service that
+    /// fails at once must not be called in a loop.
     pub(super) fn renew_soon(&mut self, now: BootInstant, pause: Duration) {
         if let Self::Live { next, tried } = self {
             *next = now.max(*tried + pause).min(*next);
@@ -59,7 +59,7 @@ impl Machine {
         }
     }
 
-    /// A session without renewal is kept alive only while requests wait in it.
+    /// A session without renewal is kept alive only while requests are pending in it.
     pub(super) fn renews(&self) -> bool {
         self.spec.ttl.is_some() && (self.spec.renew || !self.pending.is_empty())
     }
@@ -103,8 +103,8 @@ impl Machine {
         self.hand_out_early(now, out);
     }
 
-    /// The stream has ended: the service may have cut the session's remaining time to `linger`. Calls sent before may
-    /// have been acknowledged on that stream, so only calls sent from now on extend the deadline.
+    /// Handles the end of the stream: the service may have cut the session's remaining time to `linger`. Calls sent
+    /// before may have been acknowledged on that stream, so only calls sent from now on extend the deadline.
     pub(super) fn detached(&mut self, now: BootInstant, at: BootInstant, out: &mut Vec<Output>) {
         if self.spec.linger.is_zero() {
             return;
@@ -113,7 +113,8 @@ impl Machine {
             .retain(|_, Sent { kind, .. }| !matches!(kind, CallKind::Open { .. } | CallKind::KeepAlive));
         match &mut self.link {
             SessionPhase::Opening { again, .. } => *again = Some(again.map_or(now, |again| again.min(now))),
-            // Soon, but not twice in a moment: a peer that ends every stream must not be called in a loop.
+            // Soon, but not immediately after the last attempt: a peer that ends every stream must not be called in a
+            // loop.
             link => link.renew_soon(now, RETRY_MIN),
         }
         let until = at + (self.spec.linger - self.spec.linger * DRIFT_PERCENT / 100);
@@ -140,7 +141,7 @@ impl Machine {
                 *again = Some(now + pause(*tries));
                 *tries += 1;
             }
-            // Retry soon: at least every ttl/12.
+            // Retry after ttl/12 at the latest.
             SessionPhase::Live { next, .. } => *next = (*next).min(now + self.spec.try_every()),
             SessionPhase::Closed | SessionPhase::Closing => {}
         }

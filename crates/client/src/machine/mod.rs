@@ -32,7 +32,8 @@ use crate::time::BootInstant;
 pub struct Machine {
     spec: Spec,
     link: SessionPhase,
-    /// The session's lease deadline; `None` before the first acknowledgement, and where nothing expires.
+    /// The session's lease deadline; `None` while there is no session, before the first acknowledgement, and where
+    /// nothing expires.
     lease_deadline: Option<BootInstant>,
     next_seq: u64,
     next_call: u64,
@@ -45,10 +46,11 @@ pub struct Machine {
     unsent: BTreeSet<Key>,
     /// Subset of `pending`: granted before the lease was valid.
     early: BTreeSet<Key>,
-    /// Earliest deadline of all pending requests and Finishes, which are checked only then. May be too early, never too
-    /// late.
+    /// Earliest deadline of all pending requests and Finishes. They are checked only from then on. May be earlier than
+    /// their deadlines, never later.
     look_at: Option<BootInstant>,
-    /// When holds end by a deadline of their own (`max_hold`, a grace period), in order of time; and the same by key.
+    /// When holds reach a deadline of their own (`max_hold`, the end of a grace period), in order of time; and the same
+    /// by key.
     ends: BTreeSet<(BootInstant, Key)>,
     ends_of: BTreeMap<Key, BootInstant>,
     by_seq: BTreeMap<Seq, Key>,
@@ -229,7 +231,8 @@ impl Machine {
         seq
     }
 
-    /// The highest seq up to which all commands are answered (R1, R2: live requests may be passed).
+    /// The highest seq up to which all commands are answered (R1). Requests that wait or hold may be below it: they
+    /// count as answered (R2).
     fn done_through(&self) -> Seq {
         let first = self.unanswered.first().map_or(self.next_seq, |seq| seq.0);
         Seq(first - 1)
@@ -242,8 +245,8 @@ impl Machine {
             self.give_up_waits(now, out);
         }
         if self.stopping && self.lease_deadline.is_some_and(|until| now >= until) {
-            // A session in shutdown stops its retries once the service has been silent for a whole ttl: the service has
-            // ended the session by then.
+            // A session in shutdown stops its retries at its lease deadline: without an acknowledgement until then, the
+            // service ends the session by itself.
             self.session_gone(now, LossCause::ShutDown, out);
         }
         if let SessionPhase::Live { .. } = self.link {
@@ -326,7 +329,7 @@ impl Machine {
         }
     }
 
-    /// Handles a caller that stopped waiting for a Finish: the worker sends the Finish instead.
+    /// Handles a caller that stopped waiting for a Finish: the Finish is sent on the lease thread instead.
     fn abandon_finish(&mut self, key: Key) {
         for (&seq, finishing) in &mut self.finishing {
             if finishing.waiting.is_some_and(|(waiting, _)| waiting == key) {

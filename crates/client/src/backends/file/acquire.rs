@@ -1,6 +1,7 @@
 //! An acquire: one name after another, each in steps under its record's flock, with waits in between.
 //!
-//! A step is atomic and never awaits, so a dropped future leaves a request that a `Finish` can clean up.
+//! A step never awaits, so an acquire's future can only be dropped between two steps. A `Finish` can always clean up
+//! what the steps so far have done.
 
 use std::fs::File;
 use std::future::Future;
@@ -23,11 +24,11 @@ use crate::backend::CallError;
 use crate::error::{BackendError, Busy};
 use crate::machine::{Answer, Granted, Push};
 
-/// A waiter checks again after at most this long, in case every wake-up was lost: the sender was stopped, or the pipe
+/// A waiter checks again after at most this time, in case every wake-up was lost: their sender was stopped, or the pipe
 /// was full.
 const SAFETY_NET: Duration = Duration::from_secs(4);
-/// Interval between attempts while a program other than Lockkeeper has flocked the hold file: its unlock sends no
-/// event.
+/// Shortest and longest interval between attempts while a program other than Lockkeeper has flocked the hold file: its
+/// unlock sends no event.
 const FOREIGN_POLL_MIN: Duration = Duration::from_millis(1);
 const FOREIGN_POLL_MAX: Duration = Duration::from_millis(250);
 
@@ -47,7 +48,7 @@ enum AcquireStep {
     Busy(Busy),
     Refused(BackendError),
     Revoked,
-    /// The request was finished meanwhile.
+    /// The request is over: it was finished meanwhile, or its entry in the record was ended.
     Over,
 }
 
@@ -69,7 +70,7 @@ pub(super) async fn acquire(
         Err(OsError::Error(error)) => Answer::Refused(error),
     };
     if let Answer::Busy(_) | Answer::Refused(_) = answer {
-        // The client sends no Finish for a request that was not acquired.
+        // The client sends no Finish for a request that was busy or refused.
         if let Err(fault) = finish::end_parts(session, request).await {
             let error = BackendError::from(fault);
             tracing::warn!(%error, "what a failed acquire had taken could not be given back yet");
@@ -171,7 +172,8 @@ async fn settle(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Resul
     Ok(Answer::Granted(Granted { token: Some(told), permits }))
 }
 
-/// Enters the record, or checks the state of the request there.
+/// One step for the name at `index`: adds the request to the record if it is not there yet, and takes the flock if the
+/// record has granted it. Otherwise ends dead sessions in its way, or returns what it waits for.
 fn step(
     session: &FileSession,
     request: &Arc<FileRequest>,
@@ -189,7 +191,8 @@ fn step(
         // A request that was granted once is never queued again without the holder's knowledge.
         None if progress.granted => return Ok(AcquireStep::Over),
         None => {
-            // A new request, or its entry was lost with a damaged record: it enters, possibly for the second time.
+            // The request is new, or its entry was lost with a damaged record; it is added to the record, in the latter
+            // case again.
             if let Some(lost) = progress.parts[index].seq {
                 session.leave(lost);
             }
@@ -242,7 +245,8 @@ fn step(
     }
 }
 
-/// Applies the acquire to the table. Other sessions are checked for liveness only if one of them conflicts.
+/// Applies the acquire to the table. If it is not granted at once, the sessions of the holders and of the last waiter
+/// (of all waiters, for an acquire that does not wait) are checked first, dead ones are ended, and it is applied again.
 fn enter(
     session: &FileSession,
     request: &FileRequest,

@@ -1,8 +1,8 @@
 //! The token counter of one directory: crash-safe, and never below a token that was issued.
 //!
 //! One preallocated file of two 512-byte sectors, each a checksummed slot, written alternately with one fdatasync each.
-//! The older slot is never more than 1 below the newest, so a valid slot beside a torn one counts as its value + 1: no
-//! token is issued twice, even if the newest slot was torn.
+//! When a token is issued, the older slot is at most 1 below it. So if only one slot is valid, the counter is read as
+//! that slot's value + 1: no token is issued twice, even if the newest slot was torn.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -158,12 +158,12 @@ pub(super) struct LockedCounter<'a> {
 }
 
 impl LockedCounter<'_> {
-    /// The last token that may have been issued.
+    /// The highest token that may have been issued.
     pub(super) fn value(&self) -> u64 {
         self.reading.map_or(0, |reading| reading.value)
     }
 
-    /// Makes `value` the last token; it is on disk on return.
+    /// Raises the highest issued token to `value`, unless it is as high already. On return it is on disk.
     pub(super) fn raise_to(&mut self, value: u64) -> Result<(), OsError> {
         let Some(reading) = self.reading else { return Ok(()) };
         if value <= reading.newest.value {

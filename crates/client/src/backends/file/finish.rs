@@ -81,7 +81,7 @@ fn end_part(
     index: usize,
     record: Option<Record>,
 ) -> Result<End, OsError> {
-    // Waits for a step in progress.
+    // The mutex is held during a step, so this waits for a step in progress.
     let progress = request.progress();
     let (part, granted) = (progress.parts[index].clone(), progress.granted);
     let Some(seq) = part.seq else { return Ok(End::Gone) };

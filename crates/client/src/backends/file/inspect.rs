@@ -15,7 +15,8 @@ use crate::info::LockInfo;
 
 /// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: usize = 100;
-/// No limits: a record has one lock only, and only this process waits for the answer.
+/// All holds and no waiters. Sizes are not limited: a record has one lock only, and only this process waits for the
+/// answer.
 const EVERY_HOLD: Page = Page { after: None, holds_max: usize::MAX, bytes_max: usize::MAX, waiters_max: 0 };
 
 pub(super) async fn inspect(store: Arc<FileStore>, name: LockName) -> Result<LockInfo, OsError> {
@@ -122,7 +123,7 @@ pub(super) async fn break_hold(store: Arc<FileStore>, order: BreakOrder) -> Resu
     }
 }
 
-/// The session of a live hold.
+/// The session that holds with this token.
 fn holder_of(record: &Record, token: Token) -> Option<lockkeeper_core::SessionId> {
     let table = record.table().ok()?;
     let holds = table.describe(record.name(), EVERY_HOLD).holds;

@@ -1,21 +1,22 @@
 //! `file:///dir`: locks between the processes of one host, held by the kernel.
 //!
-//! A hold is a flock. The kernel ends it when its holder ends for any reason, and not before: there is no ttl, and a
-//! stopped holder keeps its lock. Beside the flock, each lock in use has a small record with a core table of its own,
-//! so that order, modes, permits, closed holds and breaks follow the same rules as in other backends. Tokens come from
-//! one crash-safe counter of the directory.
+//! A hold is a flock. It ends when its holder releases it, or by the kernel when the holder's process ends for any
+//! reason; there is no ttl, and a stopped holder keeps its lock. Beside the flocked file (the *hold file*), each lock
+//! in use has a small *record* file. It contains a `lockkeeper_core::Table` for this one lock, so that order, modes,
+//! permits, closed holds and breaks follow the same rules as in other backends. Tokens come from one crash-safe counter
+//! of the directory.
 //!
 //! `docs/backends/file.md` is the page for users: guarantees, layout, behaviour in a crash. Reading order here: `store`
 //! (the directory), `counter`, `slots`, `state` and `record` (the files), `session_file` (liveness), `session`,
 //! `acquire`, `finish` (the calls), `inspect`.
 //!
 //! Notes on the design:
-//! - Short flocks (record, counter) are tried in a loop with random pauses instead of a blocking call, so that a
-//!   process stopped inside one causes an error after some seconds and not a hang.
-//! - A hold file created here carries the sticky bit and is removed with its lock; one created by a user stays, so that
-//!   `flock(1)` can share it (see the page).
-//! - A request for several names acquires them one by one in byte order. Its token is the highest of theirs, and the
-//!   other records store that one too.
+//! - Short flocks (record, counter) are tried in a loop with random pauses instead of a blocking call. So if a process
+//!   is stopped while it has such a flock, others get an error after some seconds instead of hanging.
+//! - A hold file created by this backend has the sticky bit and is removed with its lock; one created by a user stays,
+//!   so that `flock(1)` can share it (see the page).
+//! - A request for several names acquires them one by one in byte order. The highest of the tokens granted for its
+//!   names is the token of the request, and the records of the other names store it too.
 
 mod acquire;
 mod counter;

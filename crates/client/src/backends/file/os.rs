@@ -1,6 +1,6 @@
 //! System calls on a lock directory, and explanations of their failures for users.
 //!
-//! Handles files and error numbers only; no locks, records or sessions.
+//! Handles files, flocks and error numbers; knows nothing of lock names, records and sessions.
 
 use std::fs::File;
 use std::io;
@@ -88,8 +88,8 @@ pub(super) fn unflock(file: &File) -> io::Result<()> {
     flock(file, FlockArg::Unlock).map_err(io::Error::from)
 }
 
-// nix's `Flock` unlocks when it is dropped. A hold inherited by a child must outlive this process, so only the kernel
-// may end it, at the last close.
+// Not nix's `Flock`, which unlocks when it is dropped: a hold inherited by a child must outlive this process, so only
+// the kernel may end it, at the last close.
 #[allow(deprecated)]
 fn flock(file: &File, how: FlockArg) -> nix::Result<()> {
     use std::os::fd::AsRawFd;
@@ -101,8 +101,7 @@ fn flock(file: &File, how: FlockArg) -> nix::Result<()> {
     }
 }
 
-/// Pauses between attempts at a short lock: the first ones are short enough for a blocking sleep, later ones use the
-/// timer.
+/// Pauses between attempts at a short flock: the first ones are short, later ones up to 5 ms.
 pub(super) struct Backoff {
     tries: u32,
     waited: Duration,
@@ -113,8 +112,8 @@ impl Backoff {
         Self { tries: 0, waited: Duration::ZERO }
     }
 
-    /// The next pause; `None` once [`SHORT_LOCK_PATIENCE`] is used up. Random, so that no process always comes too
-    /// late.
+    /// The next pause; `None` once [`SHORT_LOCK_PATIENCE`] is used up. Pauses are random, so that no process misses
+    /// each of the moments at which the flock is free.
     pub(super) fn next(&mut self) -> Option<Duration> {
         if self.waited >= SHORT_LOCK_PATIENCE {
             return None;

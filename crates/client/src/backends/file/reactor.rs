@@ -1,7 +1,7 @@
 //! One thread of the process that turns events of descriptors and timers into wake-ups.
 //!
-//! Waiting therefore works with any runtime of the caller, and while that runtime is busy. The thread never runs
-//! callers' code.
+//! So waiting works on any runtime of the caller, also one without timers. The thread also runs the tasks that read the
+//! sessions' pipes, but no code of the library's users.
 
 use std::fs::File;
 use std::future::Future;
@@ -33,7 +33,7 @@ pub(super) fn start() -> io::Result<&'static Handle> {
     Ok(HANDLE.get_or_init(|| handle))
 }
 
-/// A sleep on that thread's timers.
+/// Sleeps, by a timer of the thread.
 pub(super) async fn sleep(duration: Duration) {
     let Ok(handle) = start() else {
         // Without the thread there are no timers; a short blocking sleep keeps a loop from spinning.
@@ -47,14 +47,14 @@ pub(super) async fn sleep(duration: Duration) {
     sleep.await;
 }
 
-/// Runs a task on that thread.
+/// Runs a task on the thread.
 pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     if let Ok(handle) = start() {
         handle.spawn(task);
     }
 }
 
-/// Registers a pipe for events on that thread.
+/// Registers a pipe for events on the thread.
 ///
 /// # Errors
 /// Out of descriptors or memory.

@@ -1,4 +1,5 @@
-//! The record of one lock: a core table of its own, read, changed and written under a short flock.
+//! The record of one lock: a `lockkeeper_core::Table` for this lock alone, read, changed and written under a short
+//! flock.
 //!
 //! All grant rules are the table's. Added here: the mapping of sessions to files, the start times of holds, tokens from
 //! the directory's counter, and the wake-ups caused by a change.
@@ -23,7 +24,8 @@ use super::store::FileStore;
 use super::{names, reactor};
 use crate::error::{BackendError, BackendErrorKind};
 
-/// Marks a hold file created by a backend, which is removed with its lock. One created by a user stays.
+/// Mode bit of a hold file created by this backend, which is removed with its lock. A hold file created by a user lacks
+/// it and stays.
 const OURS: u32 = 0o1000;
 
 /// A record, locked by its flock.
@@ -38,7 +40,7 @@ pub(super) struct Record {
     dirty: bool,
     /// Keep the files when the lock becomes idle: it is likely to be used again soon.
     keep: bool,
-    /// The hold that is being released: name and file.
+    /// Name and file of the hold whose flock was released by [`Self::give_back`].
     given_back: Option<(String, Arc<File>)>,
     /// Sent after the flock is released, so that woken processes do not wait for it.
     wakes: Vec<(Tag, Seq)>,
@@ -48,7 +50,8 @@ impl Record {
     /// Locks the record of a name; creates it if it is missing.
     ///
     /// # Errors
-    /// The record is damaged; it is unreachable; it is locked by a process that was stopped in its critical section.
+    /// The record is damaged, belongs to another name, or can't be opened; the directory is gone; or the record is
+    /// locked by a process that was stopped in its critical section.
     pub(super) async fn open(store: &Arc<FileStore>, name: &LockName) -> Result<Self, OsError> {
         let stem = names::stem(name);
         let open = || open_or_create_at(&store.locks, &stem, store.file_mode);
@@ -124,7 +127,8 @@ impl Record {
         Table::restore(&self.state.table, 0).map_err(|e| damaged(&self.store, &self.stem, &e.to_string()))
     }
 
-    /// Runs commands on the table and writes the result, unless `accept` rejects it: then nothing has changed.
+    /// Runs commands on the table and writes the result, without sessions that have no requests left. If `accept`
+    /// rejects the result, nothing has changed.
     ///
     /// If the commands grant anything, the tokens are drawn from the counter and synced to disk before the record is
     /// written and before any client gets a token.
@@ -159,7 +163,7 @@ impl Record {
         Ok(Some(result))
     }
 
-    /// Stores the token returned to the holder of several names.
+    /// For a holder of several names: stores that it got the token `told` for the hold with the token `token`.
     pub(super) fn tell(&mut self, token: Token, told: Token) -> Result<(), OsError> {
         if let Some(note) = self.state.notes.get_mut(&token.get()) {
             note.told = told.get();
@@ -207,7 +211,7 @@ impl Record {
     }
 
     fn write(&mut self, after: &RecordState) -> io::Result<()> {
-        // The record of an idle lock has been removed; nothing is committed to it afterwards.
+        // There is no file after `remove`, and nothing is committed afterwards.
         let Some(file) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
         let durable = after.promises() || self.state.promises();
         let is_new = self.current.is_none();
@@ -267,8 +271,8 @@ impl Record {
         }
     }
 
-    /// Releases the flock of a hold before the record is written, so that the next holder by the record finds it free.
-    /// From here on a copy of the descriptor in a child process excludes nothing.
+    /// Releases the flock of a hold before the record is written, so that the flock is free for the holder that the
+    /// record names next. From here on a copy of the descriptor in a child process excludes nothing.
     pub(super) fn give_back(&mut self, hold: Arc<File>, slot: Option<Slot>) -> Result<(), OsError> {
         let name = self.hold_name(slot);
         unflock(&hold).map_err(|e| {
@@ -450,7 +454,7 @@ mod tests {
         let mut record = Record::open(&store, &name).await.unwrap();
         let (token, left) = record.state().closed().next().unwrap();
         assert!(left > Duration::from_secs(50) && left <= Duration::from_secs(60), "{left:?}");
-        // The note is stored: the next reader counts from there.
+        // The commit stores the note, so that the next reader continues the delay instead of starting it again.
         record.commit(|_, _| (), |()| true).unwrap();
         drop(record);
         let record = Record::open(&store, &name).await.unwrap();
@@ -467,7 +471,7 @@ mod tests {
             assert!(RecordState::decode(&good[..at]).is_err(), "cut at {at}");
             let mut bad = good.clone();
             bad[at] ^= 0xff;
-            // The checksum has excluded this case before; here decoding must only not panic.
+            // In use, the checksum excludes this case. Here decoding may return anything, but must not panic.
             let _ = RecordState::decode(&bad);
         }
     }

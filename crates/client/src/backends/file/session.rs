@@ -26,13 +26,14 @@ use crate::backend::{AcquireRequest, Call, CallError, Conn, Submitted};
 use crate::error::LossCause;
 use crate::machine::{Answer, Push, Spec};
 
-/// Interval at which a session checks that its directory exists, and repeats pushes that its client may have missed.
+/// After this time without wake-ups, a session checks that its directory exists, and repeats pushes that its client may
+/// have missed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many session files are checked for dead sessions when a session is created.
 const SWEPT_AT_OPEN: usize = 16;
 
 /// For how many idle locks a session keeps the files for their next use: creating them again takes as long as a sync.
-/// They are removed with the session, or by the next `list` if the session was killed.
+/// They are removed when the session is closed, and otherwise by the next `list`.
 const IDLE_KEPT: usize = 32;
 
 /// The connection used by the library: one session at a time, and a new one after a loss.
@@ -61,7 +62,7 @@ pub(super) struct FileSession {
 #[derive(Default)]
 struct SessionRequests {
     requests: BTreeMap<Seq, Arc<FileRequest>>,
-    /// By the seqs that records use for them.
+    /// The same requests, by the seqs that they have in records: one for each name.
     by_part: BTreeMap<Seq, Arc<FileRequest>>,
     /// How requests ended, kept until the client has the answer to the call whose seq is stored beside the end (R3).
     ended: BTreeMap<Seq, (End, Seq)>,
@@ -80,7 +81,8 @@ pub(super) struct FileRequest {
     pub(super) acquire: Arc<AcquireRequest>,
     /// Its names in the order of acquisition: all requests use the same order, so they cannot deadlock.
     pub(super) names: Vec<LockName>,
-    /// A `Finish` has arrived: no further step acquires anything. The `Finish` waits for a step in progress.
+    /// A `Finish` has arrived, or the session has ended: no further step acquires anything. The `Finish` waits for a
+    /// step in progress.
     over: AtomicBool,
     pub(super) progress: Mutex<Progress>,
     /// Notified when the request may have changed.
@@ -92,18 +94,18 @@ pub(super) struct FileRequest {
 pub(super) struct Progress {
     /// All names are granted.
     pub(super) granted: bool,
-    /// The client was informed of the revocation; the push is repeated until it finishes the request.
+    /// The client was informed of the revocation. The push is repeated until the client finishes the request.
     pub(super) revoked: bool,
     /// One entry per name; entries not reached yet are empty.
     pub(super) parts: Vec<Part>,
-    /// How the parts ended that have ended.
+    /// The worst end of those parts that have ended.
     pub(super) end: Option<End>,
 }
 
 /// The part of a request for one name.
 #[derive(Clone, Default)]
 pub(super) struct Part {
-    /// Its seq in the record, once it may be there.
+    /// The seq of the entry in the record, once the entry may exist.
     pub(super) seq: Option<Seq>,
     pub(super) token: Option<Token>,
     pub(super) permit: Option<PermitGrant>,
@@ -187,7 +189,8 @@ impl Conn for FileConn {
             }
             Call::Finish { seq, target, done_through } => {
                 session.take_done_through(done_through);
-                // From here on no step of the request acquires anything, whether or not its future is still polled.
+                // From here on no step of the request acquires anything, whether or not the acquire's future is still
+                // polled.
                 match session.finishing(seq, target) {
                     Ok(request) => {
                         Submitted::under_way(async move { finish::finish(&session, &request, seq).await })
@@ -271,7 +274,7 @@ impl FileSession {
         Seq(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Assigns the seq of a request in a record, by which wake-ups in the pipe name it.
+    /// Assigns the seq that a request has in a record. Wake-ups in the pipe name the request by this seq.
     pub(super) fn enter(&self, request: &Arc<FileRequest>) -> Seq {
         let seq = self.next_seq();
         self.book().by_part.insert(seq, Arc::clone(request));
@@ -314,7 +317,7 @@ impl FileSession {
         self.book().gone
     }
 
-    /// Ends the session in memory. Its files are closed with their last user.
+    /// Ends the session in memory, and returns its requests. Its files are closed with their last user.
     pub(super) fn end(&self) -> Vec<Arc<FileRequest>> {
         let mut book = self.book();
         book.gone = true;
@@ -323,7 +326,7 @@ impl FileSession {
         std::mem::take(&mut book.requests).into_values().collect()
     }
 
-    /// The directory is gone: all holds are lost, and all waiters are notified.
+    /// Called when the directory or the session's file is gone: all holds are lost, and all waiting acquires end.
     pub(super) fn lose(&self) {
         if self.is_gone() {
             return;
@@ -403,7 +406,8 @@ impl FileSession {
         Ok(())
     }
 
-    /// Handles wake-ups from the pipe: waiters check their place again, holders check for a revocation.
+    /// Handles wake-ups from the pipe: waiting acquires check their records again, and holds are checked for a
+    /// revocation.
     async fn heard(&self, woken: Vec<Option<Seq>>) {
         let named: Vec<Arc<FileRequest>> = {
             let book = self.book();
@@ -433,7 +437,7 @@ impl FileSession {
         for request in self.requests() {
             let progress = request.progress();
             if progress.revoked && !request.is_over() {
-                // The client ignores a push that overtakes the grant's answer, so it is repeated.
+                // Repeated until the client finishes the request, in case an earlier push had no effect.
                 let _ = self.pushes.send(Push::Revoked { seq: request.seq });
             }
         }

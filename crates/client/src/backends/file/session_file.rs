@@ -66,7 +66,8 @@ impl SessionFile {
                 Err(Errno::EEXIST) => continue,
                 Err(errno) => return Err(fault("make", errno.into())),
             }
-            // A sweep may find the file before it is flocked, take it for a dead session's file and remove it.
+            // A sweep may find the file before it is flocked, take it for a dead session's file and remove it; then
+            // another is made.
             let pipe = match open_at(&store.sessions, &name, OFlag::O_RDWR | OFlag::O_NONBLOCK) {
                 Ok(pipe) => pipe,
                 Err(e) if e.kind() == io::ErrorKind::NotFound && store.is_current() => continue,
@@ -101,8 +102,8 @@ impl SessionFile {
     }
 }
 
-/// The requests named by wake-ups in a session's own pipe; empty once it is drained. `None` is an unreadable wake-up,
-/// after which all requests must be checked.
+/// Reads wake-ups from a session's own pipe until the pipe is empty, and returns the requests that they name. `None` is
+/// an unreadable wake-up, after which all requests must be checked.
 pub(super) fn drain(pipe: &OwnedFd) -> Vec<Option<Seq>> {
     let mut woken = Vec::new();
     let mut buffer = [0; 1024];
@@ -124,7 +125,8 @@ pub(super) fn drain(pipe: &OwnedFd) -> Vec<Option<Seq>> {
     }
 }
 
-/// Wakes a request of a session. An ended session needs no wake-up; one with a full pipe has enough of them.
+/// Wakes a request of a session. An ended session needs no wake-up. If the pipe is full, the session has wake-ups to
+/// read anyway.
 pub(super) fn wake(store: &FileStore, tag: Tag, seq: Seq) {
     if let Ok(mut pipe) = open_at(&store.sessions, &tag.file(), OFlag::O_WRONLY | OFlag::O_NONBLOCK) {
         let _ = pipe.write(&seq.0.to_le_bytes());

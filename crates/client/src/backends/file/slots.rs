@@ -32,10 +32,10 @@ pub(super) struct Current {
 /// The content of a file.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Content {
-    /// Never written, or the first writer was killed before it finished.
+    /// Never written, or the first writer was killed before it wrote its header.
     Empty,
     Body(Current, Vec<u8>),
-    /// Neither header is valid: never read as data.
+    /// There is no valid header with a valid body. Nothing of the file is used.
     Damaged,
 }
 
@@ -198,7 +198,7 @@ mod tests {
             let old = vec![round - 1; 700];
             current = write(&file, Some(current), &[round; 700]).unwrap();
             let after = bytes_of(&file);
-            // First the body, then the header, cut at any byte.
+            // The body is written first, then the header; the write is cut at each byte.
             let header = usize::from(current.generation % 2 == 1) * HEADER_STRIDE;
             let parts = [(current.at as usize, current.at as usize + 700), (header, header + HEADER_BYTES)];
             let mut torn = before.clone();

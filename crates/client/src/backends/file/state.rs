@@ -16,9 +16,9 @@ const FORMAT: u8 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct HoldNote {
     pub(super) boot: [u8; 16],
-    /// When the hold began; for a closed one, when it closed. Nanoseconds on that boot's clock.
+    /// When the hold began; for a closed hold, when it closed. Nanoseconds on the clock of `boot`.
     pub(super) at: u64,
-    /// The token returned to the holder: for a request for several names, the highest of theirs.
+    /// The token returned to the holder: for a request for several names, the highest of their tokens.
     pub(super) told: u64,
 }
 
@@ -37,7 +37,7 @@ impl HoldNote {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct RecordState {
     pub(super) table: Snapshot,
-    /// By token.
+    /// By the table's token.
     pub(super) notes: BTreeMap<u64, HoldNote>,
 }
 
@@ -126,7 +126,7 @@ impl RecordState {
         found.and_then(|(&token, _)| Token::new(token)).unwrap_or(told)
     }
 
-    /// The token returned to the holder.
+    /// The token returned to the holder for the hold that has this token in the table.
     pub(super) fn told_token(&self, token: Token) -> Token {
         self.notes.get(&token.get()).and_then(|note| Token::new(note.told)).unwrap_or(token)
     }
@@ -153,8 +153,8 @@ impl RecordState {
         self.table.requests.iter().any(promise)
     }
 
-    /// The sessions that each waiter watches: the first waiter watches the holders, every other one only the one before
-    /// it, so that one session's end does not wake all waiters.
+    /// The sessions that each waiter watches: the first waiter watches the holders that conflict with it, every other
+    /// one only the waiter before it, so that one session's end does not wake all waiters.
     pub(super) fn watched(&self) -> BTreeMap<(SessionId, Seq), Vec<SessionId>> {
         let holders: Vec<(SessionId, ModeKind)> = self
             .table
@@ -183,7 +183,7 @@ pub(super) fn is_held(request: &RequestState) -> bool {
     matches!(request.phase, Phase::Held { .. } | Phase::Revoked { .. })
 }
 
-/// Whether there are no holds, waiters and closed holds.
+/// Whether there are no holds, waiters, closed holds and limits.
 pub(super) fn is_idle(state: &RecordState) -> bool {
     state.table.requests.is_empty() && state.table.limits.is_empty()
 }

@@ -1,7 +1,7 @@
 //! An open lock directory: created, checked and opened once; afterwards used through descriptors.
 //!
-//! All operations use descriptors of the directory, never its path, so that a deleted directory and its replacement are
-//! never mixed up.
+//! Files are opened, created and removed through descriptors of the directory, not by path, so that a deleted directory
+//! and its replacement are never mixed up.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read};
@@ -18,7 +18,7 @@ use super::fs_type;
 use super::os::{Backoff, OsError, create_at, explain, hex, mode_bits, open_at, random_id, try_flock};
 use crate::error::{BackendError, BackendErrorKind};
 
-/// The newest layout that this code can read.
+/// The layout that this code reads and writes.
 const FORMAT: u64 = 1;
 const FORMAT_WORD: &str = "lockkeeper-file";
 /// 2026-01-01T00:00:00Z in seconds since 1970: the origin of the counters' microseconds (T1).
@@ -32,7 +32,7 @@ pub(super) struct Config {
     pub(super) tokens_above: Option<u64>,
     /// `?fuse=allow`.
     pub(super) fuse_allowed: bool,
-    /// The wall clock since 1970, read only when a counter is created.
+    /// The wall clock since 1970, read only when a counter is created or rebuilt.
     pub(super) wall_clock: fn() -> Duration,
 }
 
@@ -54,7 +54,8 @@ pub(super) struct FileStore {
 }
 
 impl FileStore {
-    /// Opens a directory, and creates missing files. `known` is the highest token that this process has seen there.
+    /// Opens a directory, and creates missing files. `known` is the highest token that this process has seen at this
+    /// path.
     pub(super) fn open(config: &Config, known: u64) -> Result<Self, OsError> {
         let path = config.path.clone();
         let failed = |doing: &'static str, path: &Path| {
@@ -99,8 +100,8 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Checks the counter. A damaged counter is an error, or is rebuilt if the URL gives a token to start above; a
-    /// known token raises it.
+    /// Checks the counter, and raises it to `known` and to the URL's `tokens_above`. A damaged counter is rebuilt if
+    /// the URL has `tokens_above`, and an error otherwise.
     fn check_counter(&self, config: &Config, known: u64) -> Result<(), OsError> {
         let floor = config.tokens_above.unwrap_or(0).max(known);
         match (self.counter.lock(), config.tokens_above) {
@@ -117,7 +118,7 @@ impl FileStore {
             && self.sessions.metadata().is_ok_and(|now| now.nlink() > 0)
     }
 
-    /// Converts an error; if the directory is gone, that is the reason.
+    /// Converts an error: to [`OsError::Gone`] if the directory is gone, which then is the reason for the error.
     pub(super) fn fault(&self, error: BackendError) -> OsError {
         if self.is_current() { OsError::Error(error) } else { OsError::Gone }
     }
@@ -226,7 +227,9 @@ impl Layout<'_> {
         })
     }
 
-    /// A wall clock behind the directory's creation time could lead to duplicate tokens (T1).
+    /// An error if the counter of an existing directory is missing and the wall clock is behind the directory's
+    /// creation time: a counter made from this clock could issue tokens a second time (T1). `tokens_above` replaces the
+    /// clock.
     fn check_clock(&self, had_format: bool) -> Result<(), OsError> {
         if !had_format || self.config.tokens_above.is_some() {
             return Ok(());

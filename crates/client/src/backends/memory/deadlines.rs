@@ -1,7 +1,8 @@
 //! Deadlines of the in-process service, on its lease clock.
 //!
-//! The lease clock excludes stalls: one turn advances it by at most 1/12 of the shortest ttl, so no client loses time
-//! while the service did not run (P9). Returns due commands; ends nothing itself.
+//! A *turn* is one run of the service, for a call or for a timer. The lease clock excludes stalls: one turn advances it
+//! by at most 1/12 of the shortest ttl, so at most that much of a stall counts against a session (P9). Returns due
+//! commands; ends nothing itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -33,7 +34,7 @@ struct Deadline {
 }
 
 impl MemoryDeadlines {
-    /// Begins a turn of the service.
+    /// Begins a turn of the service: advances the lease clock.
     pub(super) fn turn(&mut self, now: BootInstant) {
         let elapsed = self.last_turn.map_or(Duration::ZERO, |last| now - last);
         self.last_turn = Some(now);
@@ -50,7 +51,8 @@ impl MemoryDeadlines {
             self.due.pop_first();
             return Some(match due {
                 Due::Expire(session) => {
-                    // Extended meanwhile by a keep-alive, or ended.
+                    // Since this entry was made, the session may have ended, or a keep-alive may have moved its
+                    // deadline.
                     let Some(deadline) = self.sessions.get(&session) else { continue };
                     if deadline.at > self.lease_now {
                         self.due.insert((deadline.at, due));

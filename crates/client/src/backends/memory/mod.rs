@@ -1,7 +1,7 @@
 //! `memory:`: the table in this process, for tests of code that uses locks, with virtual time and fault injection.
 //!
-//! Table, sessions, deadlines and client are those of Lockkeeper's own service, without network and disk. Nothing
-//! outlives the process, and only this process is excluded.
+//! The table and the client's session are those of Lockkeeper's own service, without network and disk. Nothing outlives
+//! the process, and clients in other processes are not excluded.
 
 mod deadlines;
 mod server;
@@ -77,7 +77,7 @@ impl Server {
         }
     }
 
-    /// Cuts off the clients with this label: none of their calls arrive, and no answers reach them.
+    /// Cuts off the clients with this label: none of their calls arrive, and no answers and notifications reach them.
     pub fn cut_off(&self, label: &str) {
         self.service.faults(|faults| faults.cut_off.extend([label.to_owned()]));
     }
@@ -87,17 +87,17 @@ impl Server {
         self.service.faults(|faults| faults.cut_off.retain(|other| other != label));
     }
 
-    /// The next `count` calls arrive and are executed, but their answers are lost.
+    /// The next `count` calls of any clients arrive and are executed, but their answers are lost.
     pub fn lose_answers(&self, count: u32) {
         self.service.faults(|faults| faults.lose_answers = count);
     }
 
-    /// The next `count` calls never arrive.
+    /// The next `count` calls of any clients never arrive.
     pub fn lose_calls(&self, count: u32) {
         self.service.faults(|faults| faults.lose_calls = count);
     }
 
-    /// Stalls the service: it reads nothing, answers nothing and ends nothing.
+    /// Stalls the service: it processes no calls of sessions, and ends nothing.
     pub fn stall(&self) {
         self.service.faults(|faults| faults.stalled = true);
     }

@@ -104,7 +104,7 @@ impl MemoryService {
         let mut state = self.state();
         state.faults.stalled = false;
         let now = self.clock.now();
-        // Calls that arrived during the stall count before anything expires (P9).
+        // Calls that arrived during the stall are executed before anything expires (P9).
         state.book.turn(now);
         while let Some((client, call, answer)) = state.inbox.pop_front() {
             let outcome = state.call(&client, call, now);
@@ -187,7 +187,7 @@ impl MemoryService {
     }
 }
 
-/// Ends everything due, while the service is in use.
+/// Ends everything that is due, until the service is dropped.
 async fn keep_turning(service: Weak<MemoryService>, alarm: Arc<Alarm>) {
     loop {
         alarm.ring().await;
@@ -242,7 +242,7 @@ impl MemoryState {
                 self.clients.remove(&session);
             }
             Effect::Revoked { session, seq, token } => {
-                // Every acknowledgement after the break names the hold, so its holder has given it up after a ttl (B1).
+                // The push below notifies the holder. The hold ends a ttl after the break at the latest (B1).
                 let ttl_ms = self.table.session(session).map_or(0, |session| session.ttl_ms);
                 self.book.after(Duration::from_millis(ttl_ms), Due::EndRevoked(token));
                 self.push(session, Push::Revoked { seq });
@@ -280,7 +280,7 @@ impl MemoryState {
     }
 
     fn is_cut_off(&self, session: SessionId) -> bool {
-        // Not by the table: it has no entry for a session that has just ended.
+        // Looked up in `clients`: the table has no entry any more for a session that has just ended.
         self.clients.get(&session).is_some_and(|client| self.faults.cut_off.contains(&client.label))
     }
 
@@ -313,7 +313,7 @@ impl MemoryState {
                 return self.acquire(session, seq, done_through, &request, wait_left, now);
             }
             Call::Finish { seq, target, done_through } => {
-                // The grant of this request is not awaited any more.
+                // No call waits for the grant of this request any more.
                 self.waiting.remove(&(session, target));
                 self.apply(Command::Finish { session, seq, target, done_through }, now)
             }
@@ -418,7 +418,7 @@ impl MemoryState {
             Reply::Finished(end) => Answer::Finished(end),
             Reply::Revoked { .. } => Answer::Revoked,
             Reply::Refused(rejection) => Answer::Refused(rejection.into()),
-            // Other replies belong to commands that a client session does not send.
+            // `Reply::SessionGone`, and replies to commands that a client session does not send.
             _ => Answer::SessionGone,
         }
     }

@@ -1,5 +1,6 @@
-//! Invariants checked after every event, for any sequence of events. The checker uses the machine's inputs and outputs;
-//! it reads internal state only to find forgotten requests.
+//! Invariants checked after every event, for any sequence of events. The checker derives most of them from the
+//! machine's inputs and outputs. Of the internal state it reads the lease deadline, the calls in flight, and what the
+//! machine knows of requests, to find forgotten ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,7 +77,8 @@ impl Checked {
             self.note_output(output).map_err(|wrong| format!("{wrong}; output {output:?}"))?;
         }
         if let Some(key) = abandoned {
-            // Losses by deadlines that passed before are still reported; a grant would have no caller.
+            // A loss by a deadline that passed before the abandon may still be reported, but not a grant: it would have
+            // no caller.
             if self.callers.get(&key).is_some_and(|_| {
                 out.iter().any(|output| matches!(output, Output::Granted { key: k, .. } if *k == key))
             }) {
@@ -233,7 +235,7 @@ impl Checked {
             self.highest_seq = seq;
             self.unanswered.insert(seq);
         } else if !self.unanswered.contains(&seq) && !self.live.contains_key(&seq) {
-            // A seq sent late, below one already sent, would be dead (R5), or a second command.
+            // A new command under a seq below one already sent would be ignored by the service (R5).
             return Err("this number was passed already".into());
         }
         if done_through < self.highest_done {
@@ -277,7 +279,7 @@ impl Checked {
                 }
             }
         }
-        // Every waiting caller is known to the machine; it would wait forever otherwise.
+        // Every waiting caller must be known to the machine, otherwise the caller would wait forever.
         for (key, (caller, _)) in &self.callers {
             let known = self.machine.requests.contains_key(key)
                 || self.machine.finishing.values().any(|f| f.waiting.is_some_and(|(waits, _)| waits == *key));

@@ -1,4 +1,5 @@
-//! Every interleaving of up to six events of a small alphabet; equal states are explored once.
+//! Every sequence of six events of a small alphabet (of five or four from a busy session); equal states are explored
+//! once.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -9,7 +10,7 @@ use crate::error::{BackendError, BackendErrorKind, Busy};
 
 const KEYS: [Key; 2] = [Key(1), Key(2)];
 
-/// The requests of callers: a plain one, and one for each option.
+/// Limits of the first request: none, or one of three. The second request has none.
 fn all_limits(now: BootInstant) -> [AcquireLimits; 4] {
     let secs = Duration::from_secs;
     [

@@ -176,7 +176,8 @@ fn a_grant_received_before_the_session_is_confirmed_keeps_its_turn() {
     assert_eq!(state.machine.lease_deadline, Some(at(110) + (TTL - TTL / 100)));
 }
 
-/// A request granted early, whose caller gives up before the session is confirmed, leaves nothing at the service.
+/// A request that was granted early, and whose wait ends before the session is confirmed, leaves nothing at the
+/// service.
 #[test]
 fn an_early_grant_is_released_if_its_caller_gives_up() {
     let mut state = open();

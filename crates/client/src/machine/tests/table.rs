@@ -1,7 +1,8 @@
-//! The machine against the real table, over a network that loses, delays and duplicates messages, with clocks whose
-//! rates differ by 1 %.
+//! The machine against the real table, over a network that loses, delays and duplicates messages, with clients' clocks
+//! whose rates differ from the service's by up to 0.9 %.
 //!
-//! The service is a stub: it only expires sessions that were silent for their ttl on its own clock.
+//! Around the table, the service is a stub: it applies calls, and expires sessions that were silent for their ttl on
+//! its own clock.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,7 +18,7 @@ const CLIENTS: usize = 3;
 /// One client with its clock, and its messages in flight in both directions, in order.
 struct Client {
     machine: Machine,
-    /// Rate of its clock, in thousandths of the true rate.
+    /// Rate of the client's clock, in thousandths of the service's rate.
     rate: u64,
     session: Option<SessionId>,
     secret: [u8; 32],
@@ -140,12 +141,12 @@ impl World {
         reply
     }
 
-    /// Delivers a client's next call; its answer is lost if `lose`.
+    /// Delivers a client's next call to the service: `twice`, if it is to be duplicated. If `lose`, the answer is lost.
     fn arrive(&mut self, who: usize, lose: bool, twice: bool) {
         let Some((call, kind)) = self.clients[who].up.pop_front() else { return };
         let answer = self.execute(who, call, &kind);
         if twice && !matches!(kind, CallKind::Open { .. } | CallKind::Close) {
-            // A delayed duplicate, whose answer is discarded.
+            // The duplicate's answer is discarded.
             let _ = self.execute(who, CallId(0), &kind);
         }
         match answer {
@@ -270,7 +271,7 @@ impl World {
             10..=14 => self.deliver(who),
             15 => self.pass(u64::from(number) * 20),
             _ if self.clients[who].cut_off => self.clients[who].cut_off = false,
-            // A call that is lost on its way.
+            // The client's next call is lost.
             _ => {
                 if let Some((call, _)) = self.clients[who].up.pop_front() {
                     self.clients[who].down.push_back(Event::Failed { call, sent: number % 2 == 0 });
@@ -293,13 +294,15 @@ impl World {
             self.feed(who, Event::Release { key });
         } else if !release && !open.is_empty() {
             let key = open[usize::from(number) % open.len()];
-            // The outcome of an abandoned request is fixed: none.
+            // An abandoned request must not get an outcome: it is counted as having its one already, so that `settle`
+            // finds another.
             self.clients[who].outcomes.insert(key, 1);
             self.feed(who, Event::Abandon { key });
         }
     }
 
-    /// The network heals and all holds are released; the table must be empty in the end.
+    /// The network loses nothing any more, and all holds are released. In the end each request has had one outcome, and
+    /// the table is empty.
     fn settle(&mut self) {
         for _ in 0..400 {
             for who in 0..CLIENTS {

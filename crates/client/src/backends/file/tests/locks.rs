@@ -167,7 +167,8 @@ async fn keep_closed_applies_after_a_release_but_not_after_an_abandoned_acquire(
     assert!(crate::time::BootInstant::now() - before >= Duration::from_millis(300));
     assert_eq!(a.finish(again).await, End::Released);
 
-    // Granted while its future was dropped: released without a closed hold.
+    // A request whose future was dropped is granted by the record. Its Finish leaves no closed hold, since the grant
+    // was never returned.
     let (held, _) = a.take(request("y")).await;
     let (abandoned, asked) = a.ask(closing("y"));
     let asked = tokio::spawn(asked);
@@ -190,7 +191,7 @@ async fn a_finish_that_comes_first_prevents_the_acquire() {
     a.seq = 6;
     let (_, answer) = a.acquire(request("x")).await;
     assert!(matches!(answer, Answer::Finished(_)), "{answer:?}");
-    // Submitted before, polled after.
+    // The acquire is submitted before the Finish, and polled after it.
     let (seq, asked) = a.ask(request("x"));
     assert_eq!(a.finish(seq).await, End::Gone);
     let answer = within(asked).await.unwrap();

@@ -50,7 +50,7 @@ fn request_all(names: &[&str]) -> AcquireRequest {
     }
 }
 
-/// One session over a directory, driven as the library does it.
+/// One session over a directory, called as the library calls it.
 struct Client {
     conn: Arc<dyn Conn>,
     pushes: UnboundedReceiver<Push>,

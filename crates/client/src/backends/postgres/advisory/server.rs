@@ -44,8 +44,8 @@ pub(in super::super) fn gives_tokens(sequence: Option<&str>) -> bool {
 /// life of the client.
 ///
 /// # Errors
-/// The server is too old, unreachable, or refuses; a transaction pooler was found; or two connections don't exclude each
-/// other.
+/// The server is too old, unreachable, or refuses; a transaction pooler was found; or two connections don't exclude
+/// each other.
 pub(super) async fn check(connector: &Connector) -> Result<(Common, Fencing), ConnectError> {
     let first = connector.connect(IDLE, None).await?;
     let found = facts(&first).await?;
