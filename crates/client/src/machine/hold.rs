@@ -16,7 +16,8 @@ const SILENCE: Duration = Duration::from_secs(1);
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct PendingAcquire {
     pub(super) limits: AcquireLimits,
-    /// When the request was made, or the time of the backend's latest answer to it.
+    /// From when the backend's silence counts: the time of the request, of the backend's latest answer to it, or of its
+    /// restart.
     pub(super) since: BootInstant,
     pub(super) stage: AcquireStage,
 }

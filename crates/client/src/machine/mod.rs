@@ -40,11 +40,11 @@ pub struct Machine {
     /// Numbered commands without an answer: `done_through` stays below them.
     unanswered: BTreeSet<Seq>,
     requests: BTreeMap<Key, PendingAcquire>,
-    /// Requests that are not yet held: the only ones that must be checked on every event.
+    /// Requests that are not yet held. Only these are scanned for due deadlines; holds have `ends`.
     pending: BTreeSet<Key>,
     /// Subset of `pending`: to be sent as soon as the lease is valid.
     unsent: BTreeSet<Key>,
-    /// Subset of `pending`: granted before the lease was valid.
+    /// Subset of `pending`: granted while the lease was not valid for long enough.
     early: BTreeSet<Key>,
     /// Earliest deadline of all pending requests and Finishes. They are checked only from then on. May be earlier than
     /// their deadlines, never later.

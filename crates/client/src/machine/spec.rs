@@ -10,7 +10,7 @@ pub struct Spec {
     pub ttl: Option<Duration>,
     pub lock_delay: Duration,
     pub linger: Duration,
-    /// Whether the session is renewed.
+    /// Whether the session is renewed even while no request is pending.
     pub renew: bool,
 }
 

@@ -76,7 +76,7 @@ pub(super) async fn check_token(
     let mut record = Record::open(&store, &name).await?;
     reap_all(&store, &mut record)?;
     let table = record.table()?;
-    // By the tokens returned to holders, which may differ from the table's.
+    // `token` is compared with the tokens that were returned to the holders. These may differ from the table's.
     let held = table.describe(&name, EVERY_HOLD).holds.into_iter();
     let held = held.filter(|hold| hold.state == lockkeeper_core::HoldState::Held);
     let mut live: Vec<Token> = held.map(|hold| record.state().told_token(hold.token)).collect();

@@ -72,7 +72,7 @@ impl Record {
         Ok(Self::new(store, name.clone(), stem, file, current, state))
     }
 
-    /// Locks a record by its file, if the file exists and is in use.
+    /// Locks a record by its file name. `None` if the file does not exist or was never written.
     pub(super) async fn open_file(store: &Arc<FileStore>, stem: &str) -> Result<Option<Self>, OsError> {
         let open = || open_at(&store.locks, stem, nix::fcntl::OFlag::O_RDWR);
         let Some(file) = lock(store, stem, open).await? else { return Ok(None) };
@@ -88,7 +88,7 @@ impl Record {
         current: Option<Current>,
         mut state: RecordState,
     ) -> Self {
-        // Closed before a reboot: the full delay starts again now, as with a new leader.
+        // For holds that were closed before a reboot, the full delay starts again now, as with a new leader.
         let mut dirty = false;
         for request in &state.table.requests {
             if let Phase::Closed { token, .. } = request.phase
@@ -378,7 +378,7 @@ async fn lock(
     }
 }
 
-/// Reads a record: its position in the file and its content, if it was ever written.
+/// Reads a record: the position of its content in the file, and its content, if it was ever written.
 #[allow(clippy::type_complexity)]
 fn load(
     store: &FileStore,

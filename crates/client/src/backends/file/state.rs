@@ -12,7 +12,7 @@ use crate::time::BootInstant;
 
 /// Incremented with every change of a record's layout.
 const FORMAT: u8 = 2;
-/// Data on a hold that the table does not have.
+/// Data on a hold, in addition to the data that the table has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct HoldNote {
     pub(super) boot: [u8; 16],
@@ -145,7 +145,7 @@ impl RecordState {
         })
     }
 
-    /// Whether the content must survive a power loss.
+    /// Whether the content must survive a power loss, because a hold is closed or will be closed after its end.
     pub(super) fn promises(&self) -> bool {
         let promise = |request: &RequestState| {
             request.keep_closed_ms > 0 || matches!(request.phase, Phase::Closed { .. })

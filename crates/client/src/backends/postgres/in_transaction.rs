@@ -13,9 +13,9 @@ pub struct TransactionLock {
     /// The fencing token. `None` if the database has no sequence `lockkeeper.token` (see `lockkeeper postgres init`),
     /// if this user may not use it, or if its options could issue a lower token later.
     ///
-    /// Writes in the same transaction need no token. For other resources it is a normal token, but it is durable only
-    /// once the transaction is committed: if the server crashes before, the token may be issued again. Therefore the
-    /// commit waits for the disk: `synchronous_commit = off` is changed to `local` for this transaction.
+    /// Writes in the same transaction need no token. For other resources the token is like any other, but it is durable
+    /// only once the transaction is committed: if the server crashes before, the token may be issued again. Therefore
+    /// the commit waits for the disk: `synchronous_commit = off` is changed to `local` for this transaction.
     pub token: Option<Token>,
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the machine alone: no clock, no service, no runtime.
+//! Tests of the machine: no clock, no runtime, and no service except the table in `table`.
 
 mod checker;
 mod exhaustive;

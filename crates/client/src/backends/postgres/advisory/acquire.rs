@@ -92,7 +92,7 @@ async fn try_lock(mut claim: Claim) -> Acquired {
     }
 }
 
-/// The lock is held and the caller does not wait: returns the current holder.
+/// The answer to an acquire that found the lock held and does not wait: the current holder and the number of waiters.
 async fn busy(claim: Claim) -> Acquired {
     let look = look::statement(claim.says.common.version, Some(claim.says.key));
     match claim.used.connection.ask(&format!("{}{look}", claim.says.give_up())).await {

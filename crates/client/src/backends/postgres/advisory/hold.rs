@@ -1,4 +1,4 @@
-//! A granted request: verified, broken, lost, and released.
+//! What happens to a granted request: it is verified, broken, lost, or released.
 
 use std::sync::Arc;
 use std::time::Duration;

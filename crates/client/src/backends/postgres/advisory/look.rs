@@ -18,7 +18,7 @@ use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
 
 /// Maximum number of waiters listed.
 const WAITERS_SHOWN: usize = 100;
-/// Limit for each text of a letter; a notification carries at most 8000 bytes.
+/// Limit for each text in the notification of a break; a notification carries at most 8000 bytes.
 const LETTER_TEXT_BYTES: usize = 1000;
 /// The first version with the start of a wait (`pg_locks.waitstart`).
 const WAITSTART_SINCE: u32 = 140_000;

@@ -91,7 +91,7 @@ impl AdvisoryRequest {
         }
     }
 
-    /// Notified of changes from now on.
+    /// A receiver that is notified of each change of the stage from now on.
     pub(super) fn stages(&self) -> watch::Receiver<Stage> {
         self.stage.subscribe()
     }
@@ -107,7 +107,7 @@ impl AdvisoryRequest {
         !self.over.is_cancelled()
     }
 
-    /// The request is granted.
+    /// Records the grant: sets the answer and the stage.
     pub(super) fn hold(&self, hold: Hold) {
         let _ = self.answer.set(Ok(Answer::Granted(hold.granted())));
         self.stage.send_replace(Stage::Held(Box::new(hold)));
@@ -195,12 +195,12 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Returns a connection that certainly holds nothing to the pool.
+    /// Returns the connection to the pool. Only for a connection that certainly holds nothing.
     pub(super) fn put_back(mut self) {
         self.left = None;
     }
 
-    /// Closes a connection that answers. The server frees its locks.
+    /// Closes the connection, with which the server frees its locks. Only for a connection that answers.
     pub(super) fn close(mut self) {
         self.left = None;
         self.used.discard();

@@ -30,7 +30,8 @@ const SEQUENCE: &str = "(select pg_catalog.concat_ws(',', s.seqcache = 1, s.seqi
      join pg_catalog.pg_sequence s on s.seqrelid = c.oid \
      where n.nspname = 'lockkeeper' and c.relname = 'token')";
 
-/// For a caller's own transaction: whether it holds the lock, and the input of [`gives_tokens`].
+/// A statement for a caller's own transaction. Its row: whether the transaction holds the lock, and the input of
+/// [`gives_tokens`].
 pub(in super::super) fn is_held_and_fences(key: AdvisoryKey, shared: bool) -> String {
     format!("select {}, {SEQUENCE}", is_held(key, Some(shared)))
 }

@@ -31,9 +31,9 @@ fn synced(token: &str, knows_log: bool) -> String {
 pub(super) const KNOWS_LOG: &str =
     "select pg_catalog.pg_current_wal_flush_lsn() <= pg_catalog.pg_current_wal_insert_lsn()";
 
-/// Draws a token, the row's first column, in the caller's own transaction; the token is durable once that is committed.
-/// The message is always written to the WAL: to ask for the flush position could be an error, which would abort the
-/// caller's transaction.
+/// A statement that draws a token in the caller's own transaction; the token is the row's first column, and durable
+/// once the transaction is committed. The WAL message is always written: the server may refuse to report its flush
+/// position, and an error would abort the caller's transaction.
 pub(in super::super) fn draw_in_transaction() -> String {
     // The commit of this transaction waits for the disk even with `synchronous_commit = off`.
     const COMMIT_WAITS: &str = "case when pg_catalog.current_setting('synchronous_commit') = 'off' \
@@ -182,8 +182,8 @@ impl Statements {
         format!("select {}, {}", self.call(&unlock), set_name_idle())
     }
 
-    /// Statement before the next one after a failed try: removes the badge. Empty on a direct connection, where a
-    /// failed try sets no badge.
+    /// Prefix of the next statement after a failed try: removes the badge. Empty on a direct connection, where a failed
+    /// try sets no badge.
     pub(super) fn give_up(&self) -> String {
         if self.direct { String::new() } else { format!("select {}; ", set_name_idle()) }
     }

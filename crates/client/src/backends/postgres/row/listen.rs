@@ -46,7 +46,7 @@ const CLEANING: Duration = Duration::from_secs(30);
 /// Maximum locks cleaned per run, of up to 20 times as many examined: a few milliseconds of work.
 const CLEANED: i32 = 500;
 
-/// Runs on the lease thread.
+/// Listens for wake-ups and cleans up, on the lease thread.
 pub(super) struct Listener {
     pub(super) database: Arc<Database>,
     pub(super) channel: String,

@@ -189,9 +189,10 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
 /// How long a waiter sleeps at most before it tries again. `ahead` waiters are before it, and what blocks it (a hold,
 /// or a waiter ahead) lasts at most for `left`.
 ///
-/// A waiter tries when `left` is over, or after a longest pause if that is earlier. With notifications this is
-/// [`HEAD_LOOKS`] for the first waiter and a third of the ttl for the others. Without notifications the first waiters
-/// poll often and the later ones rarely, so that the load per waiter falls as their number grows.
+/// A waiter tries when `left` is over, or after a longest pause if that is earlier. With notifications the longest
+/// pause is [`HEAD_LOOKS`] for the first waiter and a third of the ttl for the others. Without notifications it is at
+/// most a third of the ttl, short for the first waiters and longer for the later ones, so that the load per waiter
+/// falls as their number grows.
 fn again(ttl: Duration, ahead: u64, left: Option<Duration>, hears: bool) -> Duration {
     let at_most = if hears && ahead == 0 {
         HEAD_LOOKS
