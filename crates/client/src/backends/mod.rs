@@ -100,10 +100,10 @@ pub static BACKENDS: [BackendEntry; 6] = [
     },
     BackendEntry {
         example: "postgres://host/database?lock=row",
-        summary: "PostgreSQL: lease rows, or advisory locks (`lock=session`, `lock=transaction`)",
+        summary: "PostgreSQL: lease rows (`lock=row`) or advisory locks (`lock=session`)",
         schemes: &[scheme("postgres", "postgres"), scheme("postgresql", "postgres")],
         default_port: Some(5432),
-        pages: &["postgres-session", "postgres-transaction", "postgres-row"],
+        pages: &["postgres-session", "postgres-row"],
         connect: connect!("postgres", postgres),
     },
     BackendEntry {

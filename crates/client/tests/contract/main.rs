@@ -47,7 +47,6 @@ contracts! {
     postgres_row => subjects::postgres_row::Rows::new();
     #[cfg(feature = "postgres")]
     postgres_session => subjects::postgres::Advisory::session();
-    #[cfg(feature = "postgres")]
     #[cfg(feature = "redis")]
     redis => subjects::redis::Server::new("");
     #[cfg(feature = "redis")]

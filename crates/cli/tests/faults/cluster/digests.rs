@@ -115,9 +115,6 @@ async fn is_found(leads: bool) {
     let removes = "`lockkeeper cluster remove 3`";
     has_said(&mut nodes.nodes[wrong], &["node 3 stops: after entry", "is right", removes]);
     load.goes_on(50);
-    let found =
-        nodes.nodes.iter().any(|node| node.log().contains("is another than this node's: after entry"));
-    assert!(found, "a leader tells who differs");
     nodes.nodes[wrong].begin();
     has_said(&mut nodes.nodes[wrong], &["must not be used again", removes, "wrong-table"]);
 

@@ -210,11 +210,11 @@ fn is_nobodys(status: &Status) -> bool {
 /// Converts a node's refusal.
 fn refusal(status: &Status) -> BackendError {
     let kind = match status.code() {
+        _ if is_nobodys(status) => BackendErrorKind::Unreachable,
         Code::Unimplemented => BackendErrorKind::Unsupported,
         Code::PermissionDenied | Code::Unauthenticated | Code::Internal | Code::DataLoss => {
             BackendErrorKind::Operator
         }
-        _ if is_nobodys(status) => BackendErrorKind::Unreachable,
         _ => BackendErrorKind::Refused,
     };
     let text = if status.message().is_empty() { status.code().description() } else { status.message() };
