@@ -8,8 +8,8 @@ use lockkeeper::{AcquireError, BackendError, BackendErrorKind, ConnectError, Uns
 
 /// Success.
 pub const OK: u8 = 0;
-/// A negative answer: the token is not current; `torture`: updates were lost, a token did not rise, or the run
-/// tested nothing.
+/// A negative answer: the token is not current (`check-token`, `break`); `torture`: updates were lost, a token did not
+/// rise, or the run tested nothing.
 pub const NO: u8 = 1;
 /// Wrong arguments, names, URLs or option values.
 pub const USAGE: u8 = 64;

@@ -26,7 +26,7 @@ pub(super) async fn backup(args: Backup) -> Result<u8, Failure> {
         let file = args.file.display().to_string();
         move |error: std::io::Error| Failure::system(IO, &format!("cannot {doing} `{file}`"), &error)
     };
-    // Created readable by this user only: the file contains the names of holders and waiters, and values.
+    // Created readable by this user only: the file contains the labels and metadata of holders and waiters.
     let mut temporary = NamedTempFile::new_in(&folder).map_err(failed("write"))?;
     let mut bytes = 0;
     let mut out = BufWriter::new(temporary.as_file_mut());

@@ -1,4 +1,5 @@
-//! Waits for the lock, with a progress line on a terminal, until a signal arrives.
+//! Waits for the lock until it is granted, the wait limit is over, or a signal arrives. Shows a progress line on a
+//! terminal.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
@@ -71,7 +72,8 @@ pub(super) async fn acquire(
                 let text = tokio::select! {
                     biased;
                     text = describe(locks, name, ahead.load(Ordering::Relaxed)) => text,
-                    // The wait for the text is limited, so that a slow service does not delay the grant.
+                    // While the text is being fetched, this loop does not notice a grant. So the fetch has a time
+                    // limit.
                     () = tokio::time::sleep(LOOKS) => continue,
                 };
                 if on_terminal {
