@@ -1,7 +1,7 @@
 //! `backup`: writes the whole table of a running node to a file.
 //!
-//! Invariant: a file under the given name is always a complete backup. The bytes go into a temporary file in the
-//! same directory, are synced, and are read back as a restore would read them; only then is the file renamed.
+//! Invariant: an incomplete backup never has the given name. The bytes go into a temporary file in the same directory,
+//! are synced, and are read back as a restore would read them; only then is the file renamed.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

@@ -1,9 +1,9 @@
 //! `bench`: throughput and latency of a lock service, measured by clients of the library.
 //!
 //! Clients are tasks of this process with one session each, or processes. Tasks share connections to the
-//! `lockkeeper://` service, as the tasks of a program do; with other services each task has its own. All clients
-//! timestamp with `CLOCK_BOOTTIME`, which all processes of a host share: once sorted by token, the measurements of all
-//! clients form one sequence.
+//! `lockkeeper://` service, as the tasks of a program do; with other services each task has its own connection. All
+//! clients timestamp with `CLOCK_BOOTTIME`, which all processes of a host share: once sorted by token, the measurements
+//! of all clients form one sequence.
 
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::process::Stdio;

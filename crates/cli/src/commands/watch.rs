@@ -1,8 +1,8 @@
 //! `watch`: prints locks as they change.
 //!
-//! The `lockkeeper://` service pushes changes; other services are polled four times per second. Either way the
-//! output is the difference to the previous output, so that a reader who applies every line has the current
-//! state, also after an interruption.
+//! The `lockkeeper://` service pushes changes; other services are polled four times per second. Either way each line is
+//! a change to the state that was printed before, so that a reader who applies every line has the current state, also
+//! after an interruption.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

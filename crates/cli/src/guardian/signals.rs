@@ -59,8 +59,8 @@ impl Signals {
         for signal in FORWARDED.into_iter().filter(|signal| !inherited.ignores(*signal)) {
             let handler = move |info: &libc::siginfo_t| {
                 let bytes = [signal as i32 as u8, u8::from(info.si_code == libc::SI_KERNEL)];
-                // A full socket holds hundreds of unread signals, so it does no harm to drop one more. SAFETY: a system
-                // call that signal handlers may make, on a descriptor that outlives the handler.
+                // A full socket holds hundreds of unread signals, so it does no harm to drop one more.
+                // SAFETY: a system call that signal handlers may make, on a descriptor that outlives the handler.
                 unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
             };
             // SAFETY: the handler makes one system call and accesses no shared memory. `send` may change errno,

@@ -4,7 +4,7 @@ use lockkeeper_cli::exit;
 
 use crate::server::{LONG, Server};
 
-/// Asserts that the node has ended by itself with this error message.
+/// Asserts that the node has ended by itself, with all these words in its error message.
 #[track_caller]
 pub(crate) fn has_stopped(server: &mut Server, words: &[&str]) {
     let status = server.ended();

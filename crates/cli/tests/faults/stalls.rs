@@ -17,7 +17,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// before or after the stall on a busy machine or disk.
 const SHORT: Duration = Duration::from_secs(4);
 const LESS_SHORT: Duration = Duration::from_secs(5);
-/// The duration of the stall, longer than both.
+/// The duration of the stall: longer than `SHORT` and `LESS_SHORT`.
 const STALL: Duration = Duration::from_secs(7);
 /// Environment variable with the service's URL. If it is set, this test binary was started as a child process and is a
 /// holder. `HOLDER_FILE` then has the path of the fenced file.

@@ -22,8 +22,9 @@ pub(super) enum Waited {
     Interrupted(Signal),
 }
 
-/// The delay before the progress line is shown: a shorter wait would end before the line could be read.
+/// The delay before the progress line is shown, so that a short wait shows no line that disappears at once.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
+/// The interval between two updates of the progress line, and the time limit for fetching its text.
 const LOOKS: Duration = Duration::from_secs(1);
 
 /// The queue position while it is not known yet.

@@ -214,7 +214,8 @@ impl Worker {
         }
         reached(Point::Done)?;
         self.journal.note(&JournalStep::Releasing)?;
-        // An error is ignored: if the hold was lost, the journals' times show it.
+        // An error of the release is ignored: if the hold was lost, the times in the journals show whether sections
+        // overlapped.
         let _ = guard.release().await;
         Ok(())
     }

@@ -94,7 +94,7 @@ impl LearnedIdentity {
         Self { cluster, members }
     }
 
-    /// The hello that node `from` could send to node `to`; both are indices, from 0.
+    /// The hello that node `from` would send to node `to`; both are indices, from 0.
     fn hello(&self, from: usize, to: usize, lane: Lane) -> Hello {
         let member = &self.members[from];
         let founding = Founding {
