@@ -1,5 +1,5 @@
-//! All exit codes of the program. `docs/cli.md` has the same table, with their meanings for users; a test compares
-//! the two.
+//! All exit codes of the program. `docs/cli.md` lists the same codes, with their meanings for users; a test checks that
+//! no code is missing there.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -8,31 +8,34 @@ use lockkeeper::{AcquireError, BackendError, BackendErrorKind, ConnectError, Uns
 
 /// Success.
 pub const OK: u8 = 0;
-/// A negative answer: the token is not current; `torture`: updates were lost, a token did not rise, or the run
-/// tested nothing.
+/// A negative result. `check-token`, `break`: the token is not current. `torture`: updates were lost, a token did not
+/// rise, or the run tested nothing.
 pub const NO: u8 = 1;
 /// Wrong arguments, names, URLs or option values.
 pub const USAGE: u8 = 64;
-/// A lock service is unreachable or did not answer; `serve`: the listen address can't be bound.
+/// A lock service, or the server of a fence, is unreachable or did not answer. `serve`: the listen address can't be
+/// bound. `torture`: the workers made no progress, or the resource can't be used.
 pub const UNAVAILABLE: u8 = 69;
-/// Internal error: a bug in this program.
+/// Internal error: usually a bug in this program. `run`: the guardian was killed or could not be started.
 pub const INTERNAL: u8 = 70;
-/// A lock directory, a data directory, a status file or a manual page can't be created; `restore`: the data
+/// A lock directory, a data directory, a status file or the ledger of `torture` can't be created; `restore`: the data
 /// directory is not empty.
 pub const CANNOT_CREATE: u8 = 73;
 /// Reading or writing failed (for example, the disk is full), or the stored data are damaged or newer than this
 /// program.
 pub const IO: u8 = 74;
-/// `run`: the lock was not free, or not within the wait limit (`--busy-exit` changes the code). `serve`: another
-/// process has the address or the data directory.
+/// `run`, `doctor`: the lock was not free, or not within the wait limit (for `run`, `--busy-exit` changes the code).
+/// `serve`: another process has the address or the data directory.
 pub const BUSY: u8 = 75;
 /// `run`: the lock was lost before the command was started or while it ran (`--lost-exit` changes the code); or its
 /// lease was to end within the grace, so the command was not started.
 pub const LOST: u8 = 76;
 /// Permission denied by a file or directory mode, or a read-only filesystem.
 pub const PERMISSION: u8 = 77;
-/// No lock directory is configured and no default can be determined. `serve`: a new data directory needs a lower
-/// bound for its first token, and the clock can't provide one. `restore`: the clock is behind the backup.
+/// No lock directory is configured and no default can be determined. `serve`: a new data directory needs a lower bound
+/// for its first token, and the clock can't provide one; or this node may not run with its data, for example because
+/// the data belong to another node, or the node was removed from its cluster. `restore`: the clock is behind the
+/// backup.
 pub const CONFIG: u8 = 78;
 /// `fence`: the token is stale.
 pub const STALE: u8 = 79;

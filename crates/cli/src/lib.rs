@@ -2,8 +2,10 @@
 //! `lockkeeper`.
 //!
 //! Reading order: [`args`] (the command line), [`settings`] (values derived from arguments and environment),
-//! [`commands`] (one module per command), [`exit`] (exit codes), [`guardian`] (ends a job before its lock can
-//! pass to another holder).
+//! [`commands`] (one module per command), [`exit`] (exit codes), [`guardian`] (ends the command of `run` before its
+//! lock can pass to another holder).
+//!
+//! P1 to P12 in comments are the promises of `docs/SAFETY.md`.
 
 pub mod args;
 pub mod commands;

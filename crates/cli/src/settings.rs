@@ -9,7 +9,7 @@ use lockkeeper::{LockName, Locks};
 
 use crate::exit::{CONFIG, Failure, USAGE};
 
-/// The lock directory for the whole host, used if an administrator has created it.
+/// The lock directory for the whole host, used if it exists and this user may write to it.
 const SYSTEM_DIR: &str = "/var/lib/lockkeeper";
 
 /// Returns the lock service's address: the given one, or that of a lock directory of this host.

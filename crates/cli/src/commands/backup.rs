@@ -1,7 +1,7 @@
 //! `backup`: writes the whole table of a running node to a file.
 //!
-//! Invariant: a file under the given name is always a complete backup. The bytes go into a temporary file in the
-//! same directory, are synced, and are read back as a restore would read them; only then is the file renamed.
+//! Invariant: an incomplete backup never has the given name. The bytes go into a temporary file in the same directory,
+//! are synced, and are read back as a restore would read them; only then is the file renamed.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -26,7 +26,7 @@ pub(super) async fn backup(args: Backup) -> Result<u8, Failure> {
         let file = args.file.display().to_string();
         move |error: std::io::Error| Failure::system(IO, &format!("cannot {doing} `{file}`"), &error)
     };
-    // Created readable by this user only: the file contains the names of holders and waiters, and values.
+    // Created readable by this user only: the file contains the labels and metadata of holders and waiters.
     let mut temporary = NamedTempFile::new_in(&folder).map_err(failed("write"))?;
     let mut bytes = 0;
     let mut out = BufWriter::new(temporary.as_file_mut());

@@ -1,8 +1,9 @@
 //! `bench`: throughput and latency of a lock service, measured by clients of the library.
 //!
 //! Clients are tasks of this process with one session each, or processes. Tasks share connections to the
-//! `lockkeeper://` service, as the tasks of a program do; with other services each task has its own. All clients
-//! timestamp with `CLOCK_BOOTTIME`, so that their measurements can be ordered by token across processes.
+//! `lockkeeper://` service, as the tasks of a program do; with other services each task has its own connection. All
+//! clients timestamp with `CLOCK_BOOTTIME`, which all processes of a host share: once sorted by token, the measurements
+//! of all clients form one sequence.
 
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::process::Stdio;
@@ -33,7 +34,7 @@ struct Pair {
     released: u64,
 }
 
-/// The results of a run. Values that a workload does not measure are null.
+/// The results of a run. Values that a workload does not measure are empty, zero or `None`.
 #[derive(Default)]
 struct Figures {
     pairs: Vec<Pair>,
@@ -90,7 +91,7 @@ fn progress(seconds: u64) -> ProgressBar {
     bar
 }
 
-/// Runs one client: opens a session, and repeats acquire and release until the run is over.
+/// Runs one client until the run is over: repeats acquire and release; or, for `keepalive`, holds one lock.
 async fn client(
     locks: &Locks,
     workload: Workload,
@@ -138,7 +139,7 @@ fn own_session(seconds: u64, number: u32) -> Duration {
     Duration::from_secs(seconds) + Duration::from_nanos(u64::from(number))
 }
 
-/// The library clients that the tasks share.
+/// The library clients of the tasks: for `lockkeeper:` a few that the tasks share, else one per task.
 async fn connections(args: &Bench, url: &str) -> Result<Vec<Locks>, Failure> {
     let wanted =
         if url.starts_with("lockkeeper:") { args.connections.min(args.clients) } else { args.clients };

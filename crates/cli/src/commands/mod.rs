@@ -65,8 +65,8 @@ fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failu
     run_on(tokio::runtime::Builder::new_current_thread().enable_all().build(), work)
 }
 
-/// Runs on a multi-thread runtime: a benchmark should measure the runtime that server programs use, and waking a
-/// task from another thread is cheaper there.
+/// Runs on a multi-thread runtime. A benchmark should measure the runtime that server programs use, on which waking a
+/// task from another thread is cheaper. A worker of `torture` blocks its own thread, and needs another for the library.
 fn block_on_all_cores(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     run_on(tokio::runtime::Builder::new_multi_thread().enable_all().build(), work)
 }

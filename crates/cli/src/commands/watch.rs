@@ -1,8 +1,8 @@
 //! `watch`: prints locks as they change.
 //!
-//! The `lockkeeper://` service pushes changes; other services are polled four times per second. Either way the
-//! output is the difference to the previous output, so that a reader who applies every line has the current
-//! state, also after an interruption.
+//! The `lockkeeper://` service pushes changes; other services are polled four times per second. Either way each line is
+//! a change to the state that was printed before, so that a reader who applies every line has the current state, also
+//! after an interruption.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -54,7 +54,7 @@ async fn ended(signals: &mut Signals) {
 /// Watching ends only with an error or a signal.
 type Never = std::convert::Infallible;
 
-/// Prints the changes that the service pushes. Watches again if the service became unreachable.
+/// Prints the changes that the service pushes. If the service becomes unreachable, starts another watch.
 async fn follow(
     locks: &Locks,
     prefix: Option<&LockName>,
@@ -79,7 +79,7 @@ async fn follow_once(watch: &mut Watch, told: &mut PrintedState) -> Result<Backe
         match watch.next().await {
             Some(Ok(WatchEvent::State(info) | WatchEvent::Changed(info))) => told.lock(info)?,
             Some(Ok(WatchEvent::Synced)) => told.synced()?,
-            // A kind of event that only newer libraries know.
+            // An event kind of a newer library: `WatchEvent` is non-exhaustive.
             Some(Ok(_)) => {}
             Some(Err(error)) => return Ok(error),
             None => return Err(Failure::new(INTERNAL, "the watch ended without saying why; watch again")),
@@ -87,8 +87,7 @@ async fn follow_once(watch: &mut Watch, told: &mut PrintedState) -> Result<Backe
     }
 }
 
-/// Polls the list of locks. A hold that begins and ends between two polls is not printed, but the gap in the tokens
-/// shows that it existed.
+/// Polls the list of locks. A hold that begins and ends between two polls is not printed.
 async fn look(locks: &Locks, prefix: Option<&LockName>, told: &mut PrintedState) -> Result<Never, Failure> {
     loop {
         told.begin();
@@ -103,9 +102,9 @@ async fn look(locks: &Locks, prefix: Option<&LockName>, told: &mut PrintedState)
 /// The state printed so far.
 struct PrintedState {
     json: bool,
-    /// What was printed of each lock in use, for comparison.
+    /// For each lock in use, the [`fingerprint`] of the state that was printed last.
     known: BTreeMap<LockName, String>,
-    /// The locks received since the whole state began to be sent again.
+    /// While the whole state is being received: the locks received so far.
     seen: BTreeMap<LockName, String>,
     /// Whether the whole state was received at least once.
     was_synced: bool,
@@ -156,8 +155,7 @@ impl PrintedState {
         Ok(())
     }
 
-    /// To be called when the whole state was received: locks that were printed before and not received now are no
-    /// longer in use.
+    /// To be called when the whole state was received: prints as vacant every known lock that was not received.
     fn synced(&mut self) -> Result<(), Failure> {
         let gone: Vec<LockName> =
             self.known.keys().filter(|name| !self.seen.contains_key(*name)).cloned().collect();

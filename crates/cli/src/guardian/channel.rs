@@ -1,8 +1,8 @@
 //! One end of the socket between the wrapper (`lockkeeper run`) and its guardian process.
 //!
 //! Never blocks, since the peer may be stopped (SIGSTOP) for any length of time. Messages that the socket does not
-//! accept wait in a queue. The channel does not interpret messages, with one exception: a new "valid until"
-//! replaces one at the end of the queue, so at most the newest waits.
+//! accept wait in a queue. The channel does not interpret messages, with one exception: a new "valid until" replaces
+//! one that is the last message of the queue, so that renewals do not accumulate.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,8 +29,8 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Creates two connected ends, both close-on-exec. SEQPACKET preserves message boundaries, and end-of-file
-    /// means that the peer process is dead.
+    /// Creates two connected ends, both close-on-exec. SEQPACKET preserves message boundaries. End-of-file means that
+    /// the peer process has ended.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
@@ -41,8 +41,8 @@ impl Channel {
         Self { socket, waiting: VecDeque::new() }
     }
 
-    /// Sends or queues a message. Socket errors are not reported here: they mean that the peer is gone, which
-    /// `receive` reports. If `replaces_waiting`, it replaces a message of the same kind at the end of the queue.
+    /// Sends or queues a message. Socket errors are not reported here: they mean that the peer is gone, which `receive`
+    /// reports. With `replaces_waiting`, the message replaces one of the same kind at the end of the queue.
     pub(crate) fn send(&mut self, message: Vec<u8>, replaces_waiting: bool) {
         if replaces_waiting && self.waiting.back().is_some_and(|last| last.first() == message.first()) {
             self.waiting.pop_back();

@@ -18,7 +18,7 @@ pub(crate) fn margin(grace: u64) -> u64 {
 /// The guardian's next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeadlineStep {
-    /// Do nothing before this time; `None`: until a time is set.
+    /// Do nothing before this time. `None`: no deadline is set, so do nothing until an order or a signal arrives.
     Wait(Option<u64>),
     /// Send SIGTERM to all descendants, once, for this reason.
     Terminate(Reason),
@@ -43,9 +43,9 @@ impl Schedule {
         Self { valid_until, grace, ending: None }
     }
 
-    /// Moves the deadline. If termination has begun, the deadline can't move to a later time: a job that received
-    /// SIGTERM is shutting down, and a late renewal must not leave it half alive. An earlier deadline then moves
-    /// SIGKILL to an earlier time.
+    /// Moves the deadline. If termination has begun, the deadline can't move to a later time: a command that received
+    /// SIGTERM is shutting down, and a late renewal must not let its remaining processes run on. An earlier deadline
+    /// then moves SIGKILL to an earlier time.
     pub(crate) fn set_valid_until(&mut self, at: u64) {
         match &mut self.ending {
             None => self.valid_until = Some(at),

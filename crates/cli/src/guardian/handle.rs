@@ -95,7 +95,8 @@ pub enum GuardianEvent {
     Stopped,
     /// The command ended. Its descendants may still run.
     Exited(CommandEnd),
-    /// The command has ended, but these descendants still run; the guardian waits for them and does not end them.
+    /// The command has ended, but these descendants still run. The guardian waits for them: the command's end is no
+    /// reason to end them.
     LeftBehind {
         /// The number of remaining descendants.
         total: u32,
@@ -110,7 +111,8 @@ pub enum GuardianEvent {
         at: u64,
     },
     /// The guardian was killed. Its descendants were reparented to this process, which ended them: SIGTERM, then
-    /// SIGKILL after the grace. None is left: the lock may be released.
+    /// SIGKILL after the grace, or before the lock's deadline if that is earlier. None is left: the lock may be
+    /// released.
     GuardianDied,
 }
 
@@ -197,11 +199,12 @@ impl Guarded {
         let passed: Vec<RawFd> = startup.lock_fds.iter().copied().chain([startup.socket]).collect();
         let prepare = move || {
             for fd in &passed {
-                // SAFETY: borrowed for this call only; if it isn't open the call fails, and the spawn with it.
+                // SAFETY: borrowed for this call only; if the descriptor isn't open, `fcntl` fails, and the spawn with
+                // it.
                 let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
                 fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty()))?;
             }
-            // Until the guardian has moved to its own session, Ctrl-C reaches it too.
+            // Blocks all signals: until the guardian has moved to its own session, Ctrl-C reaches the guardian, too.
             SigSet::all().thread_set_mask()?;
             Ok(())
         };
@@ -226,8 +229,8 @@ impl Guarded {
         self.pid
     }
 
-    /// Sends the guardian a renewal of the lock: the new deadline (`CLOCK_BOOTTIME`, ns). A renewal has no effect
-    /// once termination has begun. Never blocks: an order that does not fit into the socket is sent later by
+    /// Sends the guardian a renewal of the lock: the new deadline (`CLOCK_BOOTTIME`, ns). Once termination has begun, a
+    /// later deadline has no effect. Never blocks: an order that does not fit into the socket is sent later by
     /// [`Guarded::next`].
     pub fn set_valid_until(&mut self, at: u64) {
         self.valid_until = Some(at);
@@ -245,8 +248,9 @@ impl Guarded {
         self.order(GuardianOrder::End { by });
     }
 
-    /// To be called when this process was continued (SIGCONT): continues the command if it is stopped. If the
-    /// command stopped in its own process group, and this process has the terminal, the command gets it.
+    /// To be called when this process was continued (SIGCONT): continues the command if it is stopped. If the command
+    /// stopped in its own process group, and this process's group is the terminal's foreground group, the command's
+    /// group becomes the foreground group.
     pub fn resume(&mut self) {
         if std::mem::take(&mut self.has_stopped_too) && !self.command_ended {
             hand_terminal_to(self.pid);
@@ -262,9 +266,9 @@ impl Guarded {
         stop_self();
     }
 
-    /// Relays a signal that this process received to the command, unless the terminal sent it to the command, too.
-    /// Once the command has ended and only other descendants remain, SIGTERM, SIGINT, SIGHUP and SIGQUIT (also from
-    /// a terminal) end the descendants: SIGTERM now, SIGKILL after the grace.
+    /// Relays a signal that this process received to the command, unless the terminal has sent the signal to the
+    /// command, too. Once the command has ended and only other descendants remain, SIGTERM, SIGINT, SIGHUP and SIGQUIT
+    /// (also from a terminal) end the descendants: SIGTERM now, SIGKILL after the grace.
     pub fn relay(&mut self, received: Received) {
         match received.signal {
             Signal::SIGCONT => self.resume(),
@@ -350,7 +354,7 @@ impl Guarded {
     async fn end_orphans(&mut self) {
         let after_grace = boot_now().saturating_add(self.grace);
         let last = self.valid_until.map_or(u64::MAX, |at| at.saturating_sub(margin(self.grace)));
-        // The guardian itself is among the children that this waits for.
+        // `end_all` also reaps the guardian, which is a child of this process.
         let ended = tokio::task::spawn_blocking(move || tree::end_all(after_grace.min(last)));
         let _ = ended.await;
     }

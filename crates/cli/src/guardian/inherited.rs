@@ -35,8 +35,8 @@ static BEFORE_THE_RUNTIME: extern "C" fn() = {
     look
 };
 
-/// The signal state at the first call, which must precede any change by this program. The installation of signal
-/// handlers makes that call, or else the start of the guardian.
+/// The signal state at the first call, which must precede any change by this program. `Signals::install` makes that
+/// call, or `Guarded::spawn` if no handlers were installed.
 pub(crate) fn inherited() -> Inherited {
     static AT_START: OnceLock<Inherited> = OnceLock::new();
     *AT_START.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The guardian of `lockkeeper run`: no job outlives its lock (P5).
+//! The guardian of `lockkeeper run`: neither the command nor any of its descendants outlives the lock (P5).
 //!
 //! Three processes. The *wrapper* (`lockkeeper run`) holds the lock and keeps it alive. It starts the *guardian*
 //! (the same binary), which starts the *command* and, as a child subreaper, becomes the parent of every process
@@ -9,10 +9,10 @@
 //!             └─ socket ─┘    └── orphaned descendants  (the guardian alone has a session of its own)
 //! ```
 //!
-//! The guardian does not depend on the wrapper: by its own timer it ends all descendants before the lock's
-//! deadline, and it also ends them when the socket closes. So no job continues without its lock after the wrapper
-//! was killed or stopped. The guardian also holds the lock's file descriptors until the last descendant is gone, so
-//! that a lock which *is* a descriptor (`file:`) can't pass to the next holder earlier.
+//! The guardian does not depend on the wrapper: by its own timer it ends all descendants before the lock's deadline,
+//! and it also ends them when the wrapper's end of the socket is closed. So no command continues without its lock after
+//! the wrapper was stopped or killed. The guardian also holds the lock's file descriptors until the last descendant is
+//! gone, so that a lock which *is* a descriptor (`file:`) can't pass to the next holder earlier.
 //!
 //! This module must not depend on locks or leases, choose exit codes of `run`, or print. Its only inputs from the
 //! lock are a deadline ("valid until", `CLOCK_BOOTTIME` nanoseconds) and descriptors to keep open.

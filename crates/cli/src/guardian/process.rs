@@ -33,7 +33,7 @@ const WAKE_NS_MAX: u64 = 1_000_000_000;
 const KILL_PAUSE_NS_MIN: u64 = 1_000_000;
 const KILL_PAUSE_NS_MAX: u64 = 50_000_000;
 
-/// The guardian's command line, after the hidden argument.
+/// The guardian's command line, after `GUARDIAN_ARGUMENT`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Startup {
     pub(crate) socket: RawFd,
@@ -88,7 +88,7 @@ impl Startup {
     }
 }
 
-/// The guardian's `main`; `arguments` follow the hidden argument.
+/// The guardian's `main`; `arguments` are those after `GUARDIAN_ARGUMENT`.
 pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let startup = Startup::from_arguments(arguments).filter(|startup| {
         [startup.socket].iter().chain(&startup.lock_fds).all(|fd| *fd > 2 && close_on_exec(*fd).is_ok())
@@ -126,7 +126,7 @@ struct Guardian {
     wrapper_group: Pid,
     /// The command's process id; `None` once reaped, as the kernel may reuse the id from then on.
     command: Option<Pid>,
-    /// Whether `Stopped` was reported to the wrapper, which therefore has stopped itself.
+    /// Whether `Stopped` was reported to the wrapper, which then stops itself, and the wrapper was not continued since.
     wrapper_paused: bool,
     left_behind_told: bool,
     kill_pause: u64,
@@ -138,7 +138,7 @@ impl Guardian {
     fn start(startup: Startup, channel: &mut Channel) -> Result<Option<Self>, Errno> {
         // A signal from the terminal must not end the guardian while it is still in the foreground group.
         SigSet::all().thread_set_mask()?;
-        // If SIGCHLD were ignored (which is inherited), children would leave no wait status.
+        // An ignored SIGCHLD is inherited, and children would leave no wait status: resets it to the default.
         let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
         // SAFETY: the default action installs no code.
         unsafe { sigaction(Signal::SIGCHLD, &default)? };
@@ -218,7 +218,8 @@ impl Guardian {
         }
     }
 
-    /// Sleeps until a message or a signal arrives, or `wake` ns have passed.
+    /// Sleeps until a message or a signal arrives, queued messages can be sent, or `wake` ns (at most `WAKE_NS_MAX`)
+    /// have passed.
     fn wait(&self, channel: Option<&Channel>, wake: Option<u64>) {
         let armed = match wake {
             // At least 1, since a value of 0 would disarm the timer.
@@ -285,12 +286,13 @@ impl Guardian {
                 tree::Reaped::Nothing => return false,
                 tree::Reaped::NobodyLeft => return true,
             };
-            // Other descendants that were orphaned are only reaped.
+            // An orphaned descendant needs nothing more than to be reaped.
             if Some(pid) != self.command {
                 continue;
             }
             if libc::WIFSTOPPED(status) {
-                // In the wrapper's process group, the signal that stopped the command has stopped the wrapper, too.
+                // A command in the wrapper's process group was stopped by Ctrl-Z, which has stopped the wrapper, too:
+                // then nothing is reported.
                 let is_elsewhere = getpgid(Some(pid)).is_ok_and(|group| group != self.wrapper_group);
                 if is_elsewhere && !self.schedule.is_ending() {
                     self.wrapper_paused = true;

@@ -18,8 +18,9 @@ pub(crate) enum GuardianOrder {
     ValidUntil(u64),
     /// Send this signal to the command.
     Forward(i32),
-    /// Send SIGTERM to all descendants now, and SIGKILL at `by` (`CLOCK_BOOTTIME`, ns). The wrapper sends this when
-    /// the lock is lost, or when it received a signal to end descendants that outlived the command.
+    /// Send SIGTERM to all descendants now, and SIGKILL at `by` (`CLOCK_BOOTTIME`, ns). The wrapper sends this when the
+    /// lock is lost, or when the command has ended, descendants still run, and the wrapper receives a termination
+    /// signal.
     End { by: u64 },
     /// The wrapper was continued: continue the command if it is stopped.
     Continue,
@@ -145,8 +146,8 @@ impl GuardianReport {
     }
 }
 
-/// The signals that the wrapper relays to the command. SIGTSTP is not among them: Ctrl-Z stops wrapper and command
-/// alike.
+/// The signals that the wrapper relays to the command. SIGTSTP is not among them: Ctrl-Z reaches the wrapper and the
+/// command, and stops both.
 pub(crate) const FORWARDED: [Signal; 8] = [
     Signal::SIGTERM,
     Signal::SIGINT,

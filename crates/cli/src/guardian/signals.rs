@@ -1,9 +1,9 @@
 //! The wrapper's signals, each with its origin: the terminal, or a process that sent it to the wrapper alone.
 //!
-//! The terminal sends Ctrl-C to every process of the foreground group, so the command receives the signal itself,
-//! and relaying would deliver it twice. `kill` reaches the wrapper alone, so the wrapper must relay the signal. The
-//! kernel distinguishes the two (`si_code`). One case is ambiguous: `kill -INT -<group>` reaches both processes
-//! *and* is relayed.
+//! The terminal sends Ctrl-C to every process of the foreground group, so the command receives the signal itself, and
+//! relaying would deliver it twice. `kill` reaches the wrapper alone, so the wrapper must relay the signal. The kernel
+//! distinguishes the two (`si_code`). One case is ambiguous: `kill -INT -<group>` reaches both processes and is also
+//! relayed, so the command receives the signal twice.
 
 use std::fs::File;
 use std::io;
@@ -59,7 +59,7 @@ impl Signals {
         for signal in FORWARDED.into_iter().filter(|signal| !inherited.ignores(*signal)) {
             let handler = move |info: &libc::siginfo_t| {
                 let bytes = [signal as i32 as u8, u8::from(info.si_code == libc::SI_KERNEL)];
-                // A full socket holds thousands of unread signals, so it does no harm to drop one more.
+                // A full socket holds hundreds of unread signals, so it does no harm to drop one more.
                 // SAFETY: a system call that signal handlers may make, on a descriptor that outlives the handler.
                 unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
             };
@@ -75,8 +75,8 @@ impl Signals {
         loop {
             let mut bytes = [0; 2];
             if self.incoming.recv(&mut bytes).await.is_err() {
-                // Can't happen, since this process holds the other end. If it did, the wrapper would work without
-                // signals.
+                // Can't happen, since this process holds the other end. If `recv` failed all the same, the wrapper
+                // would work without signals.
                 return std::future::pending().await;
             }
             if let Ok(signal) = Signal::try_from(i32::from(bytes[0])) {

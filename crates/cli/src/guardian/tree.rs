@@ -6,10 +6,10 @@
 //!
 //! `deadline` decides when to signal. Only [`end_all`] waits.
 //!
-//! Only `waitpid` proves that no descendant is left ([`Reaped::NobodyLeft`]); a scan of `/proc` proves nothing,
-//! since processes fork while it runs. So scans that send SIGKILL repeat until `waitpid` reports that no child is
-//! left. SIGTERM is sent once, to the processes that repeated scans agree on: a process that appears later may be
-//! the clean-up that a job starts on SIGTERM.
+//! Only `waitpid` proves that no descendant is left ([`Reaped::NobodyLeft`]); a scan of `/proc` proves nothing, since
+//! processes fork while it runs. So scans that send SIGKILL repeat until `waitpid` reports that no child is left.
+//! SIGTERM is sent once, to the processes that a few scans have found: a process that appears later may be the clean-up
+//! that the command starts on SIGTERM.
 
 use std::collections::HashSet;
 use std::fs;

@@ -202,7 +202,8 @@ fn restore_interrupted_by_a_failed_sync_is_refused_by_serve_and_can_be_repeated(
     let shim = lockkeeper_rig::Shim::new(&place.path(""));
     shim.set(lockkeeper_rig::Number::Error, 5);
     let (mut refused, mut is_done) = (0, false);
-    // The first syncs are those of the new directory's name in its parent directory.
+    // The first syncs make the new directory's name durable in its parent directory: if one of them fails, the
+    // directory has no `restore-unfinished` file yet.
     for sync in 1.. {
         shim.set(lockkeeper_rig::Number::FailIn, sync);
         let tokens = highest.to_string();
@@ -231,7 +232,7 @@ fn restore_interrupted_by_a_failed_sync_is_refused_by_serve_and_can_be_repeated(
 #[test]
 fn restore_on_a_full_disk_is_refused_by_serve_and_can_be_repeated() {
     let place = with_backup();
-    // The limit leaves room for small files, but not for a log segment: the write of that fails (EFBIG).
+    // The limit permits small files, but not a log segment: writing the segment fails (EFBIG).
     let script = r#"trap '' XFSZ; ulimit -f 2048; exec "$0" restore locks --data new"#;
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]).current_dir(place.path(""));

@@ -119,7 +119,7 @@ fn unusable_lock_directories_are_refused() {
     place.ran(&url("newer")).is_one_line(exit::IO, &["newer", "99"]);
 }
 
-/// `/sys` permits no `mkdir`, not even for root, which may run the tests.
+/// `/sys` refuses `mkdir` even to root, so this test also works if root runs it.
 #[test]
 fn lock_directory_without_permission_is_refused() {
     Place::new()

@@ -102,7 +102,7 @@ fn marks_in_redis_are_shown_and_reset_by_resource() {
     unsure.is_one_line(exit::USAGE, &["orders/42", "to 17", "any 900", "--yes"]);
     let done = place.ran(&format!("fence reset {url} orders/42 --to 17 --yes"));
     assert!(done.out.ends_with("after:  any 17, writer 17\n"), "{done:?}");
-    // Damaged marks make the fence refuse everything; a reset repairs it.
+    // While the marks are damaged, the fence refuses everything; a reset replaces them.
     redis.cli(&["HSET", "{orders/42}:lockkeeper:fence", "any", "x"]);
     place.ran(&format!("fence show {url} orders/42")).is_one_line(exit::IO, &["orders/42"]);
     let mended = place.ran(&format!("fence reset {url} orders/42 --to 18 --yes --json"));

@@ -13,7 +13,8 @@ const TTL: Duration = Duration::from_secs(6);
 /// of about 1 % of the ttl; at least one start falls into it.
 const PHASES: u32 = 18;
 
-/// Runs a command under the lock `name`. `after` is the time from the start of the wrapper's session to the grant.
+/// Runs a command under the lock `name`. Another client holds the lock at first, and releases it when the time `after`
+/// has passed since the wrapper was seen in the queue, which is soon after the wrapper's session was opened.
 fn run_begun_after(place: &Place, locks: &Locks, name: &str, after: Duration) -> Ended {
     let holder = locks.mutex(name).with(|lock| lock.ttl(Duration::from_secs(60)).wait(Wait::No));
     let held = holder.acquire().unwrap();

@@ -79,7 +79,7 @@ impl Starting {
         Node { child, said: serde_json::from_str(&line).unwrap(), rest, log: self.log.clone() }
     }
 
-    /// Whether the node has printed its startup line.
+    /// Whether the node has printed its startup line, or has ended.
     pub(crate) fn serves(&self) -> bool {
         !matches!(self.lines.try_recv(), Err(mpsc::TryRecvError::Empty))
     }
@@ -112,7 +112,7 @@ impl Node {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
-    /// Kills the node. As a power cut, except that the contents of the kernel's page cache survive.
+    /// Kills the node (SIGKILL). In contrast to a power cut, the contents of the kernel's page cache survive.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -123,13 +123,13 @@ impl Node {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Stops the node by a signal; returns the exit code, and the output after the startup line.
+    /// Stops the node by a signal; returns the exit code, the output after the startup line, and the log as `err`.
     pub(crate) fn stopped(self, signal: Signal) -> Ended {
         self.signal(signal);
         self.ended()
     }
 
-    /// Waits until the node ends by itself; returns the exit code, and the output after the startup line.
+    /// Waits until the node has ended; returns the exit code, the output after the startup line, and the log as `err`.
     pub(crate) fn ended(mut self) -> Ended {
         let mut status = None;
         wait_until("the node has ended", || {

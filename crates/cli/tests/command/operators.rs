@@ -77,7 +77,7 @@ fn watch_prints_state_then_changes_and_vacancies() {
     let said = next();
     assert_eq!((&said["event"], &said["name"]), (&json!("changed"), &json!("b")));
     first.signal(Signal::SIGTERM);
-    // Another poll may happen after the hold's end and before its record is removed.
+    // A poll after the hold's end, but before the removal of its record, prints a `changed` event first.
     let vacant = std::iter::repeat_with(next).find(|said| said["event"] == "vacant").unwrap();
     assert_eq!(vacant["name"], "a");
     let pid = nix::unistd::Pid::from_raw(i32::try_from(watching.id()).unwrap());

@@ -159,7 +159,7 @@ impl CommandExt for Command {
     }
 }
 
-/// A running program. Killed on drop; its guardian then ends its job.
+/// A running program. Killed on drop; for `run`, the guardian then ends the command.
 pub(crate) struct Running {
     child: Option<Child>,
     pub(crate) token: u64,

@@ -1,9 +1,9 @@
 //! `torture` with real lock services: lost updates without a fence, with a check on writes, and with `enter`.
 //!
-//! The rounds are deterministic, and so are the figures. In one cycle of `pause` or `cut` a holder stalls three
-//! times. (1) It resumes after the next holder has read and before that one writes: the hole of a fence that checks
-//! writes only. (2) It resumes after the next holder has written. (3) It resumes before it checks its hold, and
-//! gives up.
+//! The steps of each fault have a fixed order, so the figures that the tests compare do not depend on timing. In one
+//! cycle of `pause` or `cut` a holder stalls three times. (1) It resumes after the next holder has read and before that
+//! one writes: the hole of a fence that checks writes only. (2) It resumes after the next holder has written. (3) It
+//! resumes before it checks its hold, and gives up.
 
 use std::path::PathBuf;
 
@@ -59,7 +59,8 @@ impl Figures {
 fn loses_without_a_fence(place: &Place) {
     let figures = place.tortured("--fence none --faults pause", exit::NO);
     assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
-    // One update is lost in the hole, and at least one that was in the ledger when the stalled holder resumed.
+    // Stall 1 (see the top of this file) loses the stalled holder's update. Stall 2 loses at least one update that the
+    // next holder wrote.
     assert!(figures.of("lost") >= 2, "{figures:?}");
     assert!(figures.of("overlaps") >= 2, "{figures:?}");
     assert!(figures.of("gave_up") >= 1, "{figures:?}");
@@ -69,7 +70,8 @@ fn loses_without_a_fence(place: &Place) {
     assert!(figures.0["verdict"].as_str().unwrap().starts_with("LOST"), "{figures:?}");
 }
 
-/// The fence refuses a write after the next holder's write, but not a write in the hole.
+/// The fence refuses the stalled holder's write after the next holder's write (stall 2), but not the one before (stall
+/// 1, the hole).
 #[track_caller]
 fn loses_less_with_a_check_on_writes(place: &Place) {
     let figures = place.tortured("--fence write --faults pause", exit::NO);
@@ -79,7 +81,8 @@ fn loses_less_with_a_check_on_writes(place: &Place) {
     assert!(figures.0["verdict"].as_str().unwrap().contains("enter before you read"), "{figures:?}");
 }
 
-/// The fence refuses both of these writes, and those of killed workers.
+/// The fence refuses both late writes of stalled holders: before the next holder has written (the hole), and after.
+/// Kills lose no update either.
 #[track_caller]
 fn never_loses_with_enter(place: &Place) {
     let figures = place.tortured("--fence enter --faults pause,kill", exit::OK);

@@ -4,7 +4,7 @@ use lockkeeper_cli::exit;
 
 use crate::server::{LONG, Server};
 
-/// Asserts that the node has ended by itself with this error message.
+/// Asserts that the node has ended by itself, with all these words in its error message.
 #[track_caller]
 pub(crate) fn has_stopped(server: &mut Server, words: &[&str]) {
     let status = server.ended();
@@ -14,7 +14,7 @@ pub(crate) fn has_stopped(server: &mut Server, words: &[&str]) {
     assert!(words.iter().all(|word| line.contains(word)), "no {words:?} in {log}");
 }
 
-/// Otherwise the node would continue with unlinked files, and its grants would be lost when it ends.
+/// A node that did not stop would continue with unlinked files, and its grants would be lost when it ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_with_deleted_data_stops_and_its_successor_issues_higher_tokens() {
     let mut server = Server::started("");

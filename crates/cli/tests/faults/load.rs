@@ -160,7 +160,7 @@ async fn hold(guard: Guard<Fenced>, shared: &Shared, lock: usize) {
     }
 }
 
-/// Checks P1 and P2 over the whole history.
+/// Checks mutual exclusion (P1) and rising tokens (P2) over the whole history.
 fn check(history: &mut [Hold]) {
     history.sort_by_key(|hold| (hold.lock, hold.token));
     for hold in history.iter() {

@@ -1,4 +1,4 @@
-//! A real `serve` process on a port that it keeps across restarts, and waiting with a timeout.
+//! A real `serve` process, with the same port across restarts; and functions that wait with a time limit.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -166,7 +166,7 @@ impl Server {
         assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "it ended by itself: {}", self.log());
     }
 
-    /// Waits until the process has ended by itself.
+    /// Waits until the process has ended. Kills the process and fails the test after [`PATIENCE`].
     pub(crate) fn ended(&mut self) -> ExitStatus {
         let mut child = self.child.take().expect("it runs");
         let deadline = Instant::now() + PATIENCE;

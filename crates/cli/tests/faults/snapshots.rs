@@ -51,7 +51,8 @@ async fn node_killed_during_a_snapshot_starts_from_the_last_complete_one() {
     assert_eq!((before.0.len(), before.1.len()), (HELD, 3));
     let (mut in_the_middle, mut started_from) = (0, 0);
     for kill in 0..KILLS {
-        // The next start removes a file that an earlier kill left, so this file is a new one.
+        // Each start removes the unfinished snapshot that a kill has left, so a file found here belongs to a new
+        // snapshot.
         until("a snapshot is being written", || is_writing(&server.data));
         server.kill();
         in_the_middle += usize::from(is_writing(&server.data));
@@ -64,7 +65,7 @@ async fn node_killed_during_a_snapshot_starts_from_the_last_complete_one() {
     }
     assert!(in_the_middle > 0, "no kill hit the middle of a snapshot");
     assert!(started_from > 0, "no start was from a snapshot");
-    // Waits for one more snapshot. The log must then be truncated: far more was written than is kept.
+    // After the last kill, the node must complete one more snapshot.
     answer("a snapshot is whole", async || {
         let status = holder.status().await.ok()?;
         (status.snapshot > started_from).then_some(())

@@ -13,14 +13,14 @@ use nix::unistd::Pid;
 use crate::server::{LONG, PATIENCE, Server, answer, within};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The ttl of sessions that must expire during the stall, long enough that none expires before or after the stall
-/// on a busy machine or disk.
+/// The ttl of sessions whose lease deadline must pass at the client during the stall. Long enough that it does not pass
+/// before or after the stall on a busy machine or disk.
 const SHORT: Duration = Duration::from_secs(4);
 const LESS_SHORT: Duration = Duration::from_secs(5);
-/// The duration of the stall, longer than both.
+/// The duration of the stall: longer than `SHORT` and `LESS_SHORT`.
 const STALL: Duration = Duration::from_secs(7);
-/// Environment variable with the service's URL. If it is set, this test binary was started as a child process, and is a
-/// holder. The next variable has the path of the fenced file.
+/// Environment variable with the service's URL. If it is set, this test binary was started as a child process and is a
+/// holder. `HOLDER_FILE` then has the path of the fenced file.
 const HOLDER: &str = "LK_FAULTS_HOLDER";
 const HOLDER_FILE: &str = "LK_FAULTS_HOLDER_FILE";
 
@@ -71,14 +71,14 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
         within("the loss is told", guard.lost().cancelled()).await;
         assert_eq!(guard.loss(), Some(LossCause::Expired));
     }
-    // The stall lasts until here.
+    // Waits for the rest of the stall.
     tokio::time::sleep_until((stopped + STALL).into()).await;
     let early = told.try_recv().map(|(who, _, granted)| (who, granted.map(|it| it.token())));
     assert!(early.is_err(), "nobody answers, nobody is granted anything: {early:?}");
     server.signal(Signal::SIGCONT);
 
-    // The service answers again: the client finishes its lost hold, so the lock passes to the waiters in their
-    // order.
+    // The service answers again: the client releases the hold that it has lost, so the lock passes to the waiters in
+    // their order.
     let mut last = short.token();
     let mut clients = Vec::new();
     for label in ["first", "second"] {
@@ -133,7 +133,7 @@ impl Holder {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
-    /// The number that follows this word in the process's next message with that word.
+    /// Waits for the process's next message `<word number>`, and returns the number.
     fn says(&self, word: &str) -> u64 {
         loop {
             let line =

@@ -1,8 +1,10 @@
-//! Tests of the guardian with real processes: P5 for `lockkeeper run` under every fault of the wrapper.
+//! Tests of the guardian with real processes. `lockkeeper run` (the *wrapper*) starts its command under a second
+//! process, the *guardian*, which ends the command by the lock's deadline even if the wrapper is stopped or killed (P5
+//! of `docs/SAFETY.md`).
 //!
-//! This binary has several roles. Without a role it is the test run; as `role:wrapper` it is a small `lockkeeper
-//! run` over a flock ([`wrapper`]); through `/proc/self/exe` and the hidden argument it becomes the real
-//! guardian; the other roles are commands ([`commands`]) whose behaviour is hard to reproduce with a shell.
+//! This binary has several roles. Without a role it is the test run; as `role:wrapper` it is a small `lockkeeper run`
+//! over a flock ([`wrapper`]); with the argument `__guardian`, by which the wrapper executes `/proc/self/exe`, it is
+//! the real guardian; the other roles are commands ([`commands`]) whose behaviour is hard to reproduce with a shell.
 //!
 //! `GUARDIAN_ROUNDS` is the number of repetitions of the scenarios that kill wrappers (default 25).
 
@@ -31,7 +33,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// Trials named like the functions.
+/// Defines `trials()`, which returns one trial per function, with the function's name.
 #[macro_export]
 macro_rules! trials {
     ($($name:ident),+ $(,)?) => {

@@ -82,7 +82,7 @@ impl Terminal {
         self.keys.as_mut().unwrap().write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Closes the terminal, which sends a hang-up.
+    /// Closes the terminal: the kernel sends SIGHUP to its session.
     fn close(&mut self) {
         self.is_closed.store(true, Ordering::Relaxed);
         if let Some(reader) = self.reader.take() {
@@ -141,8 +141,8 @@ fn ctrl_c_reaches_the_command_exactly_once() {
     for round in 1..=5 {
         terminal.keys("\x03");
         wait_until("Ctrl-C arrived", || terminal.screen().matches("had SIGINT").count() >= round);
-        // Signals are relayed in the order of arrival: if a second SIGINT were relayed, it would arrive before this
-        // signal.
+        // Signals are relayed in the order of arrival: if the wrapper also relayed the SIGINT, that would reach the
+        // command before this SIGUSR1.
         kill(wrapper, Signal::SIGUSR1).unwrap();
         wait_until("SIGUSR1 was passed on", || terminal.screen().matches("had SIGUSR1").count() == round);
     }

@@ -133,7 +133,8 @@ async fn guarded_run(options: &Options, argv: Vec<OsString>, lock: &Flock<File>)
             },
             _ = renewal.tick(), if options.renews => {
                 let at = boot_now() + ttl;
-                // Written first: the report then has every deadline that the guardian can have.
+                // Written before the order is sent, so that the report contains every deadline that the guardian may
+                // have received.
                 say(format!("until {at}"));
                 guarded.set_valid_until(at);
             }

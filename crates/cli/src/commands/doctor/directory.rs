@@ -5,7 +5,7 @@ use std::path::Path;
 
 use lockkeeper::url::Url;
 
-/// Returns warnings about the directory's mode, owner and filesystem.
+/// Returns a line on the directory's mode and owner, and one on its filesystem, for the report's settings.
 pub(super) fn said(url: &str) -> Vec<String> {
     let Ok(parsed) = url.parse::<Url>() else { return Vec::new() };
     let path = Path::new(&parsed.path);

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::exit::Failure;
 use crate::settings;
 
-/// A node with more unapplied entries than this gets a warning. A leader applies committed entries within one or
-/// two turns of its event loop, so a larger number is a sign of slowness, not of normal load.
+/// A node with more unapplied entries than this gets a warning. A node applies committed entries within one or two
+/// iterations of its event loop, so a larger number is a sign of slowness, not of normal load.
 const BEHIND_MAX: u64 = 10_000;
 
 /// The status of one node of the given address, or the error of the request.

@@ -19,8 +19,8 @@ pub(super) async fn show(args: &FenceShow) -> Result<u8, Failure> {
 pub(super) async fn reset(args: &FenceReset) -> Result<u8, Failure> {
     let to = token(args.to)?;
     let store = FenceStore::open(&args.which).await?;
-    // An error is no reason to stop: unreadable marks may be the reason for the reset. (The file fence itself
-    // refuses a reset of unreadable marks.)
+    // Marks that can't be read do not prevent the reset: they may be the reason for it. (The file fence itself refuses
+    // to reset unreadable marks.)
     let before = store.marks().await;
     if !args.yes {
         let now = match &before {

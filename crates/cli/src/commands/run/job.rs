@@ -1,5 +1,5 @@
-//! Supervises the running command: handles events of the guardian and of the lock, and signals to the wrapper (this
-//! process).
+//! Supervises the running command from the wrapper (this process): handles events of the guardian (the process that
+//! starts the command and ends it by the lock's deadline), events of the lock, and signals that this process receives.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use crate::output::say;
 
 /// Limits on the command's run time.
 pub(super) struct Limits {
-    /// The latest time for SIGKILL: `--max-hold` plus the grace, counted from the grant (`CLOCK_BOOTTIME`, ns).
+    /// The deadline that `--max-hold` sets: `--max-hold` plus the grace after the grant (`CLOCK_BOOTTIME`, ns). The
+    /// guardian sends SIGTERM one grace before, when `--max-hold` is over, and SIGKILL shortly before the deadline.
     latest: Option<u64>,
     grace: Duration,
 }
@@ -73,8 +74,8 @@ pub(super) async fn supervise(
     let mut outcome: Option<CommandEnd> = None;
     let mut cause: Option<LossCause> = None;
     let lost = guard.lost();
-    // The lease deadline that the guardian was last compared with. Initially none, so that a renewal since the
-    // spawn is noticed.
+    // The lease deadline that this loop has last seen. Initially `None`, so that the first `valid_until_changes`
+    // returns at once, with any renewal that came during the spawn.
     let mut lease = None;
     loop {
         tokio::select! {
@@ -114,9 +115,10 @@ pub(super) async fn supervise(
                 guarded.end(boot_now().saturating_add(grace));
             }
             received = signals.next() => guarded.relay(received),
-            // Each renewal is sent to the guardian at once: with the longest grace, SIGTERM is due only 15 % of the
-            // ttl after the next keep-alive. After a loss no renewal is sent, so the guardian ends the command by
-            // the last deadline.
+            // Each renewal is sent to the guardian at once, since SIGTERM could come too early otherwise: with the
+            // longest grace (half the ttl), SIGTERM is due only about 15 % of the ttl after the keep-alive at a third
+            // of the ttl. After a loss nothing more is sent, so the guardian ends the command by the deadline that it
+            // knows.
             Ok(until) = guard.valid_until_changes(lease), if cause.is_none() => {
                 lease = until;
                 if let Some(until) = limits.deadline(until).filter(|until| Some(*until) != told_until) {

@@ -1,7 +1,9 @@
 //! `run`: runs a command under a lock.
 //!
-//! Acquires the lock (`waiting`), passes the command and the deadline to the guardian (`job`), and releases the
-//! lock once every descendant is gone. Chooses the exit code and writes the status file.
+//! Acquires the lock (`waiting`), passes the command and the deadline to the guardian (`job`), and releases the lock
+//! once the command and all its descendants have ended. Chooses the exit code and writes the status file. The
+//! *guardian* is a second process, which starts the command and ends it by the lock's deadline, even if this process
+//! (the *wrapper*) is stopped or killed.
 
 mod job;
 mod progress;
@@ -20,8 +22,8 @@ use crate::{output, settings};
 
 /// The default grace for locks without a lease; the library has the same default.
 const GRACE_WITHOUT_LEASE: Duration = Duration::from_secs(5);
-/// The hold's grace in the library is this much longer than the guardian's, so that after a loss this process
-/// releases the hold before the library ends it.
+/// After a break, the library ends the hold when the hold's grace is over. That grace is this much longer than the
+/// guardian's, so that the command has ended and this process has released the hold before.
 const GRACE_OF_THE_HOLD: Duration = Duration::from_secs(5);
 /// The time limit for closing the session, which ends with the process in any case.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
@@ -34,8 +36,7 @@ enum RunEnd {
     Busy(String),
     /// The lock did not become free in time.
     TimedOut(String),
-    /// The lock was lost before the command was started, or while it ran; then with the command's outcome, if it
-    /// was observed.
+    /// The lock was lost, before the command was started or while it ran. With the command's outcome, if there is one.
     Lost(LossCause, Option<guardian::CommandEnd>),
     /// A signal arrived during the wait.
     Interrupted(guardian::Signal),
@@ -174,8 +175,8 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
     let lock = lock
         .wait(wait)
         .ttl(args.ttl)
-        // The guardian enforces the limit instead of the library, so that it applies while the wrapper is stopped,
-        // too.
+        // The guardian enforces `--max-hold` instead of the library: the library runs in this process, and could not
+        // enforce the limit while this process is stopped.
         .max_hold(None)
         .grace(grace + GRACE_OF_THE_HOLD)
         .keep_closed(args.keep_closed.unwrap_or_default())
@@ -186,8 +187,8 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
 fn grace(args: &Run, leased: bool) -> Result<Duration, Failure> {
     let default = if leased { args.ttl / 6 } else { GRACE_WITHOUT_LEASE };
     let grace = args.grace.unwrap_or(default);
-    // A keep-alive is due every third of the ttl: with a longer grace, the job would receive SIGTERM between two
-    // keep-alives.
+    // SIGTERM is due one grace before the lease deadline, and a keep-alive is sent every third of the ttl. With a grace
+    // near two thirds of the ttl, SIGTERM would be due before the next keep-alive could be acknowledged.
     let most = args.ttl / 2;
     if leased && grace > most {
         let text = format!(

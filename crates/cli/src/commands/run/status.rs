@@ -61,8 +61,8 @@ pub(super) struct StatusFile {
 }
 
 impl StatusFile {
-    /// Checks that the file can be created. Called before the command runs, so that the error is not found only
-    /// after it.
+    /// Checks that the file can be created in its directory. Called before the command runs, so that a wrong path is
+    /// reported before the command is started.
     pub(super) fn prepare(path: &Path) -> Result<Self, Failure> {
         let directory = match path.parent() {
             Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),

@@ -1,4 +1,5 @@
-//! Waits for the lock, with a progress line on a terminal, until a signal arrives.
+//! Waits for the lock until it is granted, the wait limit is over, or a signal arrives. Shows a progress line on a
+//! terminal.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
@@ -21,8 +22,9 @@ pub(super) enum Waited {
     Interrupted(Signal),
 }
 
-/// The delay before the progress line is shown: a shorter wait would end before the line could be read.
+/// The delay before the progress line is shown, so that a short wait shows no line that disappears at once.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
+/// The interval between two updates of the progress line, and the time limit for fetching its text.
 const LOOKS: Duration = Duration::from_secs(1);
 
 /// The queue position while it is not known yet.
@@ -71,7 +73,8 @@ pub(super) async fn acquire(
                 let text = tokio::select! {
                     biased;
                     text = describe(locks, name, ahead.load(Ordering::Relaxed)) => text,
-                    // The wait for the text is limited, so that a slow service does not delay the grant.
+                    // While the text is being fetched, this loop does not notice a grant. So the fetch has a time
+                    // limit.
                     () = tokio::time::sleep(LOOKS) => continue,
                 };
                 if on_terminal {

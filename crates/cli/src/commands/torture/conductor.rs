@@ -1,9 +1,10 @@
-//! Injects faults at fixed points of the workers' sections. A *round* is one such fault; its outcome is
-//! deterministic.
+//! Injects faults at fixed points of the workers' sections. A *round* is one such fault.
 //!
-//! Invariant: the order of events in each round. A is the first worker that reaches the round's point. B is the
-//! first other worker that then reaches the point before its write: B holds the lock after A and has read the same
-//! ledger as A. While the conductor waits for B, all other workers continue.
+//! Invariant: each round has the same order of steps. A is the first worker that reaches the round's point, and gets
+//! the fault there. B is the first other worker that then reaches `Point::Write`, and waits there: B has acquired the
+//! lock after A, and has read the ledger. Unless A had already written (a kill at `Point::Done`), A and B have read the
+//! same ledger. While the conductor waits for B, all other workers continue. If no worker reaches `Point::Write` in
+//! time, the round has no B: the lock was *held through* the stall.
 //!
 //! The *hole* of a fence that checks writes only (docs/torture.md): (1) A reads; (2) A stalls past its lease; (3) B
 //! acquires, reads, and is stopped before its write; (4) A resumes and writes; the write is accepted, since nothing
@@ -22,9 +23,10 @@ use super::worker::Point;
 use crate::args::HolderFault;
 use crate::exit::{Failure, UNAVAILABLE, USAGE};
 
-/// The time limit for a handover, in addition to pause and leases: far longer than a healthy lock service needs.
+/// The time limit for a worker's next step, in addition to three ttls (and to the pause, while A stalls): far longer
+/// than a healthy lock service needs.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The number of undisturbed sections per worker between two rounds.
+/// The number of undisturbed sections between two rounds, per worker on average.
 const QUIET: usize = 4;
 
 /// A fault that was injected into a holder.
@@ -35,7 +37,7 @@ pub(super) struct Injected {
     pub(super) serial: u32,
     /// The time of the fault, by `journal::now`.
     pub(super) at: u64,
-    /// Whether another worker acquired the lock before this one resumed.
+    /// Whether another worker acquired the lock after the fault, before this worker resumed.
     pub(super) taken_over: bool,
 }
 
@@ -86,8 +88,8 @@ fn rounds(faults: &[HolderFault]) -> Vec<TortureRound> {
     seen.into_iter().flat_map(all).collect()
 }
 
-/// The lock server while it is stopped. Dropping this value continues the server, also after an error; only if this
-/// process is killed does the server stay stopped (docs/torture.md).
+/// The lock server while it is stopped. Dropping this value continues the server, also after an error. The server stays
+/// stopped if this process is killed (docs/torture.md), or exits at a second signal, which runs no drops.
 struct Stopped(Pid);
 
 impl Stopped {
@@ -106,7 +108,7 @@ impl Drop for Stopped {
 /// Checks that this user may stop the lock server's process.
 ///
 /// # Errors
-/// The signal is not permitted, with the reason.
+/// The process can't be signalled; the message has the reason.
 pub(super) fn can_signal(pid: Pid) -> Result<(), Failure> {
     kill(pid, None).map_err(|errno| refused(pid, errno))
 }
@@ -144,11 +146,11 @@ impl Conductor {
         self.finish()
     }
 
-    /// Lets all workers run undisturbed for `QUIET` sections each. Then returns the first worker that reaches the
-    /// round's point, and leaves it waiting there.
+    /// Lets the workers finish `QUIET` sections per worker on average, undisturbed. Then returns the first worker that
+    /// reaches `point`, and leaves it waiting there.
     fn first(&mut self, point: Point) -> Result<u32, Stop> {
         let mut quiet = QUIET * self.crew.len();
-        // The time limit begins again with each step of a worker: many sections on a slow resource may take long.
+        // Each step of a worker restarts the time limit, since many sections on a slow resource may take long.
         while let Some((worker, at)) = self.crew.next(self.patience())? {
             if at == Point::Done {
                 quiet = quiet.saturating_sub(1);
@@ -178,8 +180,8 @@ impl Conductor {
         let at = now();
         let pause_over = Instant::now() + self.times.pause;
         let patience = match round.fault {
-            // The lock belongs to a connection or a descriptor, so no other worker gets it; that is the expected
-            // result.
+            // The lock belongs to a connection or a descriptor, which a stopped process keeps: that no other worker
+            // gets the lock is the expected result, so the wait ends with the pause.
             HolderFault::Pause if !self.leased => pause_over,
             _ => self.patience() + self.times.pause,
         };
@@ -207,8 +209,8 @@ impl Conductor {
         }
     }
 
-    /// Begins the stall of worker `a`. If it is the lock server that is stopped, waits for the pause and continues
-    /// the server.
+    /// Begins the stall of worker `a`. For `HolderFault::Server`: stops the lock server, waits until the pause is over,
+    /// and continues the server.
     fn begin(&mut self, fault: HolderFault, a: u32, pause_over: Instant) -> Result<(), Stop> {
         match (fault, self.server) {
             (HolderFault::Pause, _) => self.crew.stop(a),
@@ -218,7 +220,7 @@ impl Conductor {
             }
             (HolderFault::Server, Some(pid)) => {
                 let stopped = Stopped::new(pid)?;
-                // Workers that reach a point during the pause continue, and then wait for the server.
+                // Workers that reach a point during the pause continue, until they wait for the server.
                 self.first_at(pause_over, |_, _| false)?;
                 drop(stopped);
                 Ok(())
@@ -227,8 +229,8 @@ impl Conductor {
         }
     }
 
-    /// Lets all workers continue until one is at a wanted point, and leaves it waiting there. `None` if no worker
-    /// is at one before `until`.
+    /// Lets all workers continue until one reaches a point for which `wanted` is true, and leaves that worker waiting
+    /// there. `None` if no worker reaches one before `until`.
     fn first_at(
         &mut self,
         until: Instant,
@@ -253,7 +255,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// The time by which a worker must have acquired the lock.
+    /// The instant by which the next expected step of a worker must have happened.
     fn patience(&self) -> Instant {
         Instant::now() + 3 * self.times.ttl + PATIENCE
     }

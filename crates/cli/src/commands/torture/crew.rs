@@ -1,7 +1,8 @@
 //! The worker processes: starts, stops, resumes, kills and replaces them, and receives their messages.
 //!
-//! Guarantees that the processes it started are ended, and no others, however this program ends; and that no wait
-//! is unbounded. The conductor decides which fault is injected into which worker, and when.
+//! Guarantees: in whichever way this program ends, all workers end with it; no other process is signalled; every wait
+//! for a message of a worker has a time limit. The conductor decides which fault is injected into which worker, and
+//! when.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -47,9 +48,9 @@ impl From<std::io::Error> for Stop {
 pub(super) enum CrewEvent {
     /// The worker with this serial number has reached a point, and waits there.
     At(u32, Point),
-    /// A worker failed, with the exit code that it would have used.
+    /// A worker reported a failure, with its exit code and message, or sent an invalid line.
     Failed(u32, Failure),
-    /// A worker's process has ended.
+    /// A worker has closed its standard output: its process has ended.
     Gone(u32),
     /// This program received a termination signal.
     Interrupted,
@@ -164,7 +165,7 @@ impl Crew {
             };
             match event {
                 CrewEvent::Interrupted => return Err(Stop::Interrupted),
-                // Ignores the messages of workers that were killed after they had sent them.
+                // A message of a worker that was killed after it had sent the message: ignored.
                 CrewEvent::At(serial, _) | CrewEvent::Gone(serial) | CrewEvent::Failed(serial, _)
                     if !self.workers.contains_key(&serial) => {}
                 CrewEvent::At(serial, point) => return Ok(Some((serial, point))),
@@ -222,7 +223,7 @@ impl Crew {
         Ok(self.start()?)
     }
 
-    /// Cuts a worker's connections to the lock service.
+    /// Closes a worker's connections to the lock service, and closes new ones at once, until [`heal`](Self::heal).
     pub(super) fn cut(&self, serial: u32) {
         if let Some(proxy) = self.workers.get(&serial).and_then(|worker| worker.proxy.as_ref()) {
             proxy.cut();
@@ -241,8 +242,9 @@ impl Crew {
         self.workers.len()
     }
 
-    /// Ends all idle workers by closing their pipes, and waits until they have closed their sessions. Workers
-    /// that do not end in time are killed when the crew is dropped.
+    /// Ends all workers, which must be idle, by closing their pipes, and waits until they have closed their sessions
+    /// and ended. A worker that has not ended after `PARTING`, or at a termination signal, is killed by
+    /// [`dismiss`](Self::dismiss) or by the crew's drop.
     pub(super) fn part(&mut self) {
         for worker in self.workers.values_mut() {
             worker.go = None;

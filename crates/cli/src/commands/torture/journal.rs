@@ -1,8 +1,8 @@
 //! A worker's log of its steps, one line each, and its parser.
 //!
-//! Invariant on which all results depend: a step is in the file before the worker continues. So the journal of a
-//! worker that was killed at any point contains all steps that the worker completed. Only this file determines
-//! whether an update counts as acknowledged.
+//! Invariant on which all results depend: a step is in the file before the worker continues. So the journal of a worker
+//! that was killed at any point contains all steps that the worker completed. An update counts as acknowledged if, and
+//! only if, the journal says so.
 
 use std::fs::File;
 use std::io::Write;

@@ -5,8 +5,8 @@
 //! steps), `resource` (the ledger that workers write to), `crew` (the worker processes), `conductor` (which fault
 //! is injected into which worker, and when), `proxy` (network cuts), `verdict` (the analysis), `report`.
 //!
-//! Every object that a run creates has a name with a random suffix, and is removed afterwards unless this process
-//! itself is killed.
+//! Every object that a run creates (the ledger, its marks, the workers' logs) has a name with a random suffix. All are
+//! removed at the end, except with `--keep`, after a second signal, or if this process is killed.
 
 mod conductor;
 mod crew;
@@ -86,7 +86,8 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
         return ended;
     }
     let removed = runtime.block_on(resource.remove());
-    // The result takes precedence over an error of the removal.
+    // An error of the run takes precedence over one of the removal. After a completed run, a failed removal is the
+    // result, whatever the verdict is.
     ended.and_then(|code| removed.map(|()| code))
 }
 
@@ -97,8 +98,8 @@ async fn capabilities(url: &str) -> Result<Capabilities, Failure> {
     Ok(can)
 }
 
-/// Refuses options that this lock service does not support, before anything is started. Returns the hosts that
-/// connections can be cut to.
+/// Refuses options that this lock service does not support, and a server process that can't be signalled, before
+/// anything is started. Returns the hosts to which connections can be cut; empty without `--faults cut`.
 fn possible(args: &Torture, url: &str, can: &Capabilities) -> Result<Vec<(String, u16)>, Failure> {
     let cannot = |what: &str, why: &str| {
         Err(Failure::new(USAGE, format!("{what} is not possible with `{}:` locks: {why}", can.backend)))
@@ -168,14 +169,14 @@ fn conduct(
     Ok(if report.is_safe() { OK } else { NO })
 }
 
-/// The journals of all workers ever started. If `some`, a missing journal is no error, since a worker may have been
+/// The journals of all workers ever started. With `may_be_missing`, a missing journal is no error: a worker may have
 /// ended before it created its journal.
-fn journals(crew: &Crew, some: bool) -> Result<Vec<(u32, Steps)>, Failure> {
+fn journals(crew: &Crew, may_be_missing: bool) -> Result<Vec<(u32, Steps)>, Failure> {
     let mut journals = Vec::new();
     for (serial, path) in crew.journals() {
         match journal::read(&path) {
             Ok(steps) => journals.push((serial, steps)),
-            Err(error) if some && error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) if may_be_missing && error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
                 let doing = format!(
                     "cannot read the worker's log `{}`, without which nothing can be told",
@@ -188,7 +189,7 @@ fn journals(crew: &Crew, some: bool) -> Result<Vec<(u32, Steps)>, Failure> {
     Ok(journals)
 }
 
-/// Adds the last error that a worker met: it may be the cause of the failure.
+/// Adds the last error that a worker logged, since that error may be the cause of the failure.
 fn explained(failure: Failure, crew: &Crew) -> Failure {
     let steps = journals(crew, true).unwrap_or_default().into_iter().flat_map(|(_, steps)| steps);
     let troubles = steps.filter_map(|(at, step)| match step {
@@ -203,7 +204,7 @@ fn explained(failure: Failure, crew: &Crew) -> Failure {
     }
 }
 
-/// Forwards termination signals to the crew's event queue.
+/// Forwards the first termination signal to the crew's event queue.
 fn listen(crew: &Crew, runtime: &Handle) -> Result<(), Failure> {
     use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     let tell = crew.sender();
@@ -217,8 +218,8 @@ fn listen(crew: &Crew, runtime: &Handle) -> Result<(), Failure> {
                 continue;
             }
             if asked {
-                // A second signal ends the program at once, without waiting for an unresponsive resource. The
-                // workers die with this process.
+                // A second signal ends the program at once, without waiting for an unresponsive resource. The kernel
+                // kills the workers when this process ends (`PR_SET_PDEATHSIG`).
                 std::process::exit(INTERRUPTED);
             }
             asked = true;

@@ -10,12 +10,12 @@ use crate::args::{HolderFault, TokenUse};
 use crate::exit::Failure;
 use crate::output::{self, human};
 
-/// Most lost updates that the report names; all are counted.
+/// The largest number of lost updates that the JSON report lists; the count includes all of them.
 const NAMED: usize = 20;
 
 /// A finished run.
 pub(super) struct TortureReport<'a> {
-    /// The lock service's address for display, without its password; the next field is the resource's.
+    /// The lock service's address for display, without its password. `resource` has the same form.
     pub(super) locks: String,
     pub(super) resource: String,
     pub(super) fence: TokenUse,
@@ -38,8 +38,8 @@ impl TortureReport<'_> {
         self.injected.iter().filter(|injected| !injected.taken_over).count()
     }
 
-    /// Whether the run is evidence of safety: updates were acknowledged, faults were injected, and nothing was
-    /// lost.
+    /// Whether the run is evidence of safety: updates were acknowledged, faults were injected, no update was lost, and
+    /// every token was above all earlier ones.
     pub(super) fn is_safe(&self) -> bool {
         !self.injected.is_empty() && self.verdict.acknowledged > 0 && self.verdict.is_safe()
     }

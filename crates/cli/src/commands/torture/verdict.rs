@@ -1,7 +1,7 @@
 //! The analysis of journals and ledger: lost updates, refused writes, overlaps, token regressions, handovers.
 //!
-//! Computes every figure that `torture` prints, as pure functions of the journals. All times are of one clock,
-//! `journal::now`: the workers run on one machine.
+//! Pure functions of the journals, the ledger and the injected faults. All times are of one clock, `journal::now`: the
+//! workers run on one machine.
 
 use std::collections::HashSet;
 
@@ -21,8 +21,8 @@ pub(super) struct TortureVerdict {
     pub(super) overlaps: usize,
     /// Grants whose token is not above the tokens of all earlier grants; `None` if the locks have no tokens.
     pub(super) token_regressions: Option<usize>,
-    /// Times from the end of a section, or from the fault in its holder, to the grant of a worker that was already
-    /// waiting; sorted. In nanoseconds.
+    /// Handover times in nanoseconds, sorted: from a release, or from the fault in the holder, to the next grant. Only
+    /// handovers to workers that were already waiting are counted.
     pub(super) handover_ns: Vec<u64>,
     /// The number of grants.
     pub(super) sections: usize,
@@ -41,8 +41,8 @@ struct Section {
     asked: u64,
     granted: u64,
     token: Option<u64>,
-    /// The time of that last action: the reply to the worker's write or, if the worker gave up, the end of its hold
-    /// (at most the hold's deadline).
+    /// The time of that last action: the last step that was logged before the release, usually the reply to the write.
+    /// If the worker gave up: the end of its hold (at most the hold's deadline).
     end: u64,
     releasing: Option<u64>,
 }
@@ -96,7 +96,8 @@ fn sections(serial: u32, steps: &[(u64, JournalStep)]) -> Vec<Section> {
                 let token = token.map(lockkeeper::Token::get);
                 sections.push(Section { serial, asked, granted: at, token, end: at, releasing: None });
             }
-            // The worker took no action after its hold's deadline, even if it resumed later and gave up only then.
+            // Giving up is no action as the holder. So the section ends at the hold's end, even if the worker was
+            // stopped then and logged `gave-up` much later.
             (JournalStep::GaveUp { believed_until }, Some(section)) => {
                 section.end = at.min(believed_until.unwrap_or(u64::MAX)).max(section.end);
             }
@@ -134,7 +135,7 @@ fn handovers(sections: &[Section], injected: &[Injected]) -> Vec<u64> {
     let taken = sections.windows(2).filter_map(|two| {
         let [former, next] = two else { return None };
         let released = former.releasing.filter(|at| *at <= next.granted);
-        // A worker that was stopped, killed or cut off did not release the lock; the others have waited since the
+        // A holder that a fault hit did not release the lock before the next grant: the handover is counted from the
         // fault.
         let ended = released.or_else(|| {
             let during = |done: &&Injected| {

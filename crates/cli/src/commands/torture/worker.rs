@@ -35,7 +35,7 @@ pub(super) enum Point {
     Read,
     /// After the check of the hold, before the write.
     Write,
-    /// After the write or after giving up, before the release.
+    /// After the write, after giving up or after an error of the resource; before the release.
     Done,
 }
 
@@ -117,7 +117,7 @@ pub(super) async fn work() -> Result<u8, Failure> {
         Err(failure) => Err(failure),
     };
     if let Err(failure) = &ended {
-        // The conductor prints the failure, once.
+        // Sent and not printed here: the conductor prints the failure.
         let _ = tell(&format!("failed {} {}", failure.code, failure.message.replace('\n', " ")));
     }
     Ok(ended.map_or_else(|failure| failure.code, |()| OK))
@@ -149,8 +149,8 @@ impl From<std::io::Error> for Cut {
 
 impl Worker {
     async fn start(orders: Orders) -> Result<Self, Failure> {
-        // Set before the check of the parent: a parent that ends in between is then noticed either by this or by
-        // the check.
+        // The kernel kills this process when its parent ends, from this call on. If the parent has ended before, the
+        // check below fails.
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
         if nix::unistd::getppid().as_raw() as u32 != orders.conductor {
             return Err(Failure::new(INTERNAL, "the conductor of this worker has ended"));
@@ -192,7 +192,8 @@ impl Worker {
             }
         };
         self.journal.note(&JournalStep::Granted { token: guard.token_hint() })?;
-        // Runs on another thread of the runtime, since this one blocks at the points.
+        // Runs on another thread of the runtime: this thread blocks in `reached`, and could not record the time of the
+        // loss.
         let lost_at = Arc::new(OnceLock::new());
         let (lost, stamp) = (guard.lost(), lost_at.clone());
         let watching = tokio::spawn(async move {
@@ -213,13 +214,14 @@ impl Worker {
         }
         reached(Point::Done)?;
         self.journal.note(&JournalStep::Releasing)?;
-        // An error is ignored: if the hold was lost, the journals' times show it.
+        // An error of the release is ignored: if the hold was lost, the times in the journals show whether sections
+        // overlapped.
         let _ = guard.release().await;
         Ok(())
     }
 
-    /// Reads the ledger, and writes it with one more update. `lost_at` is set when the library reports the loss of
-    /// the hold.
+    /// The part of a section under the hold: enters if `--fence enter` is set, reads the ledger, checks the hold, and
+    /// writes the ledger with one more update. `lost_at` is set when the library reports the loss of the hold.
     async fn held(
         &mut self,
         guard: &Guard<Unfenced>,

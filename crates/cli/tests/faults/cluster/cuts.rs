@@ -86,7 +86,7 @@ fn each(from: &[usize], to: &[usize], does: impl Fn(usize, usize)) {
     from.iter().for_each(|&from| to.iter().for_each(|&to| does(from, to)));
 }
 
-/// Polls all nodes for their leader.
+/// Polls all nodes, and records which node leads in each term.
 struct Believers {
     stop: Arc<AtomicBool>,
     task: JoinHandle<BTreeMap<u64, u64>>,
@@ -132,8 +132,8 @@ fn follower_cut_off_in_one_direction_does_not_disturb_the_cluster_and_recovers()
         let leader = nodes.leader(&ALL).await;
         let [follower, other] = others(leader);
 
-        // The follower receives nothing and starts a pre-vote; the nodes that still receive from the leader refuse
-        // it.
+        // The follower receives nothing from the leader, and starts a pre-vote; the leader and the
+        // other follower refuse the pre-vote, since the cluster has a leader.
         scene.cut(&[leader], &[follower]);
         scene.misses(follower, leader).await;
         load.goes_on(100);
@@ -142,7 +142,8 @@ fn follower_cut_off_in_one_direction_does_not_disturb_the_cluster_and_recovers()
         nodes.catches_up(follower).await;
         load.goes_on(20);
 
-        // The follower receives everything, but its acknowledgements are dropped.
+        // The follower receives everything, but its messages to the leader, which include the acknowledgements, are
+        // dropped.
         let leader = nodes.leader(&ALL).await;
         let [follower, _] = others(leader);
         scene.cut(&[follower], &[leader]);

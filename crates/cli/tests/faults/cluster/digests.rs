@@ -34,7 +34,7 @@ async fn all_nodes_take_snapshots_after_the_same_entries() {
         })
         .await;
         if round == 0 {
-            // Another leader then names the entries after which snapshots are taken.
+            // From now on, another leader decides after which entries snapshots are taken.
             let leader = nodes.leader(&ALL).await;
             nodes.nodes[leader].kill();
             load.goes_on(20);
@@ -88,7 +88,7 @@ fn has_said(server: &mut Server, words: &[&str]) {
     assert!(words.iter().all(|word| line.contains(word)), "no {words:?} in {log}");
 }
 
-/// Gives one node a diverging table at its next start; afterwards `leader` leads.
+/// Restarts the node `wrong` with a diverging table; afterwards `leader` leads.
 async fn give_another_table(nodes: &mut Nodes, wrong: usize, leader: usize) {
     let load = Load::start(vec![nodes.client("one").await], 2, 5);
     answer("it has a snapshot", async || nodes.status(wrong).await.filter(|status| status.snapshot > 0))
@@ -107,7 +107,7 @@ async fn give_another_table(nodes: &mut Nodes, wrong: usize, leader: usize) {
 async fn is_found(leads: bool) {
     let mut nodes = founded();
     let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
-    // Index 2, since the new node joins through the second node, index 1.
+    // Index 2: `Nodes::add` lets the new node join through the node with index 1, which must run.
     let wrong = 2;
     give_another_table(&mut nodes, wrong, if leads { wrong } else { others(wrong)[0] }).await;
 

@@ -73,7 +73,8 @@ fn copied(from: &Path, to: &Path) {
     }
 }
 
-/// Everything that an outsider can learn about a cluster's identity.
+/// A cluster's identity, as an impostor may have learned it: the cluster's id, and each member's incarnation and
+/// address.
 struct LearnedIdentity {
     cluster: Vec<u8>,
     members: Vec<Member>,
@@ -93,7 +94,7 @@ impl LearnedIdentity {
         Self { cluster, members }
     }
 
-    /// The hello that node `from` could send to node `to`; both are indices, from 0.
+    /// The hello that node `from` would send to node `to`; both are indices, from 0.
     fn hello(&self, from: usize, to: usize, lane: Lane) -> Hello {
         let member = &self.members[from];
         let founding = Founding {
@@ -161,7 +162,7 @@ fn refused(address: &str, hello: &Hello) -> (TcpStream, Refusal) {
     }
 }
 
-/// Random numbers from a seed (SplitMix64).
+/// Random numbers and peer messages, from a seed (SplitMix64).
 struct HostileMessages(u64);
 
 impl HostileMessages {
@@ -217,7 +218,7 @@ impl HostileMessages {
     }
 }
 
-/// Asserts that all nodes run and serve.
+/// Asserts that the cluster grants a lock, and that all nodes answer and have logged no error.
 async fn serve_all_the_same(nodes: &Nodes, name: &str) {
     let locks = nodes.client(name).await;
     let _held = within("it is granted", locks.mutex(name).ttl(LONG).acquire()).await.unwrap();
@@ -292,8 +293,8 @@ async fn messages_of_an_impostor_have_no_effect() {
     serve_all_the_same(&nodes, "after impostors").await;
 }
 
-/// The impostor announces another address for the member whose identity it has learned. To nodes that connect
-/// there, it answers that they were removed.
+/// The impostor announces another address for the member whose identity it has learned. To nodes that connect there,
+/// the impostor answers that they were removed, or have lost their data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusal_by_a_single_peer_stops_no_node() {
     let mut nodes = Nodes::founded();

@@ -27,7 +27,7 @@ async fn lost_node_is_replaced_under_load() {
     let held = locks.mutex("held").ttl(LONG).acquire().await.unwrap();
     let load = Load::start(vec![locks.clone(), nodes.client("two").await], 2, 5);
     load.goes_on(20);
-    // The new node joins through the second node, so the first one can be lost.
+    // The first node can be the lost one, since `Nodes::add` lets the new node join through the second node.
     let lost = 0;
     nodes.nodes[lost].kill();
     fs::remove_dir_all(&nodes.nodes[lost].data).unwrap();

@@ -15,10 +15,10 @@ use super::nodes::{ALL, Nodes};
 use crate::load::Load;
 use crate::server::{PATIENCE, answer, until};
 
-/// A shell command that prints a line at its begin and at its end, and ends once a file exists.
+/// A shell command that prints a line at its start and at its end, and ends once the file `$0` exists.
 const JOB: &str = r#"echo begun; while [ ! -e "$0" ]; do sleep 0.05; done; echo done"#;
 
-/// A `lockkeeper run` process; killed on drop, and its guardian with it.
+/// A `lockkeeper run` process; killed on drop. Its guardian then ends the command.
 struct Job(Child);
 
 impl Job {

@@ -96,7 +96,7 @@ impl FileLedger {
     }
 }
 
-/// Writes a file of this process. `O_NOFOLLOW`: in a world-writable directory another user may have placed a
+/// Writes this process's temporary file. `O_NOFOLLOW`: in a world-writable directory another user may have placed a
 /// symlink at this name.
 fn write_new(path: &Path, ledger: &str) -> std::io::Result<()> {
     let mut options = fs::File::options();

@@ -1,8 +1,8 @@
 //! The resource that workers write to: a ledger with one line per update, read and written as a whole.
 //!
-//! Implements the three ways of writing that are compared: without the fence, checked by the fence at the write,
-//! and checked after `enter`. Each kind of resource is accessed as its users would. This module does not depend on
-//! locks or faults.
+//! Implements the three ways of writing that are compared: without the fence; checked by the fence at the write; and
+//! checked at the write, after `enter`. Each kind of resource is accessed as its users would. This module does not
+//! depend on locks or faults.
 
 mod file;
 #[cfg(feature = "postgres")]
@@ -79,7 +79,7 @@ impl From<Refused> for LedgerError {
 }
 
 impl OpenLedger {
-    /// Opens the ledger `name` at this address, for workers that use its fence in the way of `fence`.
+    /// Opens the ledger `name` at this address. `fence`: how the workers use their tokens.
     ///
     /// # Errors
     /// The address is not a resource, or the resource can't be used.
