@@ -121,7 +121,8 @@ pub enum Question {
         /// Return sessions after this id.
         after: u64,
     },
-    /// Watch the locks at and below a name: their state first, then every change.
+    /// Watch the locks at and below a name: the state of all first, then of each lock that has changed. Changes of
+    /// locks above the name are sent too, since a subtree hold there covers it.
     Watch {
         /// The name; `None` for all locks.
         prefix: Option<LockName>,
@@ -211,29 +212,31 @@ pub enum Output {
     Peer(u64, Vec<PeerMessage>),
     /// Send these items to a client, in one frame.
     Items(StreamId, Vec<v1::ServerItem>),
-    /// Send this as a stream's last item, then close it.
+    /// Send this as the stream's last item, then close the stream.
     EndStream(StreamId, v1::StreamEnd),
     /// Answer a unary call.
     Answer(AskId, Answer),
     /// Begin a drain barrier: return [`Event::Drained`] with this number once all input that is readable *now*, in
     /// any socket and in the accept queue, has been delivered as events (P9).
     Drain(u64),
-    /// Carry out a step of a snapshot; one step at a time.
+    /// Carry out a step of a snapshot, then return [`Event::SnapshotStepDone`] or [`Event::SnapshotFailed`]. There is
+    /// one step at a time.
     Snapshot(SnapshotStep),
     /// The log may be compacted: all entries up to this index are in a stored snapshot.
     Compact(u64),
     /// Send the stored snapshot with this head to a follower over a separate connection, then return
     /// [`Event::SnapshotSent`].
     SendSnapshot(Box<SnapshotOffer>),
-    /// The received snapshot of this index is not newer than the log: remove its file.
+    /// The received snapshot of this index is not used, since it is invalid, not newer than the log, or another one
+    /// is being installed: remove its file.
     SnapshotUnused(u64),
     /// The cluster members from now on, with their known addresses.
     Members(Members),
     /// This node was removed from the cluster: stop it for good.
     Removed,
-    /// Two nodes built different tables from the same log: report it.
+    /// This leader and another node built different tables from the same log: report it.
     Differs(Difference),
-    /// This node's table is corrupt: stop it for good, and send nothing more.
+    /// A majority of the voters has another table than this node: stop this node for good, and send nothing more.
     Wrong(Difference),
 }
 
