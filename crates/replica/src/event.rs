@@ -38,8 +38,8 @@ pub enum Event {
     Dropped(AskId),
     /// The watcher has read everything sent to it, so the next part of its initial state may follow.
     WatchRead(AskId),
-    /// The drain barrier with this number is complete: all input that had arrived at its [`Output::Drain`] has been
-    /// delivered as events.
+    /// The drain barrier with this number is complete: all input that had arrived when its [`Output::Drain`] was
+    /// carried out has been delivered as events.
     Drained(u64),
     /// Peer messages, in order of arrival. The caller passes some MiB of entries per turn at most, since all
     /// entries of a turn become one log record.
@@ -76,7 +76,8 @@ pub enum Event {
 }
 
 /// A snapshot received from a leader. It takes effect only once the consensus has accepted it as newer. The caller
-/// keeps its file until [`Write::installs`](crate::Write::installs) or [`Output::SnapshotUnused`] names its index.
+/// keeps the snapshot's file until [`Write::installs`](crate::Write::installs) or [`Output::SnapshotUnused`] names
+/// its index.
 pub struct Received {
     /// The leader's description of the snapshot.
     pub offer: SnapshotOffer,
@@ -143,7 +144,7 @@ pub enum Question {
         /// The limit; `None` deletes it.
         limit: Option<u32>,
     },
-    /// Store a snapshot for a backup. It includes everything that was answered before this call.
+    /// Store a snapshot for a backup. The snapshot includes everything that was answered before this call.
     Backup,
     /// The node's status. Answered by every node, whether it leads or not.
     Status,

@@ -16,7 +16,7 @@ pub use lockkeeper_wire::store::members_change::What as Change;
 
 /// Maximum number of nodes, learners included: every entry is sent to each of them.
 pub const NODES_MAX: usize = 15;
-/// Length of an incarnation in bytes.
+/// Length of an incarnation (the random id of a data directory) in bytes.
 const INCARNATION_BYTES: usize = 16;
 
 /// The members of a cluster after an entry of the log.

@@ -1,9 +1,9 @@
 //! The changes to a table when a backup of it is restored.
 //!
-//! Responsible for: no session, hold or waiter of the old cluster stays alive. Its sessions are expired and not
-//! closed, so a lock-delay that a client requested stays in force: the client's work may still be running. Waiters
-//! are removed first; otherwise the expiry of one session would grant a lock to a session that is about to expire. No
-//! token that the old cluster issued, before or after the backup, is issued again (P2).
+//! Responsible for: no session, hold or waiter of the old cluster stays alive. The old cluster's sessions are expired
+//! and not closed, so a lock-delay that a client requested stays in force: the client's work may still be running.
+//! Waiters are removed first; otherwise the expiry of one session would grant a lock to a session that is about to
+//! expire. No token that the old cluster issued, before or after the backup, is issued again (P2).
 
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, LockName, Reply, Seq, SnapshotProgress, Table};
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// A table, with methods for commands that must succeed.
+    /// A table, with short methods for the commands of these tests.
     struct Old(Table);
 
     impl Old {

@@ -6,7 +6,7 @@
 //!
 //! Bootstrap has three steps; each is durable before the node announces it:
 //!
-//! 1. *Candidate*: the node draws a random incarnation for its data directory and announces it.
+//! 1. *Candidate*: the node draws a random id for its data directory, the *incarnation*, and announces it.
 //! 2. *Promise*: it has received a candidate from every other node of its list, and promises to form a cluster with
 //!    exactly these incarnations, and never with others.
 //! 3. *Founded*: every node of the list has made the same promise. The bootstrap record is a function of the
@@ -15,8 +15,8 @@
 //!
 //! It is not enough that every node has reported an empty directory, because a report can be outdated. Example: node
 //! 1 receives the report of node 3; node 3 forms a cluster with 1 and 2, and serves; the disk of node 2 is wiped;
-//! node 1 receives its first report from node 2, and forms a second cluster from this report and the old one of node
-//! 3. Nodes 1 and 2 are a majority without the locks that node 3 has granted. A node makes only one promise, which
+//! node 1 receives its first report from node 2, and forms a second cluster from this report and node 3's old
+//! one. Nodes 1 and 2 are a majority without the locks that node 3 has granted. A node makes only one promise, which
 //! excludes this.
 
 mod admit;

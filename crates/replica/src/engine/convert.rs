@@ -94,8 +94,8 @@ pub(super) fn to_peer(message: &Message) -> Option<PeerMessage> {
     })
 }
 
-/// Checks and converts a peer's message. raft-rs does not check messages: some invalid ones make it panic, others it
-/// would execute.
+/// Checks and converts a peer's message. raft-rs trusts its peers: some invalid messages make it panic, others would
+/// take effect.
 pub(super) fn from_peer(me: u64, message: PeerMessage) -> Result<Message, Ignored> {
     let msg_type = match message.kind() {
         PeerKind::Append => MessageType::MsgAppend,

@@ -90,7 +90,7 @@ pub(crate) struct Ready {
 
 /// Results that depended on a write.
 pub(crate) struct Released {
-    /// The end of a received snapshot that has replaced log and table.
+    /// Position of the last entry in a received snapshot, which replaces log and table.
     pub(crate) installed: Option<Position>,
     pub(crate) committed: Vec<Committed>,
     pub(crate) messages: Vec<PeerMessage>,

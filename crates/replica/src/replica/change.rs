@@ -130,7 +130,7 @@ impl Replica {
         self.raise_rules();
     }
 
-    /// Raises the rules version once every member supports it, learners included (V1).
+    /// Raises the rules version once every other member, learners included, is connected and supports it (V1).
     fn raise_rules(&mut self) {
         let (present, newest) = (self.table.rules().max(self.changes.raised), self.config.rules);
         if present >= newest {

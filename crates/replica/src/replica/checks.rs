@@ -11,8 +11,8 @@
 //! 3. A follower's heartbeat responses carry its digest.
 //! 4. The digest that a majority of the voters has counts as right, and the leader's heartbeats carry it. A node with
 //!    another digest for that entry stops, be it a follower or the leader itself.
-//! 5. Without a majority no node stops: a stop is for good, and would hit the healthy node as often as the other. The
-//!    leader reports the difference and names another entry, so that a voter that was not compared can decide.
+//! 5. Without a majority no node stops: a stop is for good, and would hit the healthy node as often as the wrong one.
+//!    The leader reports the difference and names another entry, so that a voter that was not compared can decide.
 //!
 //! Later messages repeat the named index and the digests, so lost messages do no harm.
 

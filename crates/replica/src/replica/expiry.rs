@@ -1,7 +1,7 @@
 //! Fires due timers, and expires sessions in two steps. At its deadline a session becomes a candidate. Then a *check*
 //! begins: a quorum read that must confirm this leader, and a drain barrier, which completes once all input that had
-//! arrived when the check began was handled. The session expires if its deadline has not moved by the end of the
-//! check. So no stall of leader, network or disk expires a live session (P9).
+//! arrived when the check began was handled. At the end of the check the session expires, unless its deadline is now
+//! later than the check's beginning. So no stall of leader, network or disk expires a live session (P9).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::deadlines::Timer;
 use crate::event::Output;
 use crate::mutant::Mutant;
 
-/// Maximum number of timers visited in a turn, and of sessions in one check: some milliseconds of work. Timers are
-/// visited in the order of their deadlines.
+/// Maximum number of timers visited per call of `Replica::advance`, and of sessions in one check: some milliseconds
+/// of work. Timers are visited in the order of their deadlines.
 const DUE_PER_TURN: usize = 1 << 13;
 
 #[derive(Default)]
@@ -171,9 +171,9 @@ impl Replica {
         }
         for session in check.sessions {
             let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) else { continue };
-            // If the session gave a sign of life during the check, the deadline has moved past its beginning. The
-            // deadline may have passed again if the check took long; still the session does not expire by this check,
-            // but by another one, whose drain barrier covers the input that has arrived since.
+            // A sign of life has moved the deadline past the check's beginning. If the check took long, the new
+            // deadline may have passed too. Even then the session can expire only by another check, whose drain
+            // barrier covers the input that has arrived since.
             if lease.deadline > check.began {
                 self.book.again(session);
             } else {

@@ -16,7 +16,7 @@ use crate::since::Since;
 pub(super) enum Lead {
     No,
     /// Elected in this term, but not ready, so nothing is acknowledged: either its first own entry is not applied
-    /// yet, so entries that earlier leaders committed may not be either; or not all timers are read from the table
+    /// yet, and perhaps not every entry that earlier leaders committed; or not all timers are read from the table
     /// yet.
     Coming(u64),
     /// Ready: the zero point has passed.

@@ -3,8 +3,8 @@
 //! A leader's own sync is often done a moment before the first follower's acknowledgement arrives. A batch proposed
 //! at that moment would block this thread for another sync while the acknowledgement waits. So the next batch waits
 //! for the commit of the previous one, for up to [`HOLD`]: commands that arrive during the wait share one entry, and
-//! all nodes sync less often. If the wait ends without a commit, because followers are farther away, batches are
-//! proposed without waiting for the next [`AGAIN`]; then the wait is tried again.
+//! all nodes sync less often. If the wait ends without a commit, because followers are farther away, batches do not
+//! wait at all during the next [`AGAIN`]; afterwards one waits again.
 
 use std::time::Duration;
 

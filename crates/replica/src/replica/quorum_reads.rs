@@ -1,12 +1,12 @@
 //! Quorum reads (Raft's ReadIndex rounds): a majority confirms that this node still leads; then everything that
-//! arrived before the round began may be acknowledged (P6). One round serves all pending requests; the next one
-//! begins when it is confirmed.
+//! arrived before the round began may be acknowledged (P6). One round is in progress at a time. It serves all
+//! requests that arrived before it began, and the next one begins once it is confirmed.
 //!
 //! A committed batch of commands serves as the round for everything that arrived before the batch was proposed: the
 //! voters that made it durable acknowledged it in this term, after those arrivals. Any majority that elects another
-//! leader includes one of these voters, and that voter votes only after its acknowledgement, since a voter
-//! acknowledges nothing of an earlier term. So no other leader had been elected when the requests arrived. Under
-//! load, keep-alives and reads therefore cost no messages of their own.
+//! leader includes one of these voters, and that voter votes only after its acknowledgement, since after its vote it
+//! accepts no entries of this term. So no other leader had been elected when the requests arrived. Under load,
+//! keep-alives and reads therefore cost no messages of their own.
 
 use std::collections::VecDeque;
 use std::time::Duration;

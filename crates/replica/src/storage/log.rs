@@ -24,7 +24,7 @@ use crate::disk::{Disk, DiskFile};
 /// A buffer that a rare large record has grown above this capacity, in bytes, is freed.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
 
-/// The log of one node. At most one exists per data directory.
+/// The log of one node. At most one `Log` exists per data directory.
 #[derive(Debug)]
 pub struct Log<D: Disk> {
     pub(super) disk: D,

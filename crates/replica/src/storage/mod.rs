@@ -11,7 +11,7 @@
 //! | `founding` | the bootstrap record: cluster and node identity, written once, before the first vote |
 //! | `log-N` | segment N of the log; its size never changes; consecutive numbers from the oldest one in use |
 //! | `snapshot-I` | the table after entry I |
-//! | `….new` | an unfinished file, or a preallocated segment; removed at every successful start |
+//! | `….new` | an unfinished file, or a preallocated segment; a start of the node removes it |
 //! | `restore-unfinished` | marker of an interrupted restore; every start rejects the directory |
 //!
 //! A backup (`backup.rs`) is a single file outside the data directory.

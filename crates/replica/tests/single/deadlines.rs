@@ -22,7 +22,7 @@ fn is_free(node: &mut Node, name: &str) -> bool {
     lock.holds.is_empty()
 }
 
-/// A node whose stream 1 carries one session that holds `x`.
+/// A node whose stream 1 carries one session, which holds `x`.
 fn holding(ttl: u64, linger: u64) -> (Node, StreamId, u64) {
     let mut node = Node::new();
     let stream = node.stream(1);
