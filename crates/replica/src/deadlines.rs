@@ -11,8 +11,8 @@ use crate::event::StreamId;
 /// A timer that fires.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Timer {
-    /// A session was silent for its ttl. That alone does not end the session: its expiry also needs a quorum read
-    /// and a drain barrier (P9).
+    /// A session's deadline has passed: it was silent for its ttl, or for `linger` after its client closed the
+    /// stream. The session's expiry also needs a quorum read and a drain barrier (P9).
     Session(SessionId),
     /// A waiter's wait limit has passed (W1).
     TimeOut(SessionId, Seq),
@@ -28,7 +28,8 @@ pub(crate) struct Lease {
     pub(crate) ttl: Duration,
     pub(crate) linger: Duration,
     pub(crate) deadline: Duration,
-    /// The deadline that this leader gave when it took over. A closed stream never moves the deadline below this.
+    /// The deadline that this leader gave when it took over; zero for a session opened under this leader. A closed
+    /// stream never moves the deadline below this.
     floor: Duration,
     /// Time of this session's entry in `timers`: at or before `deadline`.
     scheduled: Duration,
@@ -52,8 +53,9 @@ const WAITS_PER_END: usize = 1024;
 pub(crate) struct Deadlines {
     leases: BTreeMap<SessionId, Lease>,
     timers: BTreeSet<(Duration, Timer)>,
-    /// Deadlines of the timers that can be cancelled, to find them in `timers`.
+    /// Deadlines of the wait limits, to find their timers when they are cancelled.
     waits: BTreeMap<(SessionId, Seq), Duration>,
+    /// When each closed hold opens.
     closed: BTreeMap<Token, Duration>,
     /// Number of sessions by ttl.
     ttls: BTreeMap<Duration, usize>,
@@ -62,7 +64,8 @@ pub(crate) struct Deadlines {
 }
 
 impl Deadlines {
-    /// The shortest ttl of all sessions, or the shortest allowed one. Bounds the steps of the lease clock.
+    /// The shortest ttl of all sessions; without sessions, the shortest ttl that is allowed. Bounds the steps of the
+    /// lease clock.
     fn least_ttl(&self) -> Duration {
         let least = self.ttls.first_key_value().map(|(&ttl, _)| ttl);
         least.unwrap_or(Duration::from_millis(limits::TTL_MS_MIN))
@@ -80,7 +83,8 @@ impl Deadlines {
     }
 
     /// Adds a session that was found in the table (`found`) or opened under this leader. Its first deadline is one
-    /// ttl from now; a found session's deadline never moves below that.
+    /// ttl from now; a found session's deadline never moves below that. If the session was added before, only its
+    /// deadline is extended.
     pub(crate) fn opened(
         &mut self,
         session: SessionId,
@@ -149,7 +153,8 @@ impl Deadlines {
         self.leases.len()
     }
 
-    /// Shortens the lease to `linger`: the client closed its stream, and all input that arrived before was handled.
+    /// Shortens the lease to `linger`, but not below its floor: the client closed its stream, and all input that
+    /// arrived before was handled.
     pub(crate) fn cut(&mut self, session: SessionId, now: Duration) {
         let Some(lease) = self.leases.get_mut(&session) else { return };
         lease.deadline = lease.deadline.min(now + lease.linger).max(lease.floor);
@@ -190,7 +195,8 @@ impl Deadlines {
         self.timers.insert((until, Timer::EndRevoked(token)));
     }
 
-    /// Returns the timers that have fired, each once. Visits at most `most` timers; the rest stays due.
+    /// Returns the timers that have fired, each once. A session whose deadline has moved is not returned but
+    /// rescheduled. Visits at most `most` timers; the rest stays due.
     pub(crate) fn take_due(&mut self, now: Duration, most: usize) -> Vec<Timer> {
         self.forget_waits(most);
         let mut taken = Vec::new();

@@ -38,8 +38,8 @@ pub enum Event {
     Dropped(AskId),
     /// The watcher has read everything sent to it, so the next part of its initial state may follow.
     WatchRead(AskId),
-    /// The drain barrier with this number is complete: all input that had arrived at its [`Output::Drain`] has been
-    /// delivered as events.
+    /// The drain barrier with this number is complete: all input that had arrived when its [`Output::Drain`] was
+    /// carried out has been delivered as events.
     Drained(u64),
     /// Peer messages, in order of arrival. The caller passes some MiB of entries per turn at most, since all
     /// entries of a turn become one log record.
@@ -76,7 +76,8 @@ pub enum Event {
 }
 
 /// A snapshot received from a leader. It takes effect only once the consensus has accepted it as newer. The caller
-/// keeps its file until [`Write::installs`](crate::Write::installs) or [`Output::SnapshotUnused`] names its index.
+/// keeps the snapshot's file until [`Write::installs`](crate::Write::installs) or [`Output::SnapshotUnused`] names
+/// its index.
 pub struct Received {
     /// The leader's description of the snapshot.
     pub offer: SnapshotOffer,
@@ -121,7 +122,8 @@ pub enum Question {
         /// Return sessions after this id.
         after: u64,
     },
-    /// Watch the locks at and below a name: their state first, then every change.
+    /// Watch the locks at and below a name: the state of all first, then of each lock that has changed. Changes of
+    /// locks above the name are sent too, since a subtree hold there covers it.
     Watch {
         /// The name; `None` for all locks.
         prefix: Option<LockName>,
@@ -142,7 +144,7 @@ pub enum Question {
         /// The limit; `None` deletes it.
         limit: Option<u32>,
     },
-    /// Store a snapshot for a backup. It includes everything that was answered before this call.
+    /// Store a snapshot for a backup. The snapshot includes everything that was answered before this call.
     Backup,
     /// The node's status. Answered by every node, whether it leads or not.
     Status,
@@ -211,29 +213,31 @@ pub enum Output {
     Peer(u64, Vec<PeerMessage>),
     /// Send these items to a client, in one frame.
     Items(StreamId, Vec<v1::ServerItem>),
-    /// Send this as a stream's last item, then close it.
+    /// Send this as the stream's last item, then close the stream.
     EndStream(StreamId, v1::StreamEnd),
     /// Answer a unary call.
     Answer(AskId, Answer),
     /// Begin a drain barrier: return [`Event::Drained`] with this number once all input that is readable *now*, in
     /// any socket and in the accept queue, has been delivered as events (P9).
     Drain(u64),
-    /// Carry out a step of a snapshot; one step at a time.
+    /// Carry out a step of a snapshot, then return [`Event::SnapshotStepDone`] or [`Event::SnapshotFailed`]. There is
+    /// one step at a time.
     Snapshot(SnapshotStep),
     /// The log may be compacted: all entries up to this index are in a stored snapshot.
     Compact(u64),
     /// Send the stored snapshot with this head to a follower over a separate connection, then return
     /// [`Event::SnapshotSent`].
     SendSnapshot(Box<SnapshotOffer>),
-    /// The received snapshot of this index is not newer than the log: remove its file.
+    /// The received snapshot of this index is not used, since it is invalid, not newer than the log, or another one
+    /// is being installed: remove its file.
     SnapshotUnused(u64),
     /// The cluster members from now on, with their known addresses.
     Members(Members),
     /// This node was removed from the cluster: stop it for good.
     Removed,
-    /// Two nodes built different tables from the same log: report it.
+    /// This leader and another node built different tables from the same log: report it.
     Differs(Difference),
-    /// This node's table is corrupt: stop it for good, and send nothing more.
+    /// A majority of the voters has another table than this node: stop this node for good, and send nothing more.
     Wrong(Difference),
 }
 

@@ -1,6 +1,6 @@
 //! Cluster membership as recorded in the log, and the checks of membership changes.
 //!
-//! The members are not part of the table, whose digest covers only locks; the head of every snapshot contains them.
+//! The members are part neither of the table nor of its digest; the head of every snapshot contains them.
 //!
 //! A new node starts as a learner; once it has caught up, it becomes a voter. A node is removed by joint consensus
 //! (majorities of the old and the new configuration), which a `Leave` entry ends. The module is pure: all nodes
@@ -16,7 +16,7 @@ pub use lockkeeper_wire::store::members_change::What as Change;
 
 /// Maximum number of nodes, learners included: every entry is sent to each of them.
 pub const NODES_MAX: usize = 15;
-/// Length of an incarnation in bytes.
+/// Length of an incarnation (the random id of a data directory) in bytes.
 const INCARNATION_BYTES: usize = 16;
 
 /// The members of a cluster after an entry of the log.
@@ -66,7 +66,8 @@ pub enum Rejected {
         /// A free id.
         next: u64,
     },
-    /// The node's data directory is a copy of another member's, or the node is that member under another id.
+    /// The node's data directory is that of another node, present or removed: a copy, or the same directory under
+    /// another id.
     #[error(
         "the data directory of node {node} is that of node {of}: each node needs one of its own, that was empty when it \
          was first started"
@@ -74,7 +75,7 @@ pub enum Rejected {
     Copy {
         /// The id.
         node: u64,
-        /// The member with the same data.
+        /// The present or removed node with the same data.
         of: u64,
     },
     /// The node's description of itself is invalid.
@@ -156,7 +157,7 @@ impl Members {
     pub(crate) fn apply(&mut self, index: u64, change: &store::MembersChange, configuration: Configuration) {
         match &change.what {
             Some(Change::Add(member)) => drop(self.nodes.insert(member.node, member.clone())),
-            // A removed node stays a member until the joint configuration ends: its vote may be needed until then.
+            // A removed node stays in `nodes` until the joint configuration ends, since its vote may be needed.
             Some(Change::Promote(_) | Change::Remove(_) | Change::Leave(_)) | None => {}
         }
         self.at = index;
@@ -174,7 +175,7 @@ impl Members {
         }
     }
 
-    /// Whether the node is a voter, in the old or in the new configuration if one is joint.
+    /// Whether the node is a voter; during a removal, in the old or in the new configuration.
     #[must_use]
     pub fn votes(&self, node: u64) -> bool {
         self.configuration.voters.contains(&node) || self.configuration.voters_outgoing.contains(&node)
@@ -205,7 +206,8 @@ impl Members {
         highest.saturating_add(1)
     }
 
-    /// Whether the change was made already, so that a retry after a lost answer succeeds.
+    /// Whether the change was made already, so that a retry after a lost answer succeeds. A removal counts as made
+    /// once it has begun.
     #[must_use]
     pub fn has_made(&self, change: &Change) -> bool {
         match change {

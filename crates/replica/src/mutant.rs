@@ -4,8 +4,8 @@
 /// A fault; each violates one rule.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub enum Mutant {
-    /// A session expires by the leader's clock alone, before all input that had arrived by its deadline was
-    /// handled.
+    /// A session expires once a quorum read has confirmed the leader, without waiting until the input that had
+    /// arrived was handled (the drain barrier).
     ExpiryWithoutDrain,
     /// A keep-alive is acknowledged although the session's expiry is already proposed.
     KeepAliveAfterEnd,
@@ -18,7 +18,7 @@ pub enum Mutant {
     TimeOutUnchecked,
     /// The lease clock counts time during which the leader did not run.
     LeaseCountsStalls,
-    /// A new leader does not give existing sessions a new ttl.
+    /// A new leader gives existing sessions no new ttl: their deadlines pass at its zero point.
     ZeroPointForgotten,
     /// A closed stream moves a deadline below the one that a new leader gave.
     LingerBelowFloor,
@@ -26,11 +26,11 @@ pub enum Mutant {
     DedupForgotten,
     /// Commands are proposed in another order than they arrived.
     WrongQueueOrder,
-    /// A `Finish` ends the latest hold of its session instead of the one it names.
+    /// A `Finish` ends a later request of its session instead of the one it names, if there is one.
     FinishEndsAny,
-    /// A keep-alive or attach is acknowledged without a quorum read (P6).
+    /// Requests that need a quorum read, such as keep-alives, are answered without one (P6).
     KeepAliveWithoutQuorum,
-    /// A keep-alive or attach is acknowledged by a quorum read that began before it arrived (P6).
+    /// Requests that need a quorum read are answered after one that began before they arrived (P6).
     RoundBegunEarlier,
     /// A new leader forgets which holds are under a break.
     RevokedForgotten,
@@ -38,7 +38,7 @@ pub enum Mutant {
     ClosuresOpenAtOnce,
     /// A stream closed by the service starts `linger`.
     LingerOnTimeOut,
-    /// A node sends its vote before that is durable (P10).
+    /// A node sends its vote, or requests votes, before its own vote is durable (P10).
     VoteNotDurable,
     /// A follower acknowledges entries before they are durable (P10).
     AckBeforeSync,
@@ -52,9 +52,10 @@ pub enum Mutant {
     MembersAppliedEarly,
     /// A follower answers `CheckToken` calls.
     FollowerAnswersCheckToken,
-    /// A new leader does not complete a removal whose joint configuration an earlier leader began.
+    /// No leader ends a joint configuration, so a removal is never completed.
     NeverLeavesJoint,
-    /// A leader drops the entries that a follower needs after the snapshot being sent to it.
+    /// A leader keeps no entries for followers that lag, so the entries after a snapshot are gone when a follower has
+    /// received the snapshot.
     TailNotPinned,
     /// A received snapshot replaces the table although the consensus has newer entries (P2).
     SnapshotGoesBack,

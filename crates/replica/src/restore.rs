@@ -1,7 +1,7 @@
 //! The changes to a table when a backup of it is restored.
 //!
-//! Responsible for: no session, hold or waiter of the old cluster stays alive. Its sessions expire rather than
-//! close, so that a lock-delay that a client requested stays in force: the client's work may still be running.
+//! Responsible for: no session, hold or waiter of the old cluster stays alive. The old cluster's sessions are expired
+//! and not closed, so a lock-delay that a client requested stays in force: the client's work may still be running.
 //! Waiters are removed first; otherwise the expiry of one session would grant a lock to a session that is about to
 //! expire. No token that the old cluster issued, before or after the backup, is issued again (P2).
 
@@ -24,14 +24,15 @@ pub struct Dropped {
     pub holds: usize,
     /// The number of waiters that were removed.
     pub waiters: usize,
-    /// The closed holds that stay: their names, and the remaining time in milliseconds, counted from the first leader's
-    /// start.
+    /// The closed holds that stay: their names, and the remaining time in milliseconds, counted from the zero point
+    /// of the first leader.
     pub closed: Vec<(Vec<LockName>, u64)>,
     /// The number of stored permit limits that stay.
     pub limits: usize,
 }
 
-/// Ends all sessions, holds and waiters of the old cluster, and raises the token counter to `tokens_above`.
+/// Ends all sessions, holds and waiters of the old cluster, and raises the token counter to at least `tokens_above`.
+/// Holds whose lock-delay applies, and those closed already, stay closed.
 ///
 /// # Errors
 /// The table's refusal, if its token counter can't be raised to `tokens_above`.
@@ -117,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// A table, with methods for commands that must succeed.
+    /// A table, with short methods for the commands of these tests.
     struct Old(Table);
 
     impl Old {

@@ -1,11 +1,13 @@
-//! Issue times of tokens, to within a second, in memory that does not grow with the number of holds (E3).
+//! Issue times of tokens, to within a second except for old ones, in memory that does not grow with the number of
+//! holds (E3).
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use lockkeeper_core::Token;
 
-/// Tokens rise with time, so one pair (second, first token issued in it) covers all tokens of that second.
+/// Tokens rise with time, so one pair (time, first token issued then) covers all tokens issued within a second of
+/// that time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Since(VecDeque<(Duration, u64)>);
 

@@ -44,7 +44,7 @@ fn corrupt_lengths_cause_no_large_allocation() {
             for number in [u64::MAX, 1 << 40, 0x7FFF_FFFF, 0x000F_FFFF] {
                 let mut changed = bytes.clone();
                 changed[at..at + 8].copy_from_slice(&number.to_le_bytes());
-                // A valid header checksum: it does not protect against a file that was written with a wrong length.
+                // Makes the header's checksum valid, as in a file that was written with a wrong length.
                 let checksum = crc32fast::hash(&changed[..508]);
                 changed[508..512].copy_from_slice(&checksum.to_le_bytes());
                 let damaged = disk.copy();

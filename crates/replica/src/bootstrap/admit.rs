@@ -85,9 +85,9 @@ impl NodeIdentity<'_> {
     }
 
     /// Whether the peer was added after the last membership change that this node has applied; refusing such a peer
-    /// could cost the cluster its majority. As proof, its hello must contain the incarnation of every node that
-    /// this node knows, present or removed: only members receive those. A true member has no better proof for a
-    /// node that lags.
+    /// could cost the cluster its majority. As proof, its hello must contain the incarnation of every node that this
+    /// node knows, present or removed: only members receive those. A real member can't prove more than this to a node
+    /// that lags.
     fn is_behind(&self, hello: &Hello) -> bool {
         let Some(theirs) = &hello.members else { return false };
         let shown: BTreeMap<u64, &[u8]> = theirs.nodes.iter().map(|it| (it.node, &*it.incarnation)).collect();

@@ -6,17 +6,18 @@
 //!
 //! Bootstrap has three steps; each is durable before the node announces it:
 //!
-//! 1. *Candidate*: the node draws a random incarnation for its data directory and announces it.
+//! 1. *Candidate*: the node draws a random id for its data directory, the *incarnation*, and announces it.
 //! 2. *Promise*: it has received a candidate from every other node of its list, and promises to form a cluster with
 //!    exactly these incarnations, and never with others.
 //! 3. *Founded*: every node of the list has made the same promise. The bootstrap record is a function of the
-//!    candidates, so all nodes write the same record; a late node writes it when it receives it from another.
+//!    candidates, so all nodes write the same record; a late node receives the record from another node and writes it
+//!    then.
 //!
-//! It is not enough that every node has reported an empty directory, because a report can be outdated. Example:
-//! node 1 receives the report of node 3; node 3 forms a cluster with 1 and 2, and serves; the disk of node 2 is
-//! wiped; node 1 receives its first report from node 2, and forms a second cluster from that and the old report of
-//! node 3. Nodes 1 and 2 are a majority without the locks that node 3 has granted. A node makes only one promise,
-//! which excludes this.
+//! It is not enough that every node has reported an empty directory, because a report can be outdated. Example: node
+//! 1 receives the report of node 3; node 3 forms a cluster with 1 and 2, and serves; the disk of node 2 is wiped;
+//! node 1 receives its first report from node 2, and forms a second cluster from this report and node 3's old
+//! one. Nodes 1 and 2 are a majority without the locks that node 3 has granted. A node makes only one promise, which
+//! excludes this.
 
 mod admit;
 mod refusals;
@@ -187,7 +188,7 @@ impl Bootstrap {
             } else if !theirs.incarnation.is_empty()
                 && self.heard.get(&theirs.node).is_some_and(|it| member(it).incarnation != theirs.incarnation)
             {
-                // One of the two incarnations is outdated. Drops the known one, and waits for a hello from that
+                // One of the two incarnations is outdated. Drops the known candidate, and waits for a hello of that
                 // node itself.
                 self.heard.remove(&theirs.node);
             }
@@ -213,8 +214,8 @@ impl Bootstrap {
             };
         };
         let founder = founding.members.iter().find(|founder| founder.node == own.node);
-        // Every node of the bootstrap has made a promise. If this node's is missing, its data are a copy from
-        // before it.
+        // Every node of the bootstrap has made a promise. If this node's promise is missing, its data are a copy from
+        // before the promise.
         let has_forgotten = founder.is_some() && cluster(&promise(&self.own)) != founding.cluster;
         if known.incarnation != own.incarnation || has_forgotten {
             return BootstrapStep::Stop(gone(own.node));

@@ -2,9 +2,9 @@
 //!
 //! Responsible for: it behaves at least as badly as a real disk that keeps its guarantees. A power cut may lose
 //! unsynced data sector by sector, and unsynced names one by one. A failed sync returns its error once; later syncs
-//! skip the sectors that it did not write, although these stay readable. Worse faults are available on demand:
-//! syncs that do nothing, and changed bytes. The caller makes every random choice, so the same choices produce the
-//! same disk.
+//! skip the sectors that the failed one did not write, although these stay readable. Worse faults are available on
+//! demand: syncs that do nothing, and changed bytes. The caller makes every random choice, so the same choices
+//! produce the same disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -206,7 +206,7 @@ impl MemoryDisk {
         copy
     }
 
-    /// Copies this disk including its unsynced state. No file is open in the copy.
+    /// Copies this disk including its unsynced state. In the copy no file is open, and no fault is injected.
     #[must_use]
     pub fn fork(&self) -> Self {
         let state = self.lock();
@@ -263,7 +263,7 @@ impl MemoryDiskState {
         self.names.get(name).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Opens a file that exists.
+    /// Returns an open handle of an existing file.
     fn opened(&mut self, disk: &MemoryDisk, file: u64) -> MemoryFile {
         self.files.entry(file).or_default().open += 1;
         MemoryFile { disk: disk.clone(), file, run: self.run }

@@ -1,8 +1,8 @@
 //! Bounds on the numbers in peers' messages, derived from this node's log and term.
 //!
 //! Responsible for: no number in a peer's message makes the engine panic. raft-rs asserts properties that hold only
-//! with correct peers and disks that lose nothing durable; this module checks them first. A message beyond a bound
-//! is dropped, or replaced by one that has only a term.
+//! with correct peers and disks that lose nothing durable; this module checks them first. A message beyond a bound is
+//! dropped, has its commit index lowered, or is replaced by one that has only a term.
 
 use std::collections::BTreeSet;
 
@@ -50,7 +50,8 @@ pub(super) fn check(own: &Standpoint, message: &mut PeerMessage) -> Result<(), I
         {
             Err(Ignored("another node leads in its term"))
         }
-        // Without this check, raft-rs would take an index beyond its log for an entry of term 0, which would match.
+        // For raft-rs, every index beyond the log has term 0. So without this check, an append after such an index
+        // with log term 0 would match this log.
         PeerKind::Append if (message.index == 0) != (message.log_term == 0) => {
             Err(Ignored("the entry before its entries has no term"))
         }
@@ -70,7 +71,7 @@ pub(super) fn check(own: &Standpoint, message: &mut PeerMessage) -> Result<(), I
     }
 }
 
-/// Checks a response in this leader's own term: no follower's log is longer than its leader's.
+/// Checks a response of this node's term: no follower's log is longer than its leader's.
 fn response(own: &Standpoint, message: &PeerMessage) -> Result<(), Ignored> {
     if message.index > own.last || message.commit > own.last {
         return Err(Ignored("it acknowledges entries that this node's log has not"));
@@ -81,8 +82,8 @@ fn response(own: &Standpoint, message: &PeerMessage) -> Result<(), Ignored> {
     Ok(())
 }
 
-/// Handles a term that is too far ahead: raises this node's term by the bound and drops the rest of the message. If
-/// a forged message has raised the term of one node, correct nodes so converge to that term after some messages.
+/// Handles a term that is too far ahead: raises this node's term by the bound and drops the rest of the message. So
+/// if a forged message has raised the term of one node, the others reach that term after some messages.
 fn approach(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> {
     if matches!(message.kind(), PeerKind::PreVote | PeerKind::PreVoteResponse) {
         return Err(Ignored("it asks for, or grants, an election in a term far ahead"));
@@ -94,9 +95,10 @@ fn approach(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> 
     Ok(())
 }
 
-/// The index of an entry that this node's log does not have, although by the message this node has acknowledged it,
-/// or it is committed. A leader's heartbeat never exceeds the follower's acknowledgements of this term, and a
-/// follower never has more entries than its leader. So this node's disk has lost entries, or the message is forged.
+/// Returns an index from the message if this node's log ends before it, although the message shows that this node has
+/// acknowledged that entry, or that the entry is committed. The commit index in a heartbeat never exceeds what the
+/// receiver has acknowledged in that term, and a follower never has more entries than its leader. So this node's disk
+/// has lost entries, or the message is forged.
 pub(super) fn beyond_log(own: &Standpoint, message: &PeerMessage) -> Option<u64> {
     let claimed = match message.kind() {
         PeerKind::Heartbeat if message.term >= own.term && !own.is_leader => message.commit,

@@ -33,7 +33,7 @@ pub(super) struct Lag {
     /// For each follower that entries are kept for: the index after which it needs all entries, and whether that is
     /// the index of a snapshot for it.
     needs: BTreeMap<u64, (u64, bool)>,
-    /// Ticks since the last message from each follower.
+    /// Ticks since the engine's record of responding followers (`was_heard`) last contained each follower.
     silent: BTreeMap<u64, u32>,
 }
 
@@ -98,7 +98,7 @@ impl Lag {
         ]
     }
 
-    /// Ticks since the last message from a follower.
+    /// Ticks since the engine's record of responding followers last contained this one.
     pub(super) fn silent(&self, node: u64) -> u32 {
         self.silent.get(&node).copied().unwrap_or(SILENT_TICKS_MAX)
     }

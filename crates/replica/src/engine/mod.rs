@@ -31,7 +31,8 @@ use tail::Tail;
 const HEARTBEAT_TICKS: usize = 2;
 /// Shortest election time-out in ticks; the longest is twice that.
 pub const ELECTION_TICKS: usize = 12;
-/// A follower that was silent for longer than this, in ticks, counts as not responding.
+/// The engine's quorum check clears its record of the followers that have responded. For this many ticks afterwards,
+/// the followers in the cleared record still count as responding.
 const SILENT_TICKS: u32 = 2 * HEARTBEAT_TICKS as u32;
 /// Maximum bytes of entries per message, and of committed entries per [`Ready`].
 const MESSAGE_BYTES: u64 = 1 << 20;
@@ -46,7 +47,7 @@ const UNCOMMITTED_BYTES_MAX: u64 = 64 << 20;
 pub(crate) struct Start {
     pub(crate) node: u64,
     pub(crate) configuration: store::Configuration,
-    /// Determines the election time-outs, together with node and term.
+    /// Determines the election time-outs, together with node, term and number of tries.
     pub(crate) seed: u64,
     /// Bytes of applied entries kept in memory for lagging followers.
     pub(crate) tail_bytes: usize,
@@ -130,7 +131,7 @@ impl Engine {
 
     /// Starts an election at once. For a node that is the only voter, which need not wait for a time-out.
     pub(crate) fn campaign(&mut self) {
-        // Refused only if the node is no voter.
+        // raft-rs returns no error for this message.
         let _ = self.raw.campaign();
         self.set_timeout();
     }
@@ -155,7 +156,7 @@ impl Engine {
     /// Handles a peer's message. Must not be called between [`Engine::ready`] and [`Engine::persisted`].
     ///
     /// # Errors
-    /// [`Ignored`]: no correct member sends this message.
+    /// [`Ignored`]: the message was dropped, since it is invalid in this node's state or its sender is no member.
     pub(crate) fn step(&mut self, mut message: PeerMessage) -> Result<(), Ignored> {
         bounds::check(&self.standpoint(), &mut message)?;
         let message = from_peer(self.raw.raft.id, message)?;
@@ -177,7 +178,7 @@ impl Engine {
         }
     }
 
-    /// Passes a completely received snapshot to the engine, which decides whether it is newer.
+    /// Passes the metadata of a completely received snapshot to raft-rs, which decides whether it is newer.
     pub(crate) fn step_snapshot(
         &mut self,
         from: u64,
@@ -197,8 +198,8 @@ impl Engine {
         self.step_raft(message)
     }
 
-    /// Whether the snapshot of the last [`Engine::step_snapshot`] replaces the log once it is durable. It does not
-    /// if the log is newer.
+    /// Whether the snapshot of the last [`Engine::step_snapshot`] replaces the log once it is durable. That is not
+    /// the case if the log is newer.
     pub(crate) fn will_install(&self, at: Position) -> bool {
         self.raw.snap().is_some_and(|snapshot| {
             let metadata = snapshot.get_metadata();
@@ -208,7 +209,8 @@ impl Engine {
 
     fn step_raft(&mut self, message: Message) -> Result<(), Ignored> {
         let result = self.raw.step(message);
-        // A step may begin a new term, for which raft-rs draws a random time-out; replaced by this node's own.
+        // A step may begin a new term, for which raft-rs draws a random election time-out; it is replaced by a
+        // reproducible one.
         self.set_timeout();
         result.map_err(|_| Ignored("its sender is no member"))
     }
@@ -245,13 +247,13 @@ impl Engine {
         Position { index: self.last_index(), term: self.term() }
     }
 
-    /// Begins a quorum read. raft-rs may drop it without a response.
+    /// Begins a quorum read, whose response is in [`Ready::confirmed`]. raft-rs may drop it without a response.
     pub(crate) fn ask(&mut self, round: u64) {
         self.raw.read_index(round.to_le_bytes().to_vec());
     }
 
-    /// Transfers leadership if the target is a voter that can be brought up to date within an election time-out.
-    /// Until the transfer ends, proposals are refused.
+    /// Begins a leadership transfer. It fails unless the target is a voter that can be brought up to date within an
+    /// election time-out. Until the transfer ends, proposals are refused.
     pub(crate) fn transfer(&mut self, to: u64) {
         self.raw.transfer_leader(to);
     }
@@ -265,8 +267,8 @@ impl Engine {
         self.raw.report_unreachable(peer);
     }
 
-    /// Reports the outcome of sending a snapshot. There must be exactly one report for each node of
-    /// [`Ready::snapshots_to`]: until then the peer is sent no entries.
+    /// Reports the outcome of sending a snapshot. There must be exactly one report for each node in `snapshots_to` of
+    /// [`Ready`] and [`Released`]: until then raft-rs sends the peer no entries.
     pub(crate) fn snapshot_sent(&mut self, peer: u64, arrived: bool) {
         let status = if arrived { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
         self.raw.report_snapshot(peer, status);
@@ -345,9 +347,10 @@ impl Engine {
         let entries = ready.take_entries();
         let state = self.raw.raft.hard_state();
         let must_write = ready.must_sync() || held.iter().any(|entry| self.waits(entry));
-        // The commit index is in every record, changed or not, although raft-rs tolerates its loss. So a node that
-        // restarts is at most one membership change behind any node that it may communicate with, and majorities of
-        // two successive configurations intersect. At two changes behind, there could be two leaders.
+        // Every record contains the commit index, changed or not, although raft-rs tolerates its loss. So a node that
+        // restarts is at most one membership change behind any node that it may communicate with. Majorities of two
+        // successive configurations intersect; with a configuration that is two changes old, a second leader could be
+        // elected.
         let forgets = self.mutant == Some(Mutant::MembersAppliedEarly) && ready.hs().is_none();
         let hard_state = (must_write && !forgets).then_some(store::HardState {
             term: state.term,
@@ -364,7 +367,7 @@ impl Engine {
         sort(&ready.take_messages(), early, &mut snapshots_to);
         sort(&ready.take_persisted_messages(), &mut after, &mut snapshots_to);
         if !self.is_leader() {
-            // If the leader was deposed in this turn, these offers would name it as the leader of the later term.
+            // If this node was deposed in this turn, the offers would name it as the leader of the later term.
             snapshots_to.clear();
         }
         now.extend(after.extract_if(.., |message| self.is_hasty(message)));
@@ -402,8 +405,8 @@ impl Engine {
     fn ready_to_release(&mut self) -> Ready {
         let state = self.raw.raft.hard_state();
         let stored = &self.raw.store().hard_state;
-        // The record may contain only a term and vote that are durable already: those of an unwritten turn are
-        // written with that turn.
+        // Term and vote are those of the last record. Newer ones, if any, are written by the next call of `ready`,
+        // together with what depends on them.
         let hard_state = store::HardState {
             term: stored.term,
             vote: stored.vote,

@@ -1,4 +1,4 @@
-//! Results of a step of the consensus, and the write that must be durable before some of them.
+//! Results of a step of the consensus, and the write that must be durable before some of them may be used.
 
 use bytes::Bytes;
 use lockkeeper_wire::peer::PeerMessage;
@@ -33,8 +33,8 @@ pub struct Persisted(pub(super) Then);
 pub(super) struct Then {
     /// Messages that depend on the record.
     pub(super) after: Vec<PeerMessage>,
-    /// Entries that may be applied only after the write: raft-rs does not allow a membership change to be applied
-    /// while it waits for a write.
+    /// A membership change and the entries after it. They may be applied only after the write, since raft-rs does not
+    /// allow a membership change to be applied while it waits for a write.
     pub(super) held: Vec<Committed>,
     /// The commit index in the record.
     pub(super) commit: Option<u64>,
@@ -90,7 +90,7 @@ pub(crate) struct Ready {
 
 /// Results that depended on a write.
 pub(crate) struct Released {
-    /// The end of a received snapshot that has replaced log and table.
+    /// Position of the last entry in a received snapshot, which replaces log and table.
     pub(crate) installed: Option<Position>,
     pub(crate) committed: Vec<Committed>,
     pub(crate) messages: Vec<PeerMessage>,
@@ -104,8 +104,8 @@ pub(crate) struct Progress {
     pub(crate) matched: u64,
     /// Whether a message from the follower arrived since the engine's last quorum check.
     pub(crate) was_heard: bool,
-    /// Whether a message from the follower arrived within the last election time-out, or some ticks more: each
-    /// quorum check of the engine begins with an empty record.
+    /// Whether the follower responds: a message from it arrived since the engine's last quorum check; or that check
+    /// was a few ticks ago, and a message arrived in the interval before the check.
     pub(crate) is_active: bool,
     pub(crate) is_learner: bool,
     /// Whether a snapshot is being sent to the follower.

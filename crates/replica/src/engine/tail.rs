@@ -25,7 +25,7 @@ pub(super) struct Tail {
     keep: usize,
     /// Retention for followers that lag more; see [`Lag::pins`](super::lag::Lag::pins).
     pins: [Option<Pin>; 2],
-    /// The snapshot on disk, which can be sent to a follower that needs entries from before `before`.
+    /// The snapshot on disk. It can be sent to a follower that needs entries which are no longer in memory.
     stored: Option<(Position, store::Configuration)>,
     /// Whether a follower needs a snapshot that is not stored.
     wish: Cell<bool>,
@@ -171,9 +171,10 @@ impl raft::Storage for Tail {
         Ok(self.last())
     }
 
-    /// Returns metadata only: the snapshot itself is sent from disk over a separate connection. Not for a stored
-    /// snapshot that ends before the first entry in memory, or whose configuration lacks the follower: the follower
-    /// would need another one after it.
+    /// Returns metadata only: the snapshot itself is sent from disk over a separate connection. Requests a new
+    /// snapshot instead if none is stored, or if the stored one ends before `request_index`, leaves a gap before the
+    /// first entry in memory, or does not list the follower in its configuration: after installing it, the follower
+    /// would need another snapshot.
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
         let fits = |at: &Position, configuration: &store::Configuration| {
             let known = [

@@ -1,8 +1,9 @@
-//! Membership changes: proposed for operators or by the leader, applied by every node.
+//! Membership changes: proposed at an operator's request or by the leader itself, applied by every node.
 //!
 //! Responsible for: one change at a time; a learner becomes a voter only once it has caught up; every leader
-//! completes what an earlier one began (a removal that is never completed would need both majorities for ever); and
-//! no leader removes itself, since raft-rs would let it lead on outside its own cluster.
+//! completes the removals that earlier leaders began (until a removal is completed, each commit needs a majority of
+//! the old voters and one of the new voters); and no leader removes itself, since raft-rs would let it go on leading
+//! a cluster of which it is no member.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,11 +26,11 @@ pub(super) struct Changes {
     /// The change that this leader has proposed and that is not applied yet, and the call that waits for it.
     in_flight: Option<(Position, Option<AskId>, Change)>,
     /// Changes to be checked again: a new leader has not received responses from all voters yet, or the engine
-    /// refused the proposal.
+    /// replaced the proposed change by an empty entry.
     waiting: Vec<(AskId, Change)>,
     /// Newest rules version supported by each connected peer.
     rules: BTreeMap<u64, u32>,
-    /// The rules version that this node proposed last.
+    /// The rules version that this leader proposed last; 0 if none.
     raised: u32,
 }
 
@@ -62,8 +63,8 @@ impl Replica {
         };
         match checked {
             Ok(()) => {}
-            // The leadership may have been transferred to this node for this very call, so responses may still be
-            // missing.
+            // To remove a leader, its leadership is transferred first. So this node may have led for a moment only,
+            // and some voters have not responded to it yet.
             Err(Rejected::NoMajority { .. }) if self.leads_newly() => {
                 return self.changes.waiting.push((ask, change));
             }
@@ -93,14 +94,15 @@ impl Replica {
         self.lead.is_ready() && self.clock.now() < self.config.tick * ELECTION_TICKS as u32
     }
 
-    /// The nodes that respond to this leader, and itself.
+    /// The nodes that respond to this leader, and this leader itself.
     fn active(&self) -> BTreeSet<u64> {
         let others = self.engine.progress().into_iter().filter(|it| it.is_active).map(|it| it.node);
         others.chain([self.config.node]).collect()
     }
 
-    /// Proposes the changes that follow from others: promotions and ends of joint configurations. They depend on
-    /// the applied state alone, so any new leader continues them.
+    /// Retries waiting changes. Then proposes the changes that no operator requests: promotions of learners, ends of
+    /// joint configurations, and newer rules. They follow from the members, the followers' progress and the connected
+    /// peers, so a new leader continues them by itself.
     pub(super) fn tend_members(&mut self) {
         for (ask, change) in std::mem::take(&mut self.changes.waiting) {
             self.change_asked(ask, change);
@@ -128,7 +130,7 @@ impl Replica {
         self.raise_rules();
     }
 
-    /// Raises the rules version once every member supports it, learners included (V1).
+    /// Raises the rules version once every other member, learners included, is connected and supports it (V1).
     fn raise_rules(&mut self) {
         let (present, newest) = (self.table.rules().max(self.changes.raised), self.config.rules);
         if present >= newest {
@@ -165,8 +167,8 @@ impl Replica {
         Ok(())
     }
 
-    /// To be called for every committed entry: answers the call for the change in flight if this entry decides its
-    /// fate.
+    /// To be called for every applied entry: answers the call for the change in flight once the entry at the change's
+    /// index is applied.
     pub(super) fn settle_change(&mut self, committed: &Committed) {
         let reached = |(at, ..): &mut (Position, _, _)| at.index <= committed.at.index;
         let Some((at, ask, change)) = self.changes.in_flight.take_if(reached) else { return };
@@ -174,8 +176,8 @@ impl Replica {
         if at == committed.at && committed.is_members {
             self.outputs.push(Output::Answer(ask, Answer::Changed));
         } else {
-            // The engine replaced the change by an empty entry, since entries from before this leader's election
-            // did not count as applied yet. They do by the next turn. If one of them was another change, the retry
+            // The engine replaced the change by an empty entry, since it did not count all entries from before this
+            // leader's election as applied yet. By the next turn it does. If one of them began a removal, the retry
             // is refused as `UnderWay`.
             self.changes.waiting.push((ask, change));
         }

@@ -9,12 +9,12 @@
 //! 2. A node that applies this entry begins a snapshot. A node that can't (another snapshot is in progress, or the
 //!    index was lost with a connection) is not compared this time.
 //! 3. A follower's heartbeat responses carry its digest.
-//! 4. The digest of a majority of the voters is right, and the leader's heartbeats carry it. A node with another
-//!    digest for that entry stops, be it a follower or the leader itself.
-//! 5. Without a majority no node stops: a stop is for good, and would hit the healthy node as often as the other. The
-//!    leader reports the difference and names another entry, so that a voter that was not compared can decide.
+//! 4. The digest that a majority of the voters has counts as right, and the leader's heartbeats carry it. A node with
+//!    another digest for that entry stops, be it a follower or the leader itself.
+//! 5. Without a majority no node stops: a stop is for good, and would hit the healthy node as often as the wrong one.
+//!    The leader reports the difference and names another entry, so that a voter that was not compared can decide.
 //!
-//! All of this is repeated in later messages, so it tolerates lost ones.
+//! Later messages repeat the named index and the digests, so lost messages do no harm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,9 +26,9 @@ use lockkeeper_wire::store::Configuration;
 use super::Replica;
 use crate::event::{Difference, LostEntries, Output};
 
-/// While it is undecided which of two tables is right, a leader waits this long for the digests of the other
-/// voters, then names another entry. A snapshot of millions of locks takes seconds, and every named entry costs
-/// one.
+/// While it is undecided which of two tables is right, a leader waits this long for the digests of the other voters,
+/// then names another entry. Every named entry costs one snapshot on each node, which takes seconds for millions of
+/// locks.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// Digest of a table after an entry, in this program's [`FORMAT`].
@@ -57,14 +57,15 @@ pub(super) struct Checks {
     has_news: bool,
     /// Whether this node's table is wrong, which is reported once.
     is_wrong: bool,
-    /// Entries that this node had acknowledged are missing from its log.
+    /// Set if entries that this node had acknowledged, or that are committed, are missing from its log.
     lost: Option<LostEntries>,
 }
 
 impl Checks {
     /// Names a future entry, unless one is named already.
     pub(super) fn name(&mut self, index: u64, applied: u64) {
-        // `index` is the next entry, so a name above it comes from a leader whose entries this log does not have.
+        // `index` is the next entry. So an index above it was named by another leader, whose entries this log does
+        // not have.
         if self.named <= applied || self.named > index {
             self.named = index;
         }
@@ -154,14 +155,15 @@ impl Replica {
         }
     }
 
-    /// Entries that this node acknowledged and that, by a member's message, its log has lost. The caller must then
-    /// stop the node, and not call [`Replica::advance`] again.
+    /// Set if a member's message shows that this node's log lacks entries that the node has acknowledged, or that are
+    /// committed. The caller must then stop the node, and not call [`Replica::advance`] again.
     #[must_use]
     pub fn lost_entries(&self) -> Option<LostEntries> {
         self.checks.lost
     }
 
-    /// Leader only: reports nodes that differ, and finds the digest of a majority.
+    /// Leader only: reports nodes that differ from it, finds the digest of a majority, and reports this node as wrong
+    /// if its own digest is another one.
     pub(super) fn judge(&mut self) {
         if !self.checks.has_news || !self.engine.is_leader() {
             return;

@@ -1,7 +1,7 @@
-//! Fires due timers, and expires sessions in two steps. At its deadline a session becomes a candidate. It expires
-//! if it is still silent after a quorum read that began later has confirmed this leader, and all input that had
-//! arrived by then was handled (the drain barrier). So no stall of leader, network or disk expires a live session
-//! (P9).
+//! Fires due timers, and expires sessions in two steps. At its deadline a session becomes a candidate. Then a *check*
+//! begins: a quorum read that must confirm this leader, and a drain barrier, which completes once all input that had
+//! arrived when the check began was handled. At the end of the check the session expires, unless its deadline is now
+//! later than the check's beginning. So no stall of leader, network or disk expires a live session (P9).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,20 +14,21 @@ use crate::deadlines::Timer;
 use crate::event::Output;
 use crate::mutant::Mutant;
 
-/// Maximum number of timers visited in a turn, and of sessions in one check: some milliseconds of work. Timers are
-/// visited in the order of their deadlines.
+/// Maximum number of timers visited per call of `Replica::advance`, and of sessions in one check: some milliseconds
+/// of work. Timers are visited in the order of their deadlines.
 const DUE_PER_TURN: usize = 1 << 13;
 
 #[derive(Default)]
 pub(super) struct Expiry {
     last: u64,
     candidates: BTreeSet<SessionId>,
-    /// Streams closed by their client, as (session, attach number): their `linger` may begin.
+    /// Sessions whose client has closed their stream, and the attach number of that stream. Their `linger` begins at
+    /// the end of a check.
     closes: Vec<(SessionId, u64)>,
     check: Option<Check>,
 }
 
-/// A check of all sessions that were candidates when the check began.
+/// A check of sessions that were candidates when it began, up to [`DUE_PER_TURN`].
 struct Check {
     number: u64,
     /// Reading of the lease clock when the check began. A session whose deadline has moved past this does not
@@ -103,7 +104,7 @@ impl Replica {
     }
 
     /// Whether timers may fire. They may not after this node has ended its streams, since clients can't send
-    /// keep-alives any more; nor while nothing can be proposed, since sessions may prove alive before proposals are
+    /// keep-alives any more; nor while nothing can be proposed, since keep-alives may arrive before proposals are
     /// possible again.
     pub(super) fn may_end(&self) -> bool {
         self.lead.is_ready()
@@ -113,8 +114,8 @@ impl Replica {
             && !self.turn.has_more()
     }
 
-    /// To be called when proposals have to wait: removes the queued expiries and makes their sessions candidates
-    /// again, so that keep-alives received meanwhile count (P9).
+    /// To be called when proposals have to wait: removes the queued expiries and sets their sessions' timers again,
+    /// so that keep-alives received meanwhile count (P9).
     pub(super) fn take_back_ends(&mut self) {
         let mut live = Vec::new();
         self.queue.retain(|proposal| match (&proposal.command, &proposal.origin) {
@@ -170,8 +171,9 @@ impl Replica {
         }
         for session in check.sessions {
             let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) else { continue };
-            // An attach from before the check may have been acknowledged during it, which moved the deadline. Input
-            // that arrives after the drain then counts too, however long the drain took.
+            // A sign of life has moved the deadline past the check's beginning. If the check took long, the new
+            // deadline may have passed too. Even then the session can expire only by another check, whose drain
+            // barrier covers the input that has arrived since.
             if lease.deadline > check.began {
                 self.book.again(session);
             } else {

@@ -15,8 +15,9 @@ use crate::since::Since;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lead {
     No,
-    /// Elected in this term, but not ready, so nothing is acknowledged: its first own entry is not applied yet
-    /// (entries of earlier leaders may still be committed), or its timers are not all read from the table.
+    /// Elected in this term, but not ready, so nothing is acknowledged: either its first own entry is not applied
+    /// yet, and perhaps not every entry that earlier leaders committed; or not all timers are read from the table
+    /// yet.
     Coming(u64),
     /// Ready: the zero point has passed.
     Ready(u64),
@@ -67,8 +68,8 @@ impl Replica {
         }
     }
 
-    /// Handles the loss of leadership. From here on the fate of uncommitted commands is unknown here; clients ask
-    /// the next leader.
+    /// Handles the loss of leadership. From here on this node does not learn the outcome of its uncommitted commands;
+    /// clients send them again to the next leader.
     fn step_down(&mut self) {
         self.lead = Lead::No;
         let leader = self.engine.leader();

@@ -4,14 +4,15 @@
 //!
 //! 1. Read all input that has arrived, then the clock. Call [`Replica::begin`], then [`Replica::handle`] for each
 //!    event.
-//! 2. Call [`Replica::advance`]. If it returns a [`Write`]: send [`Replica::take_outputs`], which depends on no
-//!    pending write, peers before clients so that all disks work in parallel; append and sync the write; call
-//!    [`Replica::persisted`]. Repeat until `advance` returns `None` or the caller's limit of writes per turn is reached.
-//! 3. Send [`Replica::take_outputs`] once more.
+//! 2. Call [`Replica::advance`]. If it returns a [`Write`]: send the outputs of [`Replica::take_outputs`], none of
+//!    which depends on this write (messages to peers come first, so that the peers write to their disks while this
+//!    node writes to its own); append and sync the write; call [`Replica::persisted`]. Repeat until `advance` returns
+//!    `None` or the caller's limit of writes per turn is reached.
+//! 3. Send the outputs of [`Replica::take_outputs`] once more.
 //!
-//! A turn's work is bounded; [`Replica::next_wake`] returns the present time if work is left. Input that arrives
-//! during a turn is handled in the next one, so one log entry and one sync serve all pending commands (group commit;
-//! for clusters of several nodes see `propose.rs`).
+//! A turn's work is bounded; if work is left that can be done now, [`Replica::next_wake`] returns the present time.
+//! Input that arrives during a turn is handled in the next one, so all commands that have arrived meanwhile share one
+//! sync and, up to a size limit, one log entry (group commit; `propose.rs` also says when a leader delays a batch).
 
 mod apply;
 mod change;
@@ -58,12 +59,13 @@ pub use streams::ENDS_PER_PART;
 use transfer::Handover;
 use watch::Watcher;
 
-/// Duration of a Raft tick. An election starts after 12 ticks or more without a message from the leader.
+/// Duration of a Raft tick. A follower starts an election after 12 ticks or more without a message from the leader.
 pub const TICK: Duration = Duration::from_millis(20);
 /// Bytes of applied entries kept in memory for followers that lag a little. A single-node cluster keeps none.
 pub const TAIL_BYTES: usize = 4 << 20;
 
-/// Maximum number of commands that wait to be proposed; at the limit, client events are not read.
+/// At this number of requests that are queued, or that arrived before this leader was ready, [`Replica::has_room`]
+/// returns false: no more client events are read.
 const QUEUE_MAX: usize = 1 << 16;
 
 /// Configuration of a node.
@@ -87,7 +89,8 @@ pub struct Config {
     /// Maximum work of a turn on committed entries, as a number of visited table entries: [`TURN_VISITS_MAX`]. The
     /// simulator sets it lower, so that few requests suffice to reach it.
     pub turn_visits_max: u64,
-    /// Maximum number of unconfirmed ends sent at once for an attach: [`ENDS_PER_PART`]; lower in the simulator.
+    /// Maximum number of ended requests reported at once to a client that attaches: [`ENDS_PER_PART`]; lower in the
+    /// simulator.
     pub ends_per_part: usize,
     /// A deliberate fault that the simulator must detect. `None` in production.
     pub mutant: Option<Mutant>,
@@ -123,22 +126,25 @@ pub struct Replica {
     members: Members,
     /// Client address of each node, for redirects.
     clients: BTreeMap<u64, String>,
-    /// Number of changes to `clients` since the start, to notice that a stream's node list is outdated.
+    /// Number of times since the start that a peer has reported another client address. It is a part of the version
+    /// of the node list that is sent to streams.
     addresses_seen: u64,
-    /// Peers whose connection broke and is not established again.
+    /// Peers whose connection broke and is not established again yet.
     unreachable: BTreeSet<u64>,
-    /// `now` is the caller's clock at the beginning of this turn; `clock` is the lease clock.
+    /// `now`: the caller's clock, read at the beginning of this turn or after the last write in it. `clock`: the
+    /// lease clock, which advances only at the beginning of a turn.
     now: Duration,
     clock: LeaseClock,
-    /// Reading of the lease clock after the last write of this turn. `clock` advances only between turns, so this
-    /// is ahead of it by the write's duration.
+    /// The reading that `clock` would have after the last write of this turn; before any write, its actual reading.
+    /// Timers started by a command count from here, not from before a slow sync.
     lease_now: Duration,
     next_tick: Duration,
     lead: Lead,
     book: Deadlines,
     since: Since,
     streams: BTreeMap<StreamId, ClientStream>,
-    /// Client events received before this leader was ready, and the number of requests in them.
+    /// Client events received before this leader was ready, and the number of requests in them; an event that is no
+    /// frame counts as one.
     early: VecDeque<Event>,
     early_requests: usize,
     /// Progress of a new leader's scan of its table.
@@ -146,9 +152,10 @@ pub struct Replica {
     parked: Parked,
     queue: VecDeque<Proposal>,
     turn: ApplyQueue,
-    /// Whether a `Resume` is proposed and not applied yet.
+    /// Whether a `Resume` is queued or proposed, and not applied yet.
     is_resuming: bool,
-    /// Whether the engine refused the last proposal; the next attempt is made after the next event or tick.
+    /// Whether the engine refused the last proposal. The queue then does not make the next turn begin at once; the
+    /// proposal is tried again after the next event or tick.
     is_refused: bool,
     in_flight: VecDeque<Batch>,
     /// Until this time, batches are proposed without waiting for the commit of the previous one; see `propose.rs`.
@@ -177,7 +184,8 @@ struct Proposal {
 enum Origin {
     /// A command of a session.
     Session { stream: StreamId, session: SessionId, seq: Seq },
-    /// Opens a session and attaches it. The ttl counts from `received`, a reading of the lease clock.
+    /// Opens a session and attaches it. `received` is the reading of the lease clock when the request was handled;
+    /// the session's deadline is at least one ttl later.
     Open { stream: StreamId, attach: u64, secret_prefix: u64, received: Duration },
     /// An operator's command.
     Ask(AskId),
@@ -312,8 +320,8 @@ impl Replica {
                 self.without_lead(event);
             }
             Event::StreamOpened(stream) => self.stream_opened(stream),
-            // A leader that is not ready must not answer these. Closed streams and dropped calls are kept with
-            // them, behind the requests that they end.
+            // A leader that is not ready must not answer requests, so they are kept until it is ready. So are the
+            // ends of streams and calls, which must be handled after the requests that arrived before them.
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
                 if self.lead.is_coming() =>
             {
@@ -336,11 +344,12 @@ impl Replica {
         }
     }
 
-    /// Applies committed entries, then proposes. If it returns a [`Write`], the caller sends
-    /// [`Replica::take_outputs`], syncs the write, and calls [`Replica::persisted`]. `None`: nothing to write now.
+    /// Applies committed entries, then proposes. If it returns a [`Write`], the caller sends the outputs of
+    /// [`Replica::take_outputs`], writes and syncs its record, and calls [`Replica::persisted`]. `None`: nothing to
+    /// write now.
     ///
     /// # Errors
-    /// If the node must stop (V1).
+    /// If the node must stop, since it can't apply a committed entry (V1).
     pub fn advance(&mut self) -> Result<Option<Write>, Fatal> {
         self.apply_committed(true)?;
         self.follow_leadership();
@@ -370,11 +379,11 @@ impl Replica {
         Ok(Some(ready.write))
     }
 
-    /// Continues after a write has become durable. `now` is read after the sync: the times that the record's
-    /// commands start (a ttl, a lock-delay) count from here, not from before a slow sync.
+    /// Continues after a write has become durable. `now` is read after the sync: timers that are started by the
+    /// commands applied here (a ttl, a lock-delay) count from this time, not from before a slow sync.
     ///
     /// # Errors
-    /// If the node must stop (V1).
+    /// If the node must stop, since it can't apply a committed entry (V1) or install a snapshot.
     pub fn persisted(&mut self, now: Duration, proof: Persisted) -> Result<(), Fatal> {
         self.now = self.now.max(now);
         self.lease_now = self.clock.peek(now, self.step_max());
@@ -396,7 +405,8 @@ impl Replica {
         }
     }
 
-    /// Returns the pending outputs, to be executed in this order. None depends on a write that is not durable yet.
+    /// Returns the pending outputs, to be executed in this order. No output depends on a write that is not durable
+    /// yet.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         self.answer_confirmed();
         self.tell_watchers();
@@ -446,7 +456,8 @@ impl Replica {
         &self.table
     }
 
-    /// Whether this node leads and has applied every entry committed before its term.
+    /// Whether this node leads and its zero point has passed: it has applied every entry committed before its term,
+    /// has read all timers from its table, and answers clients.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.lead.is_ready()

@@ -33,8 +33,8 @@ pub(super) enum Who {
 
 #[derive(Default)]
 pub(super) struct Parked {
-    /// Events in order of arrival, with their time. Events of clients that do not wait any more are dropped when
-    /// they reach the front.
+    /// Events in order of arrival, with the time of arrival. Events of clients that do not wait any more are dropped
+    /// when they reach the front.
     events: VecDeque<(Duration, Event)>,
     bytes: usize,
     waiting: BTreeSet<Who>,
@@ -138,8 +138,8 @@ impl Replica {
         }
     }
 
-    /// Handles a broken connection. It reveals a killed process some hundred milliseconds before the process's
-    /// silence does.
+    /// Handles a broken connection. A killed process is noticed by its broken connections some hundred milliseconds
+    /// earlier than by its silence.
     pub(super) fn peer_down(&mut self, node: u64) {
         self.unreachable.insert(node);
         self.engine.lost(node);

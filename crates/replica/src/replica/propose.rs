@@ -2,9 +2,9 @@
 //!
 //! A leader's own sync is often done a moment before the first follower's acknowledgement arrives. A batch proposed
 //! at that moment would block this thread for another sync while the acknowledgement waits. So the next batch waits
-//! for the commit of the previous one, for up to [`HOLD`]: commands that arrive during the wait share one entry,
-//! and all nodes sync less often. If the wait ends without a commit, because followers are farther away, batches
-//! are proposed without waiting, except for one try every [`AGAIN`].
+//! for the commit of the previous one, for up to [`HOLD`]: commands that arrive during the wait share one entry, and
+//! all nodes sync less often. If the wait ends without a commit, because followers are farther away, batches do not
+//! wait at all during the next [`AGAIN`]; afterwards one waits again.
 
 use std::time::Duration;
 
@@ -18,15 +18,16 @@ use crate::mutant::Mutant;
 /// Limits of a log entry: commands and bytes.
 const BATCH_COMMANDS_MAX: usize = 4096;
 const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Maximum number of entries proposed in a turn: the turn must end for keep-alives to be read.
+/// Maximum number of entries proposed per call of `Replica::advance`, which bounds the turn: keep-alives are read
+/// only between turns.
 const BATCHES_MAX: usize = 4;
 /// Maximum wait of a batch for the commit of the previous one, counted from when the previous one is durable on
 /// this node.
 const HOLD: Duration = Duration::from_millis(1);
-/// After a wait that ended without a commit, batches don't wait for this long.
+/// Length of the time after a wait without a commit in which batches are proposed without waiting.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Proposed commands, kept until their entry is committed or replaced.
+/// Proposed commands, kept until their entry is committed or replaced, or this node stops leading.
 pub(super) struct Batch {
     pub(super) at: Position,
     /// When the batch was proposed or, once `is_on_disk`, when it became durable on this node.
@@ -52,7 +53,8 @@ impl Replica {
         }
     }
 
-    /// Proposes all queued commands in as few log entries as possible.
+    /// Proposes queued commands in as few log entries as possible, at most [`BATCHES_MAX`]. Proposes nothing while a
+    /// batch must wait, or while committed entries are left to apply.
     pub(super) fn propose(&mut self) {
         self.is_refused = false;
         if self.held_until().is_some() || self.turn.has_more() {
@@ -75,7 +77,8 @@ impl Replica {
             let count = self.queue.iter().take(count).take_while(fits).count().max(1);
             let data = entry::encode_batch(self.queue.iter().take(count).map(|proposal| &proposal.command));
             // The engine refuses a batch if a transfer is in progress or the size limit is reached. Then the whole
-            // batch stays at the head of the queue: a session's seq that was skipped can't be used later (R5).
+            // batch stays at the head of the queue: if later commands of a session were proposed first, the skipped
+            // seqs could not be used any more (R5).
             let Some(at) = self.engine.propose(data) else {
                 if self.is(Mutant::DroppedBatchSkipped) {
                     self.queue.drain(..count);
@@ -95,7 +98,7 @@ impl Replica {
         }
     }
 
-    /// Proposes a `Resume` if commands have left a backlog (M2): one at a time, ahead of all queued commands.
+    /// Queues a `Resume` if commands have left a backlog (M2): one at a time, ahead of all queued commands.
     fn resume(&mut self) {
         if self.table.has_backlog() && !self.is_resuming && !self.is(Mutant::ResumeForgotten) {
             self.is_resuming = true;

@@ -44,7 +44,8 @@ impl Replica {
             Question::Watch { prefix } => return self.watch(ask, prefix),
             Question::Backup => return self.want_snapshot(ask),
             Question::Members => Answer::Members(self.members_status()),
-            // Operators' commands; answered elsewhere, without a quorum read.
+            // These never wait for a quorum read: `asked` proposes the operators' commands, and `handle` answers
+            // `Status`.
             Question::Break(_)
             | Question::SetLimit { .. }
             | Question::Change(_)
@@ -78,7 +79,8 @@ impl Replica {
         }
     }
 
-    /// Returns one page. Its work is bounded even if the table is large, since other requests wait meanwhile.
+    /// Returns one page. The work per page is bounded even if the table is large, since other requests wait
+    /// meanwhile.
     fn list(&self, prefix: Option<&LockName>, max: usize, after: u64) -> v1::ListResponse {
         let (mut locks, mut cursor, mut looked, mut bytes) = (Vec::new(), Some(after), 0, 0);
         while let Some(from) = cursor

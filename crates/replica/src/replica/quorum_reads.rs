@@ -1,11 +1,12 @@
 //! Quorum reads (Raft's ReadIndex rounds): a majority confirms that this node still leads; then everything that
-//! arrived before the round began may be acknowledged (P6). One round serves all pending requests; the next one
-//! begins when it is confirmed.
+//! arrived before the round began may be acknowledged (P6). One round is in progress at a time. It serves all
+//! requests that arrived before it began, and the next one begins once it is confirmed.
 //!
 //! A committed batch of commands serves as the round for everything that arrived before the batch was proposed: the
 //! voters that made it durable acknowledged it in this term, after those arrivals. Any majority that elects another
-//! leader includes one of these voters, which casts its vote after that acknowledgement; so at the arrivals no
-//! other leader had been elected. Under load, keep-alives and reads so cost no messages of their own.
+//! leader includes one of these voters, and that voter votes only after its acknowledgement, since after its vote it
+//! accepts no entries of this term. So no other leader had been elected when the requests arrived. Under load,
+//! keep-alives and reads therefore cost no messages of their own.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -35,8 +36,8 @@ pub(super) enum PendingRead {
         session: SessionId,
         attach: u64,
     },
-    /// A request for a session that is not in this node's table: a deposed leader may not have applied its
-    /// `OpenSession` yet.
+    /// A request for a session that this node does not know. If this node has been deposed without noticing, the next
+    /// leader may have opened the session, so `SessionGone` needs a confirmation too.
     Unknown {
         stream: StreamId,
         session: SessionId,
@@ -75,7 +76,7 @@ impl QuorumReads {
         }
     }
 
-    /// Drops a cancelled call, so that no watch begins after it was cancelled.
+    /// Drops a cancelled call. Otherwise a watch would begin after it was cancelled.
     pub(super) fn forget(&mut self, ask: AskId) {
         let other = |asked: &PendingRead| !matches!(asked, PendingRead::Question(it, _) if *it == ask);
         self.waiting.retain(other);
@@ -107,8 +108,9 @@ impl QuorumReads {
         self.begun.filter(|_| waits).map(|begun| begun + PACE)
     }
 
-    /// Begins a new round, or repeats one that was not confirmed in time, since raft-rs drops some without an
-    /// error. `is_free`: this node is the only voter, so a round costs no messages.
+    /// Begins a new round, or repeats one that was not confirmed within `patience`, since raft-rs drops some rounds
+    /// without an error; returns the round's number. `is_free`: this node is the only voter, so a round costs no
+    /// messages.
     fn begin(&mut self, now: Duration, patience: Duration, is_free: bool) -> Option<u64> {
         let is_keep_alive = |asked: &PendingRead| matches!(asked, PendingRead::KeepAlive { .. });
         let is_early = self.begun.is_some_and(|begun| now < begun + PACE);
@@ -162,7 +164,8 @@ impl QuorumReads {
 
 impl Replica {
     pub(super) fn begin_round(&mut self) {
-        // Twice the interval of heartbeats, since each heartbeat repeats the round's message.
+        // Twice the interval of heartbeats: each heartbeat repeats the round's message, so a single lost message
+        // needs no new round.
         let patience = self.config.tick * 4;
         let configuration = &self.members.configuration;
         let is_alone = configuration.voters.len() == 1 && configuration.voters_outgoing.is_empty();

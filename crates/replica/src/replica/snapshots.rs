@@ -11,21 +11,21 @@ use crate::event::{Answer, AskId, Output, SnapshotStep};
 /// Items per piece: some 2 ms of work, so that a piece delays heartbeats and keep-alives only a little.
 pub const ITEMS_PER_PIECE: usize = 4096;
 /// A follower takes its snapshots after the entries that the leader names. If none is named, it takes a snapshot by
-/// itself once its log exceeds the threshold by this fraction (1/4).
+/// itself once its log exceeds the threshold by one part in `PATIENCE`.
 const PATIENCE: u64 = 4;
 
 /// When a snapshot is due, and the state of the one in progress.
 #[derive(Default)]
 pub(super) struct Snapshots {
-    /// Bytes of log entries since the last snapshot.
+    /// Bytes of the entries applied since the last snapshot, or since the last failed attempt.
     logged: u64,
-    /// Size of the last snapshot in bytes. The log must grow by at least this much before the next one, so that
-    /// snapshots remain a small share of all writes.
+    /// Size of the last snapshot in bytes; 0 after a restart. The log must grow by at least this much before the next
+    /// one, so that snapshots remain a small share of all writes.
     size: u64,
     /// The last stored snapshot, if any.
     stored: Option<store::SnapshotHead>,
     under_way: Option<RunningSnapshot>,
-    /// Calls for which another snapshot is begun after the one in progress.
+    /// Backup calls that are answered by the next snapshot. It is begun for them as soon as none is in progress.
     wanted_by: Vec<AskId>,
 }
 
@@ -118,7 +118,8 @@ impl Replica {
                         }
                         it.stage = SnapshotStage::Tail { digest };
                     }
-                    // Can't happen: only this module starts iterators, and a replaced table abandons its snapshot.
+                    // Can't happen: only this module starts snapshot iterators of this table, and when the table is
+                    // replaced, its snapshot is abandoned.
                     SnapshotProgress::NoWalk => return self.snapshot_failed(),
                 }
                 it.pieces += 1;
@@ -152,8 +153,8 @@ impl Replica {
         self.engine.take_snapshot_wish() && self.applied.index > self.snapshots.stored()
     }
 
-    /// Whether the log has grown enough. In a cluster, the leader names the entry after which all nodes take their
-    /// snapshot, instead of beginning at once.
+    /// Whether this node begins a snapshot now because its log has grown enough. A leader with followers does not: it
+    /// names a later entry, after which all nodes take a snapshot; also if differing tables must be compared again.
     fn is_snapshot_due(&mut self) -> bool {
         let after = self.config.snapshot_after.max(self.snapshots.size);
         let is_leader = self.engine.is_leader();
@@ -236,8 +237,9 @@ impl Replica {
         }
     }
 
-    /// Reports a stored snapshot to the engine: it can be sent to followers. Clears the engine's request, since
-    /// this snapshot helps all followers that a snapshot can help.
+    /// Reports a stored snapshot to the engine: it can be sent to followers. Clears the engine's request, since the
+    /// followers that caused it can be sent this snapshot. If it does not suit a follower, the engine requests
+    /// another one.
     pub(super) fn snapshot_stored(&mut self, head: store::SnapshotHead) {
         let at = Position { index: head.index, term: head.term };
         let configuration = head.members.as_ref().and_then(|members| members.configuration.clone());
@@ -260,8 +262,8 @@ impl Replica {
         }
     }
 
-    /// Abandons the snapshot in progress. The next one is taken once the log has grown as much again, or a follower
-    /// needs one.
+    /// Abandons the snapshot in progress. The next one is taken once the log has grown as much again, or for a
+    /// follower or a backup that needs one.
     pub(super) fn snapshot_failed(&mut self) {
         self.table.abandon_snapshot();
         let failed = self.snapshots.under_way.take();

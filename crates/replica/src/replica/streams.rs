@@ -16,17 +16,18 @@ use crate::mutant::Mutant;
 /// An open stream.
 #[derive(Default)]
 pub(super) struct ClientStream {
-    /// Items sent in one frame at the end of the turn.
+    /// Items to be sent in one frame by the next `Replica::take_outputs`.
     pub(super) items: Vec<v1::ServerItem>,
     /// The sessions whose latest attach came over this stream.
     pub(super) sessions: BTreeSet<SessionId>,
-    /// Version of the node list that was last sent: index of the entry that made it, and the number of address
-    /// changes.
+    /// Version of the node list that was last sent: index of the last entry that changed the members, and the number
+    /// of address changes.
     nodes: Option<(u64, u64)>,
 }
 
-/// Maximum number of unconfirmed ends sent at once when a client attaches. The next part is sent once the client
-/// has confirmed the last end of this part.
+/// Maximum number of unconfirmed ends sent at once when a client attaches. (An unconfirmed end: a request was ended
+/// by the service, and the client has not confirmed that by a `Finish`.) The next part is sent once the client has
+/// confirmed the last end of this part.
 pub const ENDS_PER_PART: usize = 1024;
 
 /// The hash of a session's secret. The table stores only this; a client that presents the secret may attach.
@@ -48,8 +49,8 @@ impl Replica {
             let Some(lease) = self.book.lease_mut(session) else { continue };
             lease.stream = None;
             if !by_client {
-                // The service closed the stream, so it may have left requests of the client unread: that must end
-                // no session (P9). The client gets its ttl to reconnect.
+                // The service closed the stream, and perhaps did not read all of the client's requests. Such a close
+                // must end no session (P9). The client gets its ttl to reconnect.
                 lease.deadline = lease.deadline.max(now + lease.ttl);
             } else if !lease.linger.is_zero() {
                 let attach = lease.attach;
@@ -205,8 +206,9 @@ impl Replica {
         }
     }
 
-    /// Attaches the session to this stream, unless a later attach was received. Requests from the session's older
-    /// streams are refused from here on.
+    /// Attaches the session to this stream and returns true; from here on, requests from the session's older streams
+    /// are refused. Returns false if the stream has ended, or if an attach with this number or a higher one was
+    /// received before (a repetition on the same stream is accepted).
     pub(super) fn claim(&mut self, stream: StreamId, session: SessionId, attach: u64) -> bool {
         let any = self.is(Mutant::OlderAttachAccepted);
         let Some(open) = self.streams.get_mut(&stream) else { return false };
@@ -226,7 +228,8 @@ impl Replica {
         true
     }
 
-    /// Acknowledges a keep-alive or attach, unless the session has moved to another stream or is ending.
+    /// Acknowledges a keep-alive or attach, unless the session has moved to another stream or is ending. Answers
+    /// `SessionGone` if the session has ended.
     pub(super) fn acknowledge(
         &mut self,
         stream: StreamId,
@@ -245,8 +248,8 @@ impl Replica {
     }
 
     /// Sends the ends that the client has not confirmed, after every attach (R3), in parts: the next part is sent
-    /// once the client has confirmed the last end of this one. So a client that was away does not have to read
-    /// thousands of ends before the acknowledgement of its attach.
+    /// once the client has confirmed the last end of this one. So the frame that acknowledges an attach stays small,
+    /// even if thousands of requests have ended.
     pub(super) fn tell_unconfirmed_ends(&mut self, stream: StreamId, session: SessionId, after: Seq) {
         let part = if self.is(Mutant::EndsToldAtOnce) { usize::MAX } else { self.config.ends_per_part };
         let Some(lease) = self.book.lease_mut(session).filter(|lease| lease.stream == Some(stream)) else {

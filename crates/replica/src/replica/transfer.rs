@@ -43,14 +43,15 @@ enum Stopping {
 }
 
 impl Replica {
-    /// Whether this stopping node has ended its streams. If another node could take over, leadership was
-    /// transferred before.
+    /// Whether this stopping node has ended its streams. If it led and another voter responded, it tried to transfer
+    /// the leadership first.
     #[must_use]
     pub fn has_left(&self) -> bool {
         self.handover.stopping == Stopping::Done
     }
 
-    /// The most up-to-date voter that responds.
+    /// The most up-to-date voter that responds. Shortly after the election, voters that have not responded yet count
+    /// too.
     fn successor(&self) -> Option<u64> {
         let (voters, newly) = (&self.members.configuration.voters, self.leads_newly());
         let progress = self.engine.progress().into_iter().filter(|it| it.is_active || newly);
@@ -80,7 +81,7 @@ impl Replica {
             Some(to) => Ok(to),
         };
         match target {
-            // No harm is done if the node has not responded yet: then the transfer times out.
+            // If the target is down after all, the transfer times out, and this node goes on leading.
             Ok(to) => {
                 self.handover.asks.push(Asker::Transfer(ask));
                 self.begin_handover(to);
@@ -89,7 +90,8 @@ impl Replica {
         }
     }
 
-    /// Handles an operator's removal of this node: another node must lead for that, and executes the call.
+    /// Handles an operator's request to remove this node: transfers the leadership, then redirects the call to the
+    /// next leader.
     pub(super) fn hand_over_first(&mut self, ask: AskId) {
         match self.successor() {
             Some(to) => {
@@ -129,8 +131,8 @@ impl Replica {
         self.end_streams(StreamEndReason::Shutdown, "this node shuts down");
     }
 
-    /// Handles the loss of leadership. After a transfer, streams end as soon as the new leader is known; otherwise
-    /// at once.
+    /// Handles the loss of leadership. After a transfer, streams end as soon as the new leader is known, or after a
+    /// time limit; otherwise at once.
     pub(super) fn leave_streams(&mut self) {
         if self.handover.to.take().is_some() {
             self.handover.until = Some(self.now + self.config.tick * 2 * ELECTION_TICKS as u32);
@@ -139,7 +141,9 @@ impl Replica {
         }
     }
 
-    /// Detects whether a transfer has succeeded or failed.
+    /// Completes a transfer. If the engine has abandoned it, this node goes on leading. If this node has lost the
+    /// leadership, its streams end and the waiting calls are answered once the next leader is known or `until` has
+    /// passed.
     pub(super) fn tend_handover(&mut self) {
         if self.handover.to.is_some() && !self.engine.is_transferring() && self.engine.is_leader() {
             self.handover_failed();

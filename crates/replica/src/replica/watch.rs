@@ -1,4 +1,5 @@
-//! Watches: the initial state in parts, one part per turn, and every change, grouped by turn.
+//! Watches: the initial state in parts, then the state of each lock that has changed. Several changes of a lock may
+//! be sent as one.
 
 use lockkeeper_core::LockName;
 use lockkeeper_wire::v1::{self, watch_response::What};
@@ -9,11 +10,11 @@ use crate::event::{Answer, AskId, Output};
 
 /// Table slots visited for one part of a watch's initial state: some milliseconds at most.
 const PLACES_PER_TURN: usize = 512;
-/// Maximum number of changed locks described in a turn, for all watches together. Others stay marked as changed, so a
-/// lock that changes in every turn is described once for several changes.
+/// Maximum number of descriptions of changed locks per call of `Replica::take_outputs`, for all watches together. The
+/// other locks stay marked as changed; if such a lock changes once more, it is described once for both changes.
 const CHANGES_PER_TURN: usize = 512;
 
-/// A call that receives every change.
+/// A watch call in progress.
 pub(super) struct Watcher {
     ask: AskId,
     prefix: Option<LockName>,
@@ -24,8 +25,8 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Whether the watch shows this name: a name at or below the prefix, or above it, since a subtree hold there
-    /// covers it.
+    /// Whether the watch shows this name: a name at or below the prefix, or above it, since a subtree hold of a name
+    /// above covers the prefix.
     fn cares_for(&self, name: &LockName) -> bool {
         self.prefix.as_ref().is_none_or(|prefix| {
             prefix == name || prefix.is_above(name.as_str()) || name.is_above(prefix.as_str())
@@ -51,8 +52,9 @@ impl Replica {
         }
     }
 
-    /// Sends the next part of the initial state to the first watch that is ready for it: one part per turn, for all
-    /// watches together. All earlier changes are sent before the part, so it is never older than them.
+    /// Sends the next part of the initial state to the first watch that is ready for it: one part per call, for all
+    /// watches together. Parts and changes describe a lock as it is when they are sent, so no part is older than a
+    /// change sent before it.
     pub(super) fn tell_states(&mut self) {
         let mut watchers = std::mem::take(&mut self.watchers);
         let mut unsynced = watchers.iter_mut().filter(|watcher| !watcher.is_unread);
@@ -71,7 +73,7 @@ impl Replica {
         self.watchers = watchers;
     }
 
-    /// Handles a caller that is gone.
+    /// Handles a cancelled call or watch.
     pub(super) fn dropped(&mut self, ask: AskId) {
         self.rounds.forget(ask);
         self.snapshots.forget(ask);

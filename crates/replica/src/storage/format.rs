@@ -63,14 +63,14 @@ pub(super) struct Position {
 pub(super) struct Header {
     pub(super) kind: FileKind,
     pub(super) identity: DirectoryIdentity,
-    /// Segment: its number in the log, from 1. Snapshot: its index.
+    /// Segment: its number in the log, from 1. Snapshot and backup: index of the last entry in it. Others: 0.
     pub(super) number: u64,
     /// Segment: its size in bytes, header and seal included.
     pub(super) size: u64,
     /// Segment: the number of its first record.
     pub(super) first_record: u64,
-    /// Segment: the last entry of the log at the segment's start. With the next field, the hard state at that
-    /// moment, earlier segments can be deleted.
+    /// Segment: the last entry of the log at the segment's start; the next field: the hard state at that moment. With
+    /// them the log can be read without the earlier segments.
     pub(super) last: Position,
     pub(super) hard_state: HardState,
     /// Segment: the log was emptied at the segment's start, because a snapshot replaced it.
@@ -208,7 +208,7 @@ impl Header {
     }
 }
 
-/// The content of a frame.
+/// The kind of a frame's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Frame {
     Founding = 1,

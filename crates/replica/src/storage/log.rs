@@ -1,4 +1,4 @@
-//! Log writes: append, switching to the next segment, giving up old segments.
+//! Log writes: append, switching to the next segment, dropping old segments.
 //!
 //! Responsible for the order of writes and syncs. An append is one write and one sync. When a segment is full, the
 //! next one is completed, renamed, and its name synced before the full one is sealed; the seal is synced before the
@@ -24,7 +24,7 @@ use crate::disk::{Disk, DiskFile};
 /// A buffer that a rare large record has grown above this capacity, in bytes, is freed.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
 
-/// The log of one node. At most one exists per data directory.
+/// The log of one node. At most one `Log` exists per data directory.
 #[derive(Debug)]
 pub struct Log<D: Disk> {
     pub(super) disk: D,
@@ -47,7 +47,7 @@ pub struct Log<D: Disk> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closed {
     pub(super) number: u64,
-    /// The highest entry index in this segment; 0 if it has no entries.
+    /// The highest entry index in this segment; 0 if it has no entries, or if a reset has dropped them.
     pub(super) highest: u64,
 }
 
@@ -122,7 +122,7 @@ impl<D: Disk> Log<D> {
         result
     }
 
-    /// Gives up whole segments, oldest first, whose entries are all at or below `through`; a durable snapshot at
+    /// Drops whole segments, oldest first, whose entries are all at or below `through`; a durable snapshot at
     /// `through` must exist. The files are deleted when the returned [`Removal`] is [run](Removal::run), on any
     /// thread; removals must run in the order in which they were returned.
     pub fn compact(&mut self, through: u64) -> Removal {

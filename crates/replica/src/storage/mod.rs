@@ -9,15 +9,15 @@
 //! | --- | --- |
 //! | `candidate` | the state that this node announces until its cluster is bootstrapped |
 //! | `founding` | the bootstrap record: cluster and node identity, written once, before the first vote |
-//! | `log-N` | segment N of the log, of fixed size; consecutive numbers from the oldest segment that is needed |
+//! | `log-N` | segment N of the log; its size never changes; consecutive numbers from the oldest one in use |
 //! | `snapshot-I` | the table after entry I |
-//! | `….new` | an unfinished file; removed at every start |
+//! | `….new` | an unfinished file, or a preallocated segment; a start of the node removes it |
 //! | `restore-unfinished` | marker of an interrupted restore; every start rejects the directory |
 //!
 //! A backup (`backup.rs`) is a single file outside the data directory.
 //!
-//! Every file except the restore's marker begins with a header of one sector: format version, cluster and
-//! incarnation, checksum.
+//! Every file with a final name, except the restore's marker, begins with a header of one sector: format version,
+//! cluster and incarnation, checksum.
 
 mod backup;
 mod candidate;
@@ -161,6 +161,8 @@ struct Names {
 }
 
 impl Names {
+    /// Lists the directory.
+    ///
     /// # Errors
     /// [`OpenError::Unfinished`] in the directory of an interrupted restore: only another restore may change it.
     fn finished(disk: &impl Disk) -> Result<Self, OpenError> {
@@ -231,9 +233,9 @@ impl Names {
 
 /// Opens a data directory. The caller must own it exclusively until the process ends.
 ///
-/// Everything is read and checked before the directory is changed. Then the last segment of the log is copied to a new,
-/// synced file, before any of its content is used: after a failed sync the page cache can show data that are not on the
-/// disk.
+/// Everything is read and checked before the directory is changed. Then, before the content is returned, the last
+/// segment of the log is copied to a new, synced file: after a failed sync the page cache can show data that are not
+/// on the disk.
 ///
 /// # Errors
 /// [`OpenError`] by kind; its text contains the next step for the user. Snapshot pieces are checked only when they are
@@ -293,8 +295,8 @@ fn open_listed<D: Disk>(disk: &D, options: LogOptions, names: &Names) -> Result<
 
 /// Returns the log entries after the newest snapshot, `at`; `None` if the snapshot replaces the whole log.
 ///
-/// The latter means that the node stopped after it had completed a received snapshot and before [`Log::reset`]: the
-/// log ends before the snapshot, or has another term at its index.
+/// In that case the log ends before the snapshot, or has another term at the snapshot's index: the node stopped after
+/// it had published a received snapshot and before [`Log::reset`].
 fn behind(replay: &mut Replay, at: Position, first_segment: &str) -> Result<Option<Vec<Entry>>, OpenError> {
     if replay.base > at.index {
         return Err(OpenError::corrupt(
@@ -329,7 +331,7 @@ fn go_on<D: Disk>(
     copy.file.write_at(0, &replay.last.bytes)?;
     copy.file.sync()?;
     disk.rename(&copy.name, &segment::name(header.number))?;
-    // This sync also makes the removals above durable, and every name that an earlier process did not sync.
+    // This sync also makes the caller's removals durable, and every name that an earlier process did not sync.
     disk.sync_names()?;
     if let Some((number, seed, size)) = replay.seal_again {
         let file = disk.open(&segment::name(number))?;
@@ -394,7 +396,8 @@ pub fn found<D: Disk>(disk: &D, options: LogOptions, founding: &Founding) -> Res
     reopen(disk, options)
 }
 
-/// Creates the log before the bootstrap record exists: if a record is present and the log is missing, the log was lost.
+/// Creates the log. It is created before the bootstrap record, so a directory with a record and without a log has
+/// lost its log.
 fn begin_log<D: Disk>(
     disk: &D,
     options: LogOptions,

@@ -19,7 +19,8 @@ use crc32fast::Hasher;
 
 use super::format::{SECTOR_BYTES, u32_at, u64_at};
 
-/// The longest record, in bytes: an entry is at most 8 MiB, and a follower may receive a few at once.
+/// The longest record, in bytes. All entries of a turn share one record: on a follower about 8 MiB, which is the most
+/// that a turn reads from its peers; on a leader a few entries of about 1 MiB.
 pub const RECORD_BYTES_MAX: usize = 32 << 20;
 
 const FIRST: [u8; 2] = *b"R1";
@@ -134,7 +135,7 @@ pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
     bad(0, format!("the checksum of record {number} is {checked:08x}, its bytes say {stored:08x}"))
 }
 
-/// A record with missing sectors is torn if its present sectors have the tag of further sectors and nothing is
+/// A record with missing sectors is torn if its present sectors after the first have the tag `NEXT`, and nothing is
 /// written after the record. Otherwise a later write had begun, so this record had been synced, and the missing
 /// sector is damage.
 fn torn_unless_another(area: &[u8], size: usize) -> Found {

@@ -273,7 +273,7 @@ impl ReplayState {
         let before = self.segments.len().saturating_sub(1);
         for (index, segment) in self.segments.iter().enumerate() {
             if index == before && is_fresh {
-                // The seal is readable, but it may not be on the disk, if its sync failed.
+                // The seal may be missing; or it is readable but not on the disk, if its sync failed.
                 seal_again = Some((segment.header.number, segment.seed, segment.header.size));
             } else if !segment.sealed {
                 return Err(OpenError::corrupt(

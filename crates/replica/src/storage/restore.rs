@@ -1,9 +1,9 @@
 //! Restores a table into an empty data directory, as the first entry of a new cluster.
 //!
-//! Responsible for: an interrupted restore is never taken for an empty directory. A node that started there would
-//! have a table without the locks of the restored one, and with lower tokens (P2). The marker is durable before any
-//! other file is created, and is removed after all of them are; every operation except another restore rejects a
-//! marked directory.
+//! Responsible for: an interrupted restore is never taken for an empty directory. A node that started in the
+//! directory of an interrupted restore would have a table without the locks of the restored one, and with lower
+//! tokens (P2). The marker is durable before any other file is created, and is removed once all other files are
+//! durable; every operation except another restore rejects a marked directory.
 
 use lockkeeper_wire::store::{Founding, SnapshotHead, SnapshotTail};
 

@@ -16,7 +16,8 @@ const FILL_BYTES: u64 = 1 << 20;
 /// Zero-filling syncs after this many bytes, so that the log's own syncs never wait for a large one.
 const FILL_SYNC_BYTES: u64 = 8 << 20;
 
-/// The suffix of unfinished files. They are removed at every start.
+/// The suffix of unfinished files and of segments that are not part of the log. A start of the node removes these
+/// files.
 pub(super) const TEMPORARY: &str = ".new";
 
 /// The smallest segment, in sectors: header, one record, seal.

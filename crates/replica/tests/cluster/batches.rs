@@ -11,7 +11,7 @@ use crate::items::{acquire, bodies, granted};
 
 /// The production value of `propose.rs`: how long a batch waits for the previous one.
 const HOLD: Duration = Duration::from_millis(1);
-/// The production value of `propose.rs`: after a wait without a commit, no batch waits for this long.
+/// The production value of `propose.rs`: in this time after a wait without a commit, batches are not delayed.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// A leader with one entry in flight and two more queued acquires.
@@ -66,7 +66,7 @@ fn slow_followers_disable_the_batch_delay() {
     assert_eq!(under_way(&world, leader), [1, 1]);
     world.turn(leader, Vec::new());
     assert_eq!(under_way(&world, leader), [2, 2], "its time is over");
-    // The wait ended without a commit, so the next batches don't wait for a while.
+    // The wait ended without a commit, so the next batches are not delayed.
     world.deliver();
     assert_eq!(answered(&mut world, leader, stream), [1, 2, 3]);
     for (seq, name) in [(4, "d"), (5, "e")] {

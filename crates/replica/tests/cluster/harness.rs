@@ -44,7 +44,7 @@ pub(crate) struct Node {
     writing: Option<(store::SnapshotHead, Vec<u8>)>,
     /// A received snapshot whose file has no final name yet.
     pub(crate) sealed: Option<(store::SnapshotHead, Vec<u8>)>,
-    /// Snapshots to be sent; the next field: indices of received snapshots that were not newer.
+    /// Snapshots to be sent; the next field: indices of received snapshots that were not used.
     pub(crate) offers: Vec<SnapshotOffer>,
     pub(crate) unused: Vec<u64>,
     pub(crate) is_removed: bool,
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// Delivers all messages in flight to this node.
+    /// Delivers all messages in flight to this node; returns whether there were any.
     pub(crate) fn arrive(&mut self, id: u64) -> bool {
         self.arrive_if(id, |_| true)
     }
@@ -210,7 +210,8 @@ impl World {
         self.nodes.keys().copied().filter(|id| *id != of).collect()
     }
 
-    /// Delivers a snapshot to its receiver and reports the outcome to both sides.
+    /// Delivers a snapshot to its receiver, unless the link is cut, the receiver does not run, or the sender has
+    /// replaced that snapshot. Reports the outcome to the sender.
     pub(crate) fn carry(&mut self, offer: SnapshotOffer) {
         let (from, to) = (offer.from, offer.to);
         let head = offer.head.clone().expect("an offer has a head");
@@ -258,7 +259,7 @@ impl World {
         }
     }
 
-    /// Repairs all links and reports the broken connections to all nodes.
+    /// Repairs all links. The sender of each is told that its connection broke and is established again.
     pub(crate) fn heal(&mut self) {
         for (from, to) in std::mem::take(&mut self.cut) {
             if self.nodes[&from].runs() {
@@ -267,7 +268,8 @@ impl World {
         }
     }
 
-    /// Ends the process as by kill -9: unsynced data and messages in flight to it are lost.
+    /// Ends the process as by kill -9: its memory and all messages in flight from and to it are lost. The other nodes
+    /// see their connections to it break.
     pub(crate) fn crash(&mut self, id: u64) {
         self.nodes.get_mut(&id).unwrap().replica = None;
         self.wires.retain(|(from, to), _| *from != id && *to != id);
@@ -464,7 +466,7 @@ impl Node {
         }
     }
 
-    /// Gives the received snapshot its final name, and resets the log to its end.
+    /// Gives the received snapshot its final name, and resets the log to the snapshot's end.
     fn install(&mut self, index: u64) {
         let sealed = self.sealed.take().expect("it was received");
         assert_eq!(sealed.0.index, index, "it is that one");

@@ -21,8 +21,8 @@ impl World {
         });
     }
 
-    /// Removes the last entries from the disk of a stopped node, as if the disk had confirmed writes that it did
-    /// not do.
+    /// Removes at least so many last entries from the disk of a crashed node, as if the disk had confirmed syncs that
+    /// it did not do.
     fn loses(&mut self, id: u64, entries: usize) {
         let records = &mut self.nodes.get_mut(&id).expect("it is there").records;
         let mut lost = 0;
@@ -198,7 +198,8 @@ fn hostile_numbers_in_peer_messages_never_panic() {
     assert!(lost > 10 && whole > 10, "{lost} runs with a stop, {whole} without");
 }
 
-/// Nodes whose terms are so far apart that no message may raise the lower one to the higher at once converge.
+/// One node's term is so far ahead that a single message may not raise the others to it. All nodes still reach one
+/// term.
 #[test]
 fn forged_terms_converge() {
     let mut world = World::new(3);

@@ -252,7 +252,8 @@ fn two_removals(messages: usize, mutant: Option<Mutant>) -> Result<bool, Vec<u64
     let mut left = messages;
     let mut asked = [third, second].into_iter();
     let mut next = asked.next();
-    // After the second removal, the second node is sent no more messages.
+    // 40 passes are enough for both removals. Once the second one has completed, the leader sends `second` nothing
+    // more.
     for _ in 0..40 {
         if let Some(node) = next
             && !world.node(leader).members().is_joint()

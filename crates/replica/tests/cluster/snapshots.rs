@@ -44,7 +44,7 @@ impl Busy {
         self.world.send(self.leader, self.stream, items);
     }
 
-    /// A cluster in which one follower has missed so much that the leader's log no longer has it.
+    /// A cluster in which one follower needs entries that the leader no longer has in memory.
     fn with_a_laggard(mutant: Option<Mutant>) -> (Self, u64) {
         let mut busy = Self::new(mutant);
         let laggard = busy.world.others(busy.leader)[0];
@@ -186,7 +186,7 @@ impl Busy {
     }
 }
 
-/// The situation of the test above, with the retention of entries disabled.
+/// As in `entries_after_a_snapshot_are_kept_until_it_arrives`, with the retention of entries disabled.
 #[test]
 fn unpinned_entries_cause_endless_snapshots() {
     let (mut busy, laggard) = Busy::with_a_laggard(Some(Mutant::TailNotPinned));
@@ -257,7 +257,7 @@ fn deposed_leaders_snapshot_is_not_installed() {
     assert_eq!(busy.digest(laggard), busy.digest(second));
 }
 
-/// As in `outdated_snapshot_is_not_installed`, with that rule disabled.
+/// As in `outdated_snapshot_is_not_installed`, with the check of the snapshot's age disabled.
 #[test]
 fn snapshot_accepted_unchecked_sets_the_table_back() {
     let (mut busy, laggard) = Busy::with_a_laggard(Some(Mutant::SnapshotGoesBack));
@@ -272,8 +272,9 @@ fn snapshot_accepted_unchecked_sets_the_table_back() {
     assert_ne!(busy.digest(laggard), busy.digest(busy.leader));
 }
 
-/// Nothing that a leader proposes, not even a `Resume`, is committed before the node that lags has caught up. So
-/// the leader must be able to take a snapshot of a table that has a backlog.
+/// Only the leader and a node that lags are running. Nothing that the leader proposes, not even a `Resume`, is
+/// committed before that node has caught up. So the leader must be able to take a snapshot of a table that has a
+/// backlog.
 #[test]
 fn leader_with_a_backlog_can_send_a_snapshot() {
     let mut busy = Busy::new(None);

@@ -22,7 +22,7 @@ fn is_free(node: &mut Node, name: &str) -> bool {
     lock.holds.is_empty()
 }
 
-/// A node whose stream 1 carries one session that holds `x`.
+/// A node whose stream 1 carries one session, which holds `x`.
 fn holding(ttl: u64, linger: u64) -> (Node, StreamId, u64) {
     let mut node = Node::new();
     let stream = node.stream(1);
@@ -93,7 +93,8 @@ fn keep_alive_during_a_drain_requires_another_check() {
     node.drains = false;
     node.pass(seconds(3));
     node.turn(vec![alive(1)]);
-    // The next keep-alive waits in the socket; it is delivered only after this barrier.
+    // The second keep-alive is still in the socket when the first barrier completes: it arrived after that barrier
+    // had begun.
     node.pass(seconds(3));
     let first = node.held_drains.remove(0);
     node.turn(vec![Event::Drained(first)]);
@@ -196,8 +197,8 @@ fn node_that_ended_its_streams_expires_no_session() {
     let session = node.open(stream, 1, 1_000, 0);
     assert!(granted(&node.send(stream, vec![acquire(session, 1, "a", false)])).is_some());
     let before = node.digest();
-    // A stopped client delays the end of the process, and after the streams have ended no client can send
-    // keep-alives.
+    // After the streams have ended, the node's process waits some seconds for its connections to end. No client can
+    // send a keep-alive in that time, so no session may expire.
     node.turn(vec![Event::ShutDown]);
     assert!(node.ended.contains_key(&stream));
     node.pass(Duration::from_secs(5));

@@ -12,7 +12,7 @@ use crate::support::*;
 
 const EIO: i32 = 5;
 
-/// The operations at which a run can be interrupted.
+/// The operations at which a run can be interrupted, by an error that they return.
 const CUTS: [Operation; 6] = [
     Operation::Write,
     Operation::Sync,
@@ -131,7 +131,7 @@ fn every_torn_last_record_is_dropped_and_nothing_else() {
 struct Model {
     /// The last acknowledged view.
     view: View,
-    /// The hard state as last appended; only received snapshots raise it beyond that.
+    /// The hard state as last appended, raised by received snapshots and at starts.
     hard_state: HardState,
 }
 

@@ -83,7 +83,8 @@ fn every_file_that_is_missing_is_refused_by_name() {
         let error = damaged(&disk, &view, |disk| disk.take_away(&name)).expect_err_unnoticed(&name);
         let text = error.to_string();
         assert!(text.contains("missing"), "{name}: {text}");
-        // It can't be known which snapshot is missing; the log's first segment shows that one is.
+        // A missing snapshot or a missing oldest segment shows only as a gap between the newest snapshot and the
+        // first segment present, so the error names that segment.
         assert!(
             name.starts_with("snapshot") || text.contains(&name) || name.ends_with('2'),
             "{name}: {text}"
