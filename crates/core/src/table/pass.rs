@@ -1,8 +1,8 @@
 //! The grant pass of rule G1: finds the waiters that can be granted after requests have left their names.
 //!
-//! The pass visits only waiters that overlap a freed name and that the departed request may have blocked, in ticket
-//! order. It merges *lanes*: a lane is the queue, sorted by ticket, of the waiters of one class at one name, or of
-//! the shared or unshared waiters strictly below a name. Once a request blocks all remaining waiters of a lane, the
+//! The pass visits, in ticket order, only the waiters that overlap a freed name and that the request which left it may
+//! have blocked. It merges *lanes*: a lane is the queue, sorted by ticket, of the waiters of one class at one name, or
+//! of the shared or unshared waiters strictly below a name. Once a request blocks all remaining waiters of a lane, the
 //! pass drops that lane. So its work is proportional to its grants, and limited by its budget.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,9 @@ struct Pass {
 }
 
 impl Pass {
-    /// Drops every lane whose waiters all conflict with a waiter or new hold of this class at the node.
+    /// Drops the lanes of the node whose waiters all conflict with a request of this class at the node. The caller has
+    /// just visited that request: all waiters that are left have later tickets, so the request blocks them, whether it
+    /// was granted or still waits.
     fn leave_behind(&mut self, node: NodeId, class: Class) {
         for class in opposed(class.kind(), &Class::ALL) {
             self.open.remove(&(node, Lane::At(class)));
@@ -112,7 +114,8 @@ impl Table {
         None
     }
 
-    /// Grants a waiter if it is not blocked, and drops the lanes in which no later waiter can be granted.
+    /// Grants a waiter if it is not blocked, or removes it if its session has ended. Drops the lanes in which no later
+    /// waiter can be granted.
     fn look_at(
         &mut self,
         id: RequestId,
