@@ -1,6 +1,6 @@
 //! The commands that the exhaustive search tries in each state.
 //!
-//! The alphabet is small and covers every rule; exhaustive.rs lists the omissions and their reasons.
+//! The list of commands, the alphabet, is small; exhaustive.rs gives the omissions and their reasons.
 
 use lockkeeper_core::snapshot::{Phase, SessionState};
 use lockkeeper_core::{
@@ -104,13 +104,13 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     all.push(Command::ExpireSession { session });
 }
 
-/// The leader's commands, each with every live token, applicable or not.
+/// Commands of the leader: those that name a token, with every token of a hold or closed hold, applicable or not; and
+/// the expiry of a session that never existed.
 fn of_leader(now: &Snapshot, all: &mut Vec<Command>) {
     for token in live_tokens(now) {
         all.push(Command::EndDelay { token });
         all.push(Command::EndRevoked { token });
     }
-    // A session that never existed.
     all.push(Command::ExpireSession { session: SessionId(now.last_session + 1) });
 }
 
