@@ -35,7 +35,7 @@ pub const PERMITS_MAX: u32 = 1 << 16;
 /// names without bound (D4).
 pub const CLOSED_HOLDS_MAX: usize = 1 << 20;
 /// Size of a table's sessions and requests in bytes, as measured by [`Table::bytes`], from which acquires, longer
-/// values and new sessions are refused. Other commands can exceed it a little, as by a kept answer. The measure depends
+/// values and new sessions are refused. Kept answers and the texts of breaks can still exceed it. The measure depends
 /// only on the replicated state, so every node refuses the same commands.
 ///
 /// [`Table::bytes`]: crate::Table::bytes

@@ -31,7 +31,8 @@ pub enum Reply {
         /// visited holds (M2). `None` if only waiters and closed holds conflict, if the search found no live hold, and
         /// for a retry.
         holder: Option<SessionId>,
-        /// Number of waiters that overlap the request (Q1), counted as `position` of [`Reply::Queued`]; 0 for a retry.
+        /// Number of waiters that overlap the request, counted like `position` of [`Reply::Queued`] (Q1); 0 for a
+        /// retry.
         queued_ahead: u64,
     },
     /// The end of the request that was the target.
@@ -101,7 +102,7 @@ pub enum Effect {
         /// The session.
         session: SessionId,
     },
-    /// A break marked a hold as revoked and waits for its holder; starts the leader's timer (B1).
+    /// A break revoked a hold, and waits for the holder to finish it; starts the leader's timer (B1).
     Revoked {
         /// Session of the hold.
         session: SessionId,

@@ -41,13 +41,14 @@ unsafe impl GlobalAlloc for Watching {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from `alloc` above, with this layout.
+        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this layout.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         saw(size);
-        // SAFETY: `pointer` came from `alloc` above, with this layout, and the caller guarantees a valid `size`.
+        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this layout,
+        // and the caller guarantees a valid `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }

@@ -77,7 +77,7 @@ pub struct KeptAnswer {
 pub struct EndingState {
     /// State of the session.
     pub session: SessionState,
-    /// Time for which its holds stay closed, in milliseconds.
+    /// Lock-delay of the session's holds, in milliseconds; 0 if the session did not expire.
     pub delay_ms: u64,
 }
 

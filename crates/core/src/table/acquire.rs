@@ -44,8 +44,8 @@ impl Table {
     }
 
     /// Keeps a reply that ends the request at once, under the request's own seq (R3). The holder and the queue length
-    /// of `Busy` are left out: they are informational, and the holder may differ between nodes, since the search for it
-    /// visits a bounded number of names in an order that differs between nodes (M2).
+    /// of `Busy` are left out: they are informational, and the holder may differ between replicas, since the search for
+    /// it visits a bounded number of names in an order that differs between replicas (M2).
     fn keep_own(&mut self, id: SessionId, seq: Seq, reply: Reply) -> Reply {
         let kept = match &reply {
             Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },

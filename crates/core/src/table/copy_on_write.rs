@@ -52,7 +52,7 @@ pub(super) struct SnapshotWriter<'a> {
     left: usize,
 }
 
-/// The cost of an item in one part, in units of [`SnapshotWriter::left`].
+/// The units of [`SnapshotWriter::left`] that each part of an item costs.
 const ITEM: usize = 16;
 
 impl<'a> SnapshotWriter<'a> {
@@ -73,8 +73,8 @@ impl<'a> SnapshotWriter<'a> {
         self.spend(1);
     }
 
-    /// Writes an item of `parts` parts, each of which costs a random memory access. The budget is charged more for
-    /// a long item.
+    /// Writes an item. `parts` is the number of its names, or of a session's kept answers plus one: reading each costs
+    /// a random memory access. A long item costs more of the budget.
     pub(super) fn put(&mut self, parts: usize, put: impl FnOnce(&mut Vec<u8>) -> Digest) {
         let before = self.out.len();
         *self.digest += put(self.out);

@@ -18,10 +18,10 @@ use crate::name::LockName;
 use crate::reply::Effects;
 use crate::types::{ModeKind, Ticket};
 
-/// Identifies a lane: a node, and which of the node's lanes it is.
+/// Identifies a lane: a node of the tree of names, and which of the node's lanes it is.
 type LaneId = (NodeId, Lane);
 
-/// One of the lanes of a node.
+/// A lane of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
     /// Waiters of one class at the name itself.

@@ -43,7 +43,8 @@ impl Requests {
         self.slab.len()
     }
 
-    /// All requests, in the order of their slab slots, which differs between nodes: only for sums, sorting and checks.
+    /// All requests, in the order of their slab slots, which differs between replicas: only for sums, sorting and
+    /// checks.
     pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &RequestEntry)> {
         self.slab.iter().map(|(id, request)| (id as RequestId, request))
     }

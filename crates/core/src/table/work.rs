@@ -162,9 +162,9 @@ impl Table {
         self.names.visits().0.get().wrapping_add(self.requests.visits().0.get())
     }
 
-    /// Replaces [`limits::WORK_PER_COMMAND_MAX`] by another bound, at least 1: with a low one, tests and the
-    /// simulator create a backlog from few requests. The bound decides which command grants which request, so it
-    /// must be the same on every node.
+    /// Replaces [`limits::WORK_PER_COMMAND_MAX`] by another bound, at least 1: with a low one, tests and the simulator
+    /// create a backlog from few requests. The bound decides which command grants which request, so it must be the same
+    /// on every replica.
     #[must_use]
     pub fn with_work_max(mut self, names: usize) -> Self {
         self.work_max = names.max(1);

@@ -190,7 +190,8 @@ impl World {
         self.clients[client].stream.push_back(command);
     }
 
-    /// Applies a command to the table. `answers`: the client that receives the reply, if any.
+    /// Applies a command to the table. `answers`: the client that receives the reply, if any. `effects_heard`: whether
+    /// the clients receive the effects on their sessions.
     fn deliver(
         &mut self,
         command: &Command,
