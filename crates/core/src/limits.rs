@@ -25,7 +25,7 @@ pub const REQUESTS_PER_SESSION_MAX: usize = 1 << 20;
 /// Maximum number of waiters at one name, not counting requests for names above or below it.
 pub const WAITERS_PER_NAME_MAX: usize = 1 << 17;
 /// Number of kept answers from which a session's commands are refused until it confirms some by `done_through` (P7).
-/// More can be kept: ends of requests are kept too, and `Finish` is never refused (R4).
+/// More can be kept, since `Finish` is never refused (R4), and since ends that the client did not request are kept too.
 pub const KEPT_ANSWERS_MAX: usize = 4096;
 /// Maximum number of names with a stored limit (`SetLimit`), which take memory even without requests.
 pub const STORED_LIMITS_MAX: usize = 1 << 16;
@@ -40,8 +40,9 @@ pub const CLOSED_HOLDS_MAX: usize = 1 << 20;
 ///
 /// [`Table::bytes`]: crate::Table::bytes
 pub const TABLE_BYTES_MAX: u64 = 4 << 30;
-/// Maximum number of earlier waiters visited to compute a queue position; for a request of one name, of each mode, with
-/// and without subtree. A greater position is reported as a lower bound, unless an exact count is cheap.
+/// Maximum number of earlier waiters visited to compute a queue position. (For a request of one name, it applies to
+/// each mode, with and without subtree, separately.) A greater position is reported as a lower bound, unless an exact
+/// count is cheap.
 pub const POSITION_LOOK_MAX: usize = 1_000;
 /// Maximum number of holds visited to find the holder that conflicts with a busy request; for a subtree request, also
 /// the maximum number of names visited below its names.

@@ -182,8 +182,8 @@ impl World {
         if restored.snapshot() != *expected {
             return Err(format!("{expected:?} was restored as {:?}", restored.snapshot()));
         }
-        // The restored table stores its entries in other slots than the original, and so writes them in another order.
-        // The digest must still be the same.
+        // The restored table stores its entries at other indexes than the original, and so writes them in another
+        // order. The digest must still be the same.
         if whole_walk(&mut restored).1 != digest {
             return Err("a walk over the restored table has another digest".to_owned());
         }

@@ -7,10 +7,10 @@
 //! order. Readers order them by tickets, ids and names.
 //!
 //! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item except the end,
-//! tag included. Nodes with the same state may store their entries in different slots, since their histories of
-//! restarts differ, and their digests must still be equal. It is a sum instead of an exclusive or, so that duplicates
-//! don't cancel out. The digest detects accidental damage and diverged replicas; it is no defence against crafted
-//! items. The end item contains the digest, so that a stream with a missing part is refused (P10).
+//! tag included. Nodes with the same state may store their entries in different orders, since their histories of
+//! restarts differ, and their digests must still be equal. The digest is a sum instead of an exclusive or, so that
+//! duplicates don't cancel out. The digest detects accidental damage and diverged replicas; it is no defence against
+//! crafted items. The end item contains the digest, so that a stream with a missing part is refused (P10).
 
 use std::borrow::Borrow;
 use std::ops::AddAssign;

@@ -94,8 +94,8 @@ pub(super) struct SlabCursor {
     next: u32,
     /// Index after the last entry to visit: entries from here on were added after the snapshot began.
     end: u32,
-    /// One bit per slot of the slab, set if the iterator must skip the slot: the old state of its entry was saved, or
-    /// the slot was vacant when the snapshot began.
+    /// One bit per slab entry, set if the iterator must skip the entry: its old state was saved, or it was vacant when
+    /// the snapshot began.
     changed: Vec<u64>,
     pub(super) saved: CopyOnWriteBuffer,
 }

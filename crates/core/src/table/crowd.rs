@@ -50,7 +50,7 @@ impl Class {
 }
 
 /// Those of `classes` that can block a request of mode `kind` (N2): all, except the shared ones for a shared request.
-/// Permits block permits by their number.
+/// Permits block a permit only if none is left, which `is_full` checks.
 pub(super) fn opposed(kind: ModeKind, classes: &[Class]) -> impl Iterator<Item = Class> {
     classes
         .iter()

@@ -211,7 +211,7 @@ impl Table {
         names
     }
 
-    /// Some of [`Table::names_in_use`], in no particular order, with bounded work: scans `places` slab slots from
+    /// Some of [`Table::names_in_use`], in no particular order, with bounded work: scans `places` slab entries from
     /// `cursor` (initially 0) and returns the next cursor, `None` at the end. A name that stays in use during the whole
     /// scan is returned exactly once.
     #[must_use]

@@ -347,7 +347,7 @@ impl Names {
         (nodes, (end < self.nodes.capacity()).then_some(end))
     }
 
-    /// All nodes, in the order of their slab slots, which differs between replicas: only for sums, sorting and checks.
+    /// All nodes, in the order of their ids, which differs between replicas: only for sums, sorting and checks.
     pub(super) fn all(&self) -> impl Iterator<Item = (NodeId, &NameNode)> {
         self.nodes.iter().map(|(id, node)| (id as NodeId, node))
     }

@@ -1,9 +1,9 @@
 //! The grant pass of rule G1: finds the waiters that can be granted after requests have left their names.
 //!
-//! The pass visits, in ticket order, only the waiters that overlap a freed name and that the request which left it may
-//! have blocked. It merges *lanes*: a lane is the queue, sorted by ticket, of the waiters of one class at one name, or
-//! of the shared or unshared waiters strictly below a name. Once a request blocks all remaining waiters of a lane, the
-//! pass drops that lane. So its work is proportional to its grants, and limited by its budget.
+//! The pass visits waiters in ticket order, and only those that overlap a freed name and may have been blocked by the
+//! request that left the name. It merges *lanes*: a lane is the queue, sorted by ticket, of the waiters of one class at
+//! one name, or of the shared or unshared waiters strictly below a name. Once a request blocks all remaining waiters of
+//! a lane, the pass drops that lane. So its work is proportional to its grants, and limited by its budget.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;

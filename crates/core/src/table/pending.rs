@@ -38,8 +38,8 @@ pub enum Pending {
 }
 
 impl Table {
-    /// Returns some of the [`Pending`] states, in no particular order. Scans `places` slab slots from `cursor`
-    /// (initially 0) and returns the next cursor, `None` at the end. The calls with all cursors return every such state
+    /// Returns some of the [`Pending`] states, in no particular order. Scans `places` slab entries from `cursor`
+    /// (initially 0) and returns the next cursor, `None` at the end. The calls from 0 to `None` return every such state
     /// once if the table does not change between them.
     pub fn pending_in_part(
         &self,

@@ -2,7 +2,7 @@
 //! between the pieces.
 //!
 //! The iterator (`SnapshotIterator`) writes every entry in its state at the start of the snapshot. It writes requests
-//! and limits in the order of their slots in the slab, so readers of the stream must sort them by ticket and name.
+//! and limits in the order of their indexes in the slabs, so readers of the stream must sort them by ticket and name.
 //! Before a command changes an entry that the iterator has not reached, the entry's store (`requests`, `session`,
 //! `names`, `work`) encodes the old state into a copy-on-write buffer (`copy_on_write`), which is written out later. An
 //! entry is saved at most once per snapshot, and a command changes a bounded number of entries (M2), so the cost for
@@ -45,7 +45,7 @@ pub(super) struct SnapshotIterator {
 
 impl Table {
     /// Begins a snapshot of the current state, written in pieces while commands are applied. Takes a few microseconds,
-    /// and one bit of memory per slab slot of requests and names until the snapshot is complete.
+    /// and one bit of memory per slab entry of requests and names until the snapshot is complete.
     ///
     /// # Errors
     /// [`SnapshotUnderWay`] if a snapshot is already in progress; it continues unchanged.
@@ -62,8 +62,8 @@ impl Table {
     }
 
     /// Appends the next piece of the snapshot stream to `out`: about `budget_items` items, where 0 counts as 1. A long
-    /// item counts as several (one for each name, each kept answer and each 128 bytes), and 16 slab slots without an
-    /// item to write count as one item, so that all pieces take about the same time: a millisecond for a budget of
+    /// item counts as several (one for each name, each kept answer and each 128 bytes), and 16 slab entries that are
+    /// skipped or vacant count as one item, so that all pieces take about the same time: a millisecond for a budget of
     /// 5,000 (figures in docs/benchmarks.md). Items are not split: a session with very many kept answers is written at
     /// once, and so are 64 KiB of saved old states.
     ///

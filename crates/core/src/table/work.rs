@@ -71,9 +71,9 @@ impl Budget {
 /// The freed names whose grant pass (G1) has not run or not completed, in the order in which it will run.
 #[derive(Default)]
 pub(super) struct Unpassed {
-    /// The freed names, by consecutive numbers. Stores names instead of ids in the tree of names, because an unused
-    /// name is removed from the tree. Numbering restarts at 0 whenever the map is empty, so that a replica restored
-    /// from a snapshot assigns the same numbers.
+    /// The freed names, by consecutive numbers. Stores names instead of `NodeId`s, because a node is removed from the
+    /// tree of names once its name is unused. Numbering restarts at 0 whenever the map is empty, so that a replica
+    /// restored from a snapshot assigns the same numbers.
     names: BTreeMap<u64, Freed<LockName>>,
     walk: Option<Box<FreedCursor>>,
 }
