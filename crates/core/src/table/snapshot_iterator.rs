@@ -26,8 +26,8 @@ pub enum SnapshotProgress {
         /// The table's [`Snapshot::digest`] at the start of the snapshot.
         digest: u128,
     },
-    /// No snapshot is in progress, and nothing was written. This happens if the table was replaced by a restored one
-    /// after its snapshot had begun.
+    /// No snapshot is in progress, and nothing was written. A driver gets this result too if it has replaced the table
+    /// by a restored one during a snapshot.
     NoWalk,
 }
 

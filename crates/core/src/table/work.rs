@@ -195,7 +195,7 @@ impl Table {
         std::iter::once(name.as_str()).chain(above).find_map(|name| self.names.find(name))
     }
 
-    /// Records that a request leaves its names, so that the grant pass visits the waiters there.
+    /// Records that a request leaves its names or is downgraded, so that the grant pass visits the waiters there.
     pub(super) fn free(&mut self, id: RequestId) {
         let request = &self.requests[id as usize];
         // The request blocked only requests with later tickets, since no request is granted past an earlier
