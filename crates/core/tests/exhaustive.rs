@@ -15,7 +15,8 @@
 //!   one that was never seen;
 //! * `done_through` other than 0 and the highest seq (on the repeated acquire);
 //! * the full product of mode × subtree × wait × keep_closed × names: each mode occurs once with and once without
-//!   subtree (impossible for a permit) and `keep_closed`, and waits in one session where it fails in the other;
+//!   `keep_closed`, and once with and once without subtree (a permit only without); four of the six acquires wait in
+//!   one session and fail in the other, and two wait in both;
 //! * a permit request without a number, and `RaiseTokens` after a token was issued;
 //! * a third secret: `open` finds one of the two sessions, or opens a new one if that session has ended.
 

@@ -65,7 +65,7 @@ pub(crate) struct ModelClient {
 /// A renewal: a keep-alive or an attach. The first on a stream is its attach.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub(crate) struct KeepAliveCall {
-    /// The stream that carries the renewal; 0 for an unused slot.
+    /// The stream that carries the renewal; 0 if this element of `calls` is unused.
     pub(crate) stream: u8,
     /// Ticks until the client's lease deadline, if the renewal is acknowledged now.
     pub(crate) worth: u8,
@@ -247,8 +247,8 @@ impl State {
     /// Normalizes the state: clears fields that can't matter any more, so that equivalent states are equal.
     pub(crate) fn settle(&mut self, leaders: u8) {
         // A deposed leader's proposal can be committed only by a later leader that is elected before the newest
-        // leader's first entry is applied. If that is impossible, a deposed leader can only acknowledge, and its other
-        // fields are cleared.
+        // leader's first entry is applied. If no such election is possible, a deposed leader can only acknowledge, and
+        // its other fields are cleared.
         if !self.first_pending || self.elected + 1 == leaders {
             let elected = usize::from(self.elected);
             for leader in self.leaders[..elected].iter_mut().filter(|leader| leader.role == Role::Ready) {

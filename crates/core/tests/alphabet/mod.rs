@@ -83,7 +83,7 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     let session = state.id;
     let (seq, none) = (Seq(state.highest.0 + 1), Seq(0));
     all.extend(ACQUIRES.iter().map(|letter| acquire(session, seq, none, *letter)));
-    // A repeat of the first acquire that confirms all answers.
+    // An acquire with seq 1, which confirms all answers. It is a repetition unless the session has sent nothing yet.
     all.push(acquire(session, Seq(1), state.highest, ACQUIRES[0]));
     // Finishes every target: live, ended, refused, dropped, and one never seen.
     for target in 1..=seq.0 + 1 {
