@@ -32,14 +32,15 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         BYTES_OUT.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `pointer` came from `alloc` above, with this layout.
+        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this layout.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         BYTES_OUT.fetch_add(size, Ordering::Relaxed);
         BYTES_OUT.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `pointer` came from `alloc` above, with this layout, and the caller guarantees a valid `size`.
+        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this layout,
+        // and the caller guarantees a valid `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -103,8 +104,8 @@ impl Bench {
         bench
     }
 
-    /// A table with `count` held locks, half of them with a name of two segments. Before, most locks were released
-    /// and others acquired, in batches, so that requests, names and texts are scattered over the memory, each in
+    /// A table with `count` held locks, some of them with a name of two segments. Most of the first locks are released
+    /// and replaced by others, in batches, so that requests, names and texts are scattered over the memory, each in
     /// another order.
     fn with_held_all_over_the_memory(count: usize) -> Self {
         let mut bench = Self::new();
@@ -113,7 +114,7 @@ impl Bench {
         for _ in 0..count / 1000 {
             let places: Vec<usize> = (0..1000).map(|_| random.word() as usize % held.len()).collect();
             for &place in &places {
-                // A lock that is picked twice was released already; the second finish has no effect.
+                // A lock may be picked twice; its second finish ends nothing.
                 let _finished = bench.finish(OTHER, held[place]);
             }
             for &place in &places {
@@ -324,7 +325,8 @@ fn acquire_and_finish_beside_a_million_held_ones_and_a_walk(bencher: Bencher<'_,
         });
 }
 
-/// Releases of locks that were held when the snapshot began: the old state of each must be saved first.
+/// Releases of held locks. With `walking`, a snapshot began after they were acquired, so the old state of each must be
+/// saved first.
 #[divan::bench(args = [false, true], sample_size = 1)]
 fn finish_of_a_lock_that_a_walk_has_still_to_write(bencher: Bencher<'_, '_>, walking: bool) {
     let bench = RefCell::new(Bench::with_held(1_000_000));
@@ -352,7 +354,7 @@ fn finish_of_a_lock_that_a_walk_has_still_to_write(bencher: Bencher<'_, '_>, wal
         });
 }
 
-/// The command that must save most old states for a snapshot: the worst case.
+/// The command that must save the most old states if a snapshot is in progress: the worst case.
 #[divan::bench(args = [false, true], sample_size = 1, sample_count = 3)]
 fn end_of_a_session_that_holds_a_million_locks(bencher: Bencher<'_, '_>, walking: bool) {
     bencher
@@ -373,7 +375,7 @@ fn end_of_a_session_that_holds_a_million_locks(bencher: Bencher<'_, '_>, walking
 /// Prints the allocated bytes per held lock, which divan does not measure.
 #[allow(clippy::print_stdout, reason = "the figure is this program's output")]
 fn print_bytes_per_held_lock() {
-    // 140000 is just beyond a doubling of the index: the worst case.
+    // At 140,000 the index of names has doubled not long before: the worst case.
     for held in [1_000, 100_000, 140_000, 1_000_000] {
         let before = BYTES_OUT.load(Ordering::Relaxed);
         let mut bench = Bench::with_held(held);

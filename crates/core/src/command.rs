@@ -37,7 +37,8 @@ pub enum Command {
     },
     /// Requests one or more names.
     Acquire(Acquire),
-    /// Releases a hold or leaves the queue. One command does both, so that cancelling can't race with a grant (R4).
+    /// Releases a hold or leaves the queue. One command does both: a client that cancels its wait also releases the
+    /// hold if the grant was applied before the cancellation (R4).
     Finish {
         /// Session of the request.
         session: SessionId,
@@ -79,7 +80,7 @@ pub enum Command {
         /// Number of permits; `None` removes the stored limit.
         limit: Option<u32>,
     },
-    /// Ends a hold at an operator's order, with a reason for the audit log (B1–B3).
+    /// Ends a hold at an operator's order: with `now` at once, otherwise after its holder had time to react (B1–B3).
     Break(Break),
     /// Raises the token counter: later tokens are above this value (T3).
     RaiseTokens {
@@ -91,8 +92,8 @@ pub enum Command {
         /// New version.
         version: u32,
     },
-    /// Continues the backlog of earlier commands, which are bounded in work (leader only, M2); see
-    /// [`Table::has_backlog`](crate::Table::has_backlog). Without a backlog it changes nothing.
+    /// Does a part of the backlog: work that earlier commands left because the work of one command is bounded (leader
+    /// only, M2); see [`Table::has_backlog`](crate::Table::has_backlog). Changes nothing if there is no backlog.
     Resume,
 }
 
@@ -116,7 +117,7 @@ pub struct OpenSession {
 pub struct Acquire {
     /// Requesting session.
     pub session: SessionId,
-    /// Seq of the request in its session; it identifies the hold from now on.
+    /// Seq of the request in its session. After the grant it identifies the hold.
     pub seq: Seq,
     /// The client has received every answer up to this seq (R1).
     pub done_through: Seq,
@@ -153,7 +154,7 @@ pub enum IfBusy {
 pub struct Break {
     /// A name that the hold covers.
     pub name: LockName,
-    /// The hold's token, so that a break never ends a later hold.
+    /// The hold's token. A later hold of the same name has another one, so the break can't end it.
     pub token: Token,
     /// Reason, for the audit log.
     pub reason: Box<str>,

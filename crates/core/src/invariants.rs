@@ -1,6 +1,7 @@
-//! Invariants that hold after every command, one function per promise. Tests and the simulator run them.
+//! Invariants of the table's state and of single commands. Tests and the simulator check them after every command.
 //!
-//! They work on snapshots with simple linear code, so that they don't share a bug with the indexes that they check.
+//! They read snapshots with simple code that uses none of the table's indexes, so that they don't share a bug with the
+//! indexes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +15,8 @@ use crate::types::{ModeKind, Ticket, Token};
 /// `Err` describes the violation.
 pub type CheckResult = Result<(), String>;
 
-/// Checks all state invariants. If the table has a backlog, checks only those that hold even then: waiters that
-/// could be granted may still wait, and requests of ended sessions may still exist.
+/// Checks all invariants of the state. With a backlog, P7 and P8 are left out: then waiters that could be granted may
+/// still wait, and requests of ended sessions may still exist.
 ///
 /// # Errors
 /// The first violation.
@@ -69,8 +70,9 @@ pub fn p2_tokens(snapshot: &Snapshot) -> CheckResult {
     Ok(())
 }
 
-/// P7: a live request belongs to a live session, its seq was seen, and it has no kept answer; a kept answer's seq was
-/// seen and is not yet confirmed.
+/// P7: a live request belongs to a live session, its seq was seen, no other request of the session has it, and no
+/// answer is kept under it. The seq of a kept answer was seen, and the client has not confirmed the answer.
+/// `done_through` is not above the highest seq seen.
 ///
 /// # Errors
 /// The offending session and seq.
@@ -99,7 +101,8 @@ pub fn p7_answers(snapshot: &Snapshot) -> CheckResult {
     Ok(())
 }
 
-/// P8: no waiter could be granted now, and no hold has a later ticket than a conflicting waiter.
+/// P8: no waiter could be granted now (unless the tokens have run out), and no hold has a later ticket than a waiter
+/// that conflicts with it.
 ///
 /// # Errors
 /// The offending waiter.
@@ -129,8 +132,8 @@ pub fn p8_queue(snapshot: &Snapshot) -> CheckResult {
     Ok(())
 }
 
-/// The table's indexes and counters equal those of a table restored from its snapshot, and the snapshot is unchanged by
-/// encoding and decoding.
+/// The table's derived counters and indexes equal those of a table restored from its snapshot. The snapshot is
+/// unchanged by encoding and decoding, and by restoring.
 ///
 /// # Errors
 /// The difference.
@@ -148,8 +151,9 @@ pub fn index(table: &Table) -> CheckResult {
     if here == there { Ok(()) } else { Err(format!("index: {here:?}, counted anew {there:?}")) }
 }
 
-/// P2 and P4 as transitions: counters never fall, new holds have new tokens in the order of their tickets, and a hold
-/// ends only by its release, the end of its session, or a break.
+/// P2 and P4 for one command: counters never fall, a hold keeps its token, new holds have new tokens in the order of
+/// their tickets, and a hold ends only by its release, the end of its session, or a break; a closed hold also by
+/// `EndDelay`.
 ///
 /// # Errors
 /// The offending hold or counter.

@@ -73,7 +73,7 @@ impl LockName {
     /// Parses a name.
     ///
     /// # Errors
-    /// [`NameError`]: the rule that the text violates, and the position.
+    /// [`NameError`]: the rule that the text violates.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         if text.is_empty() {
             return Err(NameError::Empty);

@@ -19,19 +19,20 @@ pub enum Reply {
     Granted(Grant),
     /// The request is queued.
     Queued {
-        /// Number of earlier waiters that overlap the request (Q1). A lower bound where an exact count would visit
-        /// more than [`limits::POSITION_LOOK_MAX`] waiters: then the number of those found among the visited ones
-        /// (M2).
+        /// Number of earlier waiters that overlap the request, where two shared requests don't count each other (Q1). A
+        /// lower bound if an exact count would visit more than [`limits::POSITION_LOOK_MAX`] waiters (M2).
         position: u64,
         /// For a permit: the limits in force, one per name in byte order (L4).
         limits: Vec<u32>,
     },
     /// The names are not free, and the request does not wait.
     Busy {
-        /// The session of the conflicting live hold with the lowest token. `None` if only waiters and closed holds
-        /// conflict, if no such hold was found among [`limits::HOLDER_LOOK_MAX`] holds (M2), and for a retry.
+        /// The session of the conflicting live hold with the lowest token, among at most [`limits::HOLDER_LOOK_MAX`]
+        /// visited holds (M2). `None` if only waiters and closed holds conflict, if the search found no live hold, and
+        /// for a retry.
         holder: Option<SessionId>,
-        /// Number of waiters that overlap the request (Q1), counted as `position` of [`Reply::Queued`]; 0 for a retry.
+        /// Number of waiters that overlap the request, counted like `position` of [`Reply::Queued`] (Q1); 0 for a
+        /// retry.
         queued_ahead: u64,
     },
     /// The end of the request that was the target.
@@ -43,12 +44,13 @@ pub enum Reply {
     },
     /// The command was applied, or had nothing to change.
     Done,
-    /// No live hold with that token covers that name (B3).
+    /// No hold with that token, live or closed, covers that name (B3).
     NotCurrent {
-        /// Tokens of the live holds that cover the name, ascending, at most [`limits::LIVE_TOKENS_MAX`].
+        /// Tokens of the live, unrevoked holds among the [`limits::LIVE_TOKENS_MAX`] lowest tokens that cover the name,
+        /// ascending (B4).
         live: Vec<Token>,
     },
-    /// The hold is closed; only a break with `now` opens it (B2).
+    /// The hold has ended but stays closed; a break without `now` does not open it (B2).
     StillClosed,
     /// The command violated a rule or reached a limit; no lock changed.
     Refused(Rejection),
@@ -83,14 +85,14 @@ pub enum End {
     Broken,
     /// The request waited, and its wait limit passed.
     TimedOut,
-    /// The request never held or waited: it was busy or refused.
+    /// The request never held or waited: it was busy or refused, or the target is the seq of another command (R4).
     NotAcquired,
-    /// The table has no record of the request: it was never seen, or its answer was dropped after `done_through`
-    /// passed it.
+    /// No answer is kept for the request: the table never received it, its answer was dropped because the client had
+    /// confirmed it, or it was refused with [`Rejection::TooManyKeptAnswers`].
     Gone,
 }
 
-/// A change that a command made to a session or to another request. Emitted in the order of rule E1.
+/// A change that a command made to a session or a request. Emitted in the order of rule E1.
 ///
 /// The result for the command's sender is the [`Reply`], never an effect.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -100,7 +102,7 @@ pub enum Effect {
         /// The session.
         session: SessionId,
     },
-    /// A break marked a hold as revoked and waits for its holder; starts the leader's timer (B1).
+    /// A break revoked a hold, and waits for the holder to finish it; starts the leader's timer (B1).
     Revoked {
         /// Session of the hold.
         session: SessionId,
@@ -139,7 +141,7 @@ pub enum Effect {
 /// Effects of the commands applied since the vector was last cleared.
 pub type Effects = Vec<Effect>;
 
-/// The reason for refusing a command. The text contains the value, the limit and a remedy.
+/// The reason for refusing a command. The text contains the value and the limit, and mostly a remedy.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Rejection {
     /// No names, or more than [`limits::NAMES_PER_REQUEST_MAX`].

@@ -51,8 +51,8 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// Sequence number of a command within its session. It rises; gaps are allowed, and a skipped number is never executed
-/// later (R5).
+/// Sequence number of a command within its session. It rises, and gaps are allowed. A command with a skipped number is
+/// not executed later (R5), except a `Finish` (R4).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Seq(pub u64);
 
@@ -95,7 +95,7 @@ impl Mode {
     }
 }
 
-/// A mode without the number of permits. It decides conflicts, and fences take it as an argument.
+/// A mode without the number of permits. Conflicts depend on it (N2), and fences take it as an argument (F-a).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ModeKind {
     /// Excludes every other hold.

@@ -8,7 +8,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All `.rs` files below a folder, sorted.
+/// Appends all `.rs` files below a folder, sorted, except those in `target`.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     let mut entries: Vec<PathBuf> = fs::read_dir(folder)
         .expect("a source folder can be listed")
@@ -26,7 +26,8 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// A rule: a letter and a number (`R4`, `F10`), or a prefix and a lowercase letter (`F-b`, `P3-a`).
+/// Whether the word is the number of a rule or promise: a letter and a number (`R4`, `F10`), or a prefix and a
+/// lowercase letter (`F-b`, `P3-a`).
 fn is_citation(word: &str) -> bool {
     let digits = |text: &str| (1..=2).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
     match word.split_once('-') {

@@ -46,7 +46,7 @@ impl Bounded {
         }
     }
 
-    /// Number of `Resume` commands until there is no backlog.
+    /// Applies `Resume` until there is no backlog; returns the number of these commands.
     fn drain(&mut self) -> usize {
         let mut count = 0;
         while self.table.has_backlog() {
@@ -81,7 +81,7 @@ fn finish(session: SessionId, seq: u64, target: u64) -> Command {
     Command::Finish { session, seq: Seq(seq), target: Seq(target), done_through: Seq(0) }
 }
 
-/// Number of requests in each test.
+/// Number of requests of each kind in a test.
 const CROWD: u64 = 100_000;
 
 #[test]
@@ -132,7 +132,8 @@ fn busy_subtree_acquire_does_not_scan_the_subtree() {
         let reply = bounded.apply(Command::Acquire(wants));
         assert_eq!(reply, Reply::Busy { holder: Some(session), queued_ahead: 0 }, "{name}");
     }
-    // A shared subtree request with a waiting writer below: the command finds the blocking waiter without a scan.
+    // A shared subtree request is blocked by a writer that waits below its name. The command finds the writer without a
+    // scan of the readers there.
     let writer = bounded.apply(Command::Acquire(wants(session, 4 * CROWD, &["a/1"], Mode::Exclusive)));
     assert!(matches!(writer, Reply::Queued { position: 0, .. }));
     for seq in 4 * CROWD + 1..4 * CROWD + 100 {

@@ -41,13 +41,14 @@ unsafe impl GlobalAlloc for Watching {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from `alloc` above, with this layout.
+        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this layout.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         saw(size);
-        // SAFETY: `pointer` came from `alloc` above, with this layout, and the caller guarantees a valid `size`.
+        // SAFETY: `pointer` came from `alloc` or `realloc` here, and so from the system allocator, with this layout,
+        // and the caller guarantees a valid `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -174,7 +175,8 @@ proptest! {
     }
 }
 
-/// A change of one field of a snapshot: to a value from elsewhere in it, or to a limit of the field's range.
+/// One inconsistency: a field gets a value from elsewhere in the snapshot or an extreme value, or an entry is removed,
+/// duplicated, added, or moved to the ended sessions.
 #[derive(Clone, Debug)]
 enum Lie {
     Counter(u8, u64),
@@ -240,7 +242,7 @@ fn token_of(request: &mut RequestState) -> Option<(&mut Token, &mut Vec<u32>)> {
     }
 }
 
-/// Applies the change; `None` if the snapshot has no such field.
+/// Applies the change; `None` if the snapshot has no entry to change.
 fn tell(snapshot: &mut Snapshot, lie: Lie) -> Option<()> {
     let Snapshot { rules, last_token, last_ticket, last_session, sessions, requests, limits, ending, freed } =
         snapshot;
@@ -361,8 +363,8 @@ fn resume(table: &mut Table) {
     panic!("a backlog that does not end");
 }
 
-/// A table with a session that has a kept answer, two holders of a lock with two permits, a waiter for a third
-/// permit, a closed hold and a shared hold.
+/// A snapshot of a table with one session, which has a kept answer, two holds of a lock with two permits, a waiter for
+/// a third permit, and a shared hold; and with a closed hold.
 fn full() -> Snapshot {
     let mut table = Table::new(1);
     let steps = [
@@ -408,7 +410,7 @@ fn freed(number: u64, after: u64) -> FreedState {
     FreedState { number, name, subtree: false, kind: ModeKind::Shared, after: Ticket(after) }
 }
 
-/// Each single inconsistency is refused with its own error.
+/// Each single inconsistency is refused with an error that names it.
 #[test]
 fn every_inconsistency_has_its_own_error() {
     type Change = fn(&mut Snapshot);
@@ -470,7 +472,7 @@ fn every_inconsistency_has_its_own_error() {
     refused(|s| slots(s, vec![0]), "has a permit that is taken");
     refused(|s| slots(s, vec![65_536]), "the wrong permits");
     refused(|s| slots(s, vec![]), "the wrong permits");
-    // The inconsistencies that `Snapshot::decode` detects first are also detected when a stream is restored.
+    // `Snapshot::decode` refuses these two duplicates. `Restorer` does not call it, and must refuse them too.
     let mut stream = full();
     stream.requests[1].ticket = stream.requests[0].ticket;
     let error = restore(&stream.encode(), 10).err().expect("a ticket is there twice").to_string();

@@ -72,7 +72,7 @@ fn session_with_too_many_kept_answers_is_refused_but_can_finish() {
     let over = KEPT_ANSWERS_MAX + 2;
     // Alice's session is not affected.
     assert!(matches!(ask(&mut table, wants(ALICE, 2, &["c"])), Reply::Granted(_)));
-    // The content is not checked before this limit, and this refusal is not kept: a retry returns `gone` (R6).
+    // This limit is checked before the content, and this refusal is not kept: a retry returns `gone` (R6).
     assert_eq!(ask(&mut table, wants(BOB, over, &[])), Reply::Refused(Rejection::TooManyKeptAnswers));
     assert_eq!(ask(&mut table, wants(BOB, over, &[])), Reply::Finished(End::Gone));
     // Retries of live requests or kept answers are answered as usual, and a Finish is never refused (R4).
@@ -99,8 +99,8 @@ fn a_name_takes_a_limited_number_of_waiters() {
     let full = Reply::Refused(Rejection::TooManyWaiters { name: name("a") });
     assert_eq!(ask(&mut table, waits(ALICE, 2, &["a", "c"])), full);
     assert_eq!(ask(&mut table, waits(ALICE, 2, &["b"])), full, "it is kept (R6)");
-    // Waiters are counted for each exact name, and after the check whether the request would wait at all. The queue
-    // of another name is not affected.
+    // The limit refuses only requests that would wait: a request that does not wait is busy. Waiters are counted for
+    // each exact name, so the queue of another name is not affected.
     assert!(matches!(ask(&mut table, wants(ALICE, 3, &["a"])), Reply::Busy { .. }));
     assert!(matches!(ask(&mut table, waits(ALICE, 4, &["a/b"])), Reply::Queued { position: 0, .. }));
     // When a waiter leaves, one more may wait.

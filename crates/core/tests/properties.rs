@@ -113,8 +113,8 @@ proptest! {
     #![proptest_config(config(8_000))]
 
     /// P7 and P8 for honest clients whose frames and answers are lost: once the network has recovered, no hold or
-    /// waiter is orphaned, and every acquire had one final answer at its client, which equals what happened at the
-    /// table.
+    /// waiter is orphaned, and every client has received one final answer for each acquire, which equals the outcome at
+    /// the table.
     #[test]
     fn lossy_network_leaves_no_orphans_and_one_outcome_per_acquire(
         acts in vec(lossy_client::act(), 1..90),

@@ -1,9 +1,10 @@
-//! A snapshot written in pieces equals the table at its start, even if commands are applied between the pieces; and
-//! writing it changes no result.
+//! A snapshot written in pieces equals the table at the time when the snapshot began, even if commands are applied
+//! between the pieces; and writing it changes no result of the commands.
 //!
-//! Random commands and pieces of snapshots alternate on one table; the commands also run on a twin that takes no
-//! snapshots. The stream that was written is restored and compared with the plain snapshot taken at its start. Then
-//! all commands applied since the start are applied to the restored table, which must then equal the original.
+//! Random commands and pieces of snapshots alternate on one table; the commands also run on a second table, the twin,
+//! which takes no snapshots. The written stream is restored and compared with a plain snapshot that was taken when the
+//! stream began. Then all commands applied since then are applied to the restored table, which must then equal the
+//! original.
 
 mod random_steps;
 
@@ -27,7 +28,7 @@ enum Act {
     Abandon,
 }
 
-/// Pieces are small and rare, so that most of the table changes before a snapshot is complete.
+/// Pieces are small (a budget of 0 to 3 items), so that most of the table changes before a snapshot is complete.
 fn act(step: impl Strategy<Value = Step>) -> impl Strategy<Value = Act> {
     prop_oneof![
         50 => step.prop_map(Act::Step),
@@ -161,8 +162,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that the stream equals the table at the start of the snapshot, and that the restored table then behaves
-    /// as the original.
+    /// Checks that the stream equals the table at the start of the snapshot, and that the restored table, after the
+    /// commands applied since then, equals the original.
     fn check(&self, walk: &Walk, digest: u128) -> Result<(), String> {
         let Walk { expected, stream, since } = walk;
         let read = Snapshot::decode(stream).map_err(|why| why.to_string())?;
@@ -181,7 +182,8 @@ impl World {
         if restored.snapshot() != *expected {
             return Err(format!("{expected:?} was restored as {:?}", restored.snapshot()));
         }
-        // The restored table has another memory order than the original, but must have the same digest.
+        // The restored table stores its entries at other indexes than the original, and so writes them in another
+        // order. The digest must still be the same.
         if whole_walk(&mut restored).1 != digest {
             return Err("a walk over the restored table has another digest".to_owned());
         }
@@ -249,8 +251,8 @@ proptest! {
 proptest! {
     #![proptest_config(config(400))]
 
-    /// As the property above, with many waiters: queues must be restored in order, although the stream follows the
-    /// memory order.
+    /// As the property above, with many waiters: queues must be restored in order, although the stream contains entries
+    /// in the order of their storage, not of their tickets.
     #[test]
     fn snapshot_in_pieces_preserves_long_queues(
         acts in vec(act(random_steps::crowding_step()), 50..250),

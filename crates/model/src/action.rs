@@ -21,7 +21,7 @@ pub enum Action {
     ToldEnd,
     /// A delayed renewal arrives at its leader.
     Arrive { call: u8, leader: u8, stream: u8 },
-    /// A delayed renewal is lost, together with its connection.
+    /// A delayed renewal is lost: it never arrives.
     Lose { call: u8, stream: u8 },
     /// The end of a stream arrives at its leader.
     EndArrives { stream: u8, leader: u8 },
@@ -31,7 +31,7 @@ pub enum Action {
     Read { call: u8, leader: u8, stream: u8 },
     /// A leader reads that a stream was closed.
     ReadEnd { stream: u8, leader: u8 },
-    /// A leader ends a stream itself, because it was silent for too long.
+    /// A leader ends a stream itself, as it does when the stream was silent for too long.
     DropStream { stream: u8, leader: u8 },
     /// A leader begins a quorum read (a ReadIndex round).
     Ask(u8),

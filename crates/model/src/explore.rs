@@ -19,8 +19,8 @@ pub struct Exploration {
     pub reached: BTreeSet<&'static str>,
 }
 
-/// Visits every reachable state; stops once all of `until` are broken. The number of states does not depend on the
-/// number of threads; the paths are reproducible with one thread only.
+/// Visits every reachable state. If `until` is not empty, stops once all promises in it are broken. The number of
+/// states of a complete run does not depend on the number of threads; the paths are reproducible with one thread only.
 #[must_use]
 pub fn explore(model: Model, until: &[&'static str], threads: usize) -> Exploration {
     let until = HasDiscoveries::AllOf(until.iter().copied().collect());

@@ -8,7 +8,7 @@ use crate::state::{
 };
 
 impl Model {
-    /// The time until the deadline that a renewal read now gives the session, in ticks.
+    /// Ticks until the deadline that the leader sets for the session when it reads a renewal now.
     pub(crate) fn full(&self) -> u8 {
         if self.has(Rule::ClockAfterInput) { TTL } else { TTL - 1 }
     }

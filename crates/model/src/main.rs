@@ -8,20 +8,20 @@ use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lockkeeper_model::{Model, PROMISES, Rule, explore, path};
 
-/// Every order of events of one session and several leaders.
+/// Explores every order of events of one session and several leaders.
 #[derive(Parser)]
 #[command(name = "lockkeeper-model")]
 struct Args {
-    /// How many leaders there are, one after the other
+    /// Number of successive leaders
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=3))]
     leaders: u8,
-    /// How many streams the client opens, one after the other
+    /// Number of streams that the client opens in succession
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=3))]
     streams: u8,
-    /// How many signs of life are under way at once
+    /// Maximum number of renewals (keep-alives and attaches) in flight at once
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     calls: u8,
-    /// Sessions end
+    /// Sessions expire
     #[arg(long)]
     expiry: bool,
     /// The session has `linger`
@@ -33,16 +33,16 @@ struct Args {
     /// Leaders end streams themselves
     #[arg(long)]
     drops: bool,
-    /// Something between the two closes streams
+    /// A middlebox closes streams towards the leader, without the client's notice
     #[arg(long)]
     middlebox: bool,
     /// Leave this rule out
     #[arg(long, value_parser = PossibleValuesParser::new(Rule::ALL.map(Rule::name)).map(rule))]
     without: Option<Rule>,
-    /// Stop once these are broken; without it, every state is looked at
+    /// Stop once all of these promises are broken; by default, every state is visited
     #[arg(long, value_parser = PossibleValuesParser::new(PROMISES).map(promise))]
     until: Vec<&'static str>,
-    /// More than one is faster, and prints another path each time
+    /// Number of threads; with more than one, the printed paths differ from run to run
     #[arg(long, default_value_t = 1)]
     threads: usize,
 }

@@ -1,7 +1,7 @@
 //! The rules that can be left out, one at a time.
 
 /// One rule of the session deadlines, the quorum reads, or the client's lease deadline. A renewal is a keep-alive or an
-/// attach.
+/// attach. "Without" describes the model in which the rule is left out.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rule {
     /// The leader acknowledges a renewal only after a quorum read. Without: at once (P6).
@@ -17,13 +17,14 @@ pub enum Rule {
     NothingAfterEnd,
     /// A session expires only after a quorum read that began after its deadline.
     ExpiryRound,
-    /// A session expires only after all input that had arrived by then was read (P9).
+    /// A session expires only after all input was read that had arrived when the leader's check of the session began
+    /// (P9).
     ExpiryDrain,
     /// Time during which the leader was stalled does not count towards any deadline (P9).
     StallsDontCount,
     /// `linger` begins only if the client's side closed the stream. Without: also if the service did.
     ClientsCloseOnly,
-    /// `linger` does not shorten a deadline below the one that a new leader gave.
+    /// `linger` does not bring a session's deadline closer than one ttl after a new leader became active.
     Floor,
     /// The client cuts its own lease deadline to `linger` when its stream ends.
     ClientCuts,

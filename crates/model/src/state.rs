@@ -3,11 +3,13 @@
 //!
 //! Three variations are omitted, because the model always takes the worst case:
 //!
-//! - The client's clock is as slow as the margin allows: a longer lease deadline is never safer.
-//! - A renewal that is delayed in the network extends the lease less than one that is sent at its arrival, and the
-//!   leader can't distinguish them. So only renewals that outlive their stream are delayed.
-//! - A delayed acknowledgement gives the client a lease deadline that it could have had before. So an acknowledgement
-//!   arrives at once, or never.
+//! - The client's clock is as slow as the assumed drift allows. A faster clock makes the client stop earlier, which is
+//!   safer.
+//! - A renewal arrives at once, or after so long a delay that its acknowledgement can't extend the client's lease. A
+//!   shorter delay has the same effect at the leader as a renewal that is sent later and arrives at once, but gives the
+//!   client an earlier lease deadline, which is safer.
+//! - An acknowledgement arrives at once, or never. A delayed one gives the client only a lease deadline that it could
+//!   have had before.
 
 /// The session's ttl, in ticks.
 pub(crate) const TTL: u8 = 4;
@@ -44,8 +46,8 @@ pub struct State {
     pub(crate) opened: bool,
     /// P6 is broken: a leader acknowledged a renewal that had arrived after a later leader was elected.
     pub(crate) late_ack: bool,
-    /// P9 is broken: the end of a session was proposed although its client had sent a renewal in time, or although
-    /// the session had not had its full ttl.
+    /// P9 is broken: the end of the session was proposed although less than a ttl had passed since a renewal arrived,
+    /// or since the leader became active.
     pub(crate) hasty_end: bool,
 }
 
@@ -63,14 +65,14 @@ pub(crate) struct ModelClient {
 /// A renewal: a keep-alive or an attach. The first on a stream is its attach.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub(crate) struct KeepAliveCall {
-    /// The stream that carries the renewal; 0 for an unused slot.
+    /// The stream that carries the renewal; 0 if this element of `calls` is unused.
     pub(crate) stream: u8,
     /// Ticks until the client's lease deadline, if the renewal is acknowledged now.
     pub(crate) worth: u8,
     pub(crate) place: CallStage,
-    /// The renewal arrived after a later leader was elected.
+    /// The renewal arrived at a leader after a later one was elected.
     pub(crate) late: bool,
-    /// The renewal had arrived when the leader's check began.
+    /// The renewal had arrived, but was not read, when the leader's check began.
     pub(crate) old: bool,
 }
 
@@ -92,7 +94,7 @@ pub(crate) struct ModelStream {
     /// The leader at the other end of the stream.
     pub(crate) to: u8,
     pub(crate) end: CloseProgress,
-    /// The stream's close had arrived when the leader's check began.
+    /// The stream's close had arrived, but was not read, when the leader's check began.
     pub(crate) old: bool,
 }
 
@@ -212,7 +214,8 @@ impl State {
         &mut self.leaders[usize::from(leader)]
     }
 
-    /// Returns true if the session has ended and every active leader has applied that.
+    /// Returns true if the session has ended and no leader is active or about to become active: each has applied the
+    /// end, or has stepped down.
     pub(crate) fn is_over(&self) -> bool {
         let acts = |leader: &Leader| matches!(leader.role, Role::Coming | Role::Ready);
         self.ended && !self.leaders.iter().any(acts)
@@ -243,8 +246,9 @@ impl State {
 
     /// Normalizes the state: clears fields that can't matter any more, so that equivalent states are equal.
     pub(crate) fn settle(&mut self, leaders: u8) {
-        // A deposed leader can only acknowledge. Its proposals can survive only until the newest leader's first entry
-        // is applied.
+        // A deposed leader's proposal can be committed only by a later leader that is elected before the newest
+        // leader's first entry is applied. If no such election is possible, a deposed leader can only acknowledge, and
+        // its other fields are cleared.
         if !self.first_pending || self.elected + 1 == leaders {
             let elected = usize::from(self.elected);
             for leader in self.leaders[..elected].iter_mut().filter(|leader| leader.role == Role::Ready) {
@@ -256,7 +260,7 @@ impl State {
                 leader.check = None;
             }
         }
-        // Renewals whose acknowledgement would not extend the client's lease deadline.
+        // Renewals that are read but can no longer extend the client's lease deadline are dropped.
         self.forget(|call| call.worth == 0 && matches!(call.place, CallStage::Waiting | CallStage::Round));
         for call in self.calls.iter_mut().filter(|call| call.place != CallStage::Socket) {
             call.old = false;

@@ -7,7 +7,7 @@ use crate::v1::{self, server_item::What};
 
 /// Returns the item that answers a session's command.
 ///
-/// `label` returns the label of the session that holds the lock.
+/// `label` returns the label of a session; it is called for the holder that `Busy` names.
 #[must_use]
 pub fn reply_item(
     session: SessionId,
@@ -27,7 +27,8 @@ pub fn reply_item(
         Reply::Revoked { token } => What::Revoked(v1::Revoked { token: token.get() }),
         Reply::Refused(rejection) => What::Refused(refused(&rejection)),
         Reply::Done => What::Done(v1::Done {}),
-        // Only `SessionGone` occurs here: Opened, NotCurrent and StillClosed answer commands without a seq.
+        // Only `SessionGone` occurs here: `Opened`, `NotCurrent` and `StillClosed` are replies to `OpenSession` and
+        // `Break`, whose answers are not built here.
         Reply::SessionGone | Reply::Opened { .. } | Reply::NotCurrent { .. } | Reply::StillClosed => {
             What::SessionGone(v1::SessionGone {})
         }

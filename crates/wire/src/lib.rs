@@ -1,9 +1,11 @@
 //! The protobuf schema of Lockkeeper, the code generated from it, and every conversion between it and the lock
 //! rules.
 //!
-//! Responsible for: the encoding of all messages between processes, and of the records on disk. No other crate
-//! defines wire formats; this crate uses no time, sockets or files. The conversions check the range of every field.
-//! The numbers of items and names in a client's frame are checked before the frame is decoded.
+//! Responsible for the encoding of the messages between clients and nodes and among nodes, and of a node's log records.
+//! The pieces of a snapshot are encoded by `lockkeeper_core::snapshot`, and the storage layer adds checksums. This
+//! crate uses no time, sockets or files. The conversions refuse values that the types of the lock rules can't
+//! represent, and requests of clients whose content exceeds a limit. The numbers of items and names in a client's frame
+//! are checked before the frame is decoded.
 //!
 //! Reading order: the schema in `proto/lockkeeper/v1/`, then [`request`] (a client's requests), [`answer`] (the
 //! service's answers), [`entry`] (commands in the log).

@@ -82,10 +82,10 @@ pub fn secret_prefix(secret: &Secret) -> u64 {
 /// Why an item is not a valid [`Request`].
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum ItemError {
-    /// The content is not allowed. The item names its command, so a refusal can answer it, and its stream continues.
+    /// The content is not allowed. The service answers the item with this refusal, and the stream continues.
     ///
-    /// The table does not receive the command, and its seq is not used up (R6): a repeated command has the same content
-    /// and gets the same answer.
+    /// The table does not receive the command, and the command's seq is not used up (R6): a repetition has the same
+    /// content and gets the same answer.
     #[error("{}", refused.text)]
     Refused {
         /// The command's session; 0 for an `open`.
@@ -95,7 +95,8 @@ pub enum ItemError {
         /// The refusal to send.
         refused: v1::Refused,
     },
-    /// The item names no command, so no answer is possible.
+    /// The item is invalid and can't be answered with a refusal, since it names no command by session and seq, or has
+    /// an invalid secret. The whole frame is refused, and the service ends the stream.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
@@ -195,7 +196,7 @@ fn open(it: v1::OpenSession) -> Result<Open, ItemError> {
 }
 
 fn checked_acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Disallowed> {
-    // Checked before the names are parsed: a request can contain as many names as fit a frame.
+    // The number of names is checked before they are parsed: a request can contain as many names as fit a frame.
     let content = AcquireContent {
         names: it.names.len(),
         mode: fields::mode(it.mode, it.permits)?,

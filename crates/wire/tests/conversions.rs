@@ -1,4 +1,4 @@
-//! Encoded values decode unchanged, and arbitrary bytes are an error, never a panic.
+//! Encoded values decode unchanged. Arbitrary and damaged bytes never cause a panic.
 
 use lockkeeper_core::validate::{AcquireContent, SessionContent};
 use lockkeeper_core::{

@@ -89,7 +89,7 @@ fn decoding_a_frame_of_small_items_uses_bounded_memory() {
         (keep_alives(FRAME_ITEMS_MAX), Ok(FRAME_ITEMS_MAX)),
         (empty_names(most - 16), refused(most - 16, "names", FRAME_NAMES_MAX)),
         (empty_names(FRAME_NAMES_MAX + 1), refused(FRAME_NAMES_MAX + 1, "names", FRAME_NAMES_MAX)),
-        // A single command with too many names is refused, and the rest of the frame is accepted.
+        // A command with more than 64 names gets a refusal of its own; the frame is accepted.
         (empty_names(FRAME_NAMES_MAX), Ok(0)),
         (short_names(FRAME_NAMES_MAX), Ok(FRAME_NAMES_MAX / 64)),
         (short_names(FRAME_NAMES_MAX + 64), refused(FRAME_NAMES_MAX + 64, "names", FRAME_NAMES_MAX)),

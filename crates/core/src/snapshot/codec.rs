@@ -1,8 +1,9 @@
-//! Encoding of the fields of an item: numbers as varints of the shortest form, and a length before each byte string
-//! or list.
+//! Encoding of the fields of an item: numbers as varints of the shortest form, and a length before each list and each
+//! byte string of variable length.
 //!
-//! Used for digests and for state that stays inside the service; the wire crate encodes messages to clients. Every
-//! value has exactly one valid encoding, so a decoded item has the digest of the encoded one.
+//! Used for snapshots and their digests: between nodes, on their disks, in backups, and in the records of the `file:`
+//! backend. The wire crate encodes commands and messages. Every value has exactly one valid encoding, so a decoded item
+//! has the digest of the encoded one.
 
 use std::borrow::Borrow;
 

@@ -1,16 +1,16 @@
 //! The stream in which a snapshot is stored and sent: a header; one item for each session, request, limit, ending
 //! session and freed name; an end item. Also its digest.
 //!
-//! An item is its length (varint), a tag, and its fields. So a stream can be split at any position, and be read
-//! without storing all of it. The header comes first and the end last. The other items may come in any order: the
-//! snapshot iterator (`table/snapshot_iterator.rs`) writes them in memory order, [`Snapshot::encode`] sorts them.
-//! Readers order them by tickets, ids and names.
+//! An item is its length (varint), a tag, and its fields. So a stream can be split at any position, and be read without
+//! storing all of it. The header comes first and the end last. The other items may come in any order: the snapshot
+//! iterator (`table/snapshot_iterator.rs`) writes them in the order of their storage, [`Snapshot::encode`] in canonical
+//! order. Readers order them by tickets, ids and names.
 //!
-//! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item except the
-//! end, tag included. Nodes with the same state may have different memory orders, since their histories of restarts
-//! differ, and their digests must still be equal. It is a sum instead of an exclusive or, so that duplicates don't
-//! cancel out. The digest detects accidental damage and diverged replicas; it is no defence against crafted items.
-//! The end item contains the digest, so that a stream with a missing part is refused (P10).
+//! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item except the end,
+//! tag included. Nodes with the same state may store their entries in different orders, since their histories of
+//! restarts differ, and their digests must still be equal. The digest is a sum instead of an exclusive or, so that
+//! duplicates don't cancel out. The digest detects accidental damage and diverged replicas; it is no defence against
+//! crafted items. The end item contains the digest, so that a stream with a missing part is refused (P10).
 
 use std::borrow::Borrow;
 use std::ops::AddAssign;

@@ -77,23 +77,23 @@ pub struct KeptAnswer {
 pub struct EndingState {
     /// State of the session.
     pub session: SessionState,
-    /// Time for which its holds stay closed, in milliseconds.
+    /// Lock-delay of the session's holds, in milliseconds; 0 if the session did not expire.
     pub delay_ms: u64,
 }
 
-/// A name that a request has left, and whose waiters the grant pass has not all visited.
+/// A name whose waiters may have been unblocked, and have not all been visited by the grant pass: a request has left
+/// the name or was downgraded, or its limit was set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FreedState {
     /// Position in the order of the backlog.
     pub number: u64,
     /// The freed name.
     pub name: LockName,
-    /// Whether the request that left covered the subtree.
+    /// Whether that request covered the subtree.
     pub subtree: bool,
-    /// Mode of the request that left.
+    /// Mode in which that request held or waited; permit if the limit was set.
     pub kind: ModeKind,
-    /// Waiters up to this ticket need no visit: the request that left did not block them, or they were visited
-    /// since.
+    /// Waiters up to this ticket need no visit: the request did not block them, or they were visited since.
     pub after: Ticket,
 }
 

@@ -25,7 +25,7 @@ impl Table {
     }
 
     /// The checks that come first for every numbered command except `Finish`: session, `done_through`, seq and the
-    /// limit of kept answers. `Err`: the command is not executed, and this is its reply.
+    /// limit of kept answers. `Err` is the reply to a command that is not executed.
     fn take_seq(&mut self, id: SessionId, seq: Seq, done_through: Seq) -> Result<(), Reply> {
         let Some(mut session) = self.sessions.get_mut(id) else { return Err(Reply::SessionGone) };
         session.take_done_through(done_through);
@@ -43,9 +43,9 @@ impl Table {
         Ok(())
     }
 
-    /// Keeps an answer that is final at once, under its own seq (R3). The holder and the queue length of `Busy` are
-    /// not kept: they only inform, and they may differ between nodes, since a bounded search may visit other
-    /// entries (M2).
+    /// Keeps a reply that ends the request at once, under the request's own seq (R3). The holder and the queue length
+    /// of `Busy` are left out: they are informational, and the holder may differ between replicas, since the search for
+    /// it visits a bounded number of names in an order that differs between replicas (M2).
     fn keep_own(&mut self, id: SessionId, seq: Seq, reply: Reply) -> Reply {
         let kept = match &reply {
             Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
@@ -202,12 +202,14 @@ impl Table {
     }
 }
 
-/// The fields of a request that decide conflicts; also for a request that does not exist yet.
+/// The fields of a request that decide conflicts. Built from an acquire before its request is stored, or from a stored
+/// request.
 pub(super) struct Wanted<'a> {
     pub(super) nodes: &'a [NodeId],
     pub(super) kind: ModeKind,
     pub(super) subtree: bool,
-    /// Requested number of permits, which applies only if no limit is in force.
+    /// For a permit: the number of permits of a name that the request states, the N of "one of N". Used only at names
+    /// where no limit is in force.
     pub(super) of: Option<u32>,
 }
 

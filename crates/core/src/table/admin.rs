@@ -64,8 +64,8 @@ impl Table {
         };
         let node = self.names.intern(name.as_str());
         self.names.here_mut(node).set_limit(limit, &self.requests);
-        // The next grant pass must visit all waiters for permits of the name: a lower limit may have blocked any of
-        // them, and a higher one admits some.
+        // A higher limit may admit any waiters for permits of the name, so the grant pass after this command visits the
+        // waiters from the first ticket on.
         self.freed.push(Freed { name: node, subtree: false, kind: ModeKind::Permit, after: Ticket(0) });
         Reply::Done
     }

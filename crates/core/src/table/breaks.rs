@@ -88,7 +88,8 @@ impl Table {
             for &class in classes {
                 first.extend(here.holds_after(after, class, &self.requests).take(max));
             }
-            // Names above contribute only subtree holds, of which there are few; so little is sorted.
+            // Truncated after each name, so that the sort never covers more than the holds of one name and `max`
+            // others.
             first.sort_unstable();
             first.truncate(max);
         }

@@ -1,9 +1,9 @@
 //! Copy-on-write for snapshots: saves the old state of an entry that a command changes before the snapshot iterator
 //! has reached it.
 //!
-//! While a snapshot is in progress, each store (requests, sessions, freed names, names) has one of these
-//! structures, and consults it in the few methods that can change an entry. So the rules of the table need no code
-//! for snapshots, and without a snapshot the cost is one branch. The entries themselves have no field for it.
+//! While a snapshot is in progress, each store (requests, sessions, freed names, names) has one of these structures,
+//! and consults it in the few methods that can change an entry. So the rules of the table need no code for snapshots,
+//! and without a snapshot the cost is one branch. The entries themselves have no field for copy-on-write.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -52,7 +52,7 @@ pub(super) struct SnapshotWriter<'a> {
     left: usize,
 }
 
-/// The cost of an item in one part, in units of [`SnapshotWriter::left`].
+/// The units of [`SnapshotWriter::left`] that each part of an item costs.
 const ITEM: usize = 16;
 
 impl<'a> SnapshotWriter<'a> {
@@ -73,8 +73,8 @@ impl<'a> SnapshotWriter<'a> {
         self.spend(1);
     }
 
-    /// Writes an item of `parts` parts, each of which costs a random memory access. The budget is charged more for
-    /// a long item.
+    /// Writes an item. `parts` is the number of its names, or of a session's kept answers plus one: reading each costs
+    /// a random memory access. A long item costs more of the budget.
     pub(super) fn put(&mut self, parts: usize, put: impl FnOnce(&mut Vec<u8>) -> Digest) {
         let before = self.out.len();
         *self.digest += put(self.out);
@@ -92,10 +92,10 @@ impl<'a> SnapshotWriter<'a> {
 pub(super) struct SlabCursor {
     /// Next entry to visit.
     next: u32,
-    /// Index of the next entry to visit.
+    /// Index after the last entry to visit: entries from here on were added after the snapshot began.
     end: u32,
-    /// A bit for each entry that the iterator must skip: its old state was saved, or its place in the slab was
-    /// vacant when the snapshot began.
+    /// One bit per slab entry, set if the iterator must skip the entry: its old state was saved, or it was vacant when
+    /// the snapshot began.
     changed: Vec<u64>,
     pub(super) saved: CopyOnWriteBuffer,
 }
@@ -145,7 +145,7 @@ impl SlabCursor {
 
 /// Iterator position and changed entries of the sessions, in the order of their ids.
 pub(super) struct SessionsCursor {
-    /// Last session passed.
+    /// The last session that was visited; 0 before the first.
     passed: SessionId,
     /// Sessions with higher ids are new.
     last: SessionId,
@@ -194,7 +194,8 @@ impl FreedCursor {
         Self { next: 0, end, saved: CopyOnWriteBuffer::default() }
     }
 
-    /// Records that the first freed name is removed. Returns true if it must be saved: the iterator has not reached it.
+    /// Records that the first freed name, which has this number, is removed. Returns true if the name must be saved:
+    /// the iterator has not reached it.
     pub(super) fn note(&mut self, number: u64) -> bool {
         let is_ahead = (self.next..self.end).contains(&number);
         if is_ahead {

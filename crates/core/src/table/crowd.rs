@@ -12,7 +12,8 @@ use crate::types::{ModeKind, Slot, Ticket, Token};
 /// Waiters of one class at one name, in order of arrival.
 pub(super) type ByTicket = BTreeMap<Ticket, RequestId>;
 
-/// A request's mode and whether it covers a subtree. Conflicts depend only on the class.
+/// A request's mode and whether it covers a subtree. Whether two overlapping requests conflict depends only on their
+/// classes; permits are also counted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Class {
     Exclusive,
@@ -48,8 +49,8 @@ impl Class {
     }
 }
 
-/// The classes that conflict with `kind`, or that take permits from the same number (N2): all except shared with
-/// shared.
+/// Those of `classes` that can block a request of mode `kind` (N2): all, except the shared ones for a shared request.
+/// Permits block a permit only if none is left, which `is_full` checks.
 pub(super) fn opposed(kind: ModeKind, classes: &[Class]) -> impl Iterator<Item = Class> {
     classes
         .iter()
@@ -258,7 +259,8 @@ impl Here {
         self.settle();
     }
 
-    /// Sets an implied limit, just before the permit request that implies it is added.
+    /// Sets a limit, and keeps an implied one although the name may have no permit request yet: the caller adds the
+    /// request next. Restoring a snapshot sets stored limits this way too.
     pub(super) fn imply_limit(&mut self, limit: Limit, requests: &Requests) {
         self.crowd_mut(requests).limit = Some(limit);
     }

@@ -16,7 +16,8 @@ pub enum TokenStatus {
     Current,
     /// There is no live, unrevoked hold with this token that covers the name.
     NotCurrent {
-        /// Tokens of the live holds that cover the name, ascending, at most [`limits::LIVE_TOKENS_MAX`].
+        /// Tokens of the live, unrevoked holds among the [`limits::LIVE_TOKENS_MAX`] lowest tokens that cover the name,
+        /// ascending.
         live: Vec<Token>,
     },
     /// The token is 0 or above the counter.
@@ -54,13 +55,13 @@ impl Page {
 pub struct Description {
     /// The holds of this page that cover the name, including closed ones, by token.
     pub holds: Vec<HoldInfo>,
-    /// Number of all holds that cover the name.
+    /// Number of all holds that cover the name, including closed ones.
     pub hold_count: usize,
     /// Whether holds follow after the last one listed.
     pub has_more: bool,
     /// Number of waiters at exactly this name.
     pub waiter_count: usize,
-    /// The first waiters, in order of arrival.
+    /// The first waiters at exactly this name, in order of arrival.
     pub waiters: Vec<WaiterInfo>,
     /// Permit limit in force, and whether it is stored.
     pub limit: Option<(u32, bool)>,
@@ -79,7 +80,7 @@ pub struct HoldInfo {
     pub subtree: bool,
     /// All names of the hold.
     pub names: Vec<LockName>,
-    /// The permit of the described name that the hold has.
+    /// For a permit: the slot that the hold has at the described name.
     pub slot: Option<Slot>,
     /// Held, revoked or closed.
     pub state: HoldState,
@@ -174,9 +175,9 @@ impl Table {
         self.requests.watch(watched);
     }
 
-    /// Returns at most `max` names whose requests have changed since these names were last returned. A call
-    /// continues after the name where the last one ended, so a name that changes constantly doesn't starve the
-    /// others.
+    /// Returns at most `max` names whose requests have changed since these names were last returned. Each call
+    /// continues in byte order after the last name that the previous call returned, and wraps around, so a name that
+    /// changes constantly doesn't starve the others.
     pub fn take_changes(&mut self, max: usize) -> Vec<LockName> {
         self.requests.take_changes(max)
     }
@@ -211,8 +212,8 @@ impl Table {
     }
 
     /// Some of [`Table::names_in_use`], in no particular order, with bounded work: scans `places` slab entries from
-    /// `cursor` (initially 0) and returns the next cursor, `None` at the end. A name that stays in use during the
-    /// whole scan is returned exactly once.
+    /// `cursor` (initially 0) and returns the next cursor, `None` at the end. A name that stays in use during the whole
+    /// scan is returned exactly once.
     #[must_use]
     pub fn names_in_part(
         &self,
@@ -297,7 +298,7 @@ impl Table {
         })
     }
 
-    /// All derived counters and indexes in canonical order, for the comparison in `invariants::index`.
+    /// Derived counters and indexes in canonical order, for the comparison in `invariants::index`.
     pub(crate) fn counters(&self) -> impl PartialEq + std::fmt::Debug {
         let waiting = |id: NodeId, shared: bool| -> Vec<(Ticket, u32)> {
             let waiting = self.names.waiting_below(id, shared).into_iter().flatten();

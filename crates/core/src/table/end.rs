@@ -6,8 +6,8 @@ use crate::reply::{Effect, Effects, End, Reply};
 use crate::types::{ModeKind, Seq, SessionId, Token};
 
 impl Table {
-    /// Releases a hold or leaves the queue. Executed even if the command's own `seq` was seen before; a repetition
-    /// for the same `target` has no further effect (R4).
+    /// Releases a hold or leaves the queue. Executed even if the command's own `seq` was seen before. If the target has
+    /// ended already, ends nothing and returns the kept end (R4).
     pub(super) fn finish(
         &mut self,
         id: SessionId,
@@ -61,8 +61,8 @@ impl Table {
         Reply::Done
     }
 
-    /// Ends a request without a command of its client. The end is kept for every attach until a `Finish` confirms it
-    /// (R3).
+    /// Ends a request without a command of its client. The end is kept, and sent again at every attach, until a
+    /// `Finish` confirms it (R3).
     pub(super) fn end_unasked(&mut self, id: RequestId, end: End, closure: Closure, out: &mut Effects) {
         let request = &self.requests[id as usize];
         let ticket = request.ticket;
@@ -82,8 +82,8 @@ impl Table {
         tell_ends(vec![EndOf { ticket, ended: Some(ended), closed }], out);
     }
 
-    /// Removes a waiter, or ends a hold, which then stays closed for the greater of `keep_closed` and `delay_ms`
-    /// (D1). The caller updates the indexes of the request's session.
+    /// Removes a waiter, or ends a hold, which then stays closed for the greater of `keep_closed` and `delay_ms` (D1).
+    /// The caller removes the request from its session's `live`.
     pub(super) fn end_request(&mut self, id: RequestId, delay_ms: u64) -> Option<Effect> {
         let request = &self.requests[id as usize];
         let keep_ms = u64::from(request.keep_closed_ms);

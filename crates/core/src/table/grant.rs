@@ -44,7 +44,7 @@ impl Table {
         self.names.above(node).any(|(_, above)| self.has_conflict(above, kind, &Class::SUBTREES, ticket))
     }
 
-    /// Whether a request below the node conflicts with a subtree request at the node or above it.
+    /// Whether a request at a name below the node conflicts with a subtree request at the node or above it.
     pub(super) fn is_covered(&self, node: NodeId, kind: ModeKind, ticket: Ticket) -> bool {
         self.has_conflict(self.names.get(node), kind, &Class::SUBTREES, ticket)
             || self.is_covered_above(node, kind, ticket)
@@ -61,7 +61,8 @@ impl Table {
         })
     }
 
-    /// Whether no permit is left: holds + earlier waiting permits + 1 > limit. Closed holds count (L1).
+    /// Whether no permit is left: holds (closed ones included, L1) + earlier waiting permits + 1 > limit. Also returns
+    /// true if more than [`limits::PERMIT_WAITERS_PASSED_MAX`] earlier permits wait (M2).
     pub(super) fn is_full(&self, here: &Here, of: Option<u32>, ticket: Ticket) -> bool {
         let Some(limit) = here.limit().map(|limit| limit.number).or(of) else { return false };
         let held = here.holds(Class::Permit, &self.requests);
@@ -147,8 +148,8 @@ impl Table {
     /// Grants a waiter.
     pub(super) fn grant(&mut self, id: RequestId, out: &mut Effects) {
         let Some(owner) = self.requests[id as usize].owner else { return };
-        // The request becomes a hold before it leaves the queue, so that the name's implied limit is never without a
-        // permit request (L3).
+        // The request becomes a hold before it leaves the queue. In the other order, the name could be without a permit
+        // request for a moment, and its implied limit would be removed (L3).
         self.hold(id);
         self.unqueue(id);
         out.push(Effect::Granted { session: owner.session, seq: owner.seq, grant: self.grant_of(id) });

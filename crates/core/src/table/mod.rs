@@ -1,7 +1,7 @@
 //! The table: all sessions and all locks, and the function that changes them.
 //!
 //! `apply` dispatches a command and then runs the grant pass (G1). The rules are in one module per concept: `sessions`,
-//! `acquire`, `end`, `breaks`, `admin`; `work` bounds the work of a command.
+//! `acquire`, `grant`, `end`, `breaks`, `admin`. `pass` is the grant pass, and `work` bounds the work of a command.
 
 mod acquire;
 mod admin;
@@ -59,9 +59,10 @@ pub struct Table {
     /// Number of closed holds and live requests with `keep_closed` (D4).
     closing: usize,
     stored_limits: usize,
-    /// Names that the current command freed: a request has left them.
+    /// Names whose waiters the current command may have unblocked: a request has left the name or was downgraded, or
+    /// the name's limit was set.
     freed: Vec<Freed<NodeId>>,
-    /// Names that earlier commands freed, and whose waiters were not all visited yet.
+    /// Names that earlier commands freed, and whose waiters the grant pass has not all visited yet.
     unpassed: Unpassed,
     /// [`limits::WORK_PER_COMMAND_MAX`], or less in tests.
     work_max: usize,
@@ -152,8 +153,8 @@ impl Table {
         self.last_token
     }
 
-    /// The size of all sessions and requests in bytes, an estimate of their memory, at most
-    /// [`limits::TABLE_BYTES_MAX`]. It depends only on the replicated state, so it is the same on every node.
+    /// The size of all sessions and requests in bytes: an estimate of their memory that depends only on the replicated
+    /// state, so that it is the same on every node. [`limits::TABLE_BYTES_MAX`] limits it.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.requests.bytes() + self.sessions.bytes()
@@ -165,7 +166,7 @@ impl Table {
         self.rules
     }
 
-    /// Number of requests that hold, wait or stay closed.
+    /// Number of holds, waiters and closed holds.
     #[must_use]
     pub fn request_count(&self) -> usize {
         self.requests.len()

@@ -28,8 +28,8 @@ pub(super) struct NameNode {
     /// The last segment of the name. The node's ancestors store the other segments, so a deep name costs only its own
     /// length.
     segment: Box<str>,
-    /// Hash of the whole name. Stored because growing the index needs the hash of every name; computing it would
-    /// read a million names that are spread over the memory.
+    /// Hash of the whole name. Stored because growing the index needs the hash of every name: computing the hashes
+    /// again would read up to a million names that are spread over the memory.
     hash: u32,
     parent: NodeId,
     first_child: NodeId,
@@ -221,8 +221,8 @@ impl Names {
     pub(super) fn walk_on(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         let Some(mut walk) = self.walk.take() else { return true };
         while let Some(id) = walk.next(pen) {
-            // Nodes removed or inserted since the start need no extra check: `here_mut` has marked every node whose
-            // limit has changed.
+            // Nodes removed or inserted since the start need no extra check: `here_mut` has recorded every node whose
+            // limit may have changed.
             if let Some(node) = self.nodes.get(id as usize)
                 && let Some(limit) = node.here.limit()
             {
@@ -255,7 +255,8 @@ impl Names {
         })
     }
 
-    /// All nodes strictly below `top`, each once, in an order that must not affect any result.
+    /// All nodes strictly below `top`, each once. The order differs between replicas, so only informational results may
+    /// depend on it.
     pub(super) fn below(&self, top: NodeId) -> impl Iterator<Item = (NodeId, &NameNode)> {
         let mut at = self.nodes[top as usize].first_child;
         std::iter::from_fn(move || {
@@ -346,13 +347,14 @@ impl Names {
         (nodes, (end < self.nodes.capacity()).then_some(end))
     }
 
-    /// All nodes, in memory order: only for sums, sorting and checks.
+    /// All nodes, in the order of their ids, which differs between replicas: only for sums, sorting and checks.
     pub(super) fn all(&self) -> impl Iterator<Item = (NodeId, &NameNode)> {
         self.nodes.iter().map(|(id, node)| (id as NodeId, node))
     }
 }
 
-/// Uses half of the hash, which suffices for lookup: of a million names, a few hundred share it with another name.
+/// Uses half of the hash, which suffices for lookup: of a million names, a few hundred have the same 32 bits as another
+/// name.
 fn hash(seed: u64, name: &str) -> u32 {
     let mut hasher = SipHasher13::new_with_keys(seed, !seed);
     hasher.write(name.as_bytes());

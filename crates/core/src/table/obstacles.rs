@@ -1,4 +1,4 @@
-//! The queue position and the holder that a reply contains (Q1). They only inform people, so the search for them is
+//! The queue position and the holder that a reply contains (Q1). They are informational, so the search for them is
 //! bounded: a position may be a lower bound, and the holder may be missing (M2).
 
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ impl Table {
         }
     }
 
-    /// The session of the live hold with the lowest token, among the first conflicting holds found.
+    /// The session of the live hold with the lowest token, among at most [`limits::HOLDER_LOOK_MAX`] conflicting holds.
     fn conflicting_holder(&self, wanted: &Wanted<'_>) -> Option<SessionId> {
         let mut left = limits::HOLDER_LOOK_MAX;
         let mut lowest: Option<(Token, SessionId)> = None;
@@ -56,8 +56,10 @@ impl Table {
         self.requests[id as usize].owner.map(|owner| owner.session)
     }
 
-    /// Number of earlier waiters that overlap a request, except those compatible with it (Q1). Visits at most
-    /// [`limits::POSITION_LOOK_MAX`] of them, so it is a lower bound if there are more.
+    /// Number of earlier waiters that overlap a request, where two shared requests don't count each other (Q1). Visits
+    /// at most [`limits::POSITION_LOOK_MAX`] waiters, so the number is a lower bound if there are more. For one name
+    /// without subtree, and without a `Crowd` above it, each class is counted separately: exactly if all its other
+    /// waiters are earlier, otherwise up to that bound.
     pub(super) fn queued_ahead(&self, wanted: &Wanted<'_>, ticket: Ticket) -> u64 {
         let left = limits::POSITION_LOOK_MAX;
         if let &[node] = wanted.nodes
@@ -68,7 +70,7 @@ impl Table {
             let waiting = opposed(wanted.kind, &Class::ALL).map(|class| crowd.waiting.of(class));
             return waiting
                 .map(|waiting| match waiting.last_key_value() {
-                    // The request is the last waiter here, so all others came before it.
+                    // The request is the last waiter of its class, so all others of the class came before it.
                     Some((&last, _)) if last == ticket => waiting.len() - 1,
                     Some((&last, _)) if last > ticket => {
                         let ahead = waiting.range(..ticket).take(left).count();

@@ -1,9 +1,9 @@
 //! The grant pass of rule G1: finds the waiters that can be granted after requests have left their names.
 //!
-//! The pass visits only waiters that overlap a freed name and that the departed request may have blocked, in ticket
-//! order. It merges *lanes*: a lane is the queue, sorted by ticket, of the waiters of one class at one name, or of
-//! the shared or unshared waiters strictly below a name. Once a request blocks all remaining waiters of a lane, the
-//! pass drops that lane. So its work is proportional to its grants, and limited by its budget.
+//! The pass visits waiters in ticket order, and only those that overlap a freed name and may have been blocked by the
+//! request that left the name. It merges *lanes*: a lane is the queue, sorted by ticket, of the waiters of one class at
+//! one name, or of the shared or unshared waiters strictly below a name. Once a request blocks all remaining waiters of
+//! a lane, the pass drops that lane. So its work is proportional to its grants, and limited by its budget.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -18,10 +18,10 @@ use crate::name::LockName;
 use crate::reply::Effects;
 use crate::types::{ModeKind, Ticket};
 
-/// Identifies a lane: a node, and which of the node's lanes it is.
+/// Identifies a lane: a node of the tree of names, and which of the node's lanes it is.
 type LaneId = (NodeId, Lane);
 
-/// One of the lanes of a node.
+/// A lane of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
     /// Waiters of one class at the name itself.
@@ -39,7 +39,9 @@ struct Pass {
 }
 
 impl Pass {
-    /// Drops every lane whose waiters all conflict with a waiter or new hold of this class at the node.
+    /// Drops the lanes of the node whose waiters all conflict with a request of this class at the node. The caller has
+    /// just visited that request: all waiters that are left have later tickets, so the request blocks them, whether it
+    /// was granted or still waits.
     fn leave_behind(&mut self, node: NodeId, class: Class) {
         for class in opposed(class.kind(), &Class::ALL) {
             self.open.remove(&(node, Lane::At(class)));
@@ -112,7 +114,8 @@ impl Table {
         None
     }
 
-    /// Grants a waiter if it is not blocked, and drops the lanes in which no later waiter can be granted.
+    /// Grants a waiter if it is not blocked, or removes it if its session has ended. Drops the lanes in which no later
+    /// waiter can be granted.
     fn look_at(
         &mut self,
         id: RequestId,

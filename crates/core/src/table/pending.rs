@@ -1,12 +1,13 @@
-//! State that a new leader reads from the table: durations for its timers (D3), and unconfirmed ends, which are sent
-//! again at every attach (R3).
+//! Queries of the leader: the states for which a new leader sets timers (D3), whether a request still waits, and the
+//! unconfirmed ends, which are sent again at every attach (R3).
 
 use super::Table;
 use super::request::RequestStage;
 use crate::reply::End;
 use crate::types::{Seq, SessionId, Token};
 
-/// A state that a timer ends. The table stores only the timer's duration.
+/// A state that a timer of the leader ends. The table stores durations, not deadlines; the duration for a revoked hold
+/// is its session's ttl.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pending {
     /// A request that waits with a limit (W1).
@@ -37,9 +38,9 @@ pub enum Pending {
 }
 
 impl Table {
-    /// Returns some of the states that end by a timer, except sessions, in no particular order. Scans `places` slab
-    /// entries from `cursor` (initially 0) and returns the next cursor, `None` at the end. All calls together are
-    /// complete if the table does not change between them.
+    /// Returns some of the [`Pending`] states, in no particular order. Scans `places` slab entries from `cursor`
+    /// (initially 0) and returns the next cursor, `None` at the end. The calls from 0 to `None` return every such state
+    /// once if the table does not change between them.
     pub fn pending_in_part(
         &self,
         cursor: u64,

@@ -59,8 +59,9 @@ pub(super) struct Extras {
 const REQUEST_BYTES: usize = 192;
 const SEGMENT_BYTES: usize = 96;
 
-/// Accounted size in bytes of a request with these names. Every request counts the prefixes of its names, although
-/// the tree stores them once for all requests: so a table's size does not depend on the order of requests.
+/// Accounted size in bytes of a request with these names. Every request is charged for the prefixes of its names,
+/// although the tree stores a prefix once for all requests: so a request's accounted size does not depend on other
+/// requests.
 pub(super) fn base_bytes(names: &[LockName]) -> u32 {
     let names = names.iter().map(|name| name.segments() * SEGMENT_BYTES + name.as_str().len());
     (REQUEST_BYTES + names.sum::<usize>()) as u32
@@ -80,7 +81,7 @@ impl RequestEntry {
         Class::of(self.kind, self.subtree)
     }
 
-    /// The token of a hold or closed hold.
+    /// The token of a hold or closed hold; `None` for a waiter.
     pub(super) fn token(&self) -> Option<Token> {
         match self.stage {
             RequestStage::Waiting { .. } => None,

@@ -43,7 +43,7 @@ impl Requests {
         self.slab.len()
     }
 
-    /// All requests, in memory order: only for sums, sorting and checks.
+    /// All requests, in the order of their ids, which differs between replicas: only for sums, sorting and checks.
     pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &RequestEntry)> {
         self.slab.iter().map(|(id, request)| (id as RequestId, request))
     }
@@ -64,7 +64,8 @@ impl Requests {
         let id = insert(&mut self.slab, request);
         self.note(id, names);
         if let Some(walk) = &mut self.walk {
-            // The slab entry was vacant, so there is no old state to save; the iterator then skips the new request.
+            // There is no old state to save, since the slab entry was vacant. `note` makes the iterator skip the new
+            // request.
             walk.note(id);
         }
         id

@@ -6,7 +6,8 @@
 //!
 //! All properties that the table's code relies on are checked: numbers against the counters, uniqueness, and consistent
 //! references. The lock rules are not checked again, because the digest shows that the holds are those that were
-//! written. Size limits are not checked either: a version with a lower limit must read snapshots of an older version.
+//! written. Of the limits (M1), only those on names, tokens and permits are checked: a version with lower limits must
+//! read the snapshots of older versions.
 
 use super::Table;
 use super::crowd::{Class, Limit};
@@ -27,7 +28,7 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, SnapshotError> {
     Err(SnapshotError(why.into()))
 }
 
-/// Upper bound for counters in a snapshot: far above any that a table can reach, and low enough that incrementing
+/// Upper bound for counters in a snapshot: far above any value that a table can reach, and low enough that incrementing
 /// can't overflow.
 const COUNTER_MAX: u64 = 1 << 62;
 
@@ -273,7 +274,7 @@ impl Table {
     }
 
     /// Links the requests to their sessions. Sorts the requests first, so that each session's map is built at once,
-    /// with densely filled nodes.
+    /// with densely filled B-tree nodes.
     fn give_sessions_their_requests(&mut self) -> Result<(), SnapshotError> {
         let owned = self.requests.iter().filter_map(|(id, request)| Some((request.owner?, id)));
         let mut owned: Vec<(SessionId, Seq, RequestId)> =

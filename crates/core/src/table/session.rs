@@ -67,8 +67,8 @@ impl TableSession {
         SESSION_BYTES + self.label.len() as u64 + self.kept.len() as u64 * KEPT_BYTES + self.kept_name_bytes
     }
 
-    /// Takes the `done_through` of a command, before the command runs: it never falls, and raises the highest seq
-    /// seen (R1).
+    /// Takes the `done_through` of a command, before the command runs, and drops answers that it confirms.
+    /// `done_through` never falls, and raises the highest seq seen (R1).
     pub(super) fn take_done_through(&mut self, done_through: Seq) {
         self.see(done_through);
         self.done_through = self.done_through.max(done_through);
@@ -153,7 +153,7 @@ impl TableSession {
     }
 
     /// Whether the session has the maximum number of kept answers. Returns false while confirmed answers are still
-    /// kept, because later commands drop these.
+    /// kept: they don't count, since later commands drop them.
     pub(super) fn keeps_too_many(&self) -> bool {
         self.kept.len() >= limits::KEPT_ANSWERS_MAX && !self.has_confirmed()
     }
@@ -357,8 +357,9 @@ impl Sessions {
         }
     }
 
-    /// Takes the next request of an ending session; also returns the lock-delay of the session in milliseconds.
-    /// Removes sessions that have no requests left. `None` if no request is left, or if the budget is spent.
+    /// Takes the next request of an ending session; also returns the lock-delay of the session in milliseconds. Removes
+    /// sessions that have no requests left, with their kept answers. `None` if no request is left, or if the budget is
+    /// spent.
     pub(super) fn pop_ending(&mut self, budget: &mut Budget) -> Option<(SessionId, RequestId, u64)> {
         while !budget.is_spent()
             && let Some(&id) = self.ending.first()

@@ -41,7 +41,7 @@ impl Table {
         Reply::SessionGone
     }
 
-    /// Removes requests of ending sessions, until the budget is spent.
+    /// Removes requests, kept answers and then the entries of ended sessions, until the budget is spent.
     pub(super) fn end_ending(&mut self, budget: &mut Budget, out: &mut Effects) {
         let mut ends = Vec::new();
         while let Some((_, request, delay_ms)) = self.sessions.pop_ending(budget) {
@@ -53,7 +53,8 @@ impl Table {
         tell_ends(ends, out);
     }
 
-    /// Removes a waiter of an ending session, when the grant pass visits it before [`Table::end_ending`] has.
+    /// Removes a waiter of an ended session that [`Table::end_ending`] has not removed yet. Called when the grant pass
+    /// visits the waiter.
     pub(super) fn end_of_ending(&mut self, owner: Owner, id: RequestId) {
         self.sessions.forget_request(owner);
         let closed = self.end_request(id, 0);

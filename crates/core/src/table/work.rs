@@ -31,16 +31,17 @@ impl Visits {
     }
 }
 
-/// A freed name: a request that held it or waited for it has left it.
+/// A name whose waiters may have been unblocked: a request that held it or waited for it has ended or was downgraded,
+/// or the name's limit was set.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Freed<N> {
     pub(super) name: N,
-    /// Whether the request covered the subtree.
+    /// Whether that request covered the subtree.
     pub(super) subtree: bool,
-    /// The mode of the request that left. A shared request never blocked other shared ones.
+    /// The mode in which that request held or waited; permit if the limit was set. A shared request did not block other
+    /// shared ones.
     pub(super) kind: ModeKind,
-    /// Waiters up to this ticket need no visit: the request that left did not block them, or they were visited
-    /// since.
+    /// Waiters up to this ticket need no visit: the request did not block them, or they were visited since.
     pub(super) after: Ticket,
 }
 
@@ -70,9 +71,9 @@ impl Budget {
 /// The freed names whose grant pass (G1) has not run or not completed, in the order in which it will run.
 #[derive(Default)]
 pub(super) struct Unpassed {
-    /// The freed names, by consecutive numbers. Stores names instead of nodes, because a node is removed once its
-    /// name is unused. Numbering restarts at 0 whenever the map is empty, so a node restored from a snapshot
-    /// assigns the same numbers.
+    /// The freed names, by consecutive numbers. Stores names instead of `NodeId`s, because a node is removed from the
+    /// tree of names once its name is unused. Numbering restarts at 0 whenever the map is empty, so that a replica
+    /// restored from a snapshot assigns the same numbers.
     names: BTreeMap<u64, Freed<LockName>>,
     walk: Option<Box<FreedCursor>>,
 }
@@ -147,8 +148,8 @@ impl Freed<LockName> {
 
 impl Table {
     /// Whether earlier commands left work for [`Command::Resume`]. The table's driver must apply that command until
-    /// this returns false. Until then some requests wait that could be granted, and requests of some ended sessions
-    /// still exclude others.
+    /// this method returns false. Until then, requests that could be granted may still wait, and requests of ended
+    /// sessions may still exclude others.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         !self.unpassed.is_empty() || self.sessions.has_backlog()
@@ -161,16 +162,17 @@ impl Table {
         self.names.visits().0.get().wrapping_add(self.requests.visits().0.get())
     }
 
-    /// Replaces [`limits::WORK_PER_COMMAND_MAX`] by another bound, at least 1: with a low one, tests and the
-    /// simulator create a backlog from few requests. The bound decides which command grants which request, so it
-    /// must be the same on every node.
+    /// Replaces [`limits::WORK_PER_COMMAND_MAX`] by another bound, at least 1: with a low one, tests and the simulator
+    /// create a backlog from few requests. The bound decides which command grants which request, so it must be the same
+    /// on every replica.
     #[must_use]
     pub fn with_work_max(mut self, names: usize) -> Self {
         self.work_max = names.max(1);
         self
     }
 
-    /// Continues the backlog: confirmed answers, then sessions that are ending, then freed names.
+    /// Does a part of the backlog: drops confirmed answers, then removes ended sessions, then selects freed names for
+    /// the grant pass, which runs after the command.
     pub(super) fn resume(&mut self, out: &mut Effects) -> Reply {
         self.sessions.forget_some();
         self.end_ending(&mut Budget::new(self.work_max), out);
@@ -193,7 +195,7 @@ impl Table {
         std::iter::once(name.as_str()).chain(above).find_map(|name| self.names.find(name))
     }
 
-    /// Records that a request leaves its names, so that the grant pass visits the waiters there.
+    /// Records that a request leaves its names or is downgraded, so that the grant pass visits the waiters there.
     pub(super) fn free(&mut self, id: RequestId) {
         let request = &self.requests[id as usize];
         // The request blocked only requests with later tickets, since no request is granted past an earlier
@@ -208,7 +210,7 @@ impl Table {
 impl Command {
     /// Maximum number of table entries that this command visits, independent of the table's contents (M2): a multiple
     /// of the segments of its names, plus the bound on work for other requests, [`limits::WORK_PER_COMMAND_MAX`]. A
-    /// command that refers to a request counts as one with the longest possible list of names.
+    /// command that refers to a request by seq or token is charged for the longest possible list of names.
     #[must_use]
     pub fn visits_max(&self) -> u64 {
         self.visits_max_with(limits::WORK_PER_COMMAND_MAX)

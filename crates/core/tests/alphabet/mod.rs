@@ -1,6 +1,6 @@
 //! The commands that the exhaustive search tries in each state.
 //!
-//! The alphabet is small and covers every rule; exhaustive.rs lists the omissions and their reasons.
+//! The list of commands, the alphabet, is small; exhaustive.rs gives the omissions and their reasons.
 
 use lockkeeper_core::snapshot::{Phase, SessionState};
 use lockkeeper_core::{
@@ -83,7 +83,7 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     let session = state.id;
     let (seq, none) = (Seq(state.highest.0 + 1), Seq(0));
     all.extend(ACQUIRES.iter().map(|letter| acquire(session, seq, none, *letter)));
-    // A repeat of the first acquire that confirms all answers.
+    // An acquire with seq 1, which confirms all answers. It is a repetition unless the session has sent nothing yet.
     all.push(acquire(session, Seq(1), state.highest, ACQUIRES[0]));
     // Finishes every target: live, ended, refused, dropped, and one never seen.
     for target in 1..=seq.0 + 1 {
@@ -104,13 +104,13 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     all.push(Command::ExpireSession { session });
 }
 
-/// The leader's commands, each with every live token, applicable or not.
+/// Commands of the leader: those that name a token, with every token of a hold or closed hold, applicable or not; and
+/// the expiry of a session that never existed.
 fn of_leader(now: &Snapshot, all: &mut Vec<Command>) {
     for token in live_tokens(now) {
         all.push(Command::EndDelay { token });
         all.push(Command::EndRevoked { token });
     }
-    // A session that never existed.
     all.push(Command::ExpireSession { session: SessionId(now.last_session + 1) });
 }
 

@@ -89,8 +89,8 @@ impl Client {
         self.change(Seq(0), true)
     }
 
-    /// Seqs of acquires without a `Finish`, in any state. Those that were busy or refused are excluded: their
-    /// answer was final at once, so there is no request to end.
+    /// Seqs of acquires without a `Finish`, in any state. Acquires that were busy or refused are excluded: their answer
+    /// was final at once, so there is no request to end.
     pub(crate) fn without_finish(&self) -> Vec<Seq> {
         let open = |sent: &Sent| match sent {
             Sent::Acquire { finish: None, heard, .. } => *heard != Heard::Over(End::NotAcquired),
@@ -191,8 +191,8 @@ impl Client {
         let Some(Sent::Acquire { heard, .. }) = self.sent.get_mut(&seq) else {
             return Err(format!("{}/{seq} is no acquire of this client", self.session));
         };
-        // The client has confirmed a refusal, so the table may drop it; a `Finish` that was in flight then returns
-        // `gone` (R3).
+        // The client has confirmed the refusal of this acquire, so the table may have dropped the refusal; a `Finish`
+        // that was in flight then returns `gone` (R3).
         if *heard == Heard::Over(End::NotAcquired) && end == End::Gone && seq <= self.confirmed {
             return Ok(());
         }

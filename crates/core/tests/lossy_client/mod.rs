@@ -190,7 +190,8 @@ impl World {
         self.clients[client].stream.push_back(command);
     }
 
-    /// Applies a command to the table. `answers`: the client that receives the reply, if any.
+    /// Applies a command to the table. `answers`: the client that receives the reply, if any. `effects_heard`: whether
+    /// the clients receive the effects on their sessions.
     fn deliver(
         &mut self,
         command: &Command,
@@ -263,7 +264,8 @@ impl World {
         self.deliver(&Command::Break(order), None, !pick.is_multiple_of(3))
     }
 
-    /// The network recovers: every client attaches and finishes its requests; then all old frames arrive again.
+    /// The network recovers: every client attaches and finishes its requests; then all old frames arrive again, in an
+    /// order that `shuffle` selects. No request may be left before or after that.
     pub(crate) fn settle(&mut self, shuffle: u64) -> Result<(), String> {
         for _ in 0..2 {
             for client in 0..self.clients.len() {

@@ -63,8 +63,8 @@ impl Observer {
             Reply::Queued { .. } | Reply::Granted(_) => {
                 return Err(format!("P7: {session}/{seq} was answered {reply:?} though {fate:?}"));
             }
-            // A refusal for too many kept answers would be answered `gone` at a retry (R6); no client here reaches
-            // that limit.
+            // A request refused with `TooManyKeptAnswers` keeps no answer, so its retry is answered `gone` and not as
+            // refused (R6). No client here reaches that limit, so this arm need not distinguish it.
             Reply::Busy { .. } | Reply::Refused(_) => {
                 if fate.lived || fate.ended.is_some_and(|end| end != End::NotAcquired) {
                     return Err(format!("P7: {session}/{seq} was answered {reply:?} though {fate:?}"));
@@ -84,8 +84,8 @@ impl Observer {
         let fate = self.0.entry((session, target)).or_default();
         match (fate.ended, end) {
             (Some(first), end) if first == end => Ok(()),
-            // A duplicate of a `Finish`, after the client has confirmed the end. The answers that the client
-            // receives are checked by the client itself.
+            // The `Finish` is a duplicate that arrives after the client has confirmed the end. `Client::over` checks
+            // the answers that the client receives.
             (Some(_), End::Gone) => Ok(()),
             (None, End::Gone) if fate.lived => {
                 Err(format!("P7: {session}/{target} was alive, and a Finish says gone"))
@@ -108,7 +108,7 @@ impl Observer {
         }
     }
 
-    /// Whether the answer to a client equals the actual outcome.
+    /// Checks that the end that a client has received equals the actual outcome.
     pub(crate) fn agrees(&self, session: SessionId, seq: Seq, end: End) -> Result<(), String> {
         let fate = self.0.get(&(session, seq)).copied().unwrap_or_default();
         if fate.ended == Some(end) {

@@ -1,8 +1,9 @@
-//! A naive reference table: quadratic, without indexes, and evidently correct. Other tests compare the real table with
-//! it.
+//! A naive reference table: quadratic, without indexes, and simple enough to be checked by reading. Tests compare the
+//! real table with it.
 //!
-//! It is readable beside `docs/table-rules.md`: one small function per rule, named by its number. It is written from
-//! the rules alone, must not share code with the table, and must not be optimized.
+//! To be read beside `docs/table-rules.md`: one small function per rule, named by the rule's number. It is written from
+//! the rules alone, shares only names, basic types and limits with the table, and must not be optimized. It does not
+//! model the 4 GiB of M1 and the bounds of M2.
 #![allow(dead_code, reason = "each test binary uses its own part of the oracle")]
 
 pub(crate) mod pair;
@@ -52,7 +53,8 @@ impl Told {
         self.0.push(((3, ticket, 0), effect));
     }
 
-    /// E1: session ended; revoked; ends and closed holds in ticket order, the end first; grants in ticket order.
+    /// E1: sessions ended; revoked; ends and closed holds in ticket order, for one ticket the end first; grants in
+    /// ticket order.
     fn e1_in_order(mut self, out: &mut Effects) {
         self.0.sort_by_key(|(place, _)| *place);
         out.extend(self.0.into_iter().map(|(_, effect)| effect));
@@ -203,7 +205,7 @@ impl Oracle {
                 request.owner = None;
                 request.value = Box::default();
                 request.meta = Box::default();
-                request.keep_closed_ms = 0; // the closed hold has it as its `ms`
+                request.keep_closed_ms = 0; // `Phase::Closed` has its own `ms`
                 request.phase = Phase::Closed { token, slots, ms };
                 told.closed(ticket, token, ms);
             }
@@ -291,7 +293,7 @@ impl Oracle {
         Reply::Done
     }
 
-    /// B4: tokens of live, unrevoked holds that cover the name, ascending.
+    /// B4: tokens of live, unrevoked holds that cover the name, ascending; without the bound of 64.
     fn b4_live_tokens(&self, name: &LockName) -> Vec<Token> {
         let mut live: Vec<Token> = self
             .state

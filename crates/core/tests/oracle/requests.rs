@@ -31,7 +31,8 @@ fn n2_overlap(one: &RequestState, other: &RequestState) -> bool {
     })
 }
 
-/// N2 without counting permits; owners don't matter (N3).
+/// N2: whether two requests conflict, whoever owns them (N3). Two permit requests don't conflict here;
+/// `permits_are_out` counts them.
 fn n2_conflict(one: &RequestState, other: &RequestState) -> bool {
     let side_by_side =
         one.mode == other.mode && (one.mode == ModeKind::Shared || one.mode == ModeKind::Permit);
@@ -159,7 +160,7 @@ impl Oracle {
         });
     }
 
-    /// R7: requests per session, closed holds (D4), tokens left (T3).
+    /// R7: requests per session, closed holds (D4), tokens left (T3). The 4 GiB of M1 are not modelled.
     fn limits_of_requests(&self, request: &RequestState) -> Option<Rejection> {
         let session = request.owner.map(|(session, _)| session);
         let own = self.state.requests.iter().filter(|r| r.owner.map(|(s, _)| s) == session).count();
@@ -189,7 +190,7 @@ impl Oracle {
             && request.names.iter().all(|name| !self.permits_are_out(request, name, implied))
     }
 
-    /// Holds, closed holds and earlier waiters.
+    /// All holds, closed holds and earlier waiters, except the request itself.
     fn in_the_way<'a>(&'a self, request: &'a RequestState) -> impl Iterator<Item = &'a RequestState> {
         self.state.requests.iter().filter(|other| {
             other.ticket != request.ticket && (!is_waiting(other) || other.ticket < request.ticket)

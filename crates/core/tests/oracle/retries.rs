@@ -7,7 +7,8 @@ use lockkeeper_core::{End, Grant, Rejection, Reply, Seq, SessionId};
 use super::{Oracle, Told};
 
 impl Oracle {
-    /// `Acquire`, `SetValue` and `Downgrade`: the first four checks of R7, the command itself, then R6.
+    /// `Acquire`, `SetValue` and `Downgrade`: the first four checks of R7, the limit of kept answers, the command
+    /// itself, then R6.
     pub(crate) fn numbered(
         &mut self,
         session: SessionId,

@@ -1,5 +1,6 @@
-//! Random commands, generated as steps relative to the table's current state, so that they often apply and still shrink
-//! well.
+//! Random commands. They are generated as steps, such as "finish the third live request", and become commands when they
+//! run, by the table's state at that time. So most commands have an effect, also in a history that proptest has
+//! shortened.
 //!
 //! This module only chooses commands; it contains no expectation about the results.
 
@@ -150,7 +151,7 @@ pub(crate) fn asked() -> impl Strategy<Value = Asked> {
         |(names, mode, subtree, if_busy, keep_closed_ms, value_bytes, meta_bytes)| Asked {
             names,
             mode,
-            // Mostly legal: a permit request that covers a subtree is always refused.
+            // A permit request with a subtree is always refused, so only the few with a value of 3 bytes keep the flag.
             subtree: subtree && (!matches!(mode, Mode::Permit { .. }) || value_bytes == 3),
             if_busy,
             keep_closed_ms,

@@ -12,7 +12,8 @@ pub(crate) enum Line {
     Show,
 }
 
-/// The words after the verb, consumed one by one; unused words at the end are an error.
+/// The words of a line. Each is removed when it is parsed, flags and `key=value` at any position; words that are left
+/// at the end are an error.
 struct Words<'a>(Vec<&'a str>);
 
 impl<'a> Words<'a> {

@@ -41,7 +41,7 @@ pub(crate) fn effect(effect: &Effect, called: &dyn Fn(SessionId) -> String) -> S
     }
 }
 
-/// All live requests in ticket order, then the limits.
+/// All waiters, holds and closed holds in ticket order, then the limits.
 pub(crate) fn table(snapshot: &Snapshot, called: &dyn Fn(SessionId) -> String) -> String {
     let mut parts: Vec<String> =
         snapshot.requests.iter().map(|request| request_line(request, called)).collect();
