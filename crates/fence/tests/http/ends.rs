@@ -173,7 +173,8 @@ fn two_processes_can_not_keep_the_same_marks() {
 fn a_full_disk_lets_nothing_through_and_loses_nothing() {
     let name = "a_full_disk_lets_nothing_through_and_loses_nothing";
     if let Some((dir, _)) = as_child() {
-        // SAFETY: the process has no handler of its own for this signal; ignoring it turns it into an error.
+        // SAFETY: the process has no handler of its own for this signal. With the signal ignored, a write above the
+        // limit returns an error instead of ending the process.
         unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.expect("ignored");
         let (_, hard) = getrlimit(Limit::RLIMIT_FSIZE).expect("a limit");
         let limit = |bytes| setrlimit(Limit::RLIMIT_FSIZE, bytes, hard).expect("below the hard limit");
