@@ -68,7 +68,7 @@ fn handler() -> Router {
     Router::new().route("/{what}", put(async |body: String| if body == "one" { "done" } else { "what?" }))
 }
 
-/// The time that the disk takes to append and sync one page.
+/// Appends and syncs one page; returns the time that this took.
 fn append(file: &mut File) -> Duration {
     let begun = Instant::now();
     file.write_all(&[7; PAGE]).expect("room");
@@ -76,8 +76,8 @@ fn append(file: &mut File) -> Duration {
     begun.elapsed()
 }
 
-/// The time that the disk takes for a commit like the store's: five scattered pages in a file of constant size, and
-/// one sync.
+/// Writes as a commit of the store does: five scattered pages in a file of constant size, and one sync. Returns the
+/// time that this took.
 fn commit(file: &File, number: u64) -> Duration {
     let begun = Instant::now();
     for page in 0..5 {

@@ -60,7 +60,7 @@ const EXTRA: u8 = 3;
 
 /// Why a call at a SQLite fence failed.
 ///
-/// After any of them the transaction in which it happened must be rolled back.
+/// After any of these errors, roll back the transaction in which it happened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SqliteError {
@@ -252,7 +252,7 @@ pub fn check_once(
 /// The current marks; the default ones if the resource was never seen.
 ///
 /// # Errors
-/// [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
+/// [`SqliteError::Resource`], [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
 pub fn marks(connection: &Connection, resource: &str) -> Result<Marks, SqliteError> {
     checked(resource)?;
     load(connection, resource)
@@ -262,7 +262,7 @@ pub fn marks(connection: &Connection, resource: &str) -> Result<Marks, SqliteErr
 /// Stop all writers first: a holder of an old token would pass the lowered mark.
 ///
 /// # Errors
-/// [`SqliteError::Busy`], [`SqliteError::NotInstalled`], [`SqliteError::Database`].
+/// [`SqliteError::Resource`], [`SqliteError::Busy`], [`SqliteError::NotInstalled`], [`SqliteError::Database`].
 pub fn reset(connection: &mut Connection, resource: &str, to: Token) -> Result<(), SqliteError> {
     checked(resource)?;
     let failed = |error| means("the reset of the marks", error);

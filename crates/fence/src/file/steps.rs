@@ -42,8 +42,8 @@ pub(super) trait FenceFiles {
 /// Reads the marks. A missing mark file means a resource that was never seen, or lost marks (an error) if `founded` is
 /// true.
 pub(super) fn load(disk: &mut impl FenceFiles) -> Result<Marks, FileError> {
-    // `founded` is read first. In the other order, a reader without the flock could find no marks, then a concurrent
-    // first check creates them, then the reader finds `founded` true and reports lost marks.
+    // `founded` is read first. In the other order, a concurrent first check could run between the two reads of a reader
+    // without the flock: that reader would find no marks but `founded` true, and report lost marks.
     let founded = disk.founded()?;
     match disk.marks()? {
         Some(bytes) => format::decode(&bytes).map_err(|why| disk.unreadable(why)),

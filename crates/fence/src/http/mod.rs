@@ -19,7 +19,7 @@
 //! | `Fencing-Token` | decimal, 1 to 2^53 - 1 | not checked; 428 for a guarded method |
 //! | `Fencing-Resource` | a name ([`Resource`]) | [`Rules::resource_by`] if set, otherwise the path |
 //! | `Fencing-Mode` | `exclusive`, `shared`, `permit`, `permit;slot=3` | `exclusive` |
-//! | `Fencing-Action` | `enter`, `write`, or `check_once` for one blind effect per grant | safe methods enter, others write |
+//! | `Fencing-Action` | `enter`, `write`, or `check_once`: both in one step, once per token | safe methods enter, others write |
 //!
 //! # Response
 //! | status | `type` | when |

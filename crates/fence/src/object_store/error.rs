@@ -41,7 +41,7 @@ pub enum ObjectError {
     Contended {
         /// The resource.
         resource: String,
-        /// Number of puts.
+        /// Number of tries: puts, and repeated reads.
         tries: u32,
     },
     /// The outcome of a change is unknown.
@@ -53,7 +53,7 @@ pub enum ObjectError {
     Unsure {
         /// The resource.
         resource: String,
-        /// Number of puts.
+        /// Number of tries: puts, and repeated reads.
         tries: u32,
         /// The store's last error, if there was one.
         source: Option<::object_store::Error>,

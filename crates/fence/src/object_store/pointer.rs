@@ -10,14 +10,14 @@
 //! 1. A writer reads the count before it uploads (the count is part of the data's name), and may set the pointer
 //!    only if the count is unchanged. The conditional put enforces this: it replaces the very record in which the
 //!    count was checked.
-//! 2. A sweep first raises the count, by such a put, and reads the name of the current data in the same step.
+//! 2. A sweep first raises the count, by a conditional put, and reads the name of the current data in the same step.
 //! 3. Only then does it list the data. It removes data with a lower count, except those that the pointer named in
 //!    step 2.
 //!
-//! After step 2 the pointer can no longer be set to data with a lower count, and the data that it named are kept.
-//! Writers that are uploading at that time get an error and must upload again. The minimum age given to a sweep
-//! only spares such writers, and readers that have read the pointer but not yet the data; it is measured by the
-//! store's clock alone.
+//! After step 2 the pointer can no longer be set to data with a lower count, and the data that it named are kept. So an
+//! upload that is under way at that time can't be published: `write` uploads again, and `publish` fails with
+//! [`ObjectError::DraftSwept`]. The minimum age given to a sweep only makes the removal of data less likely that a
+//! reader has found in the pointer but not read yet. Ages are measured by the store's clock alone.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -300,8 +300,8 @@ impl PointerFence {
 
     /// Removes data of `resource` that its pointer does not name and whose age is at least `older_than`, by the store's
     /// clock. A sweep may run at any time and concurrently with all other calls, including other sweeps; it needs no
-    /// token. Choose a duration longer than an upload and a read: a shorter one is safe, but makes concurrent writers
-    /// upload again and readers read again.
+    /// token. Choose a duration longer than an upload and a read: a shorter one is safe, but readers may have to read
+    /// again. Concurrent writers must upload again in any case.
     ///
     /// # Errors
     /// [`ObjectError::Store`], [`ObjectError::Contended`], [`ObjectError::Unsure`], and those of
@@ -331,7 +331,7 @@ impl PointerFence {
             else {
                 continue;
             };
-            // Other objects in the folder don't belong to the fence.
+            // Skips objects that don't have a name of the fence, and the data that the pointer names.
             let Some(sweeps) = sweeps_of(name).filter(|_| Some(name) != named) else { continue };
             let age = now.signed_duration_since(data.last_modified).to_std().unwrap_or_default();
             if sweeps >= pointer.sweeps || age < older_than {

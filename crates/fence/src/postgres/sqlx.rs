@@ -57,9 +57,9 @@ pub async fn check(executor: impl PgExecutor<'_>) -> Result<Findings, PostgresEr
 
 /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
 ///
-/// With a pool, or a connection outside a transaction, the mark is committed when this returns. With `&mut
-/// *transaction` this must be the first statement of the transaction, and the section's reads and writes must all be in
-/// it: then other sections wait for its end instead of being refused (a stalled section blocks them, until
+/// With a pool, or a connection outside a transaction, the mark is committed when this returns. With a transaction
+/// (pass `&mut *transaction`) this must be its first statement, and the section's reads and writes must all be in that
+/// transaction: then other sections wait for its end instead of being refused (a stalled section blocks them, until
 /// `idle_in_transaction_session_timeout` if that is set).
 ///
 /// # Errors
@@ -107,7 +107,8 @@ pub async fn check_once(
 /// The current marks; the default ones if the resource was never seen.
 ///
 /// # Errors
-/// [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`], [`PostgresError::Database`].
+/// [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`],
+/// [`PostgresError::Database`].
 pub async fn marks(executor: impl PgExecutor<'_>, resource: &str) -> Result<Marks, PostgresError> {
     checked(resource)?;
     let rows: Vec<(i32, i64, i64)> = ::sqlx::query_as(READ_MARKS)
@@ -123,7 +124,8 @@ pub async fn marks(executor: impl PgExecutor<'_>, resource: &str) -> Result<Mark
 /// [`grants_sql`](super::grants_sql) deliberately omits.
 ///
 /// # Errors
-/// [`PostgresError::NotInstalled`], [`PostgresError::Database`].
+/// [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::Replica`],
+/// [`PostgresError::Database`].
 pub async fn reset(executor: impl PgExecutor<'_>, resource: &str, to: Token) -> Result<(), PostgresError> {
     checked(resource)?;
     let asked = ::sqlx::query(RESET).bind(resource).bind(bigint(to)).execute(executor).await;

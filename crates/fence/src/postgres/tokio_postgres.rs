@@ -106,7 +106,8 @@ pub async fn check_once(
 /// The current marks; the default ones if the resource was never seen.
 ///
 /// # Errors
-/// [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`], [`PostgresError::Database`].
+/// [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`],
+/// [`PostgresError::Database`].
 pub async fn marks<C: GenericClient + Sync>(client: &C, resource: &str) -> Result<Marks, PostgresError> {
     checked(resource)?;
     let failed = |error| means(Action::Enter, "the look at the marks", error);
@@ -119,7 +120,8 @@ pub async fn marks<C: GenericClient + Sync>(client: &C, resource: &str) -> Resul
 /// [`grants_sql`](super::grants_sql) deliberately omits.
 ///
 /// # Errors
-/// [`PostgresError::NotInstalled`], [`PostgresError::Database`].
+/// [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::Replica`],
+/// [`PostgresError::Database`].
 pub async fn reset<C: GenericClient + Sync>(
     client: &C,
     resource: &str,

@@ -22,7 +22,7 @@ pub struct Finding {
 pub(super) struct Servers {
     /// The text of `INFO` of each server.
     told: Vec<String>,
-    /// The error reply, if there was one.
+    /// The error reply to `INFO`, or empty.
     why: String,
 }
 

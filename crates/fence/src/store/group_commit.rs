@@ -64,7 +64,7 @@ struct CommitBatch {
 #[derive(Debug)]
 #[must_use]
 pub(super) enum Decision<T> {
-    /// Decided, and durable.
+    /// Decided, and durable. (Marks that were only read may not be durable yet.)
     Now(T),
     /// Decided; durable once a batch is.
     With(T, CommitReceiver),

@@ -8,7 +8,7 @@
 //! for tests and for resources that don't survive a restart either.
 //!
 //! Reading order: `group_commit.rs` (which check waits for which commit; no disk), `disk.rs` (the file), `durable.rs`
-//! (the thread that takes batches from the former and commits them to the latter), `error.rs`.
+//! (the thread that commits the batches to the file), `error.rs`.
 
 mod disk;
 mod durable;

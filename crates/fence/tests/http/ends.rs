@@ -1,7 +1,7 @@
 //! Processes that are killed, restarted, limited, or that compete for the same marks.
 //!
-//! Such a test runs itself again as a child process: with `CHILD` set, it acts as the child and never returns to
-//! the parent's part.
+//! Such a test runs itself again as a child process: with `CHILD` set, it acts as the child and does not run the
+//! parent's part.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::env;

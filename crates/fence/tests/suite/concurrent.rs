@@ -18,7 +18,7 @@ const USERS: usize = 4;
 /// The longest stall, in microseconds: several sections long, so that later sections overtake a stalled user.
 const STALL_US: u64 = 2000;
 
-/// Stalls in one of three calls, at random. The stalls are the injected fault; no assertion depends on their length.
+/// Stalls with a probability of one third. The stalls are the injected fault; no assertion depends on their length.
 async fn perhaps_stall(random: &mut fastrand::Rng) {
     if random.u8(..3) == 0 {
         tokio::time::sleep(Duration::from_micros(random.u64(..STALL_US))).await;
