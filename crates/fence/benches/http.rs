@@ -1,9 +1,9 @@
 //! The overhead of the HTTP fence on a handler, over a real socket; variants alternate within one run.
 //!
-//! `cargo bench -p lockkeeper-fence --features http --bench http [DIRECTORY]`. The marks are stored in DIRECTORY,
-//! or in the system's directory for temporary files (which may be in memory, where a sync costs nothing). Targets:
-//! with a token that was seen before, 1.2 × the handler's p50; with a new token, that plus one `fdatasync`. Only
-//! prints; asserts nothing.
+//! `cargo bench -p lockkeeper-fence --features http --bench http [DIRECTORY]`. The marks are stored in DIRECTORY, or in
+//! the system's directory for temporary files (which may be in memory, where a sync costs nothing). Targets: with a
+//! token that was seen before, 1.2 × the handler's p50; with a new token, that plus one `fdatasync` after a write of
+//! five scattered pages, as in a commit of the store. The targets are not asserted.
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 use std::fs::File;
@@ -68,7 +68,7 @@ fn handler() -> Router {
     Router::new().route("/{what}", put(async |body: String| if body == "one" { "done" } else { "what?" }))
 }
 
-/// The time that the disk takes to append and sync one page.
+/// Appends and syncs one page; returns the time that this took.
 fn append(file: &mut File) -> Duration {
     let begun = Instant::now();
     file.write_all(&[7; PAGE]).expect("room");
@@ -76,12 +76,12 @@ fn append(file: &mut File) -> Duration {
     begun.elapsed()
 }
 
-/// The time that the disk takes for a commit like the store's: five scattered pages in a file of constant size, and
-/// one sync.
+/// Writes as a commit of the store does: five scattered pages in a file of constant size, and one sync. Returns the
+/// time that this took.
 fn commit(file: &File, number: u64) -> Duration {
     let begun = Instant::now();
     for page in 0..5 {
-        // Other pages for each commit, of 256 in total.
+        // Each commit writes other pages, out of 256.
         let at = (number * 37 + page * 53) % 256 * PAGE as u64;
         file.write_all_at(&[u8::try_from(number % 256).expect("a byte"); PAGE], at).expect("room");
     }

@@ -11,8 +11,9 @@ use lockkeeper_fence::{Section, Token};
 use lockkeeper_rig::Postgres;
 use tokio_postgres::{Client, NoTls, Statement};
 
-/// Writes per measurement; the next constant is the number of measurements per variant.
+/// Writes per measurement.
 const WRITES: usize = 400;
+/// Measurements per variant.
 const TURNS: usize = 7;
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
@@ -47,7 +48,7 @@ impl Table {
         Ok(transaction.commit().await?)
     }
 
-    /// One UPDATE, with or without the mark in it.
+    /// One UPDATE, with or without the condition on the fence column.
     async fn statement(&mut self, fenced: bool) -> Outcome {
         if fenced {
             fence::write_row(&self.client, &self.rows, &3_i64, self.section, "pieces = pieces + 1", &[])
@@ -72,7 +73,7 @@ enum Kind {
     Statement,
 }
 
-/// The p50 of a write without the fence and with it.
+/// Medians of the measurements' p50: without the fence, and with the fence.
 async fn compare(table: &mut Table, kind: Kind) -> Outcome<(Duration, Duration)> {
     let mut p50s = [Vec::new(), Vec::new()];
     for turn in 0..2 * TURNS {

@@ -1,7 +1,7 @@
 //! The byte format of one resource's marks, used by mark files and by the store of marks.
 //!
-//! Every truncation, bit flip or manual edit is detected and reported as an error, never read as other marks. The
-//! format is text, so that an operator can read it with `cat`:
+//! A checksum detects truncation, bit flips and manual edits, which are reported as errors and never read as other
+//! marks. The format is text, so that an operator can read it with `cat`:
 //! ```text
 //! lockkeeper-fence 1
 //! base any 18 writer 17
@@ -21,7 +21,8 @@ use crate::rule::Marks;
 
 /// The version that this code writes, and the only one that it reads.
 pub(crate) const VERSION: u32 = 1;
-/// Longest mark file, in bytes: every slot with the longest numbers. Checked before the file is read.
+/// Longest mark file, in bytes: every slot with the longest numbers. A longer file is refused as damaged, and not read
+/// further.
 #[cfg(any(test, target_os = "linux"))]
 pub(crate) const BYTES_MAX: u64 = 64 + lines::BYTES_MAX;
 

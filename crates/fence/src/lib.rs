@@ -24,14 +24,14 @@
 //! # }
 //! ```
 //!
-//! Every fence has the same calls: `enter(section)`, a write whose check and effect are one atomic step, and
-//! `check_once` for a blind effect. All take a [`Section`] and refuse with [`Refused`]. They share no trait because
-//! effects differ in type (bytes, a closure, a statement in the caller's transaction); they share the rule,
-//! [`Marks::check`], and the tests.
+//! Every fence except `HttpFence`, which is a `tower` layer, has the same calls: `enter(section)`, a write whose check
+//! and effect are one atomic step, and `check_once` for a single write that depends on nothing read before. All take a
+//! [`Section`] and refuse with [`Refused`]. They share no trait because effects differ in type (bytes, a closure, a
+//! statement in the caller's transaction); they share the rule of [`Marks::check`] and the tests.
 //!
 //! Rules are cited by the numbers of `docs/table-rules.md` (F-a …), promises as P1–P12 (`docs/SAFETY.md`).
 
-/// Compiles the examples of the guide, which cover all fences.
+/// Compiles the examples of the guide. Needs the features of all fences that the examples use.
 #[cfg(all(
     doctest,
     target_os = "linux",

@@ -1,11 +1,11 @@
-//! Marks as lines of text, the form used by fences that store text of their own.
+//! Marks as lines of text: for mark files, the store of marks, and fenced objects.
 //!
-//! Covers the lines of the marks only; header and checksum belong to the caller:
+//! Contains the lines of the marks only; the caller adds header and checksum:
 //! ```text
 //! base any 18 writer 17
 //! slot 3 any 20 writer 20
 //! ```
-//! 0 is a mark that no token has reached. One line per stored slot, in ascending order.
+//! 0 means that no token has passed. One line per stored slot, in ascending order.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use lockkeeper_core::limits::PERMITS_MAX;
 
 use crate::rule::{Marks, Pair};
 
-/// The most bytes that the lines of marks can take: every slot, with the longest numbers.
+/// An upper bound for the bytes of all lines: every slot, with the longest numbers.
 pub(crate) const BYTES_MAX: u64 = 64 + PERMITS_MAX as u64 * 64;
 
 /// Appends the lines of `marks`; equal marks give equal lines.

@@ -1,7 +1,7 @@
 //! An in-memory fence: many resources by name, for one process.
 //!
 //! Makes check and effect one step among the threads of a process. Marks don't survive a restart, so it suits only
-//! resources that don't either (a cache, an in-process object) and users' tests.
+//! resources that don't survive one either (a cache, an in-process object), and users' tests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,7 +44,8 @@ impl MemoryFence {
         self.pass(resource, Action::Write, section, effect)
     }
 
-    /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d).
+    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect that does
+    /// not depend on anything read before, executed at most once per grant (rule F-d).
     ///
     /// # Errors
     /// As `write`, and [`Refused::Repeated`] for a token that has passed before; `effect` did not run.

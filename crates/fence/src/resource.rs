@@ -1,4 +1,4 @@
-//! Resource names: the keys of the marks in fences that guard many resources.
+//! Resource names: the keys of the marks in the fences that keep marks of many resources.
 //!
 //! One set of limits for all fences, so that marks can be moved from one fence to another.
 
@@ -16,7 +16,7 @@ impl Resource {
     /// Validates `name`.
     ///
     /// # Errors
-    /// [`BadResource`], with the limit that `name` exceeds.
+    /// [`BadResource`], with the rule that `name` violates.
     pub fn new(name: &str) -> Result<Self, BadResource> {
         checked(name).map(|name| Self(name.into()))
     }

@@ -1,12 +1,14 @@
 //! The two-mark rule: which sections pass a fence, and how they raise its marks.
 //!
-//! Makes the whole decision of every fence (F-a to F-d) as one pure function over plain data: [`Marks::check`]. It
-//! reads no clock, stores nothing and does not depend on the resource; the fence around it makes check, marks and
-//! effect one atomic, durable step.
+//! Contains the whole decision (F-a to F-d) as one pure function over plain data: [`Marks::check`]. It reads no clock,
+//! stores nothing and does not depend on the resource; the fence that calls it makes check, marks and effect one
+//! atomic, durable step. The fences whose server makes the check implement the same rule in its language (Redis: Lua,
+//! PostgreSQL: SQL, DynamoDB: conditions), and tests compare them with this function.
 //!
-//! A resource has a base pair of marks and one pair per slot seen. In a pair, `any` is the highest token that
-//! passed and `writer` the highest token that passed as a writer. Two marks are needed because shared holders have
-//! different tokens: with one mark, the reader with the highest token would make all other readers stale.
+//! A resource has a base pair of marks, and one pair for each slot whose marks are above the base. In a pair, `any` is
+//! the highest token that passed and `writer` the highest token that passed as a writer. Two marks are needed because
+//! shared holders have different tokens: with one mark, the reader with the highest token would cause all other readers
+//! to be refused.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +18,7 @@ use lockkeeper_core::{ModeKind, Slot, Token};
 
 /// The mode, slot and token of the hold under which a section runs (F-a).
 ///
-/// Validated on construction: the rule never sees a slot without a permit.
+/// Validated on construction: only a permit has a slot, and the slot is below the limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Section {
     mode: ModeKind,
@@ -25,7 +27,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// A section under an exclusive hold: a writer, checked against the marks of every slot.
+    /// A section under an exclusive hold: a writer, checked against the base marks and those of every slot.
     #[must_use]
     pub const fn exclusive(token: Token) -> Self {
         Self { mode: ModeKind::Exclusive, slot: None, token }
@@ -89,7 +91,8 @@ pub enum Action {
     Enter,
     /// Check, then write in the same atomic step.
     Write,
-    /// Check for one blind effect per grant; replaces enter and write, and refuses an equal token (F-d).
+    /// Enter and write in one step, for an effect that does not depend on anything read before. Refuses a token equal
+    /// to the mark, so each token passes once (F-d).
     CheckOnce,
 }
 
@@ -135,21 +138,21 @@ pub struct Marks {
 pub enum Passed {
     /// The marks rose, and must be durable before the effect.
     Raised,
-    /// No mark rose: the token is not new; or it is a reader's, and a reader with a higher token has raised `any`
-    /// above it.
+    /// No mark rose: the token has passed before; or it is a reader's, and `any` is above it already, raised by a
+    /// reader with a higher token.
     Unchanged,
 }
 
 impl Marks {
     /// Applies the rule: if `section` may do `action`, raises the marks; otherwise changes nothing.
     ///
-    /// A writer passes if its token is at least `any`, and both marks become its token. A reader passes if its
-    /// token is at least `writer`, and `any` rises to its token if that is higher. So live readers don't make each
-    /// other stale, and a delayed writer can't pass below a later reader. A section with a slot is checked against
-    /// the effective marks of that slot ([`Marks::effective`]), and raises that slot only; one without a slot is
-    /// checked against the marks of every slot, and raises the base and all slots.
+    /// A writer passes if its token is at least `any`, and both marks become its token. A reader passes if its token is
+    /// at least `writer`, and `any` rises to its token if that is higher. So current readers don't cause each other to
+    /// be refused, and a delayed writer is refused once a reader with a higher token has entered. A section with a slot
+    /// is checked against the effective marks of that slot ([`Marks::effective`]), and raises that slot only; one
+    /// without a slot is checked against the marks of every slot, and raises the base and all slots.
     ///
-    /// Equal tokens pass, since one holder may write many times; only [`Action::CheckOnce`] refuses them.
+    /// A token equal to the mark passes, since one holder may write many times; only [`Action::CheckOnce`] refuses it.
     ///
     /// # Errors
     /// [`Refused::Stale`], [`Refused::Repeated`] and [`Refused::SharedWrite`].

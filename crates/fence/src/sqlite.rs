@@ -1,7 +1,7 @@
 //! A fence in SQLite: marks in the caller's own database, raised in the transaction that they guard.
 //!
-//! Owns the marks table, and takes the write lock before it reads a mark. The rule is [`Marks::check`], run in this
-//! process: SQLite allows one writer at a time across all processes, so no other check can run in between.
+//! Creates the marks table, and takes SQLite's write lock before it reads a mark. The rule is [`Marks::check`], run in
+//! this process: SQLite allows one writer at a time across all processes, so no other check can run in between.
 //!
 //! ```
 //! use lockkeeper_fence::{Section, Token, sqlite as fence};
@@ -23,12 +23,12 @@
 //! # }
 //! ```
 //!
-//! Durability. Marks always survive a killed process. Power loss: [`enter`] commits with `synchronous = EXTRA`
-//! whatever the connection's setting, and also makes durable the marks that other transactions raised to its token.
-//! A caller's own transaction is as durable as its connection (see [`check`]): FULL suffices with WAL, but not with
-//! a rollback journal, whose removal only EXTRA syncs. An in-memory database keeps its marks until it is closed,
-//! which suits tests. Network filesystems are not supported: their locks may not exclude other hosts, as SQLite's
-//! documentation warns.
+//! Durability. Marks always survive a killed process. Power loss: [`enter`] commits with `synchronous = EXTRA` whatever
+//! the connection's setting. If the mark already has the section's token, from a transaction with a lower setting,
+//! `enter` writes it again and so makes it durable. A caller's own transaction is as durable as its connection (see
+//! [`check`]): FULL suffices with WAL, but not with a rollback journal, whose removal only EXTRA syncs. An in-memory
+//! database keeps its marks until it is closed, which suits tests. Network filesystems are not supported: their locks
+//! may not exclude other hosts, as SQLite's documentation warns.
 //!
 //! The system's library is linked (Debian: `libsqlite3-dev`); to link a bundled one, enable the feature `bundled`
 //! of rusqlite in your own `Cargo.toml`.
@@ -42,8 +42,8 @@ use lockkeeper_core::{Slot, Token};
 use crate::resource::{BadResource, checked};
 use crate::rule::{Action, Marks, Pair, Passed, Refused, Section};
 
-/// The table that [`install`] creates: one row per resource (slot -1), and one per permit slot seen. The value 0
-/// means that no token has passed.
+/// The table that [`install`] creates: one row per resource (slot -1), and one per permit slot whose marks are above
+/// the base. The value 0 means that no token has passed.
 pub const SCHEMA_SQL: &str = "CREATE TABLE IF NOT EXISTS lockkeeper_fence_marks (
     resource     TEXT    NOT NULL,
     slot         INTEGER NOT NULL,
@@ -60,7 +60,7 @@ const EXTRA: u8 = 3;
 
 /// Why a call at a SQLite fence failed.
 ///
-/// After any of them the transaction in which it happened must be rolled back.
+/// After any of these errors, roll back the transaction in which it happened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SqliteError {
@@ -184,8 +184,8 @@ pub fn check(connection: &Connection) -> Result<Findings, SqliteError> {
 /// Raises the marks of `resource`, durably. Call it before the section reads the data that it will write.
 ///
 /// # Errors
-/// [`Refused::Stale`] if a later section has passed: stop. [`SqliteError::InTransaction`], [`SqliteError::Busy`],
-/// [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
+/// [`Refused::Stale`] if a later section has passed: stop. [`SqliteError::Resource`], [`SqliteError::InTransaction`],
+/// [`SqliteError::Busy`], [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
 pub fn enter(connection: &mut Connection, resource: &str, section: Section) -> Result<(), SqliteError> {
     if !connection.is_autocommit() {
         return Err(SqliteError::InTransaction);
@@ -211,11 +211,11 @@ fn enter_synced(connection: &mut Connection, resource: &str, section: Section) -
     transaction.commit().map_err(failed)
 }
 
-/// [`enter`] as the first statement of a transaction that holds the whole section, both its reads and its writes.
-/// Other sections wait for its end, as all writers of the database do.
+/// [`enter`] as the first statement of a transaction that contains the whole section, both its reads and its writes.
+/// All other writers of the database wait until the transaction ends, and so do other sections.
 ///
 /// # Errors
-/// As `enter`.
+/// As `enter`, except [`SqliteError::InTransaction`].
 pub fn enter_within(
     transaction: &Transaction<'_>,
     resource: &str,
@@ -228,15 +228,16 @@ pub fn enter_within(
 /// effect with its commit, or none.
 ///
 /// # Errors
-/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`SqliteError::Busy`], most likely
-/// if the transaction began as DEFERRED. [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`],
-/// [`SqliteError::Database`].
+/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`SqliteError::Busy`], most likely if
+/// the transaction began as DEFERRED. [`SqliteError::Resource`], [`SqliteError::NotInstalled`],
+/// [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
 pub fn write(transaction: &Transaction<'_>, resource: &str, section: Section) -> Result<(), SqliteError> {
     pass(transaction, Action::Write, resource, section)
 }
 
-/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). The token counts as
-/// used only if the transaction commits.
+/// As [`write()`], but each token passes only once, and `enter` is not needed: for an effect that does not depend on
+/// anything read before, executed at most once per grant (rule F-d). The token counts as used only if the transaction
+/// commits.
 ///
 /// # Errors
 /// As `write`, and [`Refused::Repeated`] for a token that has passed before.
@@ -251,17 +252,17 @@ pub fn check_once(
 /// The current marks; the default ones if the resource was never seen.
 ///
 /// # Errors
-/// [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
+/// [`SqliteError::Resource`], [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
 pub fn marks(connection: &Connection, resource: &str) -> Result<Marks, SqliteError> {
     checked(resource)?;
     load(connection, resource)
 }
 
-/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are
-/// lower. Stop all writers first: an old holder passes a mark that was lowered.
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower.
+/// Stop all writers first: a holder of an old token would pass the lowered mark.
 ///
 /// # Errors
-/// [`SqliteError::Busy`], [`SqliteError::NotInstalled`], [`SqliteError::Database`].
+/// [`SqliteError::Resource`], [`SqliteError::Busy`], [`SqliteError::NotInstalled`], [`SqliteError::Database`].
 pub fn reset(connection: &mut Connection, resource: &str, to: Token) -> Result<(), SqliteError> {
     checked(resource)?;
     let failed = |error| means("the reset of the marks", error);
@@ -280,11 +281,11 @@ fn pass(
     section: Section,
 ) -> Result<(), SqliteError> {
     checked(resource)?;
-    // Writes before it reads the marks. In a DEFERRED transaction this takes the write lock, or fails if another
-    // connection committed a write after this transaction's first read. It rewrites the rows of the marks that this
-    // section is checked against, even if no mark rises: a transaction with a lower `synchronous` level may have
-    // raised them, and this commit makes them durable. `slot` is set because it is part of the key, so SQLite
-    // deletes and inserts the row; an update of other columns to equal values would write nothing.
+    // This write comes before the marks are read. In a DEFERRED transaction it takes the write lock, or fails if
+    // another connection committed a write after this transaction's first read. It rewrites the base row and the slot's
+    // row even if no mark rises: a transaction with a lower `synchronous` level may have raised these marks, and this
+    // commit makes them durable. `slot` is set because it is part of the key, so SQLite deletes and inserts the row; an
+    // update of other columns to equal values would write nothing.
     transaction
         .prepare_cached(
             "UPDATE lockkeeper_fence_marks SET slot = slot WHERE resource = ?1 AND slot IN (-1, ?2)",

@@ -1,4 +1,4 @@
-//! The common suite, run on the fences that need no server, and the memory fence's own tests.
+//! The common suite on the memory fence and on the file fence, and the memory fence's own tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -125,7 +125,7 @@ fn explore_one(rule: Rule, sections: &[Kind], steps: u32) -> Result<(u64, u64), 
                         format!("{why}; tokens 1.. are {sections:?}; trace: {}", longer.text(sections))
                     })?;
                     if left == 0 {
-                        // A final state needs not be stored: `take` has checked it, and no step follows.
+                        // A final state is not stored: `take` has checked it, and no step follows.
                         ended += histories;
                     } else {
                         next.entry(after).or_insert((0, longer)).0 += histories;
@@ -210,7 +210,7 @@ fn take(rule: Rule, sections: &[Kind], before: &State, token: usize, step: Step)
             state.data = state.copies[token].unwrap_or(0) | bit;
             state.acknowledged |= bit;
         }
-        // A blind effect does not take part in the read-modify-write properties.
+        // A `check_once` reads nothing, so it does not take part in the read-modify-write properties.
         Action::CheckOnce => {}
     }
     let alone = !sections.iter().any(|a| sections.iter().any(|b| a.side_by_side(*b)));
@@ -222,7 +222,8 @@ fn take(rule: Rule, sections: &[Kind], before: &State, token: usize, step: Step)
     Ok(state)
 }
 
-/// The sections that must make this one stale if they passed, derived from the history alone, not from marks.
+/// The sections that have passed and so must make this one stale: for `check_once` also the section itself. Derived
+/// from the history alone, not from marks.
 fn later_sections(sections: &[Kind], state: &State, token: usize, writer: bool, action: Action) -> Tokens {
     let passed = if writer { state.passed } else { state.passed_as_writer };
     (0..sections.len())

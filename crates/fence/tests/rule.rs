@@ -1,4 +1,4 @@
-//! The fence rules F-a to F-d, one scenario each, and the counterexamples to simpler rules.
+//! Scenarios of the fence rules F-a to F-d, and counterexamples to simpler rules.
 
 use lockkeeper_core::limits::PERMITS_MAX;
 use lockkeeper_core::{ModeKind, Slot, Token};
@@ -47,7 +47,8 @@ impl Resource {
     }
 }
 
-/// Shows why `enter` exists: the stalled holder resumes before the holder of the later token has written.
+/// Shows why `enter` exists: with a check on writes only, an update is lost if the stalled holder resumes before the
+/// holder of the later token has written.
 #[test]
 fn a_check_on_writes_only_loses_an_update_and_enter_does_not() {
     let (a, b) = (exclusive(5), exclusive(6));

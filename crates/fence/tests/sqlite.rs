@@ -1,4 +1,4 @@
-//! The SQLite fence: the common suite on files, with several processes too, and its own tests.
+//! The SQLite fence on files: the common suite, including its tests with several processes, and the fence's own tests.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -285,8 +285,8 @@ fn names_and_numbers_at_the_limits_work_and_a_reset_lowers_all_marks() {
 }
 
 /// A transaction of a connection with `synchronous = OFF` has raised the mark, so a power loss may undo it. `enter`
-/// with the same token raises no mark, but must make it durable before it returns Ok. A child process counts its
-/// syncs, which only `enter` requests.
+/// with the same token raises no mark, but must make it durable before it returns Ok. The test counts the syncs of a
+/// child process: only `enter` requests any, since the setting is OFF.
 #[test]
 fn enter_with_a_token_that_was_here_syncs_the_mark_that_is_not_durable_yet() {
     let permit = |slot| Section::permit(slot, token(7)).expect("a slot");

@@ -1,10 +1,10 @@
 //! The marks as attributes of the guarded item, and the rule as a condition over them.
 //!
-//! `lk_any` and `lk_writer` are the base pair: the highest token that passed, and the highest that passed as a
-//! writer (`rule.rs` explains the pair). A section in a slot is always a writer, so a slot needs only one mark:
-//! `lk_slot_3`, the highest token in slot 3. A reader raises only the base's `any`, against which every slot is
-//! checked anyway. `lk_slots` is the highest mark of all slots: a section without a slot is checked against this
-//! one, since a condition can't iterate over the slots' attributes.
+//! `lk_any` and `lk_writer` are the base pair: the highest token that passed, and the highest that passed as a writer
+//! (`rule.rs` explains the pair). Only permits have slots, and they are writers, so a slot needs only one mark:
+//! `lk_slot_3`, the highest token in slot 3. A reader raises only the base's `any`, against which every slot is checked
+//! anyway. `lk_slots` is the highest mark of all slots: a section without a slot is checked against `lk_slots`, since a
+//! condition can't iterate over the slots' attributes.
 //!
 //! DynamoDB has no maximum function, so a mark that may already be above the token (`lk_slots` for a permit of a
 //! slot, `lk_any` for a reader) takes up to two tries. The first one sets the mark to the token, on condition that
@@ -25,7 +25,7 @@ pub(super) const SLOTS: &str = "lk_slots";
 pub const DELETED: &str = "lk_deleted";
 const SLOT: &str = "lk_slot_";
 
-/// The first or the second try; see the module.
+/// Which of the two conditions a request has; see the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Try {
     /// Condition: the mark that other sections share (`lk_slots` or `lk_any`) is at most the token. The write
@@ -35,9 +35,9 @@ pub(super) enum Try {
     Above,
 }
 
-/// The conditions of a section on the marks, and the marks that it raises.
+/// The conditions on the marks under which a section passes, and the marks that it raises.
 pub(super) struct Rule {
-    /// Each of these marks must be at the token or below, or missing.
+    /// Each of these marks must be at most the token (below it, if `once`), or missing.
     pub(super) faces: Vec<Faced>,
     /// This mark must be above the token.
     pub(super) above: Option<&'static str>,
@@ -111,8 +111,8 @@ pub(super) fn marks(item: &Item) -> Result<Marks, DynamoDbError> {
         let token = mark(item, attribute)?;
         marks.slots.insert(slot, Pair { any: token, writer: token });
     }
-    let (highest, said) = (marks.slots.values().filter_map(|own| own.any).max(), mark(item, SLOTS)?);
-    if highest > said {
+    let (highest, stored) = (marks.slots.values().filter_map(|own| own.any).max(), mark(item, SLOTS)?);
+    if highest > stored {
         return Err(DynamoDbError::Damaged {
             attribute: SLOTS.to_owned(),
             value: "below the mark of a slot".to_owned(),
@@ -160,7 +160,7 @@ mod tests {
         })
     }
 
-    /// Compares random histories with the pure rule, without a store.
+    /// Compares the conditions with `Marks::check` on random histories, without a store.
     #[test]
     fn conditions_agree_with_the_rule() {
         let mut random = fastrand::Rng::with_seed(6);

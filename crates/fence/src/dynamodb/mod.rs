@@ -1,20 +1,20 @@
 //! A fence in DynamoDB: the marks are attributes of the guarded item, the check is a condition of the write.
 //! Feature `dynamodb`.
 //!
-//! Builds the requests and interprets refusals. It sends nothing, and needs no SDK: a [`DynamoRequest`] has the
-//! parameters of DynamoDB's API as plain values, for any client to send.
+//! Builds the requests and interprets refusals. The caller sends the requests: a [`DynamoRequest`] has the parameters
+//! of DynamoDB's API as plain values, for any client, with or without an SDK.
 //!
 //! ```
 //! use lockkeeper_fence::dynamodb::{DynamoDbError, DynamoDbFence, DynamoRequest, Effect, Guarded, Item, Resource, Update, Value};
 //! use lockkeeper_fence::{Section, Token};
 //!
-//! /// What your client does: sends a request; on `ConditionalCheckFailedException` gives the item that came with it.
+//! /// Your client: sends a request. For `ConditionalCheckFailedException` it returns `Err` with the exception's item.
 //! fn send(request: &DynamoRequest) -> Result<Item, Option<Item>> {
 //!     # let _ = request;
 //!     # Ok(Item::new())
 //! }
 //!
-//! /// Sends what is fenced, and once more if it must.
+//! /// Sends a fenced request, and the second try if the fence returns one.
 //! fn fenced(mut guarded: Guarded) -> Result<Item, DynamoDbError> {
 //!     loop {
 //!         match send(guarded.request()) {
@@ -28,7 +28,7 @@
 //! # let token = Token::MIN;
 //! let stock = Resource::new("stock", [("id".to_owned(), Value::text("screws"))].into())?;
 //! let section = Section::exclusive(token); // the token of the guard
-//! let item = fenced(DynamoDbFence.enter(&stock, section)?)?; // the item as it is after the marks rose: this is the read
+//! let item = fenced(DynamoDbFence.enter(&stock, section)?)?; // returns the item after the marks rose: this is the read
 //! let pieces = item.get("pieces").and_then(Value::as_u64).unwrap_or(100) - 1;
 //! let update = Update::new().set("pieces = :pieces").value(":pieces", Value::number(pieces));
 //! fenced(DynamoDbFence.write(&stock, section, Effect::Update(update))?)?;
@@ -36,13 +36,13 @@
 //! # }
 //! ```
 //!
-//! - **Reads.** `enter` returns the item after the marks rose. Any other read must be consistent
-//!   (`ConsistentRead`), otherwise it may return a state from before the mark.
-//! - **A request without a response** may have been done, or may be done later (P12). Repeating `enter` is safe. A
+//! - **Reads.** The response to `enter` contains the item after the marks rose. Any other read must be consistent
+//!   (`ConsistentRead`), otherwise it may return a state from before `enter`.
+//! - **A request without a response** may have taken effect, or may do so later (P12). Repeating `enter` is safe. A
 //!   delayed `write` may take effect after later writes with the same token, and a repeated increment would count
-//!   twice: disable the client's own retries, and repeat a write only as the last one of the section, or acquire
-//!   again and enter with the new token, after which the delayed write is refused. Repeating `check_once` returns
-//!   that the token has passed, even if the first try was the one that passed; in a [`Transaction`] it may be
+//!   twice. So disable the client's own retries, and repeat a write only as the last one of the section; or acquire
+//!   again and enter with the new token, after which the delayed write is refused. A repeated `check_once` is refused
+//!   if the first try took effect, so the refusal does not tell whether it did; in a [`Transaction`] it may be
 //!   repeated.
 //! - **Deletes** leave a tombstone: [`Effect::Delete`]. Queries exclude it by `attribute_not_exists(lk_deleted)`.
 //!   `enter` on a missing item creates one with key and marks only: [`DynamoDbFence::content`] returns the caller's
@@ -109,13 +109,13 @@ impl Resource {
     }
 }
 
-/// Builds fenced requests. Implements the full rule, including slots: see the attributes in `docs/fencing.md`.
+/// Builds fenced requests. Implements the full rule, including slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DynamoDbFence;
 
 impl DynamoDbFence {
-    /// Raises the marks of `resource`; the response contains the item after that, and serves as the read. A missing
-    /// item is created, with its key and marks only.
+    /// Builds the request that raises the marks of `resource`. Its response contains the item after that, and serves as
+    /// the read. A missing item is created, with its key and marks only.
     ///
     /// # Errors
     /// Currently none; a refusal is returned by [`Guarded::after_refusal`].
@@ -123,7 +123,7 @@ impl DynamoDbFence {
         Guarded::new(resource, Action::Enter, section, Effect::Update(Update::new()))
     }
 
-    /// Checks, and writes in the same request.
+    /// Builds the request that checks and writes in one step.
     ///
     /// # Errors
     /// [`Refused::SharedWrite`](crate::Refused::SharedWrite); [`DynamoDbError::WholeItem`] for a put or a delete by a
@@ -137,7 +137,8 @@ impl DynamoDbFence {
         Guarded::new(resource, Action::Write, section, effect)
     }
 
-    /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d).
+    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect that does
+    /// not depend on anything read before, executed at most once per grant (rule F-d).
     ///
     /// # Errors
     /// As `write`; and by [`Guarded::after_refusal`], [`Refused::Repeated`](crate::Refused::Repeated) for a token
@@ -171,10 +172,10 @@ impl DynamoDbFence {
         (!own.is_empty()).then_some(own)
     }
 
-    /// Sets the marks of `resource` to `to`, for every slot, *unconditionally*: tokens below `to` are stale, tokens
-    /// from `to` on pass. `item` must be the current item: the marks of its slots are removed. Only for the case
-    /// that a lock service with lower tokens takes over, or that marks are damaged, and with all writers stopped:
-    /// lowering the marks lets stale sections pass.
+    /// Builds the request that sets the marks of `resource` to `to`, for every slot, *unconditionally*: tokens below
+    /// `to` are stale, tokens from `to` on pass. `item` must be the current item, since the request names the slots
+    /// whose marks it removes. Only for the case that a lock service with lower tokens takes over, or that marks are
+    /// damaged, and with all writers stopped: lowering the marks lets stale sections pass.
     #[must_use]
     pub fn reset(&self, resource: &Resource, item: Option<&Item>, to: Token) -> DynamoRequest {
         guarded::reset(resource, item, to)

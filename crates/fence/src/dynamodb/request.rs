@@ -17,8 +17,8 @@ pub enum Operation {
 /// A request. Its fields are named like DynamoDB's parameters: pass them to your client, or send
 /// [`body`](Self::body) under [`target`](Self::target) yourself.
 ///
-/// Request the item with a refusal, as `body` does: `ReturnValuesOnConditionCheckFailure: ALL_OLD`. The fence
-/// determines the reason for a refusal from it.
+/// A refusal must contain the item, so set `ReturnValuesOnConditionCheckFailure: ALL_OLD`, as `body` does: the fence
+/// determines the reason of the refusal from the item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names are DynamoDB's own")]
 pub struct DynamoRequest {

@@ -8,8 +8,8 @@ use super::value::Item;
 
 /// Most requests of one transaction: DynamoDB's limit.
 pub const MEMBERS_MAX: usize = 100;
-/// Longest idempotency token that a caller may give, in bytes: DynamoDB's 36, less the suffix for the number of the
-/// try.
+/// Longest idempotency token that a caller may give, in bytes: DynamoDB's limit of 36, less the suffix with the number
+/// of the try.
 pub const IDEMPOTENCY_BYTES_MAX: usize = 32;
 
 /// Why DynamoDB cancelled a member of a transaction: an entry of `CancellationReasons`.
@@ -23,11 +23,11 @@ pub struct Reason {
 
 /// Fenced requests that take effect together or not at all.
 ///
-/// Send [`body`](Self::body) under [`TARGET`](Self::TARGET). If DynamoDB returns `TransactionCanceledException`,
-/// pass its reasons to [`after_cancelled`](Self::after_cancelled), which returns the refusal, or the transaction to
-/// send instead. A transaction that is resent after a time-out with the same
-/// [`idempotency_token`](Self::idempotency_token) takes effect once within ten minutes: so here even `check_once`
-/// may be repeated.
+/// Send [`body`](Self::body) under [`TARGET`](Self::TARGET). If DynamoDB returns `TransactionCanceledException`, pass
+/// its reasons to [`after_cancelled`](Self::after_cancelled), which returns the refusal, or the transaction to send
+/// instead. DynamoDB executes a transaction that is sent again with the same
+/// [`idempotency_token`](Self::idempotency_token) only once, within ten minutes. So after a time-out even a
+/// `check_once` may be repeated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a transaction does nothing before it is sent"]
 pub struct Transaction {
@@ -40,8 +40,8 @@ impl Transaction {
     /// The value of the header `X-Amz-Target`.
     pub const TARGET: &'static str = "DynamoDB_20120810.TransactWriteItems";
 
-    /// A transaction of `members`, each for a different item. `idempotency`: 1 to 32 bytes, unique for each
-    /// transaction.
+    /// A transaction of `members`, each for a different item (DynamoDB rejects two for one item). `idempotency`: 1 to
+    /// 32 bytes, unique for each transaction.
     ///
     /// # Errors
     /// [`DynamoDbError::Limit`].
@@ -81,9 +81,9 @@ impl Transaction {
     /// instead.
     ///
     /// # Errors
-    /// [`DynamoDbError::Member`] with the error of [`Guarded::after_refusal`] for the first request that was
-    /// refused; [`DynamoDbError::Cancelled`] for another reason; after a `TransactionConflict` the transaction may
-    /// be resent unchanged.
+    /// [`DynamoDbError::Member`] with the error of [`Guarded::after_refusal`] for the first request that was refused;
+    /// [`DynamoDbError::Cancelled`] for another reason (after a `TransactionConflict` the transaction may be sent again
+    /// unchanged); [`DynamoDbError::Unexplained`] if `reasons` has no refusal.
     pub fn after_cancelled(mut self, reasons: &[Reason]) -> Result<Self, DynamoDbError> {
         let mut changed = false;
         for (index, (member, reason)) in self.members.iter_mut().zip(reasons).enumerate() {
@@ -100,7 +100,7 @@ impl Transaction {
         if !changed {
             return Err(DynamoDbError::Unexplained);
         }
-        // A caller's loop terminates, since each member changes at most once.
+        // A caller's loop ends: every pass changes at least one member, and a member changes at most once.
         self.tries += 1;
         Ok(self)
     }

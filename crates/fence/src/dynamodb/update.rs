@@ -1,4 +1,4 @@
-//! The caller's part of a fenced write: its effect on the item.
+//! The effect of a fenced write, which the caller gives.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use super::value::{Item, Value};
 pub enum Effect {
     /// Changes some attributes, by DynamoDB's expressions. For every section that may write.
     Update(Update),
-    /// Replaces the whole item; the key is added if it is missing. Not for a permit of a slot, which would
-    /// overwrite the marks of the other slots.
+    /// Replaces the whole item; the key is added if it is missing. Refused for a section with a slot, since the
+    /// replacement would remove the marks of the other slots.
     Put(Item),
-    /// Removes the item except for its key and its marks: a tombstone, with `lk_deleted` set. Not for a permit of a
-    /// slot.
+    /// Removes the item except for its key and its marks: a tombstone, with `lk_deleted` set. Refused for a section
+    /// with a slot, as `Put`.
     ///
     /// Deleting the item itself would delete its marks, after which stale tokens pass. For the same reason, a TTL
     /// on tombstones is safe only if no section that began before the deletion can still be running when the TTL
@@ -21,8 +21,9 @@ pub enum Effect {
     Delete,
 }
 
-/// An update in DynamoDB's expression syntax, with placeholders; the fence adds its own part to each expression. A
-/// name that is a reserved word of DynamoDB (`left`, `hold`, `name`, …) needs a placeholder, as in any expression.
+/// An update in DynamoDB's expression syntax, with placeholders. The fence adds its actions, its condition and its
+/// placeholders. A name that is a reserved word of DynamoDB (`left`, `hold`, `name`, …) needs a placeholder, as in any
+/// expression.
 ///
 /// ```
 /// # use lockkeeper_fence::dynamodb::{Update, Value};

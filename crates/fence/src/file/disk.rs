@@ -1,7 +1,7 @@
 //! The system calls of the file fence.
 //!
-//! Takes the flock, follows no symlink, and replaces files durably. The order of steps is decided in `steps`, not
-//! here.
+//! Takes the flock, follows no symlink, and replaces files. The order of the steps, on which durability depends, is in
+//! `steps`.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -20,11 +20,11 @@ use super::steps::{self, FenceFiles, Target};
 use crate::format::{self, Unreadable};
 use crate::rule::Marks;
 
-/// The content of a lock file once marks exist. Only whether there is content is checked; the text is for people
-/// who find the file.
+/// The content of a lock file once marks exist. The code only checks that the file is not empty; the text is for people
+/// who find it.
 const FOUNDED: &[u8] = b"Marks of a Lockkeeper fence are kept beside this file. Remove neither.\n";
 
-/// Filesystems shared between hosts, by magic number (statfs(2)).
+/// The filesystems shared between hosts that are recognized, by magic number (statfs(2)).
 const NETWORK: [(u64, &str); 10] = [
     (0x6969, "NFS"),
     (0x517B, "SMB"),
@@ -38,7 +38,7 @@ const NETWORK: [(u64, &str); 10] = [
     (0x0BD0_0BD0, "Lustre"),
 ];
 
-/// Refuses a directory on a network filesystem.
+/// Refuses a directory on a filesystem of `NETWORK`.
 pub(super) fn refuse_network(dir: &Path) -> Result<(), FileError> {
     let found = nix::sys::statfs::statfs(dir)
         .map_err(|errno| FileError::io("ask the filesystem's type of", dir)(errno.into()))?;
@@ -59,7 +59,8 @@ fn network(magic: u64) -> Option<&'static str> {
     NETWORK.iter().find(|(known, _)| *known == magic).map(|(_, kind)| *kind)
 }
 
-/// The metadata of the guarded path, if it exists. Refuses files that could be changed without the fence.
+/// The metadata of the guarded path, if it exists. Refuses a symlink, and a file with several hard links: through
+/// another name it could be changed without this fence.
 pub(super) fn inspect(data: &Path) -> Result<Option<Metadata>, FileError> {
     let Some(found) = absent_ok(fs::symlink_metadata(data)).map_err(FileError::io("look at", data))? else {
         return Ok(None);
@@ -75,7 +76,7 @@ pub(super) fn inspect(data: &Path) -> Result<Option<Metadata>, FileError> {
     Ok(Some(found))
 }
 
-/// The content of the guarded file.
+/// The content of the guarded file; `None` if it does not exist.
 pub(super) fn read(data: &Path) -> Result<Option<Vec<u8>>, FileError> {
     if inspect(data)?.is_some_and(|found| !found.is_file()) {
         return Err(FileError::Unguardable { path: data.to_owned(), why: Unguardable::NotAFile });
@@ -93,9 +94,9 @@ pub(super) fn peek(paths: &Paths) -> Result<Marks, FileError> {
 /// The lock file, as this process has it open.
 #[derive(Debug)]
 enum LockFile {
-    /// There is no lock file, because the file was never fenced: the marks are read without the flock.
+    /// There is no lock file, because the file was never fenced. Only when marks are read without the flock.
     Absent,
-    /// The lock file is open, but not locked, to read the marks.
+    /// The lock file is open, but not locked. Only when marks are read without the flock.
     Seen(File),
     /// The lock file is locked until this value is dropped, or until the process ends.
     Held(Flock<File>),
@@ -111,7 +112,7 @@ impl LockFile {
     }
 }
 
-/// The files of a fence. [`LockedFiles::open`] takes the flock.
+/// The files of a fence: with the flock if created by [`LockedFiles::open`], without it in [`peek`].
 #[derive(Debug)]
 pub(super) struct LockedFiles<'a> {
     paths: &'a Paths,
@@ -128,8 +129,8 @@ impl<'a> LockedFiles<'a> {
             let data = inspect(&paths.data)?;
             let file = open_lock(&paths.lock, data.as_ref())?;
             let file = flock(file, &paths.lock, started, limit)?;
-            // The lock file may have been removed and recreated during the wait. Then this flock excludes no other
-            // process.
+            // If the lock file was removed and recreated during the wait, this flock is on the removed inode and
+            // excludes no process that opens the new file. Then the loop starts again.
             let ours = file.metadata().map_err(FileError::io("look at", &paths.lock))?;
             let named = absent_ok(fs::symlink_metadata(&paths.lock))
                 .map_err(FileError::io("look at", &paths.lock))?;
@@ -149,7 +150,7 @@ impl<'a> LockedFiles<'a> {
 
     /// Writes the replacement under its temporary name; on failure the caller removes it, if it exists.
     fn fill_temp(&self, like: Option<&Metadata>, bytes: &[u8]) -> io::Result<()> {
-        // A file of that name was left by a killed process: no other process uses it, since this one holds the
+        // If a file of this name exists, a killed process left it: no other process uses it, since this one holds the
         // flock.
         absent_ok(fs::remove_file(&self.paths.temp))?;
         // The file must not be readable by others before it has the mode of the file that it replaces.
@@ -242,8 +243,8 @@ fn open_options() -> OpenOptions {
     options
 }
 
-/// Opens the lock file, or creates it with the mode of the guarded file: users who may write the file may use its
-/// fence.
+/// Opens the lock file, or creates it, with the mode and owner of the guarded file if that exists: users who may write
+/// the guarded file may use its fence.
 fn open_lock(path: &Path, data: Option<&Metadata>) -> Result<File, FileError> {
     loop {
         let opened = open_options().read(true).write(true).open(path);
@@ -277,9 +278,9 @@ fn open_lock(path: &Path, data: Option<&Metadata>) -> Result<File, FileError> {
 
 /// Takes the flock, waiting until `limit` after `started`.
 ///
-/// flock(2) has no time limit, so a thread blocks in the kernel's queue. The queue is fair, whereas polling could
-/// starve under contention. After the limit that thread stays blocked until the holder releases the flock, and then
-/// releases it at once.
+/// flock(2) has no time limit, so a helper thread blocks in it. The kernel wakes blocked callers when the flock is
+/// released, whereas polling could starve under contention. After the limit the helper thread stays blocked until it
+/// gets the flock, and then releases it at once.
 fn flock(file: File, path: &Path, started: Instant, limit: Duration) -> Result<Flock<File>, FileError> {
     let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(held) => return Ok(held),
@@ -313,19 +314,19 @@ fn look_like(file: &File, like: &Metadata) -> io::Result<()> {
     if (ours.uid(), ours.gid()) != (like.uid(), like.gid())
         && fchown(file, Some(like.uid()), Some(like.gid())).is_err()
     {
-        // Only root may change the owner; changing the group is often permitted. If the owner or group differs, the
-        // setuid, setgid and sticky bits are dropped: setuid would grant the identity of another owner.
+        // Only root may change the owner, so the group is tried alone. The setuid, setgid and sticky bits are dropped
+        // then: the new file has another owner, and setuid would grant this owner's identity.
         let _ = fchown(file, None, Some(like.gid()));
         mode &= 0o777;
     }
-    // Filesystems without modes report equal modes, so nothing is set there.
+    // Filesystems without modes report the same mode for all files. Setting it could fail there, and is skipped.
     if file.metadata()?.mode() & 0o7777 == mode {
         return Ok(());
     }
     file.set_permissions(fs::Permissions::from_mode(mode))
 }
 
-/// The bytes of a plain file, at most `limit` of them; `None` if it does not exist.
+/// The first `limit` bytes of a file; `None` if it does not exist.
 fn read_up_to(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
     let mut bytes = Vec::new();
     let read = open_options().read(true).open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));

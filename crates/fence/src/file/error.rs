@@ -22,7 +22,7 @@ pub enum FileError {
         /// The reason.
         why: Unguardable,
     },
-    /// Another process held the lock for longer than the limit of the wait.
+    /// Another process or thread held the flock for longer than the limit of the wait.
     #[error(
         "`{}` has been locked by another process for {waited:?}; checks take milliseconds, so it is probably stopped. \
          Find it with `fuser {}`, continue or end it, and try again",

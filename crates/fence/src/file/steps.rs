@@ -1,7 +1,7 @@
 //! The order of the steps of a check and of a write, without the system calls.
 //!
-//! Guarantees that after a kill or a power loss data never exists without its mark, and that a call returns only
-//! once its changes are durable. Drives a [`FenceFiles`] instead of the filesystem, so that `steps_tests` can simulate a
+//! Guarantees that after a kill or a power loss data never exist without their mark, and that a call succeeds only once
+//! its changes are durable. Drives a [`FenceFiles`] instead of the filesystem, so that `steps_tests` can simulate a
 //! power loss after every step.
 
 use lockkeeper_core::Token;
@@ -17,11 +17,11 @@ pub(super) enum Target {
     Data,
 }
 
-/// The files of one fence, while the flock is held.
+/// The files of one fence. The flock is held, except during a [`load`] that only reads marks.
 pub(super) trait FenceFiles {
     /// The bytes of the mark file, if it exists.
     fn marks(&mut self) -> Result<Option<Vec<u8>>, FileError>;
-    /// Whether marks were ever made durable here.
+    /// Whether it is recorded that marks exist, see [`found`](Self::found).
     fn founded(&mut self) -> Result<bool, FileError>;
     /// Records durably that marks exist; `founded` is true from then on.
     fn found(&mut self) -> Result<(), FileError>;
@@ -39,10 +39,11 @@ pub(super) trait FenceFiles {
     fn unsure(&self, source: FileError) -> FileError;
 }
 
-/// Reads the marks. Missing marks mean a resource that was never seen, unless `founded` is true.
+/// Reads the marks. A missing mark file means a resource that was never seen, or lost marks (an error) if `founded` is
+/// true.
 pub(super) fn load(disk: &mut impl FenceFiles) -> Result<Marks, FileError> {
-    // Read `founded` first: a reader without the flock could otherwise find no marks and then, after a concurrent
-    // first check, `founded`.
+    // `founded` is read first. In the other order, a concurrent first check could run between the two reads of a reader
+    // without the flock: that reader would find no marks but `founded` true, and report lost marks.
     let founded = disk.founded()?;
     match disk.marks()? {
         Some(bytes) => format::decode(&bytes).map_err(|why| disk.unreadable(why)),
@@ -51,7 +52,7 @@ pub(super) fn load(disk: &mut impl FenceFiles) -> Result<Marks, FileError> {
     }
 }
 
-/// Checks, and makes the marks durable. The effect must come after this.
+/// Checks, and makes the marks durable. The caller runs the effect afterwards.
 pub(super) fn pass(disk: &mut impl FenceFiles, action: Action, section: Section) -> Result<(), FileError> {
     let mut marks = load(disk)?;
     if marks.check(action, section)? == Passed::Raised {
@@ -60,7 +61,7 @@ pub(super) fn pass(disk: &mut impl FenceFiles, action: Action, section: Section)
     settle(disk)
 }
 
-/// Replaces the marks unconditionally, but refuses to overwrite damaged ones.
+/// Replaces the marks whatever their values, but fails if they are damaged or missing.
 pub(super) fn reset(disk: &mut impl FenceFiles, to: Token) -> Result<(), FileError> {
     load(disk)?;
     let base = Pair { any: Some(to), writer: Some(to) };
@@ -73,9 +74,9 @@ fn replace(disk: &mut impl FenceFiles, marks: &Marks) -> Result<(), FileError> {
     disk.rename(Target::Marks)
 }
 
-/// Makes the present names durable, and records that marks exist. Runs even if no mark rose: the mark, or the data
-/// that this section will read, may have been renamed into place by a process that was killed before it could sync
-/// the names.
+/// Makes the current directory entries durable, and records that marks exist. Runs even if no mark rose: the mark, or
+/// the data that this section will read, may have been renamed into place by a process that was killed before it synced
+/// the directory.
 fn settle(disk: &mut impl FenceFiles) -> Result<(), FileError> {
     disk.sync_names()?;
     if !disk.founded()? {
@@ -84,7 +85,7 @@ fn settle(disk: &mut impl FenceFiles) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Replaces the data. To be called only after [`pass`].
+/// Replaces the data. Must be called only after [`pass`].
 pub(super) fn put(disk: &mut impl FenceFiles, bytes: &[u8]) -> Result<(), FileError> {
     disk.prepare(Target::Data, bytes)?;
     disk.rename(Target::Data)?;

@@ -21,7 +21,7 @@ struct Names {
     founded: bool,
 }
 
-/// A change of a name that a power cut may undo.
+/// A change of a directory entry, or of the lock file's content, that a power cut may undo.
 #[derive(Clone, Debug)]
 enum Change {
     Rename(Target, Vec<u8>),
@@ -142,7 +142,7 @@ struct Acknowledged {
 }
 
 /// Runs sections with the tokens 5, 6 and 7 in order; 7 writes without entering. Starts at call `from`; returns the
-/// call in which the process died.
+/// call in which the process died, or `None` if it lived.
 fn run(disk: &mut Model, write: Write, from: usize, told: &mut Acknowledged) -> Option<usize> {
     let calls = [(5, false), (5, true), (5, true), (6, false), (6, true), (7, true)];
     for (call, (token, writes)) in calls.into_iter().enumerate().skip(from) {
@@ -185,8 +185,8 @@ fn judge(left: Names, told: &Acknowledged) -> Result<(), String> {
     Ok(())
 }
 
-/// Kills the first process after every step; then a second process repeats the killed call and continues, and the
-/// power is cut after every step of that. Returns the number of outcomes checked.
+/// Kills the first process after every step; then a second process repeats the interrupted call and continues, and the
+/// power is cut after every step of the second process. Returns the number of outcomes checked.
 fn cut_everywhere(write: Write) -> Result<usize, String> {
     let mut judged = 0;
     for kill in 0.. {

@@ -1,5 +1,4 @@
-//! The body of a response that passed the fence. It determines how long the request stays admitted: see
-//! [`FencedBody`].
+//! The body of a response, and how long it keeps its request admitted: see [`FencedBody`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -15,8 +14,8 @@ pin_project! {
   ///
   /// A write ends when its body does: a handler may do work while it streams the body, and a later section must not
   /// overtake that work. So a write stays admitted until the last frame, or until the body is dropped because the
-  /// client disconnected. A read changes nothing, so it leaves when the handler returns; otherwise a slow client
-  /// could block the next holder indefinitely.
+  /// client disconnected. A read (a request that enters) changes nothing, so it leaves when the handler returns;
+  /// otherwise a slow client could block the next holder indefinitely.
   pub struct FencedBody<B> {
     #[pin]
     inner: BodyInner<B>,
@@ -63,7 +62,7 @@ where
             }
         };
         let frame = ready!(body.as_mut().poll_frame(context));
-        // The last frame is the last poll: a server may stop polling after it, or after an error.
+        // The request leaves with the last frame or an error, since a server need not poll again after these.
         if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
             *this.pass = None;
         }

@@ -1,7 +1,7 @@
 //! The fencing headers of a request.
 //!
-//! Reads the four headers, each at most once and in one form. A malformed header is refused, since falling back to
-//! its default would check less than the client intended.
+//! Reads the four headers, each of which may be sent once. A malformed header is refused, since falling back to its
+//! default would check less than the client intended.
 
 use http::header::{HeaderMap, HeaderName};
 

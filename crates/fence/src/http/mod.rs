@@ -16,10 +16,10 @@
 //!
 //! | header | value | left out |
 //! | --- | --- | --- |
-//! | `Fencing-Token` | decimal, 1 to 2^53 - 1 | no section |
+//! | `Fencing-Token` | decimal, 1 to 2^53 - 1 | not checked; 428 for a guarded method |
 //! | `Fencing-Resource` | a name ([`Resource`]) | [`Rules::resource_by`] if set, otherwise the path |
 //! | `Fencing-Mode` | `exclusive`, `shared`, `permit`, `permit;slot=3` | `exclusive` |
-//! | `Fencing-Action` | `enter`, `write`, or `check_once` for one blind effect per grant | safe methods enter, others write |
+//! | `Fencing-Action` | `enter`, `write`, or `check_once`: both in one step, once per token | safe methods enter, others write |
 //!
 //! # Response
 //! | status | `type` | when |
@@ -27,18 +27,19 @@
 //! | 412 | `…:stale` | a later section has passed; with `offered` and `highest` |
 //! | 428 | `…:token-required` | a guarded method without a token |
 //! | 409 | `…:repeated` | `check_once` with a token that has passed before |
-//! | 400 | `…:malformed`, `…:shared-write` | an invalid header; a write under a shared hold |
-//! | 503 | `…:busy`, `…:unavailable` | a lower token is still running; the marks can't be made durable |
+//! | 400 | `…:malformed`, `…:shared-write` | invalid headers, or no valid resource name; a write under a shared hold |
+//! | 503 | `…:busy`, `…:unavailable` | a request with a lower token is still running; the marks can't be read or made durable |
 //!
-//! The mark is durable before the handler runs. Once a higher token has arrived, no lower one starts, and the
-//! higher one starts only when all lower ones have ended. A handler has ended when its future has completed or was
-//! dropped and, for a write, its response body too. The fence does not cover work that a handler leaves running
-//! elsewhere (a spawned task, a statement that the database continues after the client disconnected): such work
-//! must check its token itself, see [`Fenced`].
+//! The mark is durable before the handler runs. Once a request with a higher token has arrived, none with a lower token
+//! starts, and the new request starts only when all those with lower tokens have ended. (Readers run concurrently, and
+//! so do permits of different slots.) A handler has ended when its future has completed or was dropped and, for a
+//! write, its response body too. The fence does not cover work that a handler leaves running elsewhere (a spawned task,
+//! a statement that the database continues after the client disconnected): such work must check its token itself, see
+//! [`Fenced`].
 //!
-//! Every request for a resource must pass through one fence: two processes with separate mark files, or a second
-//! path to the data, bypass it. And all clients must use the same name for a resource: the path is such a name by
-//! default. If one resource has several paths, set [`Rules::resource_by`], so that clients can't choose the name.
+//! Every request for a resource must pass through one fence: two processes with separate mark files, or a second path
+//! to the data, bypass it. And all clients must use the same name for a resource: by default the name is the path. If
+//! one resource has several paths, set [`Rules::resource_by`], so that clients can't choose the name.
 
 mod body;
 mod headers;
@@ -64,7 +65,7 @@ use passage::Doors;
 pub use problem::TYPE_PREFIX;
 pub use service::FencedService;
 
-/// Default limit of the wait for lower tokens to end.
+/// Default limit of the time that a request waits for requests with lower tokens to end.
 pub const WAIT_DEFAULT: Duration = Duration::from_secs(5);
 
 /// The layer. Its clones, and the services created from it, are one fence.
@@ -174,7 +175,8 @@ impl Rules {
         self
     }
 
-    /// How long a request waits for lower tokens to end before it gets 503.
+    /// Sets how long a request waits for requests with lower tokens to end, before it gets 503. Default
+    /// [`WAIT_DEFAULT`].
     #[must_use]
     pub fn wait_at_most(mut self, wait: Duration) -> Self {
         self.wait = wait;

@@ -1,8 +1,8 @@
 //! The admission of requests to all resources, each by its [`Door`]: asks for admission, waits, then checks the
 //! durable marks.
 //!
-//! Keeps the [`Door`] of each resource in use, and bounds the wait. A dropped [`Pass`] leaves its `Door`, however
-//! the request ended.
+//! Keeps a [`Door`] for each resource in use, and bounds the wait. Dropping a [`Pass`] removes the request from its
+//! `Door`, however the request ended.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,15 +34,16 @@ struct DoorEntry {
 impl DoorEntry {
     fn tell(&mut self, answers: Vec<WaitOutcome>) {
         for WaitOutcome { place, verdict } in answers {
-            if let Some(teller) = self.waiting.remove(&place) {
-                // Sending fails if the request was cancelled, which then leaves through its `Pass`.
-                let _ = teller.send(verdict);
+            if let Some(sender) = self.waiting.remove(&place) {
+                // Sending fails if the request was cancelled. Its `Pass` is dropped then, and removes it from the
+                // `Door`.
+                let _ = sender.send(verdict);
             }
         }
     }
 }
 
-/// An admitted or waiting request; leaves its `Door` when dropped.
+/// An admitted or waiting request. Dropping it removes the request from its `Door`.
 #[derive(Debug)]
 pub(super) struct Pass {
     doors: Arc<Doors>,
@@ -53,8 +54,8 @@ pub(super) struct Pass {
 impl Doors {
     /// Waits for admission, then makes the mark durable.
     ///
-    /// Admission comes before the check of the durable marks (`door.rs` gives the reason). Cancel safe: dropping
-    /// the future leaves the `Door`.
+    /// Admission comes before the check of the durable marks (`door.rs` gives the reason). Cancel safe: dropping the
+    /// future drops the `Pass`.
     pub(super) async fn pass(
         self: &Arc<Self>,
         store: &impl MarkStore,
@@ -91,8 +92,8 @@ impl Doors {
         match knock {
             Ok(Knock::Inside(place)) => Ok((pass(place), None)),
             Ok(Knock::Waits(place)) => {
-                let (teller, verdict) = oneshot::channel();
-                kept.waiting.insert(place, teller);
+                let (sender, verdict) = oneshot::channel();
+                kept.waiting.insert(place, sender);
                 Ok((pass(place), Some(verdict)))
             }
             Err(refused) => {

@@ -45,7 +45,7 @@ impl Problem {
         Self { kind: ProblemKind::Malformed, detail: format!("{} {why}", shown(header)) }
     }
 
-    /// A request whose headers are inconsistent.
+    /// A request whose headers don't fit its method, or that has no valid resource name.
     pub(super) fn meaningless(detail: String) -> Self {
         Self { kind: ProblemKind::Malformed, detail }
     }

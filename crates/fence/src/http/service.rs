@@ -40,7 +40,7 @@ enum Word {
     Free,
     /// The request is admitted: call the handler.
     Handler(Pass, Action),
-    /// The request was a plain enter, which the fence itself answers.
+    /// The request was a POST with `Fencing-Action: enter`, to which the fence itself responds.
     Entered,
 }
 
@@ -99,8 +99,8 @@ impl<M: MarkStore> Settings<M> {
         let safe = parts.method.is_safe();
         let action = said.action.unwrap_or(if safe { Action::Enter } else { Action::Write });
         if action == Action::Enter && !safe && parts.method != Method::POST {
-            // A 204 of the fence would look as if the request had been executed; calling the handler would execute
-            // it unchecked.
+            // A 204 by the fence would look as if the request had been executed; calling the handler would execute a
+            // write that was checked only as an enter.
             return Err(Problem::meaningless(format!(
                 "Fencing-Action: enter goes with POST, which does nothing else, or with GET and HEAD, which then read; not \
          with {}",

@@ -11,10 +11,12 @@
 //!   may have followed.
 //! - The record is still the one that we read before: our put did not take effect yet, but may be in flight. The
 //!   same bytes are put again; at most one of the two puts can take effect, since they have the same condition.
-//! - The record lists the one that we read before, but not ours: another change followed that record, so ours can
-//!   never take effect. The decision is made again, on the current record.
-//! - None of these, because more than [`BEFORE_MAX`](super::record::BEFORE_MAX) changes came between: the outcome
-//!   is unknown ([`ObjectError::Unsure`]).
+//! - The record lists the nonce of the one that we read before, but not ours: another change followed the old record,
+//!   so ours can never take effect. The decision is made again, on the current record.
+//! - The record is older than the one that we read before: the read lags, and is repeated.
+//! - There is no object any more: a client that bypassed the fence removed it ([`ObjectError::Removed`]).
+//! - None of these, because more than [`BEFORE_MAX`](super::record::BEFORE_MAX) changes came between: the outcome is
+//!   unknown ([`ObjectError::Unsure`]).
 //!
 //! Every call puts, even if it raises no mark. If an earlier put of the same holder is still in flight, its
 //! condition fails from then on. The put also proves that the check was made on the object's current state, even if
@@ -43,7 +45,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(10);
 pub(super) struct Objects {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) holds: Holds,
-    /// The largest number of puts for one change.
+    /// The largest number of tries for one change. A try is a put, or a repeated read after a failed or lagging one.
     pub(super) tries: u32,
 }
 
@@ -61,13 +63,13 @@ pub(super) struct Next<T> {
     pub(super) answer: T,
 }
 
-/// A put that was sent, or is about to be.
+/// One decision and its put. The put is sent again, with the same bytes, while its outcome is open.
 struct Attempt<T> {
     base: Option<ReadRecord>,
     nonce: Nonce,
     bytes: Bytes,
     answer: T,
-    /// The error of the attempt's last put, unless that was "condition failed".
+    /// The last error of a put of this attempt other than "condition failed".
     unanswered: Option<Error>,
 }
 
@@ -93,7 +95,7 @@ pub(super) fn path_of(resource: &str) -> Result<Path, ObjectError> {
     let name = resource::checked(resource)?;
     let bad = |why: String| ObjectError::BadPath { resource: resource.to_owned(), why };
     let path = Path::parse(name).map_err(|error| bad(error.to_string()))?;
-    // `Path::parse` drops slashes at the begin and the end, so one object would have two names.
+    // `Path::parse` drops slashes at the beginning and the end, so one object would have two names.
     if path.as_ref() != name {
         return Err(bad("it begins or ends with `/`".to_owned()));
     }

@@ -33,7 +33,7 @@ pub enum ObjectError {
         /// The missing property.
         why: Unfit,
     },
-    /// Another writer changed the object during each try.
+    /// Other writers changed the object first, in all tries of the call.
     #[error(
         "`{resource}` was changed by others under each of {tries} tries; nothing was done. Try again with the same \
          token, with fewer writers at a time or with more tries (`tries_at_most`)"
@@ -41,7 +41,7 @@ pub enum ObjectError {
     Contended {
         /// The resource.
         resource: String,
-        /// Number of puts.
+        /// Number of tries: puts, and repeated reads.
         tries: u32,
     },
     /// The outcome of a change is unknown.
@@ -53,7 +53,7 @@ pub enum ObjectError {
     Unsure {
         /// The resource.
         resource: String,
-        /// Number of puts.
+        /// Number of tries: puts, and repeated reads.
         tries: u32,
         /// The store's last error, if there was one.
         source: Option<::object_store::Error>,
@@ -137,7 +137,7 @@ pub enum ObjectError {
         /// The missing object.
         draft: Path,
     },
-    /// The data that the pointer names are missing, or differ from the published ones.
+    /// The data that the pointer names are missing, or have another length than those published.
     #[error(
         "the data of `{resource}` in `{data}` {why}: something other than the fence has changed it. Restore it, or write \
          the resource anew"

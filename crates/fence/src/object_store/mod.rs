@@ -1,15 +1,15 @@
 //! Fences for objects in a store: S3, Azure Blob Storage and the other stores that the crate `object_store`
 //! supports.
 //!
-//! Contains the public calls of [`ObjectFence`]; those of [`PointerFence`] are in `pointer`. The conditional put
-//! and the detection of its outcome are in `change`, the bytes of an object in `record`, the checks of a store in
-//! `probe`. It depends on no lock service and on no particular store: the caller supplies one.
+//! Contains the public calls of [`ObjectFence`]; those of [`PointerFence`] are in `pointer`. The conditional put and
+//! the detection of its outcome are in `change`, the bytes of an object in `record`, the checks of a store in `probe`.
+//! The fence depends on no lock service and on no particular store: the caller supplies the store.
 //!
 //! ```
 //! # use std::sync::Arc;
 //! # use lockkeeper_fence::{ObjectError, ObjectFence, Section, Token};
 //! # async fn add(store: Arc<dyn object_store::ObjectStore>, token: Token) -> Result<(), ObjectError> {
-//! let fence = ObjectFence::connect(store).await?; // once: it tries what the store honours
+//! let fence = ObjectFence::connect(store).await?; // once: checks that the store honours conditions
 //! let section = Section::exclusive(token); // the token of the guard
 //! let old = fence.enter("stock/42", section).await?.unwrap_or_default();
 //! fence.write("stock/42", section, [&old[..], b"one more\n"].concat()).await?;
@@ -18,8 +18,8 @@
 //! ```
 //!
 //! Two types, for small and for large content:
-//! - [`ObjectFence`]: marks and content in one object, so that check and effect are one put. Every call reads and
-//!   puts the whole object: for content up to [`CONTENT_BYTES_MAX`].
+//! - [`ObjectFence`]: marks and content in one object, so that check and effect are one put. Every `enter` and every
+//!   write reads and puts the whole object: for content up to [`CONTENT_BYTES_MAX`].
 //! - [`PointerFence`]: the content is a separate object of any size, written once under a name never used before; a
 //!   small fenced object points to it.
 //!
@@ -53,12 +53,12 @@ pub use error::{ObjectError, Unfit};
 pub use pointer::{Draft, PointerFence, Swept};
 use record::{Holds, Record};
 
-/// Most bytes of content of an [`ObjectFence`]: 8 MiB. Every call transfers the content twice, which should take
-/// well below a second.
+/// Most bytes of content of an [`ObjectFence`]: 8 MiB. An `enter` or a write transfers the content twice, which should
+/// take well below a second.
 pub const CONTENT_BYTES_MAX: u64 = 8 << 20;
 
-/// Default limit of puts per call while other writers change the object. With the pauses between the puts, about
-/// half a minute.
+/// Default limit of tries per call while other writers change the object. The pauses between that many tries are about
+/// half a minute together.
 pub const TRIES_DEFAULT: u32 = 64;
 
 /// Fenced objects with their content; each object is a resource, named by its path. Any number of values and
@@ -82,7 +82,7 @@ impl ObjectFence {
         Ok(Self { objects: Objects { store, holds: Holds::Content, tries: TRIES_DEFAULT } })
     }
 
-    /// Tries at most `limit` puts per call while other writers change the object; at least one. Default
+    /// Sets the largest number of tries per call while other writers change the object; at least one. Default
     /// [`TRIES_DEFAULT`].
     #[must_use]
     pub fn tries_at_most(mut self, limit: u32) -> Self {
@@ -130,7 +130,8 @@ impl ObjectFence {
         self.put(resource, Action::Write, section, Some(content.into())).await
     }
 
-    /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d).
+    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect that does
+    /// not depend on anything read before, executed at most once per grant (rule F-d).
     ///
     /// # Errors
     /// As `write`, and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has passed before.
@@ -193,7 +194,7 @@ impl ObjectFence {
     }
 }
 
-/// The marks after `section` has done `action`.
+/// Checks the section, and returns the marks after it.
 fn passed(last: Option<&Record>, action: Action, section: Section) -> Result<Marks, ObjectError> {
     let mut marks = last.map(|last| last.marks.clone()).unwrap_or_default();
     // The put follows even if no mark rose; `change` gives the reason.

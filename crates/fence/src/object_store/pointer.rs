@@ -1,7 +1,7 @@
 //! Content of any size: a separate object for the data, and a small fenced object (the pointer) with its name.
 //!
-//! Guarantees that a reader always finds one complete content, and that a sweep removes only data that are not
-//! needed. The pointer of `stock` is the object `stock`; its data are `stock.data/SWEEPS-NONCE`. Data are written
+//! Guarantees that a reader always finds one complete content, and that a sweep removes only data that no pointer names
+//! or will name. The pointer of `stock` is the object `stock`; its data are `stock.data/SWEEPS-NONCE`. Data are written
 //! once, under a name never used before, and only then does the fenced put set the pointer to them.
 //!
 //! # Why a sweep removes only unneeded data
@@ -10,14 +10,14 @@
 //! 1. A writer reads the count before it uploads (the count is part of the data's name), and may set the pointer
 //!    only if the count is unchanged. The conditional put enforces this: it replaces the very record in which the
 //!    count was checked.
-//! 2. A sweep first raises the count, by such a put, and reads the name of the current data in the same step.
+//! 2. A sweep first raises the count, by a conditional put, and reads the name of the current data in the same step.
 //! 3. Only then does it list the data. It removes data with a lower count, except those that the pointer named in
 //!    step 2.
 //!
-//! After step 2 the pointer can no longer be set to data with a lower count, and the data that it named are kept.
-//! Writers that are uploading at that time get an error and must upload again. The minimum age given to a sweep
-//! only spares such writers, and readers that have read the pointer but not yet the data; it is measured by the
-//! store's clock alone.
+//! After step 2 the pointer can no longer be set to data with a lower count, and the data that it named are kept. So an
+//! upload that is under way at that time can't be published: `write` uploads again, and `publish` fails with
+//! [`ObjectError::DraftSwept`]. The minimum age given to a sweep only makes the removal of data less likely that a
+//! reader has found in the pointer but not read yet. Ages are measured by the store's clock alone.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -68,8 +68,8 @@ impl Draft {
 pub struct Swept {
     /// Number of removed objects.
     pub removed: u64,
-    /// Number of objects kept although the pointer does not name them: they are too young, or were uploaded after
-    /// the sweep began.
+    /// Number of objects kept although the pointer does not name them: they are too young, or their names were made
+    /// after the sweep had raised the count.
     pub left: u64,
 }
 
@@ -140,7 +140,7 @@ impl PointerFence {
         Ok(Self { objects: Objects { store, holds: Holds::Pointer, tries: TRIES_DEFAULT } })
     }
 
-    /// Tries at most `limit` puts per call while other writers change the pointer; at least one. Default
+    /// Sets the largest number of tries per call while other writers change the pointer; at least one. Default
     /// [`TRIES_DEFAULT`].
     #[must_use]
     pub fn tries_at_most(mut self, limit: u32) -> Self {
@@ -167,8 +167,9 @@ impl PointerFence {
     /// The data of `resource`, as a stream; `None` if there are none. Enter first, otherwise an update can be lost.
     ///
     /// # Errors
-    /// [`ObjectError::Store`]; [`ObjectError::DataLost`] if the data differ from those published;
-    /// [`ObjectError::Foreign`], [`ObjectError::OtherFence`], [`ObjectError::Corrupt`], [`ObjectError::Newer`].
+    /// [`ObjectError::Store`]; [`ObjectError::DataLost`] if the data are missing, or have another length than those
+    /// published; [`ObjectError::Foreign`], [`ObjectError::OtherFence`], [`ObjectError::Corrupt`],
+    /// [`ObjectError::Newer`].
     pub async fn open(&self, resource: &str) -> Result<Option<GetResult>, ObjectError> {
         let path = path_of(resource)?;
         let mut follows = 0;
@@ -183,7 +184,8 @@ impl PointerFence {
             match self.objects.store.get_opts(&data, GetOptions::default()).await {
                 Ok(got) if got.meta.size == bytes => return Ok(Some(got)),
                 Ok(got) => return lost(format!("are {} bytes, and {bytes} were published", got.meta.size)),
-                // If the pointer names other data by now, these data were swept after the pointer was read.
+                // These data may have been swept after the pointer was read. Then the pointer names other data by now:
+                // read it again.
                 Err(Error::NotFound { .. }) if follows < FOLLOWS_MAX && followed.as_ref() != Some(&name) => {
                     followed = Some(name);
                     follows += 1;
@@ -219,7 +221,8 @@ impl PointerFence {
         self.put(resource, Action::Write, section, content.into()).await
     }
 
-    /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d).
+    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect that does
+    /// not depend on anything read before, executed at most once per grant (rule F-d).
     ///
     /// # Errors
     /// As `write`, and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has passed before.
@@ -295,10 +298,10 @@ impl PointerFence {
         self.objects.change(&path_of(resource)?, decide).await
     }
 
-    /// Removes data of `resource` that its pointer does not name and that are `older_than`, by the store's clock.
-    /// May run at any time and concurrently with all other calls, including other sweeps; needs no token. Choose a
-    /// duration longer than an upload and a read: a shorter one is safe, but makes concurrent writers upload
-    /// again and readers read again.
+    /// Removes data of `resource` that its pointer does not name and whose age is at least `older_than`, by the store's
+    /// clock. A sweep may run at any time and concurrently with all other calls, including other sweeps; it needs no
+    /// token. Choose a duration longer than an upload and a read: a shorter one is safe, but readers may have to read
+    /// again. Concurrent writers must upload again in any case.
     ///
     /// # Errors
     /// [`ObjectError::Store`], [`ObjectError::Contended`], [`ObjectError::Unsure`], and those of
@@ -313,8 +316,8 @@ impl PointerFence {
         };
         let pointer = self.objects.change(&path, decide).await?;
         let store = &self.objects.store;
-        // The time of the pointer's last put, by the clock that also dates the data. If the pointer was put again
-        // since, the time is later than this sweep's put.
+        // The current time, by the clock that also dates the data: the time of the pointer's last put, which is this
+        // sweep's or a later one.
         let now = store.head(&path).await.map_err(ObjectError::store("look for", &path))?.last_modified;
 
         let folder = folder(&path);
@@ -328,7 +331,7 @@ impl PointerFence {
             else {
                 continue;
             };
-            // Other objects in the folder don't belong to the fence.
+            // Skips objects that don't have a name of the fence, and the data that the pointer names.
             let Some(sweeps) = sweeps_of(name).filter(|_| Some(name) != named) else { continue };
             let age = now.signed_duration_since(data.last_modified).to_std().unwrap_or_default();
             if sweeps >= pointer.sweeps || age < older_than {
@@ -352,7 +355,7 @@ impl PointerFence {
         let bytes = content.content_length() as u64;
         let mut uploads = 0;
         loop {
-            // Checks before the upload, so that a stale token does not upload in vain.
+            // Checks before the upload, so that a section with a stale token uploads nothing.
             let last = self.objects.read(&path).await?;
             let pointer = Pointer::of(&path, last.as_ref())?;
             passed(last.as_ref(), action, section)?;

@@ -41,7 +41,8 @@ pub(super) async fn probe(store: &dyn ObjectStore) -> Result<(), ObjectError> {
         Err(error) => Err(error),
     };
     let cleaned = probe.clean().await;
-    // The result of the checks takes precedence over a failed cleanup.
+    // An error of the checks takes precedence over one of the cleanup. After successful checks a failed cleanup is the
+    // result.
     found.and(cleaned)
 }
 
@@ -85,8 +86,8 @@ impl Probe<'_> {
                 Err(error) => return Err(ObjectError::store("put", path)(error)),
             }
         }
-        // None is valid too: if a response was lost and the client resends the put, its own first copy makes the
-        // second fail.
+        // Zero is valid too: if a response is lost, the HTTP client resends the put, and the second copy fails because
+        // the first took effect.
         if done > 1 {
             return Err(unfit(self.store, Unfit::NotAtomic { what, done, of: RIVALS }));
         }
@@ -106,7 +107,7 @@ impl Probe<'_> {
         match self.put(&self.main, content, mode).await {
             Ok(_) => Ok(()),
             Err(error) if is_refusal(&error) => {
-                // The put may have been done by a first copy, whose response the client has lost.
+                // If the HTTP client lost a response and resent the put, the first copy may have taken effect.
                 let (found, _) = self.look().await?;
                 if found == content.as_bytes() {
                     return Ok(());
@@ -134,8 +135,8 @@ impl Probe<'_> {
     fn not_supported(&self, what: &'static str, path: &Path, error: Error) -> ObjectError {
         let answer = error.to_string();
         match &error {
-            // Recognized by the name of the implementation, since a store that wraps another one need not report
-            // which.
+            // Recognized by the name of the implementation in the error, since a store that wraps another store need
+            // not show it otherwise.
             Error::NotImplemented { implementer, .. } if implementer.contains("LocalFileSystem") => {
                 unfit(self.store, Unfit::LocalFiles)
             }

@@ -1,7 +1,7 @@
 //! The bytes of a fenced object: a text header, then the content.
 //!
-//! Every truncation or bit flip, of the header or of the content, is detected as an error, and never read as other
-//! marks or other content. The header is text, so that operators can read it:
+//! Checksums detect truncation and bit flips of the header and of the content, which are reported as errors and never
+//! read as other marks or other content. The header is text, so that operators can read it:
 //! ```text
 //! lockkeeper-object 1
 //! holds content
@@ -16,8 +16,8 @@
 //! - `nonce` is new with every change, so no two changes have equal bytes. An ETag may be the MD5 of the bytes:
 //!   with the nonce, an If-Match on an ETag identifies one change.
 //! - `change` counts the changes, and `before` lists the nonces of the previous ones, the newest first, at most
-//!   [`BEFORE_MAX`]. A writer without a response uses them to find out whether its change took effect, even after
-//!   further changes of the object.
+//!   [`BEFORE_MAX`]. A writer that got no response uses this list to determine whether its change took effect, even
+//!   after further changes of the object.
 //! - `content` has the length and the XXH3 of the content, or is `content none` if there is none: a deleted object
 //!   remains, with its marks.
 //! - `check` is the XXH3 of the header up to this line.

@@ -1,10 +1,10 @@
-//! A table with its own marks: a column `fence bigint NOT NULL DEFAULT 0`, one mark per row.
+//! A table with a fence column (`fence bigint NOT NULL DEFAULT 0`): one mark per row.
 //!
-//! Builds the statements as plain SQL text, and interprets updates that matched no row. The condition
-//! `fence <= token` in the `UPDATE` itself makes check and effect one step, in any isolation level; nothing needs to be
-//! installed. Marks are as durable as the session's `synchronous_commit`: with `off`, a server crash may lose a
-//! mark after a section has read under it. One mark can't distinguish readers or slots, so only exclusive holds can
-//! use it.
+//! Builds the statements as plain SQL text, and interprets updates that matched no row. The condition `fence <= token`
+//! in the `UPDATE` itself makes check and effect one step, in any isolation level; apart from the column, nothing needs
+//! to be installed. Marks are as durable as the session's `synchronous_commit`: with `off`, a server crash may lose a
+//! mark after a section has read under it. One mark can't distinguish readers or slots, so only exclusive holds can use
+//! it.
 
 use lockkeeper_core::{ModeKind, Token};
 
@@ -63,8 +63,8 @@ impl Column {
         format!("UPDATE {table} SET {set}, {fence} = $2 WHERE {key} = $1 AND {fence} <= $2")
     }
 
-    /// As [`write_sql`](Self::write_sql), but a token passes only once (F-d): for one blind effect per grant,
-    /// without `enter`.
+    /// As [`write_sql`](Self::write_sql), but each token passes only once, and `enter` is not needed: for an effect
+    /// that does not depend on anything read before, executed at most once per grant (rule F-d).
     #[must_use]
     pub fn write_once_sql(&self, set: &str) -> String {
         let Self { table, key, fence } = self;
@@ -77,7 +77,7 @@ impl Column {
         format!("SELECT {} FROM {} WHERE {} = $1", self.fence, self.table, self.key)
     }
 
-    /// The token as a `bigint`, if the section may use a fence column at all.
+    /// The token as a `bigint`, if a fence column can check the section.
     ///
     /// # Errors
     /// [`PostgresError::ExclusiveOnly`] for shared holds and for permits of a slot.

@@ -8,11 +8,11 @@ use crate::rule::{Action, Refused};
 
 /// Why a call at a Postgres fence failed.
 ///
-/// After any of these errors the transaction in which it happened can only be rolled back.
+/// After any of these errors, roll back the transaction in which it happened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostgresError {
-    /// The rule refused the section; the transaction has no effect.
+    /// The rule refused the section. Roll back; then the transaction has no effect.
     #[error(transparent)]
     Refused(#[from] Refused),
     /// The text is not a valid resource name.
@@ -24,7 +24,7 @@ pub enum PostgresError {
         "another transaction was in the way; nothing was done: roll back and run the whole transaction again"
     )]
     TryAgain(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The fence is not installed in this database.
+    /// The fence is not installed in this database, or the role has no rights to it.
     #[error(
         "this database has no schema lockkeeper_fence, or this role may not use it; apply \
          `lockkeeper_fence::postgres::SCHEMA_SQL` as the owner, and `grants_sql` for this role"
@@ -67,7 +67,7 @@ pub enum PostgresError {
         /// The server's message, with the table.
         message: String,
     },
-    /// A table with its own marks has no row with this key.
+    /// A table with a fence column has no row with this key.
     #[error(
         "there is no row of {table} with this {key}; nothing was done: insert it, with its fence column at 0"
     )]
@@ -134,7 +134,7 @@ pub enum PostgresError {
     },
 }
 
-/// The parts of a client library's error that both adapters read.
+/// The parts of a client library's error that this module needs.
 pub(super) struct Reported<'a> {
     pub(super) sqlstate: Option<&'a str>,
     pub(super) message: &'a str,
@@ -162,15 +162,15 @@ impl Reported<'_> {
         Some((Token::new(offered.parse().ok()?)?, Token::new(highest.parse().ok()?)?))
     }
 
-    /// What the error means for the caller.
+    /// Classifies the error by its SQLSTATE.
     pub(super) fn verdict(&self, action: Action) -> PostgresErrorKind {
         if let Some(refused) = self.refused(action) {
             return PostgresErrorKind::Refused(refused);
         }
         match self.sqlstate {
             Some("40001" | "40P01") => PostgresErrorKind::TryAgain,
-            // The schema or function is missing, or the role lacks rights to it; but the error may concern the
-            // caller's own objects.
+            // A schema or function is missing, or the role lacks rights. The message shows whether this concerns the
+            // fence or the caller's own objects.
             Some("3F000" | "42883" | "42501") if names_the_fence(self.message) => {
                 PostgresErrorKind::NotInstalled
             }

@@ -1,7 +1,7 @@
 //! The Postgres fence on connections of `sqlx`.
 //!
-//! sqlx keeps prepared statements in the session; behind a transaction pooler set `statement_cache_capacity(0)`, as
-//! for all other statements of sqlx.
+//! sqlx keeps prepared statements in the session. Behind a transaction pooler set `statement_cache_capacity(0)`, which
+//! sqlx needs there for any statement.
 //!
 //! ```no_run
 //! use lockkeeper_fence::{Section, Token, postgres::{PostgresError, sqlx as fence}};
@@ -57,15 +57,15 @@ pub async fn check(executor: impl PgExecutor<'_>) -> Result<Findings, PostgresEr
 
 /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
 ///
-/// With a pool, or a connection outside a transaction, the mark is committed when this returns. With
-/// `&mut *transaction` it must be its first statement, and the section's reads and writes must all be in that
+/// With a pool, or a connection outside a transaction, the mark is committed when this returns. With a transaction
+/// (pass `&mut *transaction`) this must be its first statement, and the section's reads and writes must all be in that
 /// transaction: then other sections wait for its end instead of being refused (a stalled section blocks them, until
 /// `idle_in_transaction_session_timeout` if that is set).
 ///
 /// # Errors
-/// [`Refused::Stale`] if a later section has passed: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and
-/// above. [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is
-/// harmless.
+/// [`Refused::Stale`] if a later section has passed: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and above, or
+/// after a deadlock. [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::Replica`].
+/// [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is harmless.
 pub async fn enter(
     executor: impl PgExecutor<'_>,
     resource: &str,
@@ -74,12 +74,14 @@ pub async fn enter(
     pass(executor, Action::Enter, resource, section).await
 }
 
-/// Checks the section. Must be the first statement of a transaction that writes; until the transaction ends, no
-/// other section passes, except permits of other slots. All its writes take effect with the commit, or none.
+/// Checks the section. Must be the first statement of a transaction that writes; until that transaction ends, other
+/// checks of this resource wait, except those of permits of other slots. All writes of the transaction take effect with
+/// its commit, or none.
 ///
 /// # Errors
-/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at REPEATABLE
-/// READ and above. [`PostgresError::Database`].
+/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at
+/// REPEATABLE READ and above, or after a deadlock. [`PostgresError::Resource`], [`PostgresError::NotInstalled`],
+/// [`PostgresError::Replica`], [`PostgresError::Database`].
 pub async fn write(
     transaction: &mut Transaction<'_, Postgres>,
     resource: &str,
@@ -88,8 +90,9 @@ pub async fn write(
     pass(&mut **transaction, Action::Write, resource, section).await
 }
 
-/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). The token counts as
-/// used only if the transaction commits.
+/// As [`write()`], but each token passes only once, and `enter` is not needed: for an effect that does not depend on
+/// anything read before, executed at most once per grant (rule F-d). The token counts as used only if the transaction
+/// commits.
 ///
 /// # Errors
 /// As `write`, and [`Refused::Repeated`] for a token that has passed before.
@@ -104,7 +107,8 @@ pub async fn check_once(
 /// The current marks; the default ones if the resource was never seen.
 ///
 /// # Errors
-/// [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`], [`PostgresError::Database`].
+/// [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`],
+/// [`PostgresError::Database`].
 pub async fn marks(executor: impl PgExecutor<'_>, resource: &str) -> Result<Marks, PostgresError> {
     checked(resource)?;
     let rows: Vec<(i32, i64, i64)> = ::sqlx::query_as(READ_MARKS)
@@ -115,23 +119,25 @@ pub async fn marks(executor: impl PgExecutor<'_>, resource: &str) -> Result<Mark
     marks_of(resource, rows.into_iter())
 }
 
-/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are
-/// lower. Stop all writers first: an old holder passes a mark that was lowered. Needs EXECUTE on `reset_marks`,
-/// which [`grants_sql`](super::grants_sql) deliberately omits.
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower.
+/// Stop all writers first: a holder of an old token would pass the lowered mark. Needs EXECUTE on `reset_marks`, which
+/// [`grants_sql`](super::grants_sql) deliberately omits.
 ///
 /// # Errors
-/// [`PostgresError::NotInstalled`], [`PostgresError::Database`].
+/// [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::Replica`],
+/// [`PostgresError::Database`].
 pub async fn reset(executor: impl PgExecutor<'_>, resource: &str, to: Token) -> Result<(), PostgresError> {
     checked(resource)?;
     let asked = ::sqlx::query(RESET).bind(resource).bind(bigint(to)).execute(executor).await;
     asked.map(drop).map_err(|error| means(Action::Enter, "the reset of the marks", error))
 }
 
-/// Raises the mark of a row in a table with its own marks. Otherwise as [`enter`].
+/// As [`enter`], for one row of a table with a fence column: raises the mark of the row.
 ///
 /// # Errors
-/// [`Refused::Stale`], [`PostgresError::RowAbsent`], [`PostgresError::ColumnNull`], [`PostgresError::ExclusiveOnly`],
-/// [`PostgresError::TryAgain`], [`PostgresError::Database`].
+/// [`Refused::Stale`], [`PostgresError::RowAbsent`], [`PostgresError::ColumnNull`],
+/// [`PostgresError::ColumnOutOfRange`], [`PostgresError::NoRowMatched`], [`PostgresError::ExclusiveOnly`],
+/// [`PostgresError::TryAgain`], [`PostgresError::Replica`], [`PostgresError::Database`].
 pub async fn enter_row<K>(
     connection: &mut PgConnection,
     column: &Column,
@@ -144,8 +150,8 @@ where
     update(connection, column, Action::Enter, &column.enter_sql(), key, section, |_| Ok(())).await
 }
 
-/// Writes a row in a table with its own marks: `set` is the `SET` clause, and `parameters` adds its parameters,
-/// from `$3` on. Check and effect are one statement, so no transaction is needed.
+/// Writes one row of a table with a fence column, and checks its mark: `set` is the `SET` clause, and `parameters` adds
+/// its parameters, from `$3` on. Check and effect are one statement, so no transaction is needed.
 ///
 /// ```no_run
 /// # use lockkeeper_fence::{Section, postgres::{Column, PostgresError, sqlx::write_row}};
@@ -172,7 +178,7 @@ where
     update(connection, column, Action::Write, &column.write_sql(set), key, section, parameters).await
 }
 
-/// As [`write_row`], once per token and without `enter` (F-d).
+/// As [`write_row`], but each token passes only once per row, and `enter` is not needed (rule F-d).
 ///
 /// # Errors
 /// As [`enter_row`], and [`Refused::Repeated`] for a token that has passed before.
@@ -191,7 +197,7 @@ where
     update(connection, column, Action::CheckOnce, &sql, key, section, parameters).await
 }
 
-/// The refusal, if the error of a statement of the caller is one: the trigger of `guard_table` raises it.
+/// Returns the refusal if `error`, from one of the caller's own statements, was raised by the trigger of `guard_table`.
 #[must_use]
 pub fn refusal(error: &Error) -> Option<Refused> {
     reported(error).refused(Action::Write)

@@ -1,7 +1,8 @@
 //! The Postgres fence on connections of `tokio_postgres`.
 //!
-//! Each check is one round trip, with an unnamed statement: it leaves no state in the session, so transaction
-//! poolers work.
+//! `enter`, `write` and `check_once` take one round trip each, with an unnamed statement: this leaves no state in the
+//! session, so transaction poolers work. The calls for a [`Column`] (`enter_row`, …) prepare a named statement first,
+//! which takes a further round trip.
 //!
 //! ```no_run
 //! use lockkeeper_fence::{Section, Token, postgres::{PostgresError, tokio_postgres as fence}};
@@ -52,14 +53,14 @@ pub async fn check<C: GenericClient + Sync>(client: &C) -> Result<Findings, Post
 
 /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
 ///
-/// With a `Client` the mark is committed when this returns. With a `Transaction` it must be its first statement,
-/// and the section's reads and writes must all be in that transaction: then other sections wait for its end instead
-/// of being refused (a stalled section blocks them, until `idle_in_transaction_session_timeout` if that is set).
+/// With a `Client` the mark is committed when this returns. With a `Transaction` this must be its first statement, and
+/// the section's reads and writes must all be in that transaction: then other sections wait for its end instead of
+/// being refused (a stalled section blocks them, until `idle_in_transaction_session_timeout` if that is set).
 ///
 /// # Errors
-/// [`Refused::Stale`] if a later section has passed: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and
-/// above. [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is
-/// harmless.
+/// [`Refused::Stale`] if a later section has passed: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and above, or
+/// after a deadlock. [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::Replica`].
+/// [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is harmless.
 pub async fn enter<C: GenericClient + Sync>(
     client: &C,
     resource: &str,
@@ -68,16 +69,18 @@ pub async fn enter<C: GenericClient + Sync>(
     pass(client, Action::Enter, resource, section).await
 }
 
-/// Checks the section. Must be the first statement of a transaction that writes; until the transaction ends, no
-/// other section passes, except permits of other slots. All its writes take effect with the commit, or none.
+/// Checks the section. Must be the first statement of a transaction that writes; until that transaction ends, other
+/// checks of this resource wait, except those of permits of other slots. All writes of the transaction take effect with
+/// its commit, or none.
 ///
-/// It may be pipelined with the next statement, which saves a round trip: `tokio::join!(write(&transaction, …),
-/// transaction.execute(…))`, with the check first. If the check refuses, the server does not execute the other
-/// statement either.
+/// The check may be pipelined with the next statement, which saves a round trip: `tokio::join!(write(&transaction, …),
+/// transaction.execute(…))`, with the check first. If the check refuses, the transaction is aborted, so the server does
+/// not execute the other statement either.
 ///
 /// # Errors
-/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at REPEATABLE
-/// READ and above. [`PostgresError::Database`].
+/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at
+/// REPEATABLE READ and above, or after a deadlock. [`PostgresError::Resource`], [`PostgresError::NotInstalled`],
+/// [`PostgresError::Replica`], [`PostgresError::Database`].
 pub async fn write(
     transaction: &Transaction<'_>,
     resource: &str,
@@ -86,8 +89,9 @@ pub async fn write(
     pass(transaction, Action::Write, resource, section).await
 }
 
-/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). The token counts as
-/// used only if the transaction commits.
+/// As [`write()`], but each token passes only once, and `enter` is not needed: for an effect that does not depend on
+/// anything read before, executed at most once per grant (rule F-d). The token counts as used only if the transaction
+/// commits.
 ///
 /// # Errors
 /// As `write`, and [`Refused::Repeated`] for a token that has passed before.
@@ -102,7 +106,8 @@ pub async fn check_once(
 /// The current marks; the default ones if the resource was never seen.
 ///
 /// # Errors
-/// [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`], [`PostgresError::Database`].
+/// [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`],
+/// [`PostgresError::Database`].
 pub async fn marks<C: GenericClient + Sync>(client: &C, resource: &str) -> Result<Marks, PostgresError> {
     checked(resource)?;
     let failed = |error| means(Action::Enter, "the look at the marks", error);
@@ -110,12 +115,13 @@ pub async fn marks<C: GenericClient + Sync>(client: &C, resource: &str) -> Resul
     marks_of(resource, rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))))
 }
 
-/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are
-/// lower. Stop all writers first: an old holder passes a mark that was lowered. Needs EXECUTE on `reset_marks`,
-/// which [`grants_sql`](super::grants_sql) deliberately omits.
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower.
+/// Stop all writers first: a holder of an old token would pass the lowered mark. Needs EXECUTE on `reset_marks`, which
+/// [`grants_sql`](super::grants_sql) deliberately omits.
 ///
 /// # Errors
-/// [`PostgresError::NotInstalled`], [`PostgresError::Database`].
+/// [`PostgresError::Resource`], [`PostgresError::NotInstalled`], [`PostgresError::Replica`],
+/// [`PostgresError::Database`].
 pub async fn reset<C: GenericClient + Sync>(
     client: &C,
     resource: &str,
@@ -127,11 +133,12 @@ pub async fn reset<C: GenericClient + Sync>(
     asked.map(drop).map_err(|error| means(Action::Enter, "the reset of the marks", error))
 }
 
-/// Raises the mark of a row in a table with its own marks. Otherwise as [`enter`].
+/// As [`enter`], for one row of a table with a fence column: raises the mark of the row.
 ///
 /// # Errors
-/// [`Refused::Stale`], [`PostgresError::RowAbsent`], [`PostgresError::ColumnNull`], [`PostgresError::ExclusiveOnly`],
-/// [`PostgresError::TryAgain`], [`PostgresError::Database`].
+/// [`Refused::Stale`], [`PostgresError::RowAbsent`], [`PostgresError::ColumnNull`],
+/// [`PostgresError::ColumnOutOfRange`], [`PostgresError::NoRowMatched`], [`PostgresError::ExclusiveOnly`],
+/// [`PostgresError::TryAgain`], [`PostgresError::Replica`], [`PostgresError::Database`].
 pub async fn enter_row<C: GenericClient + Sync>(
     client: &C,
     column: &Column,
@@ -141,8 +148,8 @@ pub async fn enter_row<C: GenericClient + Sync>(
     update(client, column, Action::Enter, &column.enter_sql(), key, section, &[]).await
 }
 
-/// Writes a row in a table with its own marks: `set` is the `SET` clause, with `parameters` from `$3` on. Check and
-/// effect are one statement, so no transaction is needed.
+/// Writes one row of a table with a fence column, and checks its mark: `set` is the `SET` clause, with `parameters`
+/// from `$3` on. Check and effect are one statement, so no transaction is needed.
 ///
 /// # Errors
 /// As [`enter_row`].
@@ -157,7 +164,7 @@ pub async fn write_row<C: GenericClient + Sync>(
     update(client, column, Action::Write, &column.write_sql(set), key, section, parameters).await
 }
 
-/// As [`write_row`], once per token and without `enter` (F-d).
+/// As [`write_row`], but each token passes only once per row, and `enter` is not needed (rule F-d).
 ///
 /// # Errors
 /// As [`enter_row`], and [`Refused::Repeated`] for a token that has passed before.
@@ -172,7 +179,7 @@ pub async fn write_row_once<C: GenericClient + Sync>(
     update(client, column, Action::CheckOnce, &column.write_once_sql(set), key, section, parameters).await
 }
 
-/// The refusal, if the error of a statement of the caller is one: the trigger of `guard_table` raises it.
+/// Returns the refusal if `error`, from one of the caller's own statements, was raised by the trigger of `guard_table`.
 #[must_use]
 pub fn refusal(error: &Error) -> Option<Refused> {
     reported(error).refused(Action::Write)

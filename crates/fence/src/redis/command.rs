@@ -14,8 +14,8 @@ pub const WORDS_MAX: usize = 4000;
 /// # let _ = (pay, log);
 /// ```
 ///
-/// Keys are distinguished from arguments because a script must declare the keys that it accesses: a cluster routes
-/// by them, and ACLs are checked against them.
+/// Keys are distinguished from arguments because a script must declare the keys that it accesses: a cluster routes the
+/// call by its keys, and Redis checks the user's ACL against them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RedisCommand {
     words: Vec<Vec<u8>>,
@@ -57,7 +57,7 @@ impl RedisCommand {
         &self.words
     }
 
-    /// Why the command is not allowed in a fenced write, if this can be determined before it is sent.
+    /// Why the command is not allowed in a fenced write; `None` if no reason is visible before it is sent.
     pub(super) fn fault(&self) -> Option<&'static str> {
         // These commands delete or replace the marks too, and without marks stale tokens pass.
         const FORGET: [&str; 3] = ["FLUSHALL", "FLUSHDB", "SWAPDB"];
@@ -100,8 +100,8 @@ impl FenceScript {
 
 pub(super) const CHECK: &str = include_str!("scripts/check.lua");
 
-/// A script and its digest. It is called by its digest; to a server that doesn't know the digest (after a restart,
-/// for example), the full text is sent, which caches the script again.
+/// A script and its digest. It is called by its digest (EVALSHA). If the server doesn't know the digest, for example
+/// after a restart, the full text is sent (EVAL), and the server caches the script again.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     text: String,

@@ -15,7 +15,7 @@ pub enum RedisFenceError {
     /// The text is not a valid resource name; nothing was sent.
     #[error(transparent)]
     Resource(#[from] BadResource),
-    /// The server may evict keys, including marks; without its mark a resource accepts any token.
+    /// The server may evict keys. If it evicts the marks, a resource accepts any token.
     #[error(
         "this Redis can't keep a fence: its `maxmemory-policy` is `{policy}`, which throws keys away when memory is \
          short, and a mark that is gone lets every token in. Set `maxmemory-policy noeviction`"
@@ -129,16 +129,16 @@ pub enum RedisFenceError {
 }
 
 impl RedisFenceError {
-    /// The meaning of an error from a call on the marks in `key`.
+    /// Classifies the error of a call on the marks in `key`.
     pub(super) fn of_call(error: RedisError, key: &str) -> Self {
-        let said =
+        let mentions =
             |word: &str| error.code() == Some(word) || error.detail().is_some_and(|text| text.contains(word));
         match error.kind() {
-            // Before Redis 7, errors inside a script are part of another error's text.
-            ErrorKind::Server(_) | ErrorKind::Extension if said("WRONGTYPE") => {
+            // Redis before version 7 returns an error inside a script as text within a general error of the script.
+            ErrorKind::Server(_) | ErrorKind::Extension if mentions("WRONGTYPE") => {
                 Self::WrongType { key: key.to_owned() }
             }
-            ErrorKind::Server(_) | ErrorKind::Extension if said("READONLY") => Self::Replica,
+            ErrorKind::Server(_) | ErrorKind::Extension if mentions("READONLY") => Self::Replica,
             ErrorKind::Server(_) | ErrorKind::Extension => Self::Server { source: error },
             _ => Self::Unknown { source: error },
         }
@@ -152,17 +152,17 @@ impl RedisFenceError {
 
 /// Advice on common errors.
 fn advice(source: &RedisError) -> &'static str {
-    let said =
+    let mentions =
         |word: &str| source.code() == Some(word) || source.detail().is_some_and(|text| text.contains(word));
-    if said("OOM") {
+    if mentions("OOM") {
         ". It is at its `maxmemory`: give it more, or fewer keys"
-    } else if said("MISCONF") {
+    } else if mentions("MISCONF") {
         ". It can't save to its disk, and takes no writes until it can"
-    } else if said("NOREPLICAS") {
+    } else if mentions("NOREPLICAS") {
         ". It has fewer replicas than `min-replicas-to-write` asks for"
     } else if source.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
-        || said("ACL failure")
-        || said("run this command")
+        || mentions("ACL failure")
+        || mentions("run this command")
     {
         ". Its user needs EVAL, EVALSHA, HGETALL, HMGET, HKEYS, HSET and HDEL, INFO, the commands of the write, and the keys \
          `*:lockkeeper:fence` and `*:lockkeeper:tagged:fence`"

@@ -1,7 +1,7 @@
 //! A fence in Redis: marks beside the guarded keys, check and commands in one script. Feature `redis`.
 //!
-//! Contains the calls and the cluster checks. The rule is implemented in Lua, in `scripts/check.lua`, and tests
-//! compare it with [`Marks::check`]. The fence depends on no lock service.
+//! Contains the calls, and the check that the keys of a call are in one cluster slot. The rule is implemented in Lua,
+//! in `scripts/check.lua`, and tests compare it with [`Marks::check`]. The fence depends on no lock service.
 //!
 //! ```no_run
 //! use lockkeeper_fence::redis::{RedisCommand, RedisFence};
@@ -23,10 +23,10 @@
 //!   anything is sent; then the script checks the fence, and runs the commands in order. A command that fails (a
 //!   key of the wrong type, a bad number) ends the write there: [`RedisFenceError::Failed`] has the number of
 //!   commands that took effect. The marks are raised nevertheless, which is harmless.
-//! - **Durability.** All acknowledged marks survive a killed client. After a crash of the server or its host,
-//!   `appendonly` and `appendfsync` determine the loss; only `always` keeps every mark through a power loss
-//!   ([`RedisFence::findings`]). Marks and guarded keys are in the same server, so a fault usually loses both:
-//!   after `FLUSHALL` both are empty, and any token passes.
+//! - **Durability.** Acknowledged marks survive a killed client. After a crash of the server or its host, `appendonly`
+//!   and `appendfsync` determine the loss; only `always` keeps every mark through a power loss
+//!   ([`RedisFence::findings`]). Marks and guarded keys are in the same server, so a fault usually loses both: after
+//!   `FLUSHALL` both are empty, and any token passes.
 //! - **Fail-over.** Replication is asynchronous. A replica that becomes primary may lack the last writes and their
 //!   marks: a stale section may then pass. Where that matters, disable fail-over.
 //! - **Only writes through the fence are checked.** A plain `SET` bypasses it. Never expire, rename or delete the
@@ -54,7 +54,7 @@ use lockkeeper_core::limits::PERMITS_MAX;
 use lockkeeper_core::{ModeKind, Slot, Token};
 use settings::Servers;
 
-/// Checks, and runs commands. `enter` is a write without commands.
+/// The script of `enter`, `write` and `check_once`: checks, then runs the commands. An `enter` has none.
 static COMMANDS: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[CHECK, include_str!("scripts/commands.lua")]));
 static RESET: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("scripts/reset.lua")]));
@@ -65,16 +65,16 @@ static RESET: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("sc
 /// cluster connection. A connection type that resends a command when a connection breaks (the cluster connection
 /// does) may execute a write twice, and return [`Refused::Repeated`] for a `check_once` that passed.
 ///
-/// In a cluster the keys of a write must have the hash tag of the resource: for `stock`, `stock` itself and
-/// `{stock}:anything`; for `{user:1}:cart`, any key with `{user:1}`. Other keys are refused before anything is
-/// sent.
+/// In a cluster the keys of a write must be in the cluster slot of the marks. Keys with the hash tag of the resource
+/// are: for `stock`, `stock` itself and `{stock}:anything`; for `{user:1}:cart`, any key with `{user:1}`. A key in
+/// another slot is refused before anything is sent.
 #[derive(Clone)]
 pub struct RedisFence<C> {
     connection: C,
     cluster: bool,
 }
 
-/// Manual, because not every connection type implements `Debug`.
+/// Not derived, because not every connection type implements `Debug`.
 impl<C> fmt::Debug for RedisFence<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisFence").field("cluster", &self.cluster).finish_non_exhaustive()
@@ -149,8 +149,9 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         self.pass(resource, Action::Write, section, commands).await
     }
 
-    /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d). At most
-    /// once: the token counts as used even if a command fails.
+    /// As [`write`](Self::write), but each token passes only once, and `enter` is not needed: for an effect that does
+    /// not depend on anything read before, executed at most once per grant (rule F-d). The token counts as used even if
+    /// a command fails.
     ///
     /// # Errors
     /// As `write`, and [`Refused::Repeated`] for a token that has passed before. After [`RedisFenceError::Unknown`]
@@ -218,7 +219,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
     /// damaged, and with all writers stopped: lowering the marks lets stale sections pass.
     ///
     /// # Errors
-    /// [`RedisFenceError::WrongType`]; [`RedisFenceError::Unknown`] if there is no response: repeat it.
+    /// [`RedisFenceError::WrongType`]; [`RedisFenceError::Unknown`] if there is no response: call `reset` again.
     pub async fn reset(&self, resource: &str, to: Token) -> Result<(), RedisFenceError> {
         let key = keys::marks_key(resource::checked(resource)?);
         let mut call = RESET.call(&[key.as_bytes()]);
@@ -256,7 +257,8 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         }
     }
 
-    /// The key of the marks, if a script may access it together with `keys`.
+    /// Returns the key of the marks, if a script may access it together with `keys`: none of these is the key of the
+    /// marks itself, and in a cluster all are in its slot.
     fn marks_beside<'k>(
         &self,
         resource: &str,
@@ -365,7 +367,7 @@ fn with_section(call: &mut Cmd, action: Action, section: Section) -> Result<(), 
     Ok(())
 }
 
-/// The mark that a field of the hash stores.
+/// The mark in `marks` for a field of the hash; `None` for a field that the fence never writes.
 fn place<'m>(marks: &'m mut Marks, field: &str) -> Option<&'m mut Option<Token>> {
     let (which, slot) = field.split_once(':').map_or((field, None), |(which, slot)| (which, Some(slot)));
     let pair: &mut Pair = match slot {

@@ -1,7 +1,7 @@
-//! The consequences of a server's settings for the marks in it.
+//! The consequences of a server's settings for the marks that it stores.
 //!
-//! Refuses a server that may evict keys, and reports what a crash may lose. Uses `INFO`, which hosted servers allow
-//! too, before `CONFIG`, which they often forbid.
+//! Refuses a server with an eviction policy, and reports what a crash or a fail-over may lose. Reads a setting from
+//! `INFO` where that contains it, since hosted servers often forbid `CONFIG`.
 
 use redis::aio::ConnectionLike;
 use redis::{Cmd, RedisError, Value};
@@ -13,7 +13,7 @@ use super::error::RedisFenceError;
 pub struct Finding {
     /// Whether an acknowledged mark may be lost.
     pub spoils: bool,
-    /// The setting, its consequence and, if `spoils`, the recommended value.
+    /// The setting and its consequence; for some settings also the recommended value.
     pub says: String,
 }
 
@@ -22,7 +22,7 @@ pub struct Finding {
 pub(super) struct Servers {
     /// The text of `INFO` of each server.
     told: Vec<String>,
-    /// The error reply, if there was one.
+    /// The error reply to `INFO`, or empty.
     why: String,
 }
 
@@ -55,7 +55,8 @@ impl Servers {
         if self.field("role").any(|role| role != "master") { Err(RedisFenceError::Replica) } else { Ok(()) }
     }
 
-    /// Refuses every policy except `noeviction`: only with it are the marks kept when memory is short.
+    /// Refuses every policy except `noeviction`, even `volatile-*`, which evicts only keys with a TTL (the marks have
+    /// none).
     pub(super) async fn refuse_eviction(
         &self,
         connection: &mut impl ConnectionLike,
@@ -76,7 +77,7 @@ impl Servers {
         }
     }
 
-    /// The consequences of a crash or a fail-over.
+    /// The consequences of the settings: for eviction, a crash, and a fail-over.
     pub(super) async fn findings(&self, connection: &mut impl ConnectionLike) -> Vec<Finding> {
         let mut findings = vec![of_eviction(self.field("maxmemory_policy").collect())];
         let [append, sync, save] = [
@@ -126,7 +127,7 @@ impl Servers {
     }
 }
 
-/// Collects the strings of a reply, recursively: a cluster connection returns one per node.
+/// Collects the strings of a reply, recursively: a cluster connection returns a map or a list with one string per node.
 fn gather(answer: Value, told: &mut Vec<String>) {
     match answer {
         Value::BulkString(bytes) => told.push(String::from_utf8_lossy(&bytes).into_owned()),

@@ -1,4 +1,4 @@
-//! The file by itself: its content survives, and no damage is read as lower marks.
+//! The file without the thread: its content survives a close, and no damage is read as lower marks.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use lockkeeper_core::Token;
@@ -74,14 +74,14 @@ fn file_without_marks_is_refused_and_left_unchanged() {
         fs::write(&path, bytes).expect("written");
         let error = MarkDatabase::open(&path).expect_err(what);
         assert!(matches!(error, MarksError::Damaged { .. }), "{what}: {error:?}");
-        // A database of another program may change: redb writes to it when it is opened and closed.
+        // The database of another program may be changed: redb writes to a database when opening and closing it.
         let left = fs::read(&path).expect("readable") == bytes;
         assert!(left || what == "of something else", "{what}: changed");
     }
 }
 
-/// Flips one bit in each of many bytes of a cleanly closed file. A file that still opens must return the written
-/// marks.
+/// Flips one bit in each of some 200 bytes of a cleanly closed file, one at a time. A file that still opens must return
+/// the written marks.
 #[test]
 fn bit_flip_never_lowers_a_mark() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -90,7 +90,7 @@ fn bit_flip_never_lowers_a_mark() {
     let whole = fs::read(&path).expect("readable");
     let used: Vec<usize> = (0..whole.len()).filter(|at| whole[*at] != 0).collect();
     let (mut refused, mut harmless) = (0, 0);
-    // An odd step is coprime to every power of two, so that all positions within a page occur.
+    // An odd step, so that the bytes are at many different offsets within pages and records.
     for at in used.iter().copied().step_by((used.len() / 200) | 1) {
         let mut flipped = whole.clone();
         flipped[at] ^= 1 << (at % 8);

@@ -1,7 +1,7 @@
-//! The file store: the thread that commits.
+//! The store of marks in a file: its thread, which commits and loads.
 //!
-//! Owns the thread between the checks and the file, and its shutdown. Checks are decided under a mutex that is
-//! never held across a system call.
+//! Starts and ends this thread. Callers decide checks under a mutex, which is never held during file I/O, and wait for
+//! the thread's commit.
 
 use std::fmt;
 use std::path::Path;
@@ -17,11 +17,11 @@ use super::{MarkStore, reset_marks};
 use crate::resource::Resource;
 use crate::rule::{Action, Marks, Passed, Section};
 
-/// Marks in one file, for one process at a time. Dropping this value closes the file, after the commit that is
-/// under way.
+/// Marks in one file, for one process at a time. Dropping this value blocks until all pending changes are committed and
+/// the file is closed.
 ///
-/// There may be any number of resources; those not checked recently are on disk only. No acknowledged mark is lost
-/// by a killed process or a power loss, provided that the disk keeps the data that it reported as synced.
+/// There may be any number of resources; the marks of at most some 100,000 are cached in memory. No acknowledged mark
+/// is lost by a killed process or a power loss, provided that the disk keeps the data that it reported as synced.
 pub struct DurableMarks {
     shared: Arc<DurableShared>,
     thread: Option<JoinHandle<()>>,
@@ -34,13 +34,13 @@ struct DurableShared {
 
 struct DurableState {
     rounds: GroupCommit,
-    /// No further checks are decided, since the store is closed or its thread has ended.
+    /// True once the store is closed or its thread has ended: further checks fail with `Ended`.
     ended: bool,
 }
 
 impl DurableMarks {
-    /// Opens the marks in the file `path`, or creates it; verifies the whole file first. Blocks for some
-    /// milliseconds, and with a large file for the time to read it.
+    /// Opens the file of marks at `path`, or creates it. Reads and verifies the whole file, so this blocks for some
+    /// milliseconds, or for longer with a large file.
     ///
     /// # Errors
     /// [`MarksError::InUse`] if another process has the file open, [`MarksError::Damaged`] if it is damaged or not
@@ -68,7 +68,7 @@ impl DurableMarks {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Decides on a change once the marks are in memory, and waits until the decision is durable.
+    /// Loads the marks if they are not in memory, applies `change`, and waits until the result is durable.
     async fn change(
         &self,
         resource: &Resource,
@@ -86,15 +86,15 @@ impl DurableMarks {
             };
             match decision {
                 Decision::Now(passed) => return Ok(passed),
-                Decision::With(passed, told) => return wait(told).await.map(|()| passed),
-                Decision::Load(told) => wait(told).await?,
+                Decision::With(passed, receiver) => return wait(receiver).await.map(|()| passed),
+                Decision::Load(receiver) => wait(receiver).await?,
             }
         }
     }
 }
 
-async fn wait(told: CommitReceiver) -> Result<(), MarksError> {
-    told.await.unwrap_or(Err(MarksError::Ended))
+async fn wait(receiver: CommitReceiver) -> Result<(), MarksError> {
+    receiver.await.unwrap_or(Err(MarksError::Ended))
 }
 
 impl MarkStore for DurableMarks {
@@ -117,8 +117,8 @@ impl MarkStore for DurableMarks {
             };
             match decision {
                 Decision::Now(marks) => return Ok(marks),
-                Decision::With(marks, told) => return wait(told).await.map(|()| marks),
-                Decision::Load(told) => wait(told).await?,
+                Decision::With(marks, receiver) => return wait(receiver).await.map(|()| marks),
+                Decision::Load(receiver) => wait(receiver).await?,
             }
         }
     }
@@ -142,7 +142,8 @@ impl DurableShared {
         if state.ended { Err(MarksError::Ended) } else { Ok(state) }
     }
 
-    /// The thread's loop: commits all pending changes at once, until the store is closed.
+    /// The thread's loop: makes all pending changes in one commit, then does the pending loads. Ends when the store is
+    /// closed and nothing is pending.
     fn run(&self, mut disk: MarkDatabase) {
         loop {
             let (work, loads) = {
@@ -156,8 +157,8 @@ impl DurableShared {
                 state.rounds.take()
             };
             let committed = disk.commit(&work.changes);
-            // Loads come after the commit: a resource may be among those just committed, and the loaded marks must
-            // not be older.
+            // A resource may be both in the commit and in the loads. The loads come second, so that they return the
+            // committed marks.
             let loaded = work.loads.iter().map(|resource| disk.load(resource)).collect();
             if let Err(why) = &committed {
                 tracing::error!(
@@ -170,7 +171,7 @@ impl DurableShared {
     }
 }
 
-/// Cancels all waiting checks when the thread ends, even by a panic.
+/// Makes all waiting checks fail with `Ended` when the thread ends, even by a panic.
 struct WakeWaitersOnDrop(Arc<DurableShared>);
 
 impl Drop for WakeWaitersOnDrop {

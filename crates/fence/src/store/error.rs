@@ -58,8 +58,8 @@ pub enum MarksError {
         /// The system's error.
         source: Arc<io::Error>,
     },
-    /// A mark rose in memory but could not be made durable. The section must not continue, although other tokens
-    /// are checked against the risen mark.
+    /// A mark rose in memory but could not be made durable. The section must not continue. The mark stays risen in
+    /// memory, so lower tokens are refused.
     #[error(
         "the mark rose, but could not be made durable, so nothing was let through; ask again with the same token when \
      the cause is gone (for a `check_once` the token counts as used: acquire again)"

@@ -1,11 +1,12 @@
 //! Group commit: which check waits for which commit.
 //!
-//! Decides every check at once in memory, and completes it only when its marks are durable. Contains no disk and no
-//! thread: `durable.rs` takes a batch of changes from here, commits it and reports the outcome.
+//! Decides a check in memory as soon as its resource's marks are loaded, and completes it when these marks are durable.
+//! Does no I/O and starts no thread: `durable.rs` takes a batch of changes from here, commits it and reports the
+//! outcome.
 //!
-//! Checks that raise a mark join the *collecting* batch while another one is *committing*. A check that raises no
-//! mark completes at once if the marks that it was decided on are durable; otherwise it completes with the batch
-//! that makes them durable.
+//! Checks that raise a mark join the *collecting* batch while another one is *committing*. A check that raises no mark
+//! completes at once if the marks that it was decided on are durable; otherwise it completes with the batch that
+//! contains them.
 
 use std::collections::HashMap;
 use std::mem;
@@ -47,7 +48,7 @@ enum Durability {
     Durable,
     /// Durable once the batch with this number is committed.
     With(u64),
-    /// The commit of their batch failed: the next check on these marks joins another batch.
+    /// The commit of the batch failed. The next check that passes adds these marks to the collecting batch.
     Not,
 }
 
@@ -59,15 +60,15 @@ struct CommitBatch {
     waiting: Vec<CommitSender>,
 }
 
-/// The outcome of a check so far.
+/// The outcome of a check, or of a read of marks, so far.
 #[derive(Debug)]
 #[must_use]
 pub(super) enum Decision<T> {
-    /// Decided, and durable.
+    /// Decided, and durable. (Marks that were only read may not be durable yet.)
     Now(T),
     /// Decided; durable once a batch is.
     With(T, CommitReceiver),
-    /// Not decided: the marks are not in memory. To be called again once they are loaded.
+    /// Not decided: the marks are not in memory. The caller must repeat the call once they are loaded.
     Load(CommitReceiver),
 }
 
@@ -89,7 +90,7 @@ impl GroupCommit {
         }
     }
 
-    /// Applies `change` to the marks of `resource`.
+    /// Applies `change` to the marks of `resource`, or requests their load if they are not in memory.
     ///
     /// # Errors
     /// Those of `change`; the marks are unchanged then.
@@ -99,9 +100,9 @@ impl GroupCommit {
         change: impl FnOnce(&mut Marks) -> Result<Passed, E>,
     ) -> Result<Decision<Passed>, E> {
         let Some(entry) = self.resources.get_mut(resource) else {
-            let (teller, told) = oneshot::channel();
-            self.loads.push((resource.clone(), teller));
-            return Ok(Decision::Load(told));
+            let (sender, receiver) = oneshot::channel();
+            self.loads.push((resource.clone(), sender));
+            return Ok(Decision::Load(receiver));
         };
         let passed = change(&mut entry.marks)?;
         let collecting = Durability::With(self.collecting.number);
@@ -116,9 +117,9 @@ impl GroupCommit {
             }
             Durability::Durable | Durability::Not => return Ok(Decision::Now(passed)),
         };
-        let (teller, told) = oneshot::channel();
-        round.waiting.push(teller);
-        Ok(Decision::With(passed, told))
+        let (sender, receiver) = oneshot::channel();
+        round.waiting.push(sender);
+        Ok(Decision::With(passed, receiver))
     }
 
     /// Returns the marks if they are in memory (perhaps not durable yet); otherwise requests their load.
@@ -126,9 +127,9 @@ impl GroupCommit {
         if let Some(entry) = self.resources.get(resource) {
             return Decision::Now(entry.marks.clone());
         }
-        let (teller, told) = oneshot::channel();
-        self.loads.push((resource.clone(), teller));
-        Decision::Load(told)
+        let (sender, receiver) = oneshot::channel();
+        self.loads.push((resource.clone(), sender));
+        Decision::Load(receiver)
     }
 
     /// Returns true if there is no pending work.
@@ -146,8 +147,8 @@ impl GroupCommit {
             round.changed.iter().filter_map(|resource| Some((resource.clone(), marks(resource)?))).collect();
         self.committing = Some(round);
         let loads = mem::take(&mut self.loads);
-        let asked = loads.iter().map(|(resource, _)| resource.clone()).collect();
-        (Work { loads: asked, changes }, Loads(loads))
+        let to_load = loads.iter().map(|(resource, _)| resource.clone()).collect();
+        (Work { loads: to_load, changes }, Loads(loads))
     }
 
     /// Completes the waiting checks with the outcome of the work.
@@ -167,12 +168,12 @@ impl GroupCommit {
         }
         self.make_room();
         let outcome = committed.clone().map_err(|why| MarksError::NotDurable(Arc::new(why)));
-        for teller in round.waiting {
+        for sender in round.waiting {
             // A send fails only if the check was cancelled; the same holds below.
-            let _ = teller.send(outcome.clone());
+            let _ = sender.send(outcome.clone());
         }
-        for ((resource, teller), marks) in loads.0.into_iter().zip(loaded) {
-            let _ = teller.send(marks.map(|marks| {
+        for ((resource, sender), marks) in loads.0.into_iter().zip(loaded) {
+            let _ = sender.send(marks.map(|marks| {
                 self.resources.entry(resource).or_insert(CachedMarks { marks, kept: Durability::Durable });
             }));
         }

@@ -76,7 +76,7 @@ impl Client {
         panic!("a third try: {guarded:?}")
     }
 
-    /// Sends a transaction, with its further tries; returns the number of requests.
+    /// Sends a transaction, and further tries if needed; returns the number of requests.
     pub(crate) async fn together(&self, mut all: Transaction) -> Result<usize, DynamoDbError> {
         for tries in 1..=all.members().len() + 1 {
             let (status, answer) = self.ask(Transaction::TARGET, &all.body()).await;

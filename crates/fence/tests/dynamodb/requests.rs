@@ -115,7 +115,7 @@ async fn slots_are_independent_and_a_section_without_one_is_checked_against_all(
     let count = || Effect::Update(Update::new().add("done :one").value(":one", Value::number(1)));
     let pass = |guarded| async { client.fenced(guarded).await.map(|(_, tries)| tries) };
     assert_eq!(pass(write(&jobs, permit(3, 9), count())).await, Ok(1));
-    // The mark of all slots is above this token and stays there, which takes a second request.
+    // `lk_slots` is above this token, so the first try fails, and the second one leaves `lk_slots` unchanged.
     assert_eq!(pass(write(&jobs, permit(2, 4), count())).await, Ok(2));
     assert_eq!(pass(write(&jobs, permit(2, 4), count())).await, Ok(2));
     stale(pass(write(&jobs, permit(3, 8), count())).await, 8, 9);
@@ -126,7 +126,7 @@ async fn slots_are_independent_and_a_section_without_one_is_checked_against_all(
     assert_eq!(FENCE.marks(Some(&found)).expect("marks").slots, [(2, mark(4)), (3, mark(9))].into());
     assert_eq!(found["done"], Value::number(3), "each passed once");
 
-    // A reader above all writers passes; so does a second reader below the first one, by a second request.
+    // A reader above all writers passes. So does a second reader below the first one, at its second try.
     assert_eq!(pass(enter(&jobs, Section::shared(token(11)))).await, Ok(1));
     assert_eq!(pass(enter(&jobs, Section::shared(token(10)))).await, Ok(2));
     stale(pass(write(&jobs, permit(2, 10), count())).await, 10, 11);
@@ -151,7 +151,8 @@ async fn check_once_passes_once_even_if_its_first_response_was_lost() {
     assert_eq!(repeated, DynamoDbError::Refused(Refused::Repeated { token: token(5) }));
     assert_eq!(client.get(&mail).await.expect("there")["sent"], Value::number(1));
 
-    // In a transaction the same request may be sent again, since its bytes are identical.
+    // In a transaction the body contains an idempotency token, by which DynamoDB recognizes a repetition (moto does
+    // not, so the test sends the body once).
     let all = Transaction::new(vec![once(exclusive(6))], "mail-6").expect("a transaction");
     assert_eq!(all.body()["ClientRequestToken"], "mail-6-0");
     client.together(all).await.expect("higher");

@@ -1,7 +1,7 @@
 //! Processes that are killed, restarted, limited, or that compete for the same marks.
 //!
-//! Such a test runs itself again as a child process: with `CHILD` set, it acts as the child and never returns to
-//! the parent's part.
+//! Such a test runs itself again as a child process: with `CHILD` set, it acts as the child and does not run the
+//! parent's part.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::env;
@@ -173,7 +173,8 @@ fn two_processes_can_not_keep_the_same_marks() {
 fn a_full_disk_lets_nothing_through_and_loses_nothing() {
     let name = "a_full_disk_lets_nothing_through_and_loses_nothing";
     if let Some((dir, _)) = as_child() {
-        // SAFETY: the process has no handler of its own for this signal; ignoring it turns it into an error.
+        // SAFETY: the process has no handler of its own for this signal. With the signal ignored, a write above the
+        // limit returns an error instead of ending the process.
         unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.expect("ignored");
         let (_, hard) = getrlimit(Limit::RLIMIT_FSIZE).expect("a limit");
         let limit = |bytes| setrlimit(Limit::RLIMIT_FSIZE, bytes, hard).expect("below the hard limit");

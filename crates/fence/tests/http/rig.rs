@@ -1,7 +1,7 @@
 //! A service behind the fence, and a client that writes raw HTTP requests.
 //!
 //! The service is a counter per path. Its write is slow, so that only admission keeps two writes apart. Requests to
-//! `/hold/…` block in the handler until the test releases them.
+//! `/hold/…` block, in the handler or in the response body, until the test releases them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -221,7 +221,8 @@ impl Drop for Teller {
     }
 }
 
-/// `/hold/handler` ends when it is released. `/hold/body` returns at once, and its body ends when it is released.
+/// The handler of `/hold/body` returns at once, and its body ends when the test releases it. At other paths the handler
+/// returns when the test releases it.
 async fn hold(State(shop): State<Shop>, request: Request) -> Response {
     let token = request.extensions().get::<Fenced>().map_or(0, |fenced| fenced.section.token().get());
     shop.book.tell(format!("begun {token}"));

@@ -1,6 +1,6 @@
 //! Stores with injected faults, as wrappers around a correct store.
 //!
-//! Faults are drawn from a fixed seed in the test, so that failures are reproducible.
+//! Faults occur at random, from a seed that the test sets, so that failures are reproducible.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -68,7 +68,7 @@ pub(crate) enum When {
     AfterGet,
 }
 
-/// Called at each of these moments; returns the calls to inject, if any.
+/// Called at each moment of [`When`]; returns the calls to inject, if any.
 type Between = Box<dyn FnMut(When, &Path) -> Option<BoxFuture<'static, ()>> + Send>;
 
 type Late = (Path, PutPayload, PutOptions);
@@ -81,7 +81,7 @@ pub(crate) struct Faulty {
     pub(crate) happened: Happened,
     late: Mutex<Vec<Late>>,
     between: Mutex<Option<Between>>,
-    /// The previous version of each object.
+    /// The previous version of each object, recorded while reads may be stale.
     before: Mutex<HashMap<Path, Option<(Bytes, ObjectMeta)>>>,
 }
 
@@ -115,7 +115,7 @@ impl Faulty {
         *self.faults.lock().unwrap() = faults;
     }
 
-    /// Sets the injection from now on.
+    /// Sets the callback that injects calls, from now on.
     pub(crate) fn between(
         &self,
         what: impl FnMut(When, &Path) -> Option<BoxFuture<'static, ()>> + Send + 'static,
@@ -215,7 +215,7 @@ impl ObjectStore for Faulty {
             if faults.two_steps && now != version.e_tag {
                 return Err(Error::Precondition { path: path.to_string(), source: "another ETag".into() });
             }
-            // All concurrent calls get here before any of them puts, so all of them pass.
+            // For `two_steps`: all concurrent calls compare before any of them puts, so all of them pass.
             tokio::task::yield_now().await;
             options.mode = PutMode::Overwrite;
         }

@@ -14,7 +14,7 @@ use object_store::prefix::PrefixStore;
 use crate::faults::{Faults, Faulty};
 use crate::stores::{azure_client, foreign, in_memory, s3_client};
 
-/// The reason for which both fences refuse `store`. Also checks that no object is left in the store.
+/// The reason why both fences refuse `store`, and its text. Also checks that no object is left in the store.
 async fn refused(store: Arc<dyn ObjectStore>) -> (Unfit, String) {
     let object = ObjectFence::connect(Arc::clone(&store)).await.expect_err("unfit");
     let pointer = PointerFence::connect(Arc::clone(&store)).await.expect_err("unfit");
@@ -50,7 +50,7 @@ async fn stores_that_honour_conditions_are_accepted_and_left_empty() {
     accepted(Arc::new(PrefixStore::new(s3_client(&s3.url()), "part/of/it"))).await;
 }
 
-/// A real S3 server that ignores conditions.
+/// s3rver ignores conditions.
 #[tokio::test]
 async fn an_s3_that_ignores_conditions_is_refused() {
     let s3 = S3::without_conditions(&foreign());
@@ -103,7 +103,7 @@ async fn local_files_are_refused_and_the_error_names_file_fence() {
     }
 }
 
-/// A store that loses responses is not unfit; the error is that it could not be reached.
+/// A store that does not respond is not reported as unfit, but as an error of the store.
 #[tokio::test]
 async fn unreachable_store_is_reported_as_store_error() {
     let error = ObjectFence::connect(faulty(Faults { put_lost: 100, ..Faults::default() }));

@@ -19,7 +19,7 @@ use crate::suite::token;
 const RESOURCE: &str = "log";
 const USERS: u64 = 4;
 
-/// Each kind of loss, in per cent of the calls.
+/// The faults of most tests here, in per cent of the calls.
 const LOSSES: Faults = Faults {
     answer_lost: 15,
     put_lost: 10,
@@ -103,7 +103,7 @@ struct Told {
     unsure: Vec<u64>,
 }
 
-/// One user: enters with a new token and appends it to the content, again and again, while calls fail.
+/// One user: enters with a new token and appends it to the content, `rounds` times. Calls may fail.
 async fn sections<L: Log>(log: L, tokens: Arc<AtomicU64>, rounds: u64) -> Told {
     let mut told = Told::default();
     for round in 0..rounds {
@@ -137,7 +137,8 @@ async fn what_is_told_is_true<L: Log>(
     let tokens = Arc::new(AtomicU64::new(1));
     let users = (0..USERS).map(|_| tokio::spawn(sections(log.clone(), Arc::clone(&tokens), rounds)));
     let mut all: Vec<Told> = join_all(users).await.into_iter().map(|user| user.expect("a user")).collect();
-    // A single user always succeeds in the end; of many users on a slow store, each may be overtaken.
+    // At the end one user runs alone, so that some writes succeed: on a slow store, concurrent users may all be
+    // overtaken.
     all.push(sections(log.clone(), tokens, rounds).await);
     let mut told = Told::default();
     for user in all {
@@ -213,8 +214,7 @@ async fn results_are_true_on_azure() {
     assert!(done > 0);
 }
 
-/// No check depends on reads that return the latest put, and a user of the content that `enter` returns needs no
-/// other read.
+/// Checks are correct even if reads lag, and so is the content that `enter` returns.
 #[tokio::test(start_paused = true)]
 async fn lagging_reads_lose_no_update() {
     let (mut done, mut stale) = (0, 0);
@@ -228,8 +228,8 @@ async fn lagging_reads_lose_no_update() {
     assert!(done > 100 && stale > 1000, "too tame: {done}, {stale}");
 }
 
-/// Runs a write with token 5 whose first put has `faults`. At the moment `when` of that put, `others` change the
-/// object once. Returns the result of the write, and the final content.
+/// Runs a write with token 5 whose first put has `faults`. `others` change the object once, at the first moment `when`
+/// of this write. Returns the result of the write, and the final content.
 async fn write_while<F>(
     faults: Faults,
     when: When,

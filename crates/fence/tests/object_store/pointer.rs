@@ -133,8 +133,8 @@ async fn a_draft_that_was_swept_can_not_be_published() {
     }
 }
 
-/// Runs `what` on `fence`. At the moment `when` of a call on an object whose name begins with `at`, `between` is
-/// run once.
+/// Runs `what` on a new fence. `between` runs once, at the first moment `when` of a call on an object whose name begins
+/// with `at`.
 async fn meanwhile<T>(
     when: When,
     at: &'static str,

@@ -1,4 +1,4 @@
-//! Tables with their own marks: nothing is installed in the database.
+//! Tables with a fence column, in a database without the fence's schema.
 
 use std::sync::Mutex as Kept;
 use std::sync::atomic::{AtomicU64, Ordering};

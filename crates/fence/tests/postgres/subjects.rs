@@ -63,7 +63,7 @@ impl<const LEVEL: u8> Tokio<LEVEL> {
     /// Runs the whole transaction once, without a retry on conflicts.
     async fn once(&self, section: Section, call: &Call) -> Result<(), PostgresError> {
         let mut client = self.client.lock().await;
-        // The simplest documented form: no transaction of the caller.
+        // The simplest documented form: outside a transaction.
         if matches!(call, Call::Enter) && LEVEL == READ_COMMITTED {
             return by_tokio::enter(&*client, &self.resource, section).await;
         }

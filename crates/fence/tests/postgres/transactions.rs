@@ -95,7 +95,7 @@ fn sections_in_one_transaction_lose_no_update_at_any_isolation_level() {
     });
 }
 
-/// Waits until a session waits for a lock.
+/// Returns once a session waits for a lock.
 async fn until_one_waits(server: &Postgres) {
     let since = std::time::Instant::now();
     while server.psql("SELECT count(*) FROM pg_locks WHERE NOT granted").trim() == "0" {
@@ -223,8 +223,8 @@ fn permits_of_different_slots_do_not_wait_for_each_other() {
     });
 }
 
-/// If the permit did not wait, it would pass by the mark from before another section, which has entered and read
-/// but not committed yet.
+/// The open section has entered and may have read, but its mark is not committed yet. A permit that did not wait would
+/// be checked against the older mark, and pass.
 #[test]
 fn a_permit_waits_for_an_open_section_without_a_slot() {
     runtime().block_on(async {
@@ -259,7 +259,7 @@ fn write_pipelined_after_a_refused_check_has_no_effect() {
             );
             assert_eq!(refusal(checked), if value == 5 { Err(stale(5, 6)) } else { Ok(()) });
             assert_eq!(written.is_ok(), value == 6);
-            // Nothing was written even if the caller ignores the results and commits.
+            // After a refused check nothing is written, even if the caller ignores the results and commits.
             transaction.commit().await.expect("a connection");
             assert_eq!(server.psql("SELECT pieces FROM stock").trim(), pieces);
         }

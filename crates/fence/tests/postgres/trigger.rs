@@ -1,4 +1,4 @@
-//! Writers that can't be changed: `lockkeeper_fence.guard_table`.
+//! Programs that can't be changed, and write to a table guarded by `lockkeeper_fence.guard_table`.
 
 use lockkeeper_fence::postgres::{sqlx as by_sqlx, tokio_postgres as fence};
 use lockkeeper_fence::{Refused, Section};

@@ -1,6 +1,6 @@
 //! A test that runs itself again as a child process.
 //!
-//! With `CHILD` set, a test acts as the child and never returns to the parent's part.
+//! With `CHILD` set, a test acts as the child and does not run the parent's part.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};

@@ -18,7 +18,7 @@ const USERS: usize = 4;
 /// The longest stall, in microseconds: several sections long, so that later sections overtake a stalled user.
 const STALL_US: u64 = 2000;
 
-/// Stalls in one of three sections. The stalls are the injected fault; no assertion depends on their length.
+/// Stalls with a probability of one third. The stalls are the injected fault; no assertion depends on their length.
 async fn perhaps_stall(random: &mut fastrand::Rng) {
     if random.u8(..3) == 0 {
         tokio::time::sleep(Duration::from_micros(random.u64(..STALL_US))).await;
@@ -107,9 +107,9 @@ fn after(early: &Call, late: &Call) -> Result<(), Refused> {
 }
 
 /// Marks only rise, and a section that passes with certain marks passes with lower ones, too. So a call that passed
-/// must pass after any single call that was acknowledged before it began. And a refusal must be explained by a
-/// single call that passed and began before the refusal returned. If calls wait for each other, that other call may
-/// itself have been refused in the end, because of a yet higher token.
+/// must pass after any single call that was acknowledged before it began. And a refusal must be explained by a single
+/// call that passed and began before the refusal returned. If calls wait for each other (`WAITS`), the call that
+/// explains the refusal may itself have been refused in the end, because of a still higher token.
 fn judge<S: Subject>(calls: &[Call]) {
     let turned_away = |call: &Call| S::WAITS && matches!(call.answer, Err(Refused::Stale { .. }));
     for late in calls {
@@ -188,7 +188,8 @@ pub(crate) fn every_answer_has_its_reason<S: Subject>() {
             calls.extend(user.await.expect("a user"));
         }
         judge::<S>(&calls);
-        // The final marks must include every acknowledged call: the same call would raise none of them.
+        // The final marks must include every acknowledged call: they are at least the marks that this call alone would
+        // leave.
         let left = first.marks().await;
         for call in calls.iter().filter(|call| call.answer.is_ok()) {
             let mut seen = Marks::default();
@@ -204,7 +205,7 @@ pub(crate) fn every_answer_has_its_reason<S: Subject>() {
     });
 }
 
-/// Many users call with the same token: exactly one effect happens.
+/// Many users call `check_once` with the same token: exactly one passes.
 pub(crate) fn check_once_lets_one_of_many_through<S: Subject>() {
     const MANY: usize = 8;
     let section = Section::exclusive(token(7));

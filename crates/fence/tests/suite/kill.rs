@@ -80,8 +80,8 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
     assert!(inside_a_section > 0, "no kill ever hit the middle of a section: this test shows nothing");
 }
 
-/// Returns the mark that the dead user left, and the number after the next holder has entered with `next`. Before
-/// that, a server may still be processing requests of the dead client; after it, they can't take effect.
+/// Returns the mark that the dead user left, and the number after the next holder has entered with `next`. Until that
+/// enter, a server may still process requests of the dead client; after it, these requests can't take effect.
 async fn settled<S: Lasting>(subject: &S, next: u64) -> (u64, u64) {
     let left = mark(&subject.marks().await);
     subject.enter(Section::exclusive(token(next))).await.expect("higher than all before");

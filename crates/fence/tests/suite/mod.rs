@@ -5,7 +5,8 @@
 //! from it.
 //!
 //! `histories`: every short history. `property`: long random ones. `concurrent`: many concurrent users, checked by
-//! properties of every order. `kill`: users in separate processes, killed half-way.
+//! properties that hold in every order of their calls. `kill`: users in separate processes, killed at random points or
+//! many at once.
 #![allow(dead_code, reason = "a fence that forgets with its process leaves out the part for processes")]
 
 pub(crate) mod child;
@@ -27,15 +28,15 @@ pub(crate) trait Subject: Sized + Send + Sync + 'static {
     /// State that must live as long as the test: a server, a directory.
     type World: Send + Sync + 'static;
 
-    /// The length of the histories that are run exhaustively: 24^STEPS of them.
+    /// The length of the histories that are run exhaustively: 24^STEPS of them if the fence supports every call.
     const STEPS: u32 = 2;
     /// The number of long random histories.
     const CASES: u32 = 24;
     /// The number of sections of each concurrent user.
     const ROUNDS: u64 = 50;
 
-    /// Whether a call may wait for others, and still be refused after it has made lower tokens stale by its
-    /// arrival.
+    /// Whether a call may wait for other calls. Then its arrival makes lower tokens stale, even if the call itself is
+    /// refused in the end.
     const WAITS: bool = false;
 
     fn world() -> impl Future<Output = Self::World> + Send;
@@ -149,8 +150,8 @@ pub(crate) async fn ask<S: Subject>(
     }
 }
 
-/// The effective marks of the base and of all slots below `slots`. Comparable between stores, of which some keep
-/// slots that are not above the base.
+/// The effective marks of the base and of all slots below `slots`. Some stores keep slots that are not above the base;
+/// effective marks don't depend on that.
 pub(crate) fn said(marks: &Marks, slots: u32) -> Vec<lockkeeper_fence::Pair> {
     (0..slots).map(|slot| marks.effective(slot)).chain([marks.base]).collect()
 }
