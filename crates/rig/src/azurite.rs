@@ -37,7 +37,7 @@ require('http').request({ host: '127.0.0.1', port, path, method: 'PUT', headers 
 
 /// An Azurite server with an empty container, on plain HTTP. Its data are lost when it ends. Ended when dropped.
 pub struct Azurite {
-    // Ended before its folder is removed and its port released.
+    // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
     port: Port,
     folder: Folder,

@@ -23,7 +23,7 @@ pub const CLI: Program = Program { name: "redis-cli", package: "redis-tools" };
 /// Without further settings it stores nothing on disk: its data are lost by [`Redis::kill`]. With
 /// `--appendonly yes --appendfsync always` all acknowledged writes survive.
 pub struct Redis {
-    // Ended before its folder is removed and its port released.
+    // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
     port: Port,
     /// The port for the other nodes of the cluster, if the server is a cluster node.

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measures our lock service and other ones, in turns, on one machine.
+//! `cargo xtask bench`: measures our lock service and other ones, alternately, on one machine.
 //!
 //! Responsible for the options, and for running the benchmark in a build with the cargo feature `peers`, which adds
 //! the clients of the other systems. A missed bar is a line of the report, not a failure.
