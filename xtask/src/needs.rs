@@ -1,8 +1,8 @@
 //! The programs that checks, tests, services and benchmarks need besides cargo, and their installation.
 //!
 //! Responsible for the lists of programs that checks and tests need, and for an error of one line with the missing
-//! programs where this tool may not install them. The needs of a service are in its [`crate::services`] entry. May
-//! not start a service.
+//! programs if this tool can't install them. The needs of a service are in its [`crate::services`] entry. Must not
+//! start a service.
 
 use std::env;
 use std::process::Command;

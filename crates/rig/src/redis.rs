@@ -297,7 +297,7 @@ pub fn line(port: u16, folder: &Path, settings: &[impl AsRef<str>]) -> CommandLi
         .args(["--save", "", "--appendonly", "no"])
         // So a replica is served at once; by default, the server waits 5 s for further replicas.
         .args(["--repl-diskless-sync-delay", "0"])
-        // A process title would overwrite the command line, which identifies the owner of the process.
+        // A process title would overwrite the command line, by which xtask recognises the services that it has started.
         .args(["--set-proc-title", "no"])
         .args(settings.iter().map(AsRef::as_ref))
 }
