@@ -13,7 +13,7 @@ use crate::features;
 use crate::needs::DENY;
 use crate::process::{cargo, run};
 
-/// One check of `verify`, in the order of execution: the fastest first.
+/// One check of `verify`. They run in this order.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Part {
     /// The code is formatted as rustfmt.toml says

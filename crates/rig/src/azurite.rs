@@ -13,9 +13,9 @@ use crate::s3::{NODE, installed};
 /// The container that exists from the start.
 pub const CONTAINER: &str = "lockkeeper";
 
-/// The account of every emulator.
+/// The account that Azurite has by default.
 pub const ACCOUNT: &str = "devstoreaccount1";
-/// The account's key. It is no secret: the emulator's manual contains it.
+/// The account's key. It is no secret: Azurite's manual contains it.
 pub const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 

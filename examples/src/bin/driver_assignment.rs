@@ -9,8 +9,8 @@
 //! dispatcher died gets new offers soon.
 //!
 //! Why a fence: short leases are easily exceeded by a slow answer or a pause. A late dispatcher must not
-//! overwrite a ride that was assigned in the meantime. The row's `fence` column makes the database refuse its
-//! write.
+//! overwrite a ride that was assigned in the meantime. The row's `fence` column makes the database refuse such
+//! a write.
 //!
 //! `driver_assignment lockkeeper://locks.example postgres://db.example/rides ride-7`
 

@@ -22,7 +22,7 @@ fn check(name: &str, token: u64) -> v1::CheckTokenRequest {
     v1::CheckTokenRequest { name: name.to_owned(), token }
 }
 
-/// Uses the raw interface, because the library would find the leader by itself.
+/// Calls each follower by gRPC without the library, which would find the leader by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_answers_every_call_as_its_leader_does() {
     let nodes = Nodes::start();

@@ -11,7 +11,8 @@ mod proxy;
 mod subject;
 mod subjects;
 
-/// Three tests per backend (abilities, promises, page), so that the name of a failed test shows both.
+/// Three tests per backend: abilities, promises, page. The name of a failed test shows the backend and which of the
+/// three failed.
 macro_rules! contracts {
     ($($(#[$needs:meta])* $backend:ident => $subject:expr;)+) => {
         const SUBJECTS: &[&str] = &[$($(#[$needs])* stringify!($backend)),+];

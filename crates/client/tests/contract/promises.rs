@@ -180,8 +180,8 @@ async fn p5_knows_first(subject: &impl Subject) -> bool {
 /// extend the lease deadline that the client assumes for that hold: after a network cut, the client still considers the
 /// hold lost before the next client is granted the lock.
 async fn p5_overtaken(subject: &impl Subject) -> bool {
-    // A keep-alive is sent every 4 s (ttl/3), and an attempt to acquire fails after 2 s (ttl/6). So the attempt is sent
-    // only when the next keep-alive is near.
+    // A keep-alive is sent every 4 s (ttl/3), and an attempt to acquire fails after 2 s (ttl/6) or, at a server of a
+    // Redlock, 0.6 s (ttl/20). So the attempt is sent only when the next keep-alive is near.
     let (name, ttl) = ("promises/p5/overtaken", 12 * SECOND);
     if !subject.hold_back(name) {
         return true;

@@ -32,7 +32,7 @@ struct State {
 /// Pieces of traffic that are delayed until released, with everything behind them on their connections.
 #[derive(Default)]
 struct HoldBack {
-    /// The text in a piece that is to be held back, and how many more such pieces are to be held back.
+    /// A text, and how many more pieces that contain it are to be held back.
     next: Option<(String, usize)>,
     held: usize,
 }

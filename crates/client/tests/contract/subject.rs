@@ -53,8 +53,9 @@ pub(crate) trait Subject: Sync {
         self.faults().map(|faults| faults.lose_calls(count)).is_some()
     }
 
-    /// Holds back the next attempt to acquire `name` until [`Subject::let_go`], while keep-alives are acknowledged.
-    /// `false`: a keep-alive cannot overtake an attempt here, or there are no keep-alives.
+    /// Holds back the next attempt to acquire `name`, or its commit at the service, until [`Subject::let_go`], while
+    /// keep-alives are acknowledged. `false`: a keep-alive cannot overtake an attempt here, or there are no
+    /// keep-alives.
     fn hold_back(&self, _name: &str) -> bool {
         false
     }

@@ -131,7 +131,7 @@ async fn a_prefix_and_a_database_keep_locks_apart() {
     held.release().await.unwrap();
 }
 
-/// A lock's own key must not be one of the keys beside another lock.
+/// A lock's own key must not be equal to a key that belongs to another lock, such as its queue.
 #[tokio::test]
 async fn a_name_that_looks_like_a_key_beside_a_lock_is_refused() {
     let redis = Redis::start();

@@ -49,7 +49,7 @@ async fn a_short_pause_of_the_server_loses_no_hold() {
     let held = locks.mutex("jobs").ttl(6 * SECOND).acquire().await.unwrap();
     let before = held.valid_until().unwrap();
     redis.stop();
-    // Longer than the time limit of a renewal (ttl/6, 1 s), so a renewal fails and is repeated.
+    // As long as the time until the first renewal is sent (ttl/3, 2 s) plus its time limit (ttl/6, 1 s).
     tokio::time::sleep(3 * SECOND).await;
     redis.cont();
     until("it is renewed", async || (held.valid_until().unwrap() > before).then_some(())).await;

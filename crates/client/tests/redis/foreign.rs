@@ -82,7 +82,7 @@ async fn a_key_of_another_type_is_refused_by_its_type() {
     assert_eq!(redis.cli(&["HGET", "jobs", "uuid:1"]), "1");
 }
 
-/// A wrong type of a key beside the lock is an error, not a lock without a queue.
+/// If the key of a lock's queue has a wrong type, an acquire fails; it does not go on without the queue.
 #[tokio::test]
 async fn a_queue_of_another_type_is_refused() {
     let redis = Redis::start();

@@ -32,7 +32,8 @@ async fn the_lowest_free_slot_is_taken() {
     assert!(eleventh.is_none());
 }
 
-/// Rule L3: a request with another limit than the one in use is refused, and the error names both.
+/// Rule L3 (docs/table-rules.md): a request with another limit than the one in use is refused, and the error names both
+/// limits.
 #[tokio::test]
 async fn a_limit_other_than_the_one_in_use_is_refused_with_both() {
     let redis = Redis::start();

@@ -112,7 +112,7 @@ async fn a_reservation_for_a_dead_waiter_expires_soon() {
     held.release().await.unwrap();
     let left: i64 = redis.cli(&["PTTL", "jobs"]).parse().unwrap();
     assert!((1..=2000).contains(&left), "{left}");
-    // By its ttl, the dead waiter would be the first for ten minutes.
+    // The entry of the dead waiter stays the first in the queue for its ttl, ten minutes.
     until("it is free", async || locks.mutex("jobs").try_acquire().await.unwrap())
         .await
         .release()

@@ -15,7 +15,7 @@ async fn after_a_fail_over_the_new_primary_is_found() {
         (Locks::connect_as(&url, "alice").await.unwrap(), Locks::connect_as(&url, "bob").await.unwrap());
     let copied = alice.mutex("copied").ttl(30 * SECOND).acquire().await.unwrap();
     let former = servers.primary();
-    // `WAIT` would wait for the writes of its own connection only.
+    // The replica is polled below, because `WAIT` covers only the writes of its own connection.
     let replica = servers.replica();
     until("it is copied", async || (replica.cli(&["EXISTS", "copied"]) == "1").then_some(())).await;
     former.kill();
@@ -41,7 +41,7 @@ async fn an_unknown_primary_is_reported() {
 #[tokio::test]
 async fn the_locks_of_a_cluster_are_spread_over_its_nodes() {
     let cluster = RedisCluster::with(3, &["--appendonly", "yes"]);
-    // One of its nodes is enough to find the others.
+    // The URL names one node of the cluster, which is enough to find the others.
     let one = cluster.nodes()[0].port();
     let url = format!("redis://127.0.0.1:{one}?cluster=true&fencing=counter");
     let (alice, bob) =
