@@ -127,8 +127,8 @@ impl Node {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        // All nodes are told to stop before any is waited for: a stopping leader would otherwise transfer its
-        // leadership to a node that is stopped next.
+        // All nodes begin to stop before any is waited for: a stopping leader would otherwise transfer its leadership
+        // to a node that is stopped next.
         let serving: Vec<_> = self.nodes.iter_mut().filter_map(|node| node.serving.take()).collect();
         serving.iter().for_each(|(running, _)| running.stop());
         for (_, thread) in serving {

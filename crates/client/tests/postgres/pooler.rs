@@ -67,8 +67,8 @@ async fn lock_of_a_shared_server_process_is_not_granted_twice() {
     let second = two.mutex("a").try_acquire().await;
     let Err(AcquireError::Backend(error)) = second else { panic!("it must be refused: {second:?}") };
     assert!(error.to_string().contains("transaction pooler"), "{error}");
-    // Behind this pooler the first hold excludes nobody, so it is lost too, and the lock does not stay with the server
-    // process.
+    // Behind this pooler the first hold does not exclude other clients. So it is lost too, and the server process does
+    // not keep the lock.
     until_lost(&first).await;
     world.until_nothing_is_left().await;
 }

@@ -162,8 +162,8 @@ async fn lost_answers_grant_nothing_twice_with_tokens() {
     answers_are_lost("?fencing=counter").await;
 }
 
-/// An acquire command that arrives after the command that ended its request must not take the lock: nobody would
-/// release it.
+/// An acquire command that arrives after the command that ended its request must not take the lock, which would not be
+/// released again.
 #[tokio::test]
 async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
     let redis = durable();
