@@ -1,4 +1,4 @@
-//! The cargo features that targets require. Without them cargo silently leaves the targets out.
+//! The cargo features that targets require. Cargo silently leaves a target out if its required features are off.
 //!
 //! Responsible for no test being skipped silently: checks, tests and docs of packages enable every feature that a
 //! test or benchmark of those packages requires. Other features stay off, such as those that add the clients of

@@ -1,9 +1,9 @@
 //! Libraries of other languages that the tests use: lock clients that must exclude ours and be excluded by them,
 //! and emulators of cloud stores.
 //!
-//! Responsible for the list of the libraries, and for one folder for each package registry below `target/foreign`
-//! that contains exactly the listed libraries. The settings of pip and npm choose the registry's address. May not
-//! install a language: python3, pip, node and npm are ordinary programs, see [`crate::needs`].
+//! Responsible for the list of the libraries, and for one folder for each package registry below `target/foreign` that
+//! contains exactly the listed libraries. The settings of pip and npm choose the registry's address. Must not install a
+//! language: python3, pip, node and npm are ordinary programs, see [`crate::needs`].
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ const REGISTRIES: &[Registry] = &[
         at: "==",
         language: || command("python3", &["--version"]),
         install: |folder| {
-            // The python3 that the tests start too. With `--target`, pip does not touch the system's packages, so
+            // Uses the same python3 as the tests. With `--target`, pip does not touch the system's packages, so
             // Debian's pip allows this without a virtual environment.
             let mut pip = command("python3", &["-m", "pip", "install", "--quiet", "--no-input"]);
             pip.args(["--disable-pip-version-check", "--root-user-action=ignore", "--target"]).arg(folder);

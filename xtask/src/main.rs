@@ -1,7 +1,7 @@
 //! The project's own tool, run as `cargo xtask`: checks, fixes, tests and benchmarks.
 //!
-//! Responsible for calling the right tools with the right arguments in the right order, and for reporting the
-//! results. May not contain knowledge about locks: properties of locks are checked by tests.
+//! Responsible for calling the right tools with the right arguments in the right order, and for reporting the results.
+//! Must not contain knowledge about locks: properties of locks are checked by tests.
 //!
 //! Reading order: [`parts`] (`verify` and `fix`), [`testing`] (`test`), [`tally`] (counting tests), [`needs`]
 //! (required programs and their installation), [`foreign`] (libraries of other languages), [`sim`], [`services`]
@@ -66,7 +66,7 @@ enum Task {
     /// Start and stop the lock services of others: Redis, etcd, ZooKeeper
     #[command(subcommand)]
     Services(Services),
-    /// Measure our lock service and those of others, in turns, on this machine
+    /// Measure our lock service and those of others, alternately, on this machine
     Bench(Bench),
     /// Install the cargo tools that `verify` needs and that are missing
     Tools,

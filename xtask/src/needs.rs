@@ -1,8 +1,8 @@
 //! The programs that checks, tests, services and benchmarks need besides cargo, and their installation.
 //!
-//! Responsible for the lists of programs that checks and tests need, and for an error of one line with the missing
-//! programs where this tool may not install them. The needs of a service are in its [`crate::services`] entry. May
-//! not start a service.
+//! Responsible for the lists of programs that checks and tests need, and for an error of one line with the install
+//! command if this tool can't install them. The needs of a service are in its [`crate::services`] entry. Must not start
+//! a service.
 
 use std::env;
 use std::process::Command;
@@ -113,8 +113,8 @@ pub(crate) fn install_test_needs() -> TaskResult {
     foreign::install()
 }
 
-/// Installs the missing programs of `needs` with apt-get if run as root; otherwise returns an error of one line
-/// with their names.
+/// Prints the missing programs of `needs`, and installs their packages with apt-get. Without root or apt-get, returns
+/// an error of one line with the command to run instead.
 ///
 /// `who_needs` begins the error's text: `the tests need`.
 pub(crate) fn install(needs: &[Need], who_needs: &str) -> TaskResult {

@@ -1,7 +1,7 @@
 //! The checks of `verify`, and the fixes of `fix`.
 //!
-//! Responsible for the arguments of each check. They are defined only here, since CI calls `verify` too. `verify`
-//! may not change a file of the project, including Cargo.lock (hence `--locked` everywhere).
+//! Responsible for the arguments of each check. They are defined only here, since CI calls `verify` too. `verify` must
+//! not change a file of the project, including Cargo.lock (hence `--locked`).
 
 use std::fmt;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::features;
 use crate::needs::DENY;
 use crate::process::{cargo, run};
 
-/// One check of `verify`. The fastest to fail come first.
+/// One check of `verify`. They run in this order.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Part {
     /// The code is formatted as rustfmt.toml says
@@ -58,8 +58,8 @@ pub(crate) fn verify(parts: &[Part]) -> TaskResult {
     if failed.is_empty() { Ok(()) } else { Err(format!("verify failed: {}", failed.join(", "))) }
 }
 
-/// Formats, then applies clippy's safe fixes. Works with uncommitted changes too, because it is meant to run before
-/// a commit.
+/// Formats, applies clippy's safe fixes, and formats again. Works with uncommitted changes too, because it is meant to
+/// run before a commit.
 pub(crate) fn fix() -> TaskResult {
     run(cargo().args(["fmt", "--all"]))?;
     let mut clippy = cargo();
@@ -87,9 +87,8 @@ fn check(part: Part) -> TaskResult {
     }
 }
 
-/// Builds the docs. The library and the command are both called `lockkeeper`, so their pages would have the same
-/// address; cargo warns about that and plans to reject it. So they are built in two runs, the library last, so that
-/// its pages remain.
+/// Builds the docs in two runs. The library and the command are both called `lockkeeper`, so their pages have the same
+/// address, and cargo warns if one run builds both. The run with the library is the last one, so that its pages remain.
 fn docs() -> TaskResult {
     const COMMAND: &str = "lockkeeper-cli";
     let doc = || {

@@ -1,4 +1,5 @@
-//! Futures dropped at each await point, guards dropped anywhere, and a runtime that does not run.
+//! Futures dropped at each await point, guards dropped outside of their runtime, blocked runtimes, and the ends of
+//! holds by `max_hold`, shutdown and loss.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -49,7 +50,7 @@ async fn waits_for_waiters(server: &Server, count: usize) {
     }
 }
 
-/// A fault of the service during an acquire.
+/// A fault that is injected into the service before the call under test.
 type Trouble = fn(&Server);
 
 const TROUBLES: [(&str, Trouble); 6] = [
@@ -61,7 +62,8 @@ const TROUBLES: [(&str, Trouble); 6] = [
     ("a stall", Server::stall),
 ];
 
-/// Drops an acquire after 1, 2, 3 … polls, with and without a conflicting holder and a session opened before.
+/// For each fault: drops an acquire after 1 to 11 polls, without a session, with an open session, and with an open
+/// session while another client holds the lock. Each time the lock must become free, and the next acquire succeed.
 async fn cancel_everywhere(make: impl Fn(&Locks) -> Lock<Unfenced>) {
     let mut completed = 0;
     for (trouble, begin) in TROUBLES {

@@ -43,7 +43,7 @@ impl Drop for Service {
     }
 }
 
-/// A proxy that counts connections: each stream of a client has a connection of its own.
+/// A proxy that counts connections. Each stream of a client has its own connection.
 struct ConnectionCounter {
     address: SocketAddr,
     accepted: Arc<AtomicUsize>,
@@ -103,7 +103,7 @@ async fn operators_see_sessions_locks_tokens_and_the_node() {
     assert_eq!(status.last_token, other.token_hint().unwrap().get());
 }
 
-/// More than one page of each.
+/// 1500 locks: more than one page of the list, which has 1000.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn long_lists_are_complete() {
     let service = Service::start();
@@ -172,8 +172,8 @@ async fn other_backends_return_unsupported() {
     assert!(locks.set_limit(&name("a"), None).await.is_err());
 }
 
-/// One case for each limit of a request. Another lock of the same client is held, and a further one is acquired each
-/// time; if a stream ended, the client would need another connection.
+/// One case for each limit of a request. After each case another lock is acquired, and a hold of the same client must
+/// still be live. If a refusal ended the client's stream, the client would open another connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_over_a_limit_is_refused_with_value_and_limit_and_ends_no_stream() {
     let service = Service::start();

@@ -13,9 +13,9 @@ use crate::s3::{NODE, installed};
 /// The container that exists from the start.
 pub const CONTAINER: &str = "lockkeeper";
 
-/// The account of every emulator.
+/// The account that Azurite has by default.
 pub const ACCOUNT: &str = "devstoreaccount1";
-/// The account's key. It is no secret: the emulator's manual contains it.
+/// The account's key. It is no secret: Azurite's manual contains it.
 pub const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
@@ -37,7 +37,7 @@ require('http').request({ host: '127.0.0.1', port, path, method: 'PUT', headers 
 
 /// An Azurite server with an empty container, on plain HTTP. Its data are lost when it ends. Ended when dropped.
 pub struct Azurite {
-    // Ended before its folder is removed and its port released.
+    // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
     port: Port,
     folder: Folder,

@@ -73,8 +73,8 @@ impl RedisCluster {
                 matches!((first.parse(), last.parse()), (Ok(first), Ok(last)) if (first..=last).contains(&slot))
             })
         };
-        let told = asked.cli(&["CLUSTER", "NODES"]);
-        let line = told.lines().find(|line| has(line)).expect("each slot has a node");
+        let listing = asked.cli(&["CLUSTER", "NODES"]);
+        let line = listing.lines().find(|line| has(line)).expect("each slot has a node");
         let port = |node: &&Redis| line.contains(&format!("127.0.0.1:{}@", node.port()));
         self.nodes.iter().find(port).expect("each node is ours")
     }
@@ -110,9 +110,9 @@ impl RedisCluster {
         let known = format!("cluster_known_nodes:{}", self.nodes.len());
         for node in &self.nodes {
             let whole = wait(|| {
-                let told = node.try_cli(&["CLUSTER", "INFO"])?;
+                let info = node.try_cli(&["CLUSTER", "INFO"])?;
                 let is_whole = ["cluster_state:ok", &known, "cluster_slots_ok:16384"];
-                if is_whole.iter().all(|words| told.contains(words)) { Ok(()) } else { Err(told) }
+                if is_whole.iter().all(|words| info.contains(words)) { Ok(()) } else { Err(info) }
             });
             whole.unwrap_or_else(|why| panic!("the cluster does not become whole: {why}"));
         }

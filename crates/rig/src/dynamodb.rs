@@ -24,7 +24,7 @@ pub const AUTHORIZATION: &str = "AWS4-HMAC-SHA256 Credential=test/20200101/us-ea
 /// A server with DynamoDB's API on plain HTTP. It serves one request at a time: moto checks a condition and writes
 /// in two steps, while DynamoDB guarantees one atomic step. Ended when dropped.
 pub struct DynamoDb {
-    // Ended before its folder is removed and its port released.
+    // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
     port: Port,
     folder: Folder,

@@ -45,7 +45,7 @@ impl Folder {
     }
 }
 
-/// Removes the folders of tests whose process is dead.
+/// Removes the folders that ended test processes have left.
 fn remove_left() {
     let folders = fs::read_dir(env::temp_dir()).into_iter().flatten().filter_map(Result::ok);
     for folder in folders {
@@ -59,7 +59,8 @@ fn remove_left() {
     }
 }
 
-/// Makes an empty folder, owned by the user of servers that refuse to run as root.
+/// Makes a folder for a server that refuses to run as root: accessible only to its owner, which is set by
+/// [`give_away`].
 pub(crate) fn make_for_unprivileged(folder: &Path) {
     fs::create_dir_all(folder)
         .and_then(|()| fs::set_permissions(folder, Permissions::from_mode(0o700)))

@@ -4,8 +4,8 @@
 //! the test, is killed when the test ends for any reason, and has its own data, log and port. Must not depend on
 //! Lockkeeper.
 //!
-//! All failures are panics that name a remedy: a test whose server is missing must fail, and not be skipped. The
-//! panic for a missing program names its Debian package.
+//! A test whose server is missing or does not start must fail, and not be skipped: the start panics. The panic for a
+//! missing program names its Debian package.
 //!
 //! Reading order: `program.rs` (command lines), `process.rs` (the lifecycle of a server), `port.rs`, `folder.rs`, then
 //! one module for each server.

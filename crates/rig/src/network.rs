@@ -32,8 +32,8 @@ impl Network {
     /// every thread and process that it starts later. They reach all hosts, regardless of cuts between hosts, and
     /// nothing else, not even other tests on 127.0.0.1.
     ///
-    /// So this must come first in a test, before a runtime is made. If the test uses threads that all tests of a
-    /// process share, it needs a process of its own: such threads stay in the namespace in which they were started.
+    /// So a test must call this first, before it makes a runtime. If the test uses threads that all tests of a process
+    /// share, it needs its own process: such threads stay in the namespace in which they were started.
     ///
     /// # Panics
     /// This process is not root, or `ip` is missing.

@@ -17,7 +17,7 @@ pub const SERVER: Program = Program { name: "pgbouncer", package: "pgbouncer" };
 /// A `PgBouncer` for a [`Postgres`], with `pool_mode=transaction`: between two transactions of one client, another
 /// client may use the same connection to the server. Ended when dropped.
 pub struct PgBouncer {
-    // Ended before its folder is removed and its port released.
+    // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
     port: Port,
     folder: Folder,

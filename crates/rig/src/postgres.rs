@@ -28,7 +28,7 @@ const COPY: Program = Program { name: "cp", package: "coreutils" };
 /// It syncs nothing to disk, which is fast. Its data survive [`Postgres::kill`] nevertheless, as the kernel keeps the
 /// writes of a dead process.
 pub struct Postgres {
-    // Ended before its folder is removed and its port released.
+    // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
     port: Port,
     folder: Folder,
@@ -190,7 +190,8 @@ impl Postgres {
         }
         let line = line.args(&self.args);
         self.slot.fill(|| {
-            // SIGQUIT ends the server and its backends at once, and releases its shared memory.
+            // The signal for the case that this process ends: SIGQUIT ends the server and its backends at once, and
+            // releases its shared memory.
             let mut process = ServerProcess::start(&line, Signal::SIGQUIT, &self.folder.log());
             process.wait_until_ready(SERVER.name, || self.try_psql("select 1").map(|_| ()));
             process
@@ -289,7 +290,7 @@ pub fn initialise(folder: &Path) -> Result<(), String> {
         .args(["-D"])
         .path(folder)
         .args(["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync"])
-        // Small log segments, which halve the size of the data.
+        // WAL segments of 1 MB, which halve the size of the data.
         .args(["--wal-segsize=1"]);
     let output = line.detached().output().map_err(|error| format!("initdb does not start: {error}"))?;
     if output.status.success() {
@@ -322,7 +323,8 @@ fn set_password(folder: &Path, password: &str) -> Result<(), String> {
     if output.status.success() && !said.contains("ERROR") { Ok(()) } else { Err(said.into_owned()) }
 }
 
-/// Copies a template of initialised data into `data`. The first caller on this machine makes the template.
+/// Makes `data` the data of a new server: a copy of a template in Cargo's target folder, which the first caller makes.
+/// Outside of a target folder, `initdb` is run each time.
 fn prepare(data: &Path) {
     INITDB.path();
     let Some(target) = target() else {
@@ -338,7 +340,8 @@ fn prepare(data: &Path) {
     let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error);
     let lock = lock.expect("a file can be locked");
     if !template.exists() {
-        // Made in another folder first: the server's user can traverse that one, and perhaps not the target folder.
+        // Initialised in a temporary folder first: the server's user can traverse that folder, but perhaps not the
+        // target folder.
         let folder = Folder::new("initdb");
         initialise(&folder.data()).unwrap_or_else(|why| panic!("{why}"));
         let unfinished = made.join("unfinished");

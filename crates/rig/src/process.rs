@@ -19,7 +19,7 @@ use crate::wait::wait;
 
 const NOT_RUNNING: &str = "it does not run";
 
-/// A server that runs, or has ended by itself. Killed when dropped.
+/// The processes of a server that was started. Killed when dropped, if they have not ended.
 pub(crate) struct ServerProcess {
     child: Child,
     log: PathBuf,
@@ -32,9 +32,9 @@ impl ServerProcess {
         SETPRIV.path();
         let file = File::options().create(true).append(true).open(log);
         let file = file.unwrap_or_else(|error| panic!("cannot open {}: {error}", log.display()));
-        let too = file.try_clone().expect("a descriptor can be copied");
+        let errors = file.try_clone().expect("a descriptor can be copied");
         let mut command = line.tied(orphaned);
-        command.stdin(Stdio::null()).stdout(file).stderr(too);
+        command.stdin(Stdio::null()).stdout(file).stderr(errors);
         let shown = format!("{command:?}");
         let child = spawn(command).unwrap_or_else(|error| panic!("cannot start {shown}: {error}"));
         Self { child, log: log.to_owned() }
@@ -57,7 +57,7 @@ impl ServerProcess {
         waited.unwrap_or_else(|why| panic!("{name} is not ready: {why}; {log}"));
     }
 
-    /// Stops all processes of the server. When this returns, none of them runs.
+    /// Stops (SIGSTOP) all processes of the server. When this returns, all of them are stopped.
     fn stop(&self) {
         wait(|| self.try_stop()).unwrap_or_else(|why| panic!("{why}"));
     }
@@ -179,7 +179,8 @@ impl ProcessSlot {
         process.end(signal).unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// For a drop: ends the process if it runs. Its own drop kills it if the signal does not end it.
+    /// Called when the owner of the slot is dropped: ends the process, if there is one, with `signal`. If that fails,
+    /// `ServerProcess::drop` kills it.
     pub(crate) fn clear(&self, signal: Signal) {
         if let Some(mut process) = self.get().take() {
             let _ = process.end(signal);
@@ -229,7 +230,7 @@ fn gone(pids: &[Pid]) -> Result<(), String> {
     })
 }
 
-/// Whether no thread of process `pid` runs.
+/// Whether each thread of process `pid` is stopped or dead.
 fn stands_still(pid: Pid) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
     let mut states = threads.filter_map(|thread| {

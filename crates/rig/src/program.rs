@@ -22,7 +22,8 @@ pub struct Program {
     pub package: &'static str,
 }
 
-/// The program that starts other programs as another user, and has the kernel end them with this process.
+/// The program that starts another program as another user, and with a signal that the kernel sends to it when its
+/// parent ends.
 pub(crate) const SETPRIV: Program = Program { name: "setpriv", package: "util-linux" };
 /// The program that ends a client whose server does not answer.
 pub(crate) const TIMEOUT: Program = Program { name: "timeout", package: "coreutils" };

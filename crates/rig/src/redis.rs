@@ -23,7 +23,7 @@ pub const CLI: Program = Program { name: "redis-cli", package: "redis-tools" };
 /// Without further settings it stores nothing on disk: its data are lost by [`Redis::kill`]. With
 /// `--appendonly yes --appendfsync always` all acknowledged writes survive.
 pub struct Redis {
-    // Ended before its folder is removed and its port released.
+    // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
     port: Port,
     /// The port for the other nodes of the cluster, if the server is a cluster node.
@@ -297,7 +297,7 @@ pub fn line(port: u16, folder: &Path, settings: &[impl AsRef<str>]) -> CommandLi
         .args(["--save", "", "--appendonly", "no"])
         // So a replica is served at once; by default, the server waits 5 s for further replicas.
         .args(["--repl-diskless-sync-delay", "0"])
-        // A process title would overwrite the command line, which identifies the owner of the process.
+        // A process title would overwrite the command line, by which xtask recognises the services that it has started.
         .args(["--set-proc-title", "no"])
         .args(settings.iter().map(AsRef::as_ref))
 }

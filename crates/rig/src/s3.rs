@@ -37,7 +37,7 @@ run_simple('127.0.0.1', int(sys.argv[1]), one_at_a_time, threaded=True, request_
 
 /// A server with S3's API, on plain HTTP. Ended when dropped.
 pub struct S3 {
-    // Ended before its folder is removed and its port released.
+    // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
     port: Port,
     folder: Folder,

@@ -29,7 +29,7 @@ pub struct Sentinel {
 
 /// One sentinel.
 struct One {
-    // Ended before its folder is removed and its port released.
+    // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
     port: Port,
     folder: Folder,

@@ -31,7 +31,7 @@ pub enum Number {
 
 const NUMBERS: u64 = 6;
 
-/// The shim, which wraps system calls of the process that loads it.
+/// The shim, a library that replaces the functions of libc for syncs and wall-clock time in the process that loads it.
 pub struct Shim {
     library: PathBuf,
     path: PathBuf,

@@ -9,8 +9,8 @@
 //! dispatcher died gets new offers soon.
 //!
 //! Why a fence: short leases are easily exceeded by a slow answer or a pause. A late dispatcher must not
-//! overwrite a ride that was assigned in the meantime. The row's `fence` column makes the database refuse its
-//! write.
+//! overwrite a ride that was assigned in the meantime. The row's `fence` column makes the database refuse such
+//! a write.
 //!
 //! `driver_assignment lockkeeper://locks.example postgres://db.example/rides ride-7`
 
@@ -53,13 +53,14 @@ async fn assign(locks: &Locks<Fenced>, db: &Client, ride: &str) -> Result<Option
             let lock = locks.mutex(format!("drivers/{driver}")).ttl(TTL);
             let Some(guard) = lock.try_acquire().await? else { continue };
             let assigned = offer(&guard, db, driver, ride).await?;
-            // If the hold was lost in the meantime, the fence has already decided.
+            // An error of the release is ignored: if the hold was lost, the fence has already accepted or refused the
+            // write.
             let _ = guard.release().await;
             if assigned {
                 return Ok(Some(driver));
             }
         }
-        // All drivers have pending offers; some of them will decline.
+        // No driver of the list could be assigned. Drivers with a pending offer may decline it and be free again.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

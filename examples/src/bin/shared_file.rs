@@ -6,8 +6,8 @@
 //! Why a lock: only one program at a time updates the file. `file:` needs no server: the lock is a file
 //! descriptor, so it ends with its process, and a paused process keeps it.
 //!
-//! Why a fence, although a pause loses nothing: a descriptor lock passes to the next holder when its process is
-//! killed, even while that process's children are still writing, and an operator may break a lock. And if the
+//! Why a fence, although a pause loses nothing: a descriptor lock passes to the next holder when the holder's
+//! process is killed, even while children of that process are still writing, and an operator may break a lock. And if the
 //! programs later move to two hosts with a lock service, only the URL changes. In addition, `FileFence` replaces
 //! the file atomically: a reader never sees a partial file, and after a power loss the file has either the old or
 //! the new content.
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .await;
     match added {
         Ok(bytes) => println!("added; the file has {bytes} bytes"),
-        // No I/O error: another program has the lock by now. Retry from the acquire, or give up.
+        // Not an I/O error: another program has acquired the lock since. Retry from the acquire, or give up.
         Err(RunError::Body(FileError::Refused(Refused::Stale { offered, highest }))) => {
             return Err(format!("too late: we are {offered}, and {highest} has been here").into());
         }

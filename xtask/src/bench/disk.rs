@@ -1,8 +1,8 @@
 //! Disk speed during the run: the latency of an fdatasync.
 //!
-//! Responsible for one number, measured before and after the run and before each turn of a system. A durable
-//! service can't be faster than the disk at that moment, and a turn on a busy disk can't be compared with one on an
-//! idle disk.
+//! Responsible for one number, measured before and after the run, and before each measurement of a system. A service
+//! that syncs to disk can't be faster than the disk at that moment, and a measurement on a busy disk can't be compared
+//! with one on an idle disk.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -15,9 +15,9 @@ use crate::bench::maths::percentile;
 
 const RECORD: [u8; 128] = [0x5a; 128];
 const RECORDS: u64 = 4096;
-/// The duration of the measurements before and after the run.
+/// The duration of the disk measurements before and after the run.
 pub(crate) const LONG: Duration = Duration::from_secs(1);
-/// The duration of the measurement before each turn of a system.
+/// The duration of the disk measurement before each measurement of a system.
 pub(crate) const SHORT: Duration = Duration::from_millis(200);
 
 /// The median latency of a 128-byte write with fdatasync into a preallocated file, in microseconds. `at_once`

@@ -32,8 +32,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const NAMES: usize = 16;
 /// For how long pairs run before the kill.
 const BEFORE: Duration = Duration::from_millis(500);
-/// For how long the client is observed after the kill. A second gap counts too, for example if the client reaches a
-/// node that is not ready yet.
+/// For how long the client is observed after the kill. The longest gap in this time counts: there may be a second one,
+/// for example if the client reaches a node that is not ready yet.
 const AFTER: Duration = Duration::from_secs(3);
 /// A system that completes no pair within this time has no figures.
 const SERVES_WITHIN: Duration = Duration::from_secs(30);
@@ -133,7 +133,7 @@ pub(crate) fn leader(cluster: &'static ThreeNodes) -> TaskResult<&'static Servic
     }
 }
 
-/// Runs blocking work on a thread of its own.
+/// Runs blocking work on Tokio's thread pool for such work.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> TaskResult<T> + Send + 'static,
 ) -> TaskResult<T> {

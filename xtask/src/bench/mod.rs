@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measures our lock service and other ones, in turns, on one machine.
+//! `cargo xtask bench`: measures our lock service and other ones, alternately, on one machine.
 //!
 //! Responsible for the options, and for running the benchmark in a build with the cargo feature `peers`, which adds
 //! the clients of the other systems. A missed bar is a line of the report, not a failure.
@@ -45,7 +45,7 @@ pub(crate) struct Bench {
     /// Only these workloads, separated by commas [default: all but failover; with `--cluster`: all but memory]
     #[arg(long = "workload", value_enum, value_delimiter = ',')]
     workloads: Vec<Workload>,
-    /// How often the systems take their turns in the short workloads; the median counts
+    /// How often each system is measured in the short workloads; the median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
     rounds: u32,
     /// How long each short measurement runs
@@ -88,7 +88,7 @@ pub(crate) enum Workload {
     Pairs,
     /// One lock with 2 to 256 waiters
     Handover,
-    /// 10,000 sessions that do nothing but live
+    /// 10,000 sessions that are only kept alive
     Keepalive,
     /// The leader is killed, seven times (`--cluster`)
     Failover,

@@ -1,7 +1,8 @@
 //! The order of the measurements.
 //!
-//! Responsible for fresh servers, for turns, and for a bounded duration. In each round every system has its turn
-//! before any system begins the next round, so that a slow minute of the machine affects all systems.
+//! Responsible for servers with empty data, for the order of the measurements, and for their time limits. The short
+//! workloads run in rounds: each round measures all systems one after the other, so that a slow minute of the machine
+//! affects all of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,13 +25,14 @@ use crate::services;
 use crate::services::catalogue::{ETCD, REDIS_FSYNC, REDIS_NOFSYNC, ServiceSpec, ZOOKEEPER};
 use crate::services::clusters::{ETCD_CLUSTER, NODES, ThreeNodes, ZOOKEEPER_CLUSTER};
 
-/// The time-out of a measurement: on a usable machine no system takes as long, and a system that hangs is given up.
+/// The time-out of a measurement, in addition to the configured durations. No system takes as long on a usable machine;
+/// one that hangs is reported as failed.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
-/// The results of each system's first turn are discarded: a server in Java is several times faster once its code is
-/// compiled.
+/// The results of each system's first measurement are discarded: a server in Java is several times faster once its code
+/// is compiled.
 const WARM_UP: &str = "warm-up";
-/// The limit of open descriptors: each ZooKeeper session takes one in the client and one in the server; the rest is
-/// reserve.
+/// The limit of open descriptors of each process: a ZooKeeper session takes one in the client and one in the server;
+/// the rest is reserve.
 const DESCRIPTORS: u64 = KEEPALIVE_SESSIONS as u64 + 1_000;
 
 /// A system under test, and its servers.
@@ -269,7 +271,8 @@ fn cluster(system: System) -> Option<&'static ThreeNodes> {
     }
 }
 
-/// The selected values, each once and in order; without a selection, those for which `is_usual` returns true.
+/// The selected values, each once and in the order of their declaration; without a selection, those for which
+/// `is_usual` returns true.
 fn of<T: ValueEnum + Copy + PartialEq>(chosen: &[T], is_usual: impl Fn(T) -> bool) -> Vec<T> {
     let all = T::value_variants().iter().copied();
     all.filter(|value| if chosen.is_empty() { is_usual(*value) } else { chosen.contains(value) }).collect()

@@ -1,6 +1,6 @@
 //! The report of a run: a table for people, JSON for programs.
 //!
-//! Responsible for medians, ratios and bars. May not fail a run because of a missed bar.
+//! Responsible for medians, ratios and bars. A missed bar must not fail a run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,8 @@ use crate::bench::maths::{median, ratio};
 use crate::bench::workloads::Measured;
 use crate::bench::{System, Workload, name};
 
-/// If the disk latencies before two turns differ by more than this factor, durable systems can't be compared.
+/// If the disk latencies before the measurements differ by more than this factor, systems that sync to disk can't be
+/// compared.
 const DISK_VARIES: f64 = 2.0;
 
 /// The measured values of a run.
@@ -26,10 +27,10 @@ pub(crate) struct BenchReport {
     bars: &'static [Bar],
     /// The number of nodes of each system, which write to the same disk.
     nodes: usize,
-    /// One value for each round, by figure and system.
+    /// One value for each measurement, by figure and system.
     values: BTreeMap<(String, System), Vec<f64>>,
     fdatasync_us: Vec<f64>,
-    /// Disk latencies before each turn of a system.
+    /// The disk latencies before the measurements of each system.
     fdatasync_before_us: BTreeMap<System, Vec<f64>>,
     notes: Vec<String>,
     failed: Vec<String>,
@@ -67,7 +68,7 @@ impl BenchReport {
         self.fdatasync_us.push(p50_us);
     }
 
-    /// Adds the disk latency measured before a turn of `system`.
+    /// Adds the disk latency before a measurement of `system`.
     pub(crate) fn fdatasync_before(&mut self, system: System, p50_us: f64) {
         self.fdatasync_before_us.entry(system).or_default().push(p50_us);
     }
@@ -119,7 +120,7 @@ impl BenchReport {
         self.notes.iter().for_each(|note| println!("{note}"));
     }
 
-    /// Writes the values of all rounds.
+    /// Writes the values of all measurements, their medians, and the notes, as JSON.
     pub(crate) fn write_json(&self, file: &Path) -> TaskResult {
         let mut figures = Map::new();
         for figure in &self.figures {
@@ -189,7 +190,7 @@ fn range<'a>(values: impl IntoIterator<Item = &'a f64>) -> (f64, f64) {
     values.into_iter().fold((f64::INFINITY, 0.0), |(least, most), value| (value.min(least), value.max(most)))
 }
 
-/// Formats with three significant digits, or with all digits before the decimal point if there are more.
+/// Formats with no decimals from 100 on, one from 10 on, and two below.
 fn short(value: f64) -> String {
     let decimals = if value.abs() >= 100.0 {
         0

@@ -1,7 +1,7 @@
 //! The workloads: the same measurements for every system.
 //!
-//! Responsible for the clients (tasks of this process), the clock (that of this process), and for detecting two
-//! holders of one lock: a lock service gets no figures if it is fast because it doesn't exclude.
+//! Responsible for the clients (tasks of this process), the clock (that of this process), and for an error if two
+//! clients hold one lock at once: a service that does not exclude gets no figures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use crate::bench::systems::{Peer, Setup, TTL};
 
 /// The number of locks held in `memory`.
 const HELD: usize = 100_000;
-/// The number of clients that acquire the locks of `memory`: enough to keep a durable server busy.
+/// The number of clients that acquire the locks of `memory`: enough to keep a server busy that syncs each write.
 const HOLDERS: usize = 64;
 /// Number of locks that the client of `single` uses in rotation.
 const SINGLE_NAMES: usize = 16;
@@ -188,8 +188,8 @@ async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> TaskResult<V
     while stage.asking.load(Ordering::SeqCst) <= waiters {
         sleep(Duration::from_millis(1)).await;
     }
-    // All clients have called acquire. Within this time every one of these systems registers a waiter. A request
-    // that is later still counts: it is timed from the release.
+    // All clients have called acquire. Within this time every one of these systems registers a waiter. A request that
+    // arrives later still counts: its time is measured from the release.
     sleep(Duration::from_millis(20) + Duration::from_micros(200) * waiters as u32).await;
     stage.release(peer.as_ref(), held).await?;
     let mut times = Vec::new();

@@ -1,7 +1,7 @@
 //! The services that can be started: one [`ServiceSpec`] each.
 //!
-//! Responsible for their ports, packages and command lines, which are defined only here. Services that tests start
-//! too use the command lines of the rig (`crates/rig`). May not leave anything running: the functions here
+//! Responsible for the ports, packages and command lines of the services, which are defined only here. Services that
+//! tests start too use the command lines of the rig (`crates/rig`). Must not leave anything running: the functions here
 //! describe, prepare and probe.
 //!
 //! Ports are outside the ephemeral range (16430 is the benchmark's, for our own node), and none is the default port
@@ -27,7 +27,7 @@ pub(crate) struct ServiceSpec {
     pub(crate) family: &'static str,
     /// The service's port. The next higher port is reserved for the service, too.
     pub(crate) port: u16,
-    /// The Debian packages that the service needs.
+    /// The programs that the service needs, with their Debian packages.
     pub(crate) needs: &'static [Need],
     /// The command that prints the version on stdout, whether the service runs or not.
     pub(crate) version: fn(&ServiceLocation) -> Command,
@@ -65,7 +65,7 @@ pub(crate) const REDIS_FSYNC: ServiceSpec = ServiceSpec {
 pub(crate) const REDIS_NOFSYNC: ServiceSpec =
     ServiceSpec { name: "redis-nofsync", port: 16400, command: |place| redis(place, &[]), ..REDIS_FSYNC };
 
-/// A replica of [`REDIS_FSYNC`]: it shows which writes are lost when it becomes the primary.
+/// A replica of [`REDIS_FSYNC`], to see which writes are lost when it becomes the primary.
 const REDIS_REPLICA: ServiceSpec = ServiceSpec {
     name: "redis-replica",
     port: 16510,
@@ -137,8 +137,8 @@ const POSTGRES: ServiceSpec = ServiceSpec {
     ready: postgres_ready,
 };
 
-/// A connection pool for [`POSTGRES`] in transaction mode: after each transaction, another client may get its
-/// connection.
+/// A connection pool for [`POSTGRES`] in transaction mode: after each transaction of a client, another client may use
+/// the same connection to the server.
 const PGBOUNCER: ServiceSpec = ServiceSpec {
     name: "pgbouncer",
     family: "pgbouncer",

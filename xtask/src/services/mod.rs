@@ -1,9 +1,9 @@
 //! Other lock services for tests and benchmarks: installs, starts on loopback, and stops them.
 //!
 //! Responsible for the lifetime of each service, which is one process with its own port and a folder below
-//! `target/services`. [`catalogue`] lists the services and their command lines, [`pidfile`] checks the ownership of
-//! a process, [`probe`] checks readiness. `up` begins with an empty folder; only `revive` keeps the data of the
-//! previous run.
+//! `target/services`. [`catalogue`] lists the services and their command lines, [`pidfile`] checks whether a process
+//! was started by this tool, [`probe`] checks readiness. `up` starts a service in an empty folder; only `revive` keeps
+//! the data of the previous run.
 
 pub(crate) mod catalogue;
 #[cfg(any(test, feature = "peers"))]
@@ -246,12 +246,12 @@ fn start_empty(service: &ServiceSpec, place: &ServiceLocation) -> TaskResult<Chi
     spawn(service, place)
 }
 
-/// Starts the process of `service` in its existing folder.
+/// Starts the process of `service` in its existing folder, and writes the pid file.
 fn spawn(service: &ServiceSpec, place: &ServiceLocation) -> TaskResult<Child> {
     let name = service.name;
     let failed = |what: &str, error: std::io::Error| format!("{name}: cannot {what}: {error}");
     let log = File::create(place.log()).map_err(|error| failed("make its log", error))?;
-    let log_too = log.try_clone().map_err(|error| failed("open its log", error))?;
+    let errors = log.try_clone().map_err(|error| failed("open its log", error))?;
     let plain = (service.command)(place);
     // A new session, so that an interrupt on our terminal doesn't reach the service. setsid executes the program
     // with the same pid, unless setsid leads a process group, which it never does here.
@@ -259,7 +259,7 @@ fn spawn(service: &ServiceSpec, place: &ServiceLocation) -> TaskResult<Child> {
     command.args(["bash", "-c", CLOSE_AND_BECOME, "bash"]).arg(plain.get_program()).args(plain.get_args());
     command.envs(plain.get_envs().filter_map(|(key, value)| Some((key, value?))));
     command.env(pidfile::MARK, &place.folder).current_dir(&place.folder);
-    command.stdin(Stdio::null()).stdout(log).stderr(log_too);
+    command.stdin(Stdio::null()).stdout(log).stderr(errors);
     let child = command.spawn().map_err(|error| not_started(&command, &error))?;
     pidfile::write(&place.pid_file(), child.id()).map_err(|error| failed("write its pid file", error))?;
     Ok(child)
@@ -354,7 +354,7 @@ fn end_of(log: &Path) -> String {
     format!("the end of {}:\n{}", log.display(), lines[lines.len().saturating_sub(LINES)..].join("\n"))
 }
 
-/// The first number in `text` of the form `1.2` or `1.2.3`.
+/// The first number in `text` that contains a dot, such as `1.2` or `1.2.3`.
 fn find_version(text: &str) -> Option<String> {
     let numbers = text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|part| part.trim_matches('.'));
     numbers.filter(|number| number.contains('.')).map(str::to_owned).next()

@@ -1,7 +1,7 @@
-//! Process ownership: the pid file, and the check that its pid still belongs to the process that we started.
+//! The pid file of a service, and the check that its pid still belongs to the process that we started.
 //!
-//! Responsible for never signalling a process that is not ours. The pid alone does not identify the process: after
-//! a reboot, or after enough other processes, another process has it.
+//! Responsible for never signalling a process that is not ours. The pid alone does not identify the process: after a
+//! reboot, or after many other processes were started, another process may have it.
 
 use std::path::Path;
 use std::{fs, io};

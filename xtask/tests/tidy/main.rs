@@ -1,7 +1,8 @@
 //! Lint as a test: compares the project's pages and sources with the repository.
 //!
-//! Responsible for facts that a compiler can't check: names and links in the docs, file sizes, unfinished code, and
-//! absolute paths of one machine. May not judge style; rustfmt and clippy do.
+//! Responsible for facts that a compiler can't check: names and links in the docs, file sizes, repeated type names,
+//! unfinished code, absolute paths of one machine, and the dependencies of disabled features. Style is checked by
+//! rustfmt and clippy, not here.
 //!
 //! Every test collects all problems before it fails, so that one run reports everything.
 
@@ -316,8 +317,7 @@ fn no_tracked_file_names_a_path_of_one_machine() {
     report(&problems);
 }
 
-/// If `line` contains an absolute path of one machine, returns the path's first folder, without the slash before
-/// it.
+/// If `line` contains an absolute path of one machine, returns the start of the path, without the slash before it.
 fn machine_path(line: &str) -> Option<&'static str> {
     let in_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
     ["work", "root", "home", "tmp/h"].into_iter().find(|folder| {
@@ -364,7 +364,7 @@ fn the_readme_names_the_minimum_rust_version_of_cargo_toml() {
     report(&wrong);
 }
 
-/// The names of all dependencies of the library with these features.
+/// The names of all dependencies of the library with these features only, default features off.
 fn tree(features: &str) -> BTreeSet<String> {
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["tree", "--locked", "--package", "lockkeeper", "--edges", "normal", "--prefix", "none"])

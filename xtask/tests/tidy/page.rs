@@ -24,7 +24,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Whether a heading with the text `heading` is among the headings above the span.
+    /// Whether `heading` is among the headings above the span. A number at the start of a heading is ignored.
     pub(crate) fn is_under(&self, heading: &str) -> bool {
         self.headings.iter().any(|above| above.trim_start_matches(|c: char| !c.is_alphabetic()) == heading)
     }
@@ -67,8 +67,8 @@ impl Page {
         page
     }
 
-    /// Adds the heading's anchor, as common renderers compute it: lower case, words joined by `-`, other signs
-    /// dropped, repeated anchors numbered.
+    /// Adds the heading's anchor, as common renderers compute it: lower case, spaces replaced by `-`, other characters
+    /// than letters, digits, `-` and `_` dropped, repeated anchors numbered.
     fn add_anchor(&mut self, heading: &str) {
         let kept = heading.trim().to_lowercase();
         let slug: String = kept

@@ -13,13 +13,13 @@ use crate::measure::{Pair, p50};
 
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
-/// A careful program draws a token only for a grant, and in the same atomic step.
+/// Acquires with a token: the counter is incremented only if the `SET` succeeds, in the same atomic script.
 const ACQUIRE_FENCED: &str = "if redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then \
                               return redis.call('incr', KEYS[2]) end return 0";
 const TTL_MS: u64 = 30_000;
 /// The number of connections to Redis that the clients share.
 const SHARED: usize = 4;
-/// One for each client of the larger comparison.
+/// Connections for advisory locks: one for each of the 64 clients of the larger comparison (`measure::BARS`).
 const CONNECTIONS: usize = 64;
 /// The number of connections for lease rows, here and in the library.
 pub(crate) const ROW_CONNECTIONS: usize = 8;
@@ -46,7 +46,8 @@ async fn set_fenced(script: &Script, mut redis: MultiplexedConnection, key: &str
     if token > 0 { Ok(()) } else { Err("it is held".into()) }
 }
 
-/// `SET NX PX`, or a script that draws a token as well, and a script that compares and deletes.
+/// Acquires by `SET NX PX`, or with `tokens` by a script that also increments a counter. Releases by a script that
+/// deletes the key if it has the expected value.
 pub(crate) async fn redis(url: &str, tokens: bool) -> Outcome<Pair> {
     let mut wires = Vec::new();
     for _ in 0..SHARED {
@@ -76,7 +77,8 @@ async fn connect_all(servers: &[Redis]) -> Outcome<Vec<MultiplexedConnection>> {
     Ok(nodes)
 }
 
-/// The same on all nodes at once, waiting for all answers.
+/// Acquires by `SET NX PX` on all nodes concurrently, and releases by the same script as `redis` on all of them. Each
+/// step waits for the answers of all nodes.
 pub(crate) async fn redlock(servers: &[Redis]) -> Outcome<Pair> {
     let (nodes, release) = (connect_all(servers).await?, Arc::new(Script::new(RELEASE)));
     Ok(Arc::new(move |client| {
@@ -120,7 +122,8 @@ async fn connect_postgres(url: &str) -> Outcome<Client> {
     Ok(client)
 }
 
-/// A careful program's way to draw a token: synced, since a sequence logs only every 32nd value.
+/// Draws a token durably. `nextval` writes WAL only for every 32nd value, so most calls would return without a flush;
+/// the emitted message makes each call wait for one.
 const DRAW: &str =
     "SELECT nextval('lockkeeper.token'), pg_logical_emit_message(true, 'bench'::text, ''::text)";
 

@@ -1,5 +1,5 @@
-//! One Redis lock with many waiters of this library: latency of a hand-over, and its number of commands at the
-//! server.
+//! One Redis lock with many waiters of this library: the latency of a hand-over, and the number of script calls per
+//! hand-over.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use lockkeeper_rig::Redis;
 use crate::measure::p50;
 use crate::{Outcome, TURN};
 
-/// Clients of the library that the waiters share.
+/// The number of the library's clients, which the waiters share.
 const CLIENTS: usize = 4;
 
 pub(crate) async fn measure(server: &Redis, waiters: usize) -> Outcome {

@@ -1,5 +1,5 @@
-//! The library's client against a plain loop with the same driver crate, on the same server, in the same run, in
-//! turns.
+//! The library's client against a plain loop with the same driver crate, on the same server and in the same run. The
+//! two are measured alternately; one measurement of one of them is a *turn*.
 //!
 //! `cargo bench -p lockkeeper --bench backends --features redis,redlock,postgres [-- redis redlock session …]`.
 //! Starts the servers that it needs on loopback, and stops them. The results are the ratios; rates depend on the
@@ -18,7 +18,7 @@ use lockkeeper_rig::{Postgres, Redis};
 
 use measure::{compare, median, ours};
 
-/// Length of a turn, and number of turns.
+/// Length of a turn, and number of turns that count. One more turn before them warms up.
 const TURN: Duration = Duration::from_secs(2);
 const TURNS: usize = 3;
 
@@ -89,7 +89,7 @@ async fn redlock() -> Outcome {
     Ok(())
 }
 
-/// Compares with tokens on both sides, and without.
+/// Compares twice: once without tokens and once with tokens, each time on both sides.
 async fn advisory(server: &Postgres) -> Outcome {
     let bare = format!("{}{WITHOUT_TOKENS}", server.url().trim_end_matches("postgres"));
     for (url, tokens) in [(bare, false), (server.url(), true)] {

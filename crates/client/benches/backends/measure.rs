@@ -1,4 +1,4 @@
-//! Turns, rates, medians.
+//! Measures turns of a [`Pair`], and compares the medians of two pairs.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,12 +13,13 @@ use crate::{Outcome, TURN, TURNS};
 /// One acquire and release of a client's own lock.
 pub(crate) type Pair = Arc<dyn Fn(usize) -> Pin<Box<dyn Future<Output = Outcome> + Send>> + Send + Sync>;
 
-/// Number of clients, and the fraction of the plain loop's rate that the library must reach.
+/// Number of clients, and the fraction of the plain loop's rate that the library should reach. Only printed.
 const BARS: [(usize, f64); 2] = [(1, 0.75), (64, 0.9)];
 /// Long enough that no renewal is due during the measurement.
 const TTL: Duration = Duration::from_secs(30);
 
-/// Pairs through the library, spread over this number of its clients.
+/// Acquires and releases through the library. `clients` instances of [`Locks`] are shared by the measured loop's
+/// clients.
 pub(crate) async fn ours(url: &str, clients: usize) -> Outcome<Pair> {
     let mut all = Vec::new();
     for _ in 0..clients {
@@ -33,7 +34,7 @@ pub(crate) async fn ours(url: &str, clients: usize) -> Outcome<Pair> {
     }))
 }
 
-/// Measures both in turns, and prints the ratio of the medians.
+/// Measures both alternately, and prints the ratio of their median rates for each number of clients.
 pub(crate) async fn compare(what: &str, by_hand: &Pair, ours: &Pair) -> Outcome {
     for (clients, bar) in BARS {
         let (mut hand_turns, mut our_turns) = (Vec::new(), Vec::new());

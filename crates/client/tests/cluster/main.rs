@@ -22,7 +22,7 @@ fn check(name: &str, token: u64) -> v1::CheckTokenRequest {
     v1::CheckTokenRequest { name: name.to_owned(), token }
 }
 
-/// Uses the raw interface, because the library would find the leader by itself.
+/// Calls each follower by gRPC without the library, which would find the leader by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_answers_every_call_as_its_leader_does() {
     let nodes = Nodes::start();
@@ -97,7 +97,7 @@ async fn a_watch_at_a_follower_sends_the_state_and_every_change() {
     assert!(matches!(next().await, What::Changed(lock) if lock.name == "w/a" && lock.holds.is_empty()));
 }
 
-/// The client starts with one address; that node and the leader report the others.
+/// The client starts with one address. That node names the leader, and the leader reports the addresses of all nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_address_of_a_follower_is_sufficient_for_a_client() {
     let nodes = Nodes::start();
@@ -119,7 +119,7 @@ async fn the_address_of_a_follower_is_sufficient_for_a_client() {
     held.release().await.unwrap();
 }
 
-/// P9, P7: the leader's clients move to another node, and calls to other nodes are not lost.
+/// P9, P7: while the leader stops, its clients move to another node, and calls to the other nodes are still answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopping_leader_loses_no_hold_no_waiter_and_no_call() {
     let mut nodes = Nodes::start();

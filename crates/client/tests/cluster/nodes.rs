@@ -23,7 +23,7 @@ pub(crate) struct Nodes {
 
 struct Node {
     options: ServerOptions,
-    /// Reserved while this value lives, so that no other process gets the ports.
+    /// Both ports stay reserved while the `Node` exists, so that no other process gets them.
     clients: Port,
     _peers: Port,
     serving: Option<(Running, Serving)>,
@@ -47,7 +47,8 @@ impl Nodes {
             Node { options, clients, _peers: peers, serving: None }
         };
         let mut nodes: Vec<Node> = (1..).zip(ports).map(node).collect();
-        // No node serves before all have met, so they are started together.
+        // A new cluster is bootstrapped only once all its nodes have connected to each other, so all are started before
+        // any is waited for.
         let begun: Vec<_> = nodes.iter().map(|node| begin(node.options.clone())).collect();
         for (node, (thread, ready)) in nodes.iter_mut().zip(begun) {
             let running = ready.recv_timeout(DEADLINE).expect("the node was to serve");
@@ -82,13 +83,13 @@ impl Nodes {
         let begun = Instant::now();
         loop {
             assert!(begun.elapsed() < DEADLINE, "nobody leads");
-            let mut said = Vec::new();
+            let mut views = Vec::new();
             for node in (0..self.nodes.len()).filter(|&node| self.nodes[node].serving.is_some()) {
                 let status = self.calls(node).await.status(StatusRequest {}).await.unwrap().into_inner();
-                said.push((status.leader, status.role() == Role::Leader && status.leader == status.node));
+                views.push((status.leader, status.role() == Role::Leader && status.leader == status.node));
             }
-            let leader = said[0].0;
-            if leader != 0 && said.iter().all(|it| it.0 == leader) && said.iter().any(|it| it.1) {
+            let leader = views[0].0;
+            if leader != 0 && views.iter().all(|view| view.0 == leader) && views.iter().any(|view| view.1) {
                 return usize::try_from(leader).unwrap() - 1;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -126,7 +127,8 @@ impl Node {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        // All at once, so that no leader transfers its leadership to a node that is about to stop.
+        // All nodes begin to stop before any is waited for: a stopping leader would otherwise transfer its leadership
+        // to a node that is stopped next.
         let serving: Vec<_> = self.nodes.iter_mut().filter_map(|node| node.serving.take()).collect();
         serving.iter().for_each(|(running, _)| running.stop());
         for (_, thread) in serving {

@@ -138,7 +138,7 @@ async fn multi(subject: &impl Subject) -> bool {
     let a = attempt(two.mutex("abilities/multi/a")).await;
     let b = attempt(two.mutex("abilities/multi/b")).await;
     let joined = attempt(two.mutex("abilities/multi/aabilities/multi/b")).await;
-    // The rslock client joins the names to one key, so that neither name is excluded.
+    // The third name detects a client that joins the names to one key (as rslock does), which locks neither of them.
     both.is_held() && a.is_busy() && b.is_busy() && joined.is_held()
 }
 

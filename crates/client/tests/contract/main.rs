@@ -1,8 +1,8 @@
 //! The contract suite: the abilities and promises of a backend are *measured* here, and compared with its
 //! `Capabilities` and with its page in docs/backends/ (P11).
 //!
-//! A new backend adds one module in `subjects/` and one line in `contracts!`. A test compares the lines with the table
-//! of backends.
+//! A new backend adds one module in `subjects/` and one line in `contracts!`. A test checks that each page of a
+//! compiled-in backend has its line.
 
 mod abilities;
 mod page;
@@ -11,7 +11,8 @@ mod proxy;
 mod subject;
 mod subjects;
 
-/// One test per backend and question, so that a failure names both.
+/// Three tests per backend: abilities, promises, page. The name of a failed test shows the backend and which of the
+/// three failed.
 macro_rules! contracts {
     ($($(#[$needs:meta])* $backend:ident => $subject:expr;)+) => {
         const SUBJECTS: &[&str] = &[$($(#[$needs])* stringify!($backend)),+];

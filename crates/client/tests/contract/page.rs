@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::subject::Subject;
 
-/// The rows `| first | second | …` of a page: the first cell, and the cell of a column.
+/// The first cell, without backquotes, and the cell number `column` of each table row of a page.
 fn rows(page: &str, column: usize) -> Vec<(String, String)> {
     let row = |line: &str| {
         let cells: Vec<&str> =

@@ -1,7 +1,7 @@
 //! Measures by scenarios which of P1–P12 (docs/SAFETY.md) a backend keeps.
 //!
-//! Each promise has a common case and, where there is one, a hard case. Kept: both succeed. Kept if …: only the common
-//! case does, and the condition names what the hard case lacks. Not kept: the common case fails.
+//! Each promise has a common case and, where there is one, a hard case. A promise declared as kept needs both to
+//! succeed; as kept on a condition, only the common case; as not kept, the common case must fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -176,9 +176,12 @@ async fn p5_knows_first(subject: &impl Subject) -> bool {
     true
 }
 
-/// A keep-alive that overtakes an acquire of its session does not renew that hold: the holder still loses it in time.
+/// A keep-alive that overtakes an acquire of the same session does not renew the hold at the service, so it must not
+/// extend the lease deadline that the client assumes for that hold: after a network cut, the client still considers the
+/// hold lost before the next client is granted the lock.
 async fn p5_overtaken(subject: &impl Subject) -> bool {
-    // Keep-alives are sent every third of the ttl; an attempt must be answered within a sixth of it.
+    // A keep-alive is sent every 4 s (ttl/3), and an attempt to acquire fails after 2 s (ttl/6) or, at a server of a
+    // Redlock, 0.6 s (ttl/20). So the attempt is sent only when the next keep-alive is near.
     let (name, ttl) = ("promises/p5/overtaken", 12 * SECOND);
     if !subject.hold_back(name) {
         return true;
@@ -187,7 +190,7 @@ async fn p5_overtaken(subject: &impl Subject) -> bool {
     let locks = subject.client(label).await;
     let lock = |name: &str| locks.mutex(name).ttl(ttl);
     let other = lock("promises/p5/other").acquire().await.unwrap();
-    // By now callers have their own connections, if the backend uses them.
+    // If the backend opens a connection for the caller's runtime, this acquire does so, and the delayed one need not.
     lock("promises/p5/warm").acquire().await.unwrap().release().await.unwrap();
     until("the next keep-alive is near", async || other.check(ttl * 7 / 10).is_err().then_some(())).await;
     let before = other.valid_until();
@@ -204,7 +207,7 @@ async fn p5_overtaken(subject: &impl Subject) -> bool {
     knows && next.is_ok()
 }
 
-/// Only acknowledged keep-alives move a deadline; where nothing expires there is no deadline.
+/// Only acknowledged keep-alives extend the lease deadline. A backend without ttl has no deadline.
 async fn p6_confirmed(subject: &impl Subject) -> bool {
     let held =
         subject.client("keeps alive").await.mutex("promises/p6").max_hold(None).acquire().await.unwrap();
@@ -254,7 +257,7 @@ async fn p7_retries(subject: &impl Subject) -> bool {
     tokens_rise || tokens[0].is_none()
 }
 
-/// Retries take time, and virtual time must be advanced for them.
+/// Advances the time while `work` runs: its retries have pauses, and virtual time does not pass by itself.
 async fn while_time_passes<T>(subject: &impl Subject, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     loop {
@@ -285,8 +288,8 @@ async fn p8_dead_waiter(subject: &impl Subject) -> bool {
     gave_up && second.await.unwrap().is_ok()
 }
 
-/// A stall of the service ends no session: places in the queue survive, holders past their deadline report the loss,
-/// and new acquires succeed.
+/// A stall of the service ends no session: a waiter stays queued and is granted the lock afterwards, a holder past its
+/// lease deadline reports the loss, and new acquires succeed.
 async fn p9_stall(subject: &impl Subject) -> bool {
     let name = "promises/p9";
     let locks = subject.client("holds").await;
@@ -311,7 +314,7 @@ async fn p10_durable(subject: &impl Subject) -> Found {
     if free { Found::NotKept } else { Found::Kept }
 }
 
-/// A missing ability is reported as an error before anything is sent.
+/// A request that needs a missing ability fails with `AcquireError::Unsupported`.
 async fn p11_said_once(subject: &impl Subject) -> bool {
     let locks = subject.client("asks").await;
     let can = locks.capabilities().clone();
@@ -326,20 +329,22 @@ async fn p11_said_once(subject: &impl Subject) -> bool {
         && (can.lock_delay || refused(locks.mutex(name).lock_delay(SECOND)).await)
 }
 
-/// A release without an answer is reported as ambiguous, not as successful; and it is retried.
+/// A release whose call is lost is not reported as successful unless the lock is free. It is retried in the background
+/// until the lock is free.
 async fn p12_unknown(subject: &impl Subject) -> bool {
     let name = "promises/p12";
     let locks = subject.client("releases").await;
     let held = locks.mutex(name).acquire().await.unwrap();
     if !subject.lose_calls(1) {
-        // No network in between, so no answer can be lost.
+        // No call can be lost here, or the client resends it on its next connection: the release must succeed.
         return held.release().await.is_ok();
     }
     let said = held.release().await;
     let name = name.parse().unwrap();
     let honest = match said {
         Err(ReleaseError::Ambiguous) => true,
-        // Another call was lost, or the outcome was found out: then the lock must be free.
+        // The lost call was another one (such as a keep-alive), or the library has found out the outcome. Then the lock
+        // must be free.
         Ok(()) => {
             let looks = subject.client("looks").await;
             until("somebody looks", async || looks.inspect(&name).await.ok()).await.holders.is_empty()

@@ -1,4 +1,5 @@
-//! A proxy between a client and the service, which injects network faults.
+//! A proxy between a client and the service, which injects network faults. A *piece* is what one read from a socket
+//! returned.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -21,16 +22,17 @@ struct State {
     lose_answers: u32,
     lose_calls: u32,
     hold_back: HoldBack,
-    /// Addresses of nodes to be replaced in the traffic to a client, with their replacements of the same length.
+    /// For each client, by its label: addresses of nodes that are replaced in the traffic to it, each with its
+    /// replacement of the same length.
     instead: BTreeMap<String, Vec<(String, String)>>,
-    /// Every connection, with the label of its client.
+    /// The sockets of every connection, to the client and to the service, with the label of the client.
     open: Vec<(String, TcpStream)>,
 }
 
 /// Pieces of traffic that are delayed until released, with everything behind them on their connections.
 #[derive(Default)]
 struct HoldBack {
-    /// The text that marks a piece, and how many more pieces are to be held back.
+    /// A text, and how many more pieces that contain it are to be held back.
     next: Option<(String, usize)>,
     held: usize,
 }
@@ -64,7 +66,7 @@ impl Faults {
         self.let_go.notify_all();
     }
 
-    /// Waits while this piece must be held back.
+    /// If this piece is to be held back, blocks until [`Faults::let_go`].
     fn pass_or_wait(&self, piece: &[u8]) {
         let mut state = self.state();
         let Some((text, left @ 1..)) = &mut state.hold_back.next else { return };
@@ -148,7 +150,8 @@ impl Faults {
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 if faults.is_silent(&label) {
-                    // The connection is not forwarded either: the service would wait for its traffic.
+                    // A new connection is accepted and kept open, but not forwarded: nothing of this client may reach
+                    // the service.
                     faults.state().open.push((label.clone(), client));
                     continue;
                 }
@@ -206,6 +209,6 @@ fn replace(piece: &mut [u8], from: &[u8], to: &[u8]) {
 }
 
 fn close(stream: &TcpStream) {
-    // It may be closed already.
+    // The stream may be closed already.
     let _ = stream.shutdown(Shutdown::Both);
 }

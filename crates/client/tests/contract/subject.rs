@@ -6,7 +6,8 @@ use lockkeeper::Locks;
 
 use crate::proxy::Faults;
 
-/// A backend under test. Every method that injects a fault returns whether the fault exists for this backend.
+/// A backend under test. A fault that does not exist for every backend is injected by a method that returns whether
+/// callers of this one can notice the fault.
 pub(crate) trait Subject: Sync {
     /// The URL scheme.
     fn scheme(&self) -> &'static str;
@@ -16,19 +17,20 @@ pub(crate) trait Subject: Sync {
         (self.scheme(), 1)
     }
 
-    /// The ttl for holds that will be taken away, if that depends on the ttl: short, to keep the suite fast.
+    /// The ttl of holds for [`Subject::take_away`], if it waits until they expire: short, to keep the suite fast.
     fn ttl(&self) -> Option<Duration> {
         None
     }
 
-    /// A separate client, which excludes the others.
+    /// Opens a separate client, whose holds exclude those of the others.
     async fn client(&self, label: &str) -> Locks;
 
-    /// Creates a client that holds `name` with these options, and then vanishes like a crashed process. Returns once
-    /// the service can have detected that.
+    /// Creates a client that holds `name` with these options, and then ends it like a crashed process, without a
+    /// release. Returns once the service can have ended the hold.
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration);
 
-    /// Takes a lock away from a holder that no longer responds, by the strongest means of the backend.
+    /// Makes the client `label` lose its hold of `name`: by cutting it off until the hold expires or its connection is
+    /// terminated, or by an operator's break, to which it responds. May return before the lock is free.
     async fn take_away(&self, label: &str, name: &str);
 
     /// The proxies between clients and the service, if there are any.
@@ -46,13 +48,14 @@ pub(crate) trait Subject: Sync {
         self.faults().map(|faults| faults.lose_answers(count)).is_some()
     }
 
-    /// Loses the next calls.
+    /// Loses the next calls. `false`: there is no network in between, or the client resends lost calls unnoticed.
     fn lose_calls(&self, count: u32) -> bool {
         self.faults().map(|faults| faults.lose_calls(count)).is_some()
     }
 
-    /// Delays the confirmation of the next attempt at `name` until [`Subject::let_go`], while keep-alives are
-    /// acknowledged. `false`: a keep-alive cannot overtake an attempt here, or there are no keep-alives.
+    /// Holds back the next attempt to acquire `name`, or its commit at the service, until [`Subject::let_go`], while
+    /// keep-alives are acknowledged. `false`: a keep-alive cannot overtake an attempt here, or there are no
+    /// keep-alives.
     fn hold_back(&self, _name: &str) -> bool {
         false
     }
@@ -62,7 +65,7 @@ pub(crate) trait Subject: Sync {
         self.faults().is_some_and(|faults| faults.held_back() > 0)
     }
 
-    /// Releases the attempt.
+    /// Lets the attempt proceed.
     fn let_go(&self) {
         self.faults().inspect(|faults| faults.let_go());
     }
@@ -70,7 +73,7 @@ pub(crate) trait Subject: Sync {
     /// Stalls the service for this duration. `false`: there is no service.
     fn stall(&self, duration: Duration) -> bool;
 
-    /// Lets time pass.
+    /// Waits for this duration, or advances virtual time by it.
     async fn pass(&self, duration: Duration) {
         tokio::time::sleep(duration).await;
     }

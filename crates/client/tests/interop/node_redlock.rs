@@ -60,7 +60,7 @@ mod on_five_servers {
         our_commands_for_a_deleted_lock_leave_a_peers_lock_untouched,
     }
 
-    /// With two of five servers down, both clients still need the same majority.
+    /// With two of five servers down, both clients need all three others, so they still exclude each other.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_clients_exclude_each_other_with_a_minority_of_servers_down() {
         use std::time::Duration;

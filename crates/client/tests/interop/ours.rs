@@ -21,7 +21,7 @@ impl Waiter {
     pub(crate) async fn start(locks: &Locks, name: &str, ttl: Duration) -> Self {
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
         let lock = locks.mutex(name).ttl(ttl).on_queued(move |ahead| {
-            // The send fails for later calls, once the receiver is dropped.
+            // Fails if this closure is called again after the receiver was dropped.
             let _ = tell.send(ahead);
         });
         let waiter = tokio::spawn(async move { lock.acquire().await });
@@ -64,13 +64,13 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // It may have ended already, and a panic may be in progress.
+        // Errors are ignored: the process may have ended already, and a panic may be in progress.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Main function of the process that is killed; does nothing unless the variable is set.
+/// Main function of the process that is killed; does nothing unless `HOLD` is set.
 #[test]
 fn the_process_that_is_killed() {
     let Ok(order) = std::env::var(HOLD) else { return };

@@ -1,7 +1,7 @@
-//! A process of another project's client, with one line per command.
+//! A process that runs another project's client. It reads one command per line, and writes one answer per line.
 //!
-//! Responsible for the process and its lines: a failure ends the test with the latest command. Must not depend on the
-//! meaning of the lines.
+//! Responsible for the process and its lines; a failure panics with the latest command. Must not depend on the meaning
+//! of the lines.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -17,7 +17,7 @@ pub(crate) trait Peer {
     /// Acquires a lock if it is free, and returns the text by which Lockkeeper should show the holder.
     fn try_acquire(&mut self, name: &str, ttl: Duration) -> Option<String>;
 
-    /// Starts waiting for a lock that is not free. Returns once the peer has found that out.
+    /// Starts waiting for a lock that is not free. Returns once the peer waits.
     fn starts_waiting(&mut self, name: &str, ttl: Duration);
 
     /// Returns once the peer has acquired the lock that it waits for.
@@ -32,7 +32,7 @@ pub(crate) trait Peer {
     /// Ends the peer by `kill -9`.
     fn crash(self);
 
-    /// The name of such a holder in Lockkeeper's errors, which shows users that it is a foreign client.
+    /// The text by which Lockkeeper's errors name a holder of this kind; `holder` as returned by [`Peer::try_acquire`].
     fn in_errors(holder: &str) -> String {
         holder.to_owned()
     }
@@ -42,7 +42,7 @@ pub(crate) trait Peer {
         self.try_acquire(name, ttl).unwrap_or_else(|| panic!("{name} is free, and the peer does not get it"))
     }
 
-    /// Whether the lock is free for the peer. Leaves it free.
+    /// Whether the peer can acquire the lock. Releases it afterwards.
     fn finds_free(&mut self, name: &str, ttl: Duration) -> bool {
         self.try_acquire(name, ttl).is_some() && self.release(name)
     }
@@ -67,11 +67,11 @@ impl Process {
             });
         let commands = child.stdin.take().expect("stdin is piped");
         let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
-        let (heard, answers) = mpsc::channel();
-        // Ends with the process' output, or when the receiver is dropped.
+        let (lines, answers) = mpsc::channel();
+        // The thread ends with the process's output, or when the receiver is dropped.
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                if heard.send(line).is_err() {
+                if lines.send(line).is_err() {
                     break;
                 }
             }
@@ -117,7 +117,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already, and a panic may be in progress.
+        // Errors are ignored: the process may have ended already, and a panic may be in progress.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -17,12 +17,12 @@ const WAITS_WITHIN: Duration = Duration::from_secs(30);
 /// Not used: these locks have no ttl.
 const TTL: Duration = Duration::ZERO;
 
-/// A rule from name to key: Lockkeeper's name of it, and the same in SQL.
+/// A rule that maps lock names to advisory lock keys, with a name to try and the same rule in SQL.
 struct Convention {
-    /// Its name in `?key=`.
+    /// The value of `?key=` that selects the rule.
     rule: &'static str,
     name: &'static str,
-    /// The arguments of `pg_advisory_lock`, with `$` in place of the name as an SQL text.
+    /// The arguments of `pg_advisory_lock`, with `$` in place of the name as an SQL string literal.
     sql: &'static str,
 }
 
@@ -107,7 +107,7 @@ impl Psql {
         let psql = || {
             let mut psql = Command::new("psql");
             psql.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only"]);
-            // An SQL error ends psql, and with it the test.
+            // An SQL error ends psql, and then the test fails.
             psql.args(["--set=ON_ERROR_STOP=1", "--dbname", &postgres.url()]);
             Process::start(&mut psql, "postgresql-client")
         };
@@ -126,7 +126,7 @@ impl Psql {
 impl Peer for Psql {
     fn try_acquire(&mut self, name: &str, _: Duration) -> Option<String> {
         let sql = format!("select pg_try_advisory_lock({});", self.convention.key(name));
-        // By its application_name.
+        // Lockkeeper shows a foreign holder by its `application_name`, here `psql`, and its process id.
         Self::is(&mut self.session, &sql).then(|| format!("psql (process {} of the server)", self.pid))
     }
 
@@ -172,7 +172,7 @@ mod by_session {
     }
 }
 
-/// Both directions for each rule: a key computed by only one side would be free for the other.
+/// Tries both directions for each rule. If the two sides computed different keys, they would not exclude each other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_key_rule_computes_the_same_key_as_its_library() {
     let mut server = Server::start();

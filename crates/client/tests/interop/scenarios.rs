@@ -28,7 +28,7 @@ pub(crate) trait World {
 
 /// A world whose locks are entries with an expiry, not connections.
 pub(crate) trait Leased: World {
-    /// Deletes the lock at its servers, like an operator without either library.
+    /// Deletes the lock at its servers by hand, as an operator may.
     fn delete(&self, name: &str);
 }
 
@@ -88,7 +88,7 @@ pub(crate) async fn our_hold_excludes_peers_until_its_release(world: &impl World
     again.release().await.unwrap();
 }
 
-/// The peer's lease expires; a peer's connection ends with its process.
+/// With leases, the crashed peer's lease expires. Where a connection holds the lock, it ends with the peer's process.
 pub(crate) async fn a_crashed_peers_lock_is_granted_to_us(world: &impl World) {
     let locks = connect(world).await;
     let mut peer = world.peer();
@@ -100,7 +100,7 @@ pub(crate) async fn a_crashed_peers_lock_is_granted_to_us(world: &impl World) {
     guard.release().await.unwrap();
 }
 
-/// All resources of the library end with its process, so that nothing is renewed afterwards.
+/// Everything that renews a hold runs in the library's process, so the lock of a crashed process becomes free.
 pub(crate) async fn our_crashed_holders_lock_is_granted_to_a_peer(world: &impl World) {
     let mut peer = world.peer();
     let holder = Holder::start(&world.url(), NAME, SHORT);
@@ -117,7 +117,8 @@ pub(crate) async fn our_renewals_exclude_peers_beyond_the_ttl(world: &impl Lease
     let mut peer = world.peer();
     let guard = locks.mutex(NAME).ttl(SHORT).acquire().await.unwrap();
     let first = guard.valid_until().unwrap().expect("a lease has an end");
-    // By then the first lease has expired at the server too, including the drift margin.
+    // Without a renewal, the lease would have expired at the server too before the end of this loop, including the
+    // margin for clock drift.
     while BootInstant::now() < first + SHORT / 4 {
         assert_eq!(peer.try_acquire(NAME, LONG), None, "they have got a lock that we hold");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -139,7 +140,8 @@ pub(crate) async fn a_peers_late_release_does_not_free_our_lock(world: &impl Lea
     guard.release().await.unwrap();
 }
 
-/// The same for Lockkeeper: by the time the peer can acquire the lock, the guard has reported its loss (P5).
+/// The scenario above with exchanged roles. Also: by the time the peer can acquire the lock, the guard has reported its
+/// loss (P5).
 pub(crate) async fn our_late_release_does_not_free_a_peers_lock(world: &impl Leased) {
     let locks = connect(world).await;
     let mut peer = world.peer();
@@ -153,8 +155,8 @@ pub(crate) async fn our_late_release_does_not_free_a_peers_lock(world: &impl Lea
     refusal(&locks).await;
 }
 
-/// The entry was deleted and replaced by the peer's: every command must compare the entry's value first. (A guard whose
-/// lease has ended sends no commands.)
+/// The lock's key was deleted and then created by the peer: every command of ours must compare the key's value first.
+/// An expired lease would not test this, since a guard whose lease has ended sends no commands.
 pub(crate) async fn our_commands_for_a_deleted_lock_leave_a_peers_lock_untouched(world: &impl Leased) {
     let locks = connect(world).await;
     let mut peer = world.peer();

@@ -49,7 +49,7 @@ impl Script {
 }
 
 impl Peer for Script {
-    /// Our errors name such a holder by the value of its key: nothing else of it is known.
+    /// Our errors name a foreign holder by its key's value; nothing else about it is stored.
     fn in_errors(holder: &str) -> String {
         format!("another client (`{holder}`)")
     }
@@ -67,7 +67,7 @@ impl Peer for Script {
         assert!(Self::acquired(&answer).is_some(), "{answer}");
     }
 
-    /// Uses the peer's own extension of the lease, which only the holder can do.
+    /// Extends the lease by the peer's own library, which fails unless the peer holds the lock.
     fn still_holds(&mut self, name: &str, ttl: Duration) -> bool {
         self.is(&format!("extend {name} {}", ttl.as_millis()), "held")
     }

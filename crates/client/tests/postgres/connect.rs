@@ -128,7 +128,7 @@ async fn a_standby_or_read_only_server_is_refused() {
     says(&error(&for_session(&server.url())).await, &["is read-only", "name the primary"]);
 }
 
-/// Like a load balancer that does not distinguish the primary.
+/// A load balancer that forwards connections to two servers alternately.
 #[tokio::test]
 async fn an_address_that_leads_to_two_servers_is_refused() {
     let servers = [Postgres::start(), Postgres::start()];
@@ -208,7 +208,8 @@ async fn invalid_addresses_are_refused() {
     }
 }
 
-/// A connection's `application_name` contains the label, which a smaller encoding can't represent.
+/// A connection's `application_name` contains the client's label. The database's encoding has no code for these
+/// characters.
 #[tokio::test]
 async fn label_outside_the_database_encoding_is_accepted() {
     let server = Postgres::start();

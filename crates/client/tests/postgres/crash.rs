@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use crate::world::{World, until_waiting};
 
-/// Environment variable for this test binary as a child process: the victim's task until it is killed, `url task`.
+/// Environment variable that makes a copy of this test binary run a task until it is killed: `url task`.
 const ORDER: &str = "LOCKKEEPER_POSTGRES_ORDER";
 
 struct Victim {
@@ -32,10 +32,10 @@ impl Victim {
         Self { process, lines }
     }
 
-    /// Waits for this line.
+    /// Waits for a line that ends with `word`.
     fn until(&mut self, word: &str) {
-        let said = self.lines.by_ref().map_while(Result::ok).any(|line| line.ends_with(word));
-        assert!(said, "it ended without saying `{word}`");
+        let found = self.lines.by_ref().map_while(Result::ok).any(|line| line.ends_with(word));
+        assert!(found, "it ended without saying `{word}`");
     }
 
     fn signal(&self, signal: Signal) {
@@ -79,7 +79,7 @@ async fn killed_waiter_does_not_block_the_queue() {
     world.until_nothing_is_left().await;
 }
 
-/// Nothing expires: this is documented, and the reason for fencing.
+/// An advisory lock does not expire while its connection is open. This is documented, and a reason for fencing.
 #[tokio::test]
 async fn a_stopped_process_keeps_its_lock() {
     let world = World::start();
@@ -87,7 +87,7 @@ async fn a_stopped_process_keeps_its_lock() {
     let mut victim = Victim::start(&world.url(), "hold");
     victim.until("holding");
     victim.signal(Signal::SIGSTOP);
-    // Longer than a probe and its answer may take.
+    // Longer than the interval of probes and the time limit of their answers (1.2 s together).
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(locks.mutex("a").try_acquire().await.unwrap().is_none());
     victim.signal(Signal::SIGCONT);
@@ -96,7 +96,8 @@ async fn a_stopped_process_keeps_its_lock() {
     locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A server that flushes its WAL only for commits that wait for it, with an empty WAL buffer.
+/// A server that flushes its WAL only for commits that wait for the flush: the background writer of the WAL pauses for
+/// 10 s, and autovacuum is off. All earlier WAL is flushed.
 fn forgetful(more: &[&str]) -> World {
     let world = World::with(&[&["-c", "wal_writer_delay=10s", "-c", "autovacuum=off"], more].concat());
     world.server.psql("checkpoint");
@@ -147,8 +148,8 @@ async fn tokens_of_committed_transactions_rise_over_a_crash_with_asynchronous_co
     assert!(before < after, "{before:?}, and {after:?} after the crash");
 }
 
-/// A sequence logs every 32nd value, so the record that covers a token may belong to another transaction that never
-/// ends.
+/// A sequence writes WAL only for every 32nd value. So the WAL record that covers a token may belong to another
+/// transaction, which has not committed and so has not flushed the record.
 #[tokio::test]
 async fn tokens_of_committed_transactions_rise_if_an_unfinished_one_logged_them() {
     let world = forgetful(&[]);
@@ -161,7 +162,7 @@ async fn tokens_of_committed_transactions_rise_if_an_unfinished_one_logged_them(
     assert!(before < after, "{before:?}, and {after:?} after the crash");
 }
 
-/// The child process of other tests: without its order it does nothing.
+/// Main function of the process that is killed; does nothing unless `ORDER` is set.
 #[test]
 fn the_process_that_is_killed() {
     let Ok(order) = std::env::var(ORDER) else { return };

@@ -71,7 +71,8 @@ async fn waiters_requeue_after_a_restart() {
     next.verify().await.unwrap();
 }
 
-/// The missing answer to its probe is the holder's only sign; what it leaves at the server is terminated there.
+/// The client detects the loss by the missing answer to its probe, and terminates the server process that still holds
+/// the lock once the server responds again.
 #[tokio::test]
 async fn unresponsive_server_counts_as_lost() {
     let world = World::start();
@@ -103,8 +104,9 @@ async fn break_reaches_its_holder_and_is_shown_to_others() {
     assert_eq!(answer, Broken::NotCurrent { live: vec![token] });
     assert_eq!(held.loss(), None);
 
-    // Any client can write to the channel; a letter without the key of the holder's note is ignored. The answer to the
-    // later query arrives after the notification, on the same connection.
+    // Any database user can notify the holder's channel. A notification without the secret key, which only users with
+    // the right to read the holder's statements can see, is ignored. The answer to `inspect` arrives on the same
+    // connection after the notifications, so they have been received by then.
     world.server.psql("create role stranger login");
     let monitors = "select string_agg(split_part(application_name, ' ', 3), ' ') from pg_stat_activity \
                     where application_name like 'lockkeeper monitor %'";
@@ -158,7 +160,7 @@ async fn timeouts_of_the_role_do_not_end_a_hold_or_a_wait() {
     let held = holds.mutex("a").acquire().await.unwrap();
     let waiting = tokio::spawn(async move { waits.mutex("a").acquire().await });
     until_waiting(&holds, "a", 1).await;
-    // Longer than any of the limits.
+    // Longer than each of the timeouts.
     tokio::time::sleep(Duration::from_secs(1)).await;
     held.verify().await.unwrap();
     held.release().await.unwrap();

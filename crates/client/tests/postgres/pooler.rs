@@ -34,8 +34,8 @@ async fn session_locks_work_through_a_session_pooler() {
     world.until_nothing_is_left().await;
 }
 
-/// A pooler that can't be detected at startup is detected when two connections have one server process. Until then
-/// they have two by chance, which exclude each other.
+/// A transaction pooler that the client did not meet at startup is detected when two of its connections share a server
+/// process. Until then each has its own process, and they exclude each other.
 #[tokio::test]
 async fn transaction_pooler_is_detected_after_a_fail_over() {
     let world = World::start();
@@ -57,7 +57,8 @@ async fn transaction_pooler_is_detected_after_a_fail_over() {
     assert!(error.to_string().contains("transaction pooler"), "{error}");
 }
 
-/// Two clients can't compare their server processes; the lock itself shows that they share one.
+/// Two clients can't compare the ids of their server processes. The statement that tries the lock finds that its own
+/// server process holds the lock already.
 #[tokio::test]
 async fn lock_of_a_shared_server_process_is_not_granted_twice() {
     let world = World::start();
@@ -71,7 +72,8 @@ async fn lock_of_a_shared_server_process_is_not_granted_twice() {
     let second = two.mutex("a").try_acquire().await;
     let Err(AcquireError::Backend(error)) = second else { panic!("it must be refused: {second:?}") };
     assert!(error.to_string().contains("transaction pooler"), "{error}");
-    // There is no exclusion there: the first holder is notified too, and the process does not keep its lock.
+    // Behind this pooler the first hold does not exclude other clients. So it is lost too, and the server process does
+    // not keep the lock.
     until_lost(&first).await;
     world.until_nothing_is_left().await;
 }
@@ -85,7 +87,7 @@ async fn lock_granted_to_a_foreign_server_process_is_removed() {
     let url = for_session(&format!("postgres://postgres@{hosts}/postgres"));
     let locks = Locks::connect(&url).await.unwrap();
     by_session.kill();
-    // Five processes serve in turn.
+    // Makes the pooler open five server processes, which it then uses in rotation.
     let mut clients = Vec::new();
     for _ in 0..5 {
         let at = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", by_transaction.port());
@@ -138,7 +140,7 @@ async fn abandoned_wait_is_cancelled_through_a_session_pooler() {
     world.until_nothing_is_left().await;
 }
 
-/// Whether the client treats its connection as direct: then the try is prepared.
+/// Whether the client treats its connection as direct, without a pooler: then it acquires by a prepared statement.
 async fn is_direct(server: &Postgres, url: &str) -> bool {
     let locks = Locks::connect(&for_session(url)).await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
@@ -150,8 +152,8 @@ async fn is_direct(server: &Postgres, url: &str) -> bool {
     said == "1"
 }
 
-/// A pooler would pass prepared statements to other clients; and only without a pooler can a server process not have
-/// another client's lock.
+/// A direct connection acquires by a prepared statement that does not check whether its server process holds the lock
+/// already. Through a pooler the process may lack that statement, or hold another client's lock.
 #[tokio::test]
 async fn only_unpooled_connections_count_as_direct() {
     let world = World::start();

@@ -1,4 +1,4 @@
-//! Runtimes of callers that stall or end: no loss stays unseen, and nothing is left at the server.
+//! Runtimes of callers that stall or end: every loss is reported, and no lock is left at the server.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -33,7 +33,7 @@ fn hold(world: &World, runtime: &Runtime) -> Guard<Unfenced> {
     runtime.block_on(async { world.client("holder").await.mutex("a").acquire().await.unwrap() })
 }
 
-/// Waits until the holder's client has probed twice, and was answered.
+/// Waits until the holder's client has sent two probes and the server has answered them.
 fn until_probed_twice(world: &World) {
     for _ in 0..2 {
         let asked = world.server.psql("select clock_timestamp()");
@@ -165,7 +165,7 @@ fn acquire_dropped_on_a_stalled_runtime_takes_nothing() {
         assert!(acquiring.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         assert!(acquiring.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
-    // The runtime continues, and with it the call that was begun.
+    // The runtime continues, and drives the call that was begun.
     stalled.block_on(async {
         let held = locks.mutex("a").acquire().await.unwrap();
         assert_eq!(world.locks(), 1);
@@ -185,7 +185,7 @@ fn acquires_aborted_with_their_runtime_leave_nothing() {
             let locks = locks.clone();
             ends.spawn(async move {
                 loop {
-                    // Some wait for each other, and some do not.
+                    // In even rounds two tasks at a time contend for a lock; in odd rounds each task has its own lock.
                     let held =
                         locks.mutex(format!("{}", task / 2 * 2 + task % 2 * (round % 2))).acquire().await;
                     held.unwrap().release().await.unwrap();
@@ -199,7 +199,7 @@ fn acquires_aborted_with_their_runtime_leave_nothing() {
     rest.block_on(async { locks.mutex("0").acquire().await.unwrap().release().await.unwrap() });
 }
 
-/// One query for all holds: the server logs the statements of the query connection.
+/// One query probes all holds. The probes are counted in the server's log of statements.
 #[test]
 fn all_holds_are_probed_by_one_query_and_none_by_none() {
     let folder = tempfile::tempdir().unwrap();
@@ -233,7 +233,7 @@ fn all_holds_are_probed_by_one_query_and_none_by_none() {
     for held in held {
         runtime.block_on(held.release()).unwrap();
     }
-    // The probe that finds nothing to ask is the last.
+    // One probe may have begun before the last hold was released. After it, none is sent.
     let after = probes();
     std::thread::sleep(Duration::from_secs(1));
     assert!(probes() <= after + 1, "{} probes without a hold", probes() - after);

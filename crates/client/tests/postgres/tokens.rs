@@ -33,7 +33,8 @@ async fn without_the_schema_there_are_locks_without_tokens() {
     fenced.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A connection that tries one lock repeatedly prepares the try: it must show and exclude like any other.
+/// A connection acquires by a statement that it prepared once. A repeated hold must show its current owner, token and
+/// metadata, and exclude others, like the first.
 #[tokio::test]
 async fn repeated_locks_show_their_current_owner() {
     for tokens in [false, true] {
@@ -88,7 +89,7 @@ async fn documented_grants_suffice_and_missing_ones_are_reported() {
     let why = why_not(stranger);
     assert!(why.contains("may not use the sequence") && why.contains("--role"), "{why}");
 
-    // Revoked later, the missing privilege is an error, and no lock is granted without a token.
+    // If the privilege is revoked later, an acquire fails: the lock is not granted without a token.
     server.psql("revoke all on sequence lockkeeper.token from app");
     let refused = app.mutex("a").acquire().await.unwrap_err();
     assert!(
@@ -124,13 +125,14 @@ async fn init_starts_at_the_clock_and_never_lowers_tokens() {
     server.psql("select setval('lockkeeper.token', 9007199254740000)");
     init(&server.url(), None).await.unwrap();
     assert_eq!(last(), 9_007_199_254_740_000);
-    // Like after a restored backup.
+    // As after the restore of a backup.
     server.psql("select setval('lockkeeper.token', 7)");
     init(&server.url(), None).await.unwrap();
     assert!(last() >= first, "{} after {first}", last());
 }
 
-/// `if not exists` would keep the object, and run its owner's code with the privileges of its users.
+/// `create … if not exists` would keep an object of another role, which could then run its own code with the privileges
+/// of everybody who uses the object.
 #[tokio::test]
 async fn init_refuses_objects_of_another_role() {
     for trap in [
@@ -145,7 +147,7 @@ async fn init_refuses_objects_of_another_role() {
         server.psql(trap);
         let error = init(&server.url(), None).await.expect_err(trap).to_string();
         assert!(error.contains("belongs to the role other and not to postgres"), "{error}");
-        // The owner of all objects may run it repeatedly.
+        // The owner of all objects may run `init` repeatedly.
         server.psql("drop schema lockkeeper cascade");
         for _ in 0..2 {
             init(&server.url_as("other"), None).await.unwrap();
@@ -188,7 +190,7 @@ fn log(server: &Postgres) -> (u64, u64) {
 
 #[tokio::test]
 async fn token_is_synced_before_the_grant_unless_the_wal_is_synced() {
-    // No other process syncs the WAL.
+    // Neither the WAL writer nor autovacuum flushes the WAL during the test.
     let world = World::with(&["-c", "wal_writer_delay=10s", "-c", "autovacuum=off"]);
     world.server.psql("create table noise (a int)");
     let locks = world.client("draws").await;
@@ -205,7 +207,8 @@ async fn token_is_synced_before_the_grant_unless_the_wal_is_synced() {
     held.release().await.unwrap();
     transaction.rollback().await.unwrap();
 
-    // A sequence always logs every 32nd value, and the server logs other records now and then.
+    // Repeated until one acquire writes no WAL: every 32nd value of a sequence is logged, and the server writes other
+    // records now and then.
     until("a token costs nothing", async || {
         let before = log(&world.server).0;
         locks.mutex("a").acquire().await.unwrap().release().await.unwrap();

@@ -6,7 +6,7 @@ use lockkeeper::backends::postgres::schema_sql;
 use lockkeeper::{Guard, Locks, Unfenced};
 use lockkeeper_rig::Postgres;
 
-/// Ends a failing test.
+/// Only bounds the duration of a failing test.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 pub(crate) struct World {
@@ -25,7 +25,7 @@ impl World {
         Self { server }
     }
 
-    /// An address with a short probe interval and timeout.
+    /// The URL, with a short probe interval and timeout.
     pub(crate) fn url(&self) -> String {
         for_session(&self.server.url())
     }
@@ -44,7 +44,7 @@ impl World {
         until("nothing is left in pg_locks", async || (self.locks() == 0).then_some(())).await;
     }
 
-    /// Terminates the server processes that hold.
+    /// Terminates the server processes that hold advisory locks.
     pub(crate) fn terminate_holders(&self) {
         self.server
             .psql("select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted");
@@ -67,13 +67,13 @@ pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<
     }
 }
 
-/// Waits until this many wait for a lock.
+/// Waits until a lock has `count` waiters.
 pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
     let name = name.parse().unwrap();
     until("they wait", async || (locks.inspect(&name).await.ok()?.waiter_count == count).then_some(())).await;
 }
 
-/// Waits until the holder is notified of the loss of its lock.
+/// Waits until the guard reports the loss of its lock.
 pub(crate) async fn until_lost(guard: &Guard<Unfenced>) {
     let lost = guard.lost();
     tokio::time::timeout(DEADLINE, lost.cancelled()).await.expect("the holder hears of the loss");

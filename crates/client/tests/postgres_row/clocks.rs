@@ -8,7 +8,7 @@ use lockkeeper_rig::{Number, Shim};
 
 use crate::support::{SECOND, client, holder, rows, server, token, until};
 
-/// Environment variable that makes a copy of this test binary hold a lock of this URL until its standard input ends.
+/// Environment variable with a URL: makes a copy of this test binary hold a lock there until its standard input ends.
 const HOLD: &str = "LOCKKEEPER_ROW_HOLD";
 
 fn seconds() -> u64 {
@@ -54,7 +54,7 @@ async fn a_client_with_a_clock_a_day_off_excludes_and_is_excluded() {
     }
 }
 
-/// Main function of the process with the wrong clock; does nothing unless the variable is set.
+/// Main function of the process with the wrong clock; does nothing unless `HOLD` is set.
 #[test]
 fn the_process_with_the_wrong_clock() {
     let Ok(url) = std::env::var(HOLD) else { return };

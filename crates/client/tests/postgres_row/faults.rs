@@ -156,7 +156,7 @@ async fn an_acquire_while_the_server_is_down_succeeds_once_it_is_up() {
     server.kill();
     let lock = locks.mutex("later");
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    // The attempt has found no server.
+    // The server is unreachable: a call that does not wait fails.
     let error = locks.inspect(&"later".parse().unwrap()).await.unwrap_err();
     assert_eq!(error.kind, lockkeeper::BackendErrorKind::Unreachable, "{error}");
     server.start_again();
@@ -170,7 +170,7 @@ async fn a_silenced_client_loses_its_hold_before_the_next_grant() {
     let proxy = faults.proxy("silent", ([127, 0, 0, 1], server.port()).into());
     let silent = client(&format!("postgres://postgres@{proxy}/postgres"), "silent").await;
     let held = silent.mutex("kept").ttl(2 * SECOND).acquire().await.unwrap();
-    // Its connections stay open: only the passing time shows the failure.
+    // The client's connections stay open, so it can detect the loss only by the end of its lease.
     faults.silence("silent");
     let next = client(&server.url(), "next").await.mutex("kept").acquire().await.unwrap();
     assert_eq!(held.loss(), Some(LossCause::Expired));

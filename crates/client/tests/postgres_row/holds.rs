@@ -40,7 +40,7 @@ async fn eight_clients_contend_for_one_name_without_a_double_hold() {
     }
     assert_eq!(tokens.len(), 8 * ROUNDS, "each grant has a token of its own");
     assert_eq!(audited_grants(&server), 8 * ROUNDS, "each grant was told to somebody");
-    // The audit itself works: taking a held row is recorded.
+    // The audit itself works: it records an update that gives a held row to another request.
     let held = client(&server.url(), "victim").await.mutex("hammered").acquire().await.unwrap();
     server.psql("UPDATE lockkeeper.row_lease SET id = 'thief', token = token + 1 WHERE name = 'hammered'");
     assert_eq!(server.psql("SELECT count(*) FROM double_holds"), "1");
@@ -124,7 +124,7 @@ async fn an_exclusive_waiter_and_permits_take_turns_by_their_arrival() {
     let alone = locks.mutex("mixed");
     let alone = tokio::spawn(async move { alone.acquire().await.unwrap() });
     until_waiting(&locks, "mixed", 1).await;
-    // A permit is left, but the earlier waiter wants the lock exclusively.
+    // One permit is left, but the earlier waiter wants the lock exclusively.
     let behind = locks.semaphore("mixed", 2);
     assert!(behind.try_acquire().await.unwrap().is_none());
     let behind = tokio::spawn(async move { behind.acquire().await.unwrap() });

@@ -69,7 +69,7 @@ async fn a_token_is_current_while_it_is_held_and_never_issued_above_the_last() {
     assert_eq!(worth(current).await, TokenStatus::NotCurrent { live: vec![] });
 }
 
-/// Calls of the SQL functions, as any program may make them.
+/// Calls the SQL function directly, as a program without this library may.
 fn acquire(server: &Postgres, id: &str, permit: bool) -> (String, Option<u64>) {
     let of = if permit { "2" } else { "NULL" };
     let said = server.psql(&format!(
@@ -107,12 +107,12 @@ fn an_attempt_that_arrives_after_its_end_holds_nothing() {
     assert_eq!(acquire(&server, "a-1", false), ("over".to_owned(), None));
     assert_eq!(acquire(&server, "a-2", false).0, "granted", "it stands in nobody else's way");
     assert_eq!(finish(&server, "a-2", false), "released");
-    // The same if the hold of that request was broken: a later attempt of it must not acquire the lock.
+    // Nor may an attempt that arrives after the hold of its request was broken acquire the lock.
     let (_, broken) = acquire(&server, "a-3", false);
     server.psql(&format!("SELECT lockkeeper.row_break('repeated', {}, '', '', true)", broken.unwrap()));
     assert_eq!(finish(&server, "a-3", true), "broken");
     assert_eq!(acquire(&server, "a-3", false), ("over".to_owned(), None));
-    // The mark expires once no attempt of that request can still be in flight.
+    // The row in `row_gone` expires once no attempt of its request can still be in flight.
     server.psql("UPDATE lockkeeper.row_gone SET expires = clock_timestamp()");
     assert_eq!(acquire(&server, "a-1", false).0, "granted");
 }
@@ -140,7 +140,7 @@ fn a_renewal_does_not_restore_an_ended_hold() {
 #[test]
 fn the_sizes_of_arguments_are_limited() {
     let server = server();
-    // A name in use, which the first statement of row_acquire grants, and a new one.
+    // `used` has a row, so that the first statement of row_acquire could grant it; `new` has none.
     server.psql("SELECT lockkeeper.row_acquire('used', 'a-0', false, NULL, 1000, 0, false, '', '', NULL)");
     server.psql("SELECT lockkeeper.row_finish('used', 'a-0', 0, 1000, false)");
     let said = |bytes: usize| format!("'{}'", "x".repeat(bytes));

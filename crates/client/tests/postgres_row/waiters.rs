@@ -34,7 +34,7 @@ async fn a_dead_waiter_is_skipped_once_its_ttl_is_over() {
 async fn a_waiter_that_gives_up_leaves_the_queue_and_wakes_the_next() {
     let server = server();
     let (holds, waits) = (client(&server.url(), "holds").await, client(&server.url(), "waits").await);
-    // The first client holds one of two permits; the exclusive waiter blocks the last one.
+    // One of two permits is held. An exclusive waiter keeps the later request from taking the other one.
     let held = holds.semaphore("queue", 2).acquire().await.unwrap();
     let alone = waits.mutex("queue").wait(Wait::For(SECOND));
     let alone = tokio::spawn(async move { alone.acquire().await.map(drop) });
@@ -62,7 +62,7 @@ async fn waiters_are_woken_and_do_not_poll_the_server() {
         tasks.push(tokio::spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() }));
         until_waiting(&holds, "queue", turn).await;
     }
-    // Every attempt of a waiter writes its row once: a new row, or an extension by a ttl.
+    // Each attempt of a waiter writes its row in `row_waiter` once: it inserts the row, or extends it by a ttl.
     let writes = || -> usize {
         server.psql("SELECT pg_stat_force_next_flush()");
         let count = "SELECT n_tup_ins + n_tup_upd FROM pg_stat_user_tables WHERE relname = 'row_waiter'";
@@ -125,7 +125,8 @@ async fn a_break_reaches_its_holder_long_before_a_keep_alive_would() {
     let (holds, breaks) = (client(&server.url(), "holds").await, client(&server.url(), "breaks").await);
     // Renewed every twenty minutes.
     let held = holds.mutex("broken").ttl(3600 * SECOND).acquire().await.unwrap();
-    // The lock was granted before the client had checked for poolers; the break must reach it all the same.
+    // The grant may be older than the client's check for poolers, which `findings` waits for. The break must reach the
+    // holder all the same.
     holds.findings().await.unwrap();
     breaks.break_hold(order("broken", &held, false)).await.unwrap();
     let began = Instant::now();

@@ -9,7 +9,7 @@ use lockkeeper_rig::Redis;
 
 use crate::support::{SECOND, loss, name};
 
-/// The error of connecting, which must return soon.
+/// Connects, and returns the error. Must return soon.
 async fn why(url: &str) -> String {
     let began = Instant::now();
     let connecting = tokio::time::timeout(15 * SECOND, Locks::connect(url)).await;
@@ -18,7 +18,7 @@ async fn why(url: &str) -> String {
     error
 }
 
-/// A server that answers any request with the same bytes, and then closes.
+/// A server that answers the first bytes of any connection with `words`, and then closes it.
 fn stranger(words: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -52,7 +52,7 @@ async fn a_port_of_another_protocol_is_reported() {
     }
 }
 
-/// Accepts, and sends nothing.
+/// The port accepts connections and sends nothing.
 #[tokio::test]
 async fn connecting_to_a_port_that_never_answers_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -78,7 +78,7 @@ async fn a_database_that_does_not_exist_is_reported() {
     assert!(error.contains("out of range"), "{error}");
 }
 
-/// Exactly the permissions that the page lists.
+/// The permissions that docs/backends/redis.md lists.
 const PERMISSIONS: &str = "+hello +eval +evalsha +subscribe +publish +time +type +exists +get +set +del +pttl +pexpire \
                            +pexpireat +zadd +zrem +zrange +zrevrange +zrangebyscore +zcard +zcount +zrank +zscore \
                            +hset +hget +hdel +hvals +scan +dbsize +getrange +config|get";
@@ -133,7 +133,7 @@ async fn the_permissions_that_the_page_lists_are_enough_and_needed() {
     assert!(error.message.contains("docs/backends/redis.md"), "{error}");
 }
 
-/// A server without free memory refuses with a remedy; the call does not hang.
+/// The error of a server without free memory names the setting to change; the call does not hang.
 #[tokio::test]
 async fn a_server_without_memory_refuses() {
     let redis = Redis::with(&["--maxmemory", "1", "--maxmemory-policy", "noeviction"]);
@@ -143,7 +143,7 @@ async fn a_server_without_memory_refuses() {
     assert!(error.message.contains("maxmemory"), "{error}");
 }
 
-/// Existing holds are still renewed and released, and waiters keep waiting.
+/// Existing holds are still renewed and released, and a waiter leaves no keys.
 #[tokio::test]
 async fn a_server_that_runs_out_of_memory_still_renews_and_releases() {
     let redis = Redis::with(&["--maxmemory-policy", "noeviction"]);

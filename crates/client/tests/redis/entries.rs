@@ -5,7 +5,7 @@ use lockkeeper_rig::Redis;
 
 use crate::support::{SECOND, calls, client, keys, loss, name, until};
 
-/// A renewal that sets the key takes a lost lock again (RedLock.net #48).
+/// A renewal that sets the key would take a lost lock again (RedLock.net, issue 48).
 #[tokio::test]
 async fn a_renewal_never_recreates_a_key() {
     let redis = Redis::start();
@@ -17,7 +17,8 @@ async fn a_renewal_never_recreates_a_key() {
     assert_eq!(keys(&redis), [""; 0]);
 }
 
-/// Released and renewed only by its value: a later holder's key keeps its value and its expiry.
+/// A key is renewed and released only if it has the holder's value: a later holder's key keeps its value and its
+/// expiry.
 #[tokio::test]
 async fn another_holders_key_is_neither_renewed_nor_released() {
     let redis = Redis::start();
@@ -76,7 +77,8 @@ async fn a_server_that_lost_the_scripts_is_sent_them_again() {
         held
     };
     redis.cli(&["SCRIPT", "FLUSH"]);
-    // Renewals of several at once, an inspection, an acquire, releases.
+    // Each of these finds its script missing: the renewals of several holds in one batch, then an inspection, then
+    // verifications and releases.
     let before = held[0].valid_until().unwrap();
     until("they are renewed", async || (held[0].valid_until().unwrap() > before).then_some(())).await;
     redis.cli(&["SCRIPT", "FLUSH"]);
@@ -111,7 +113,7 @@ async fn a_hold_is_one_command() {
     assert_eq!((calls(&redis, "set"), calls(&redis, "evalsha"), calls(&redis, "eval")), (1, 1, 0));
 }
 
-/// Keys, channels and tokens of two programs on one server are separate.
+/// Two programs with different prefixes or databases on one server have separate locks.
 #[tokio::test]
 async fn a_prefix_and_a_database_keep_locks_apart() {
     let redis = Redis::start();
@@ -129,7 +131,7 @@ async fn a_prefix_and_a_database_keep_locks_apart() {
     held.release().await.unwrap();
 }
 
-/// A lock's own key must not be one of the keys beside another lock.
+/// A lock's own key must not be equal to a key that belongs to another lock, such as its queue.
 #[tokio::test]
 async fn a_name_that_looks_like_a_key_beside_a_lock_is_refused() {
     let redis = Redis::start();
@@ -165,7 +167,7 @@ async fn a_listing_contains_held_and_waited_for_locks() {
     drop((held, slot));
 }
 
-/// Each runtime has a connection of its own, which is closed when the runtime ends.
+/// Each runtime has its own connection, which is closed when the runtime ends.
 #[test]
 fn ended_runtimes_free_their_connections() {
     let redis = Redis::start();

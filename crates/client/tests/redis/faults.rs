@@ -22,8 +22,8 @@ async fn until_nothing_is_left(redis: &Redis, what: &str) {
     .await;
 }
 
-/// Its holds expire during the pause. Each holder detects the loss by then (P5), and the next waiter is granted the
-/// lock.
+/// The holds expire while the server is paused. Each holder detects the loss by its own lease deadline, without an
+/// answer (P5). After the pause the next waiter is granted the lock.
 #[tokio::test]
 async fn a_pause_longer_than_the_ttl_expires_holds_and_grants_the_next_waiter() {
     let redis = Redis::start();
@@ -49,7 +49,7 @@ async fn a_short_pause_of_the_server_loses_no_hold() {
     let held = locks.mutex("jobs").ttl(6 * SECOND).acquire().await.unwrap();
     let before = held.valid_until().unwrap();
     redis.stop();
-    // Longer than a renewal may stay without an answer.
+    // As long as the time until the first renewal is sent (ttl/3, 2 s) plus its time limit (ttl/6, 1 s).
     tokio::time::sleep(3 * SECOND).await;
     redis.cont();
     until("it is renewed", async || (held.valid_until().unwrap() > before).then_some(())).await;
@@ -104,7 +104,7 @@ async fn repeated_crashes_never_allow_two_holders() {
         tasks.push(tokio::spawn(async move {
             loop {
                 let Ok(held) = locks.mutex("jobs").ttl(20 * SECOND).acquire().await else { continue };
-                // The server is never down for longer than the ttl: a holder may rely on its hold.
+                // The server is never down for longer than the ttl, so no hold may be lost.
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "alone");
                 tokio::task::yield_now().await;
                 inside.fetch_sub(1, Ordering::SeqCst);
@@ -162,7 +162,8 @@ async fn lost_answers_grant_nothing_twice_with_tokens() {
     answers_are_lost("?fencing=counter").await;
 }
 
-/// An acquire that arrives after its own end must not hold, since it would never be released.
+/// An acquire command that arrives after the command that ended its request must not take the lock, which would not be
+/// released again.
 #[tokio::test]
 async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
     let redis = durable();
@@ -172,7 +173,7 @@ async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
     for (lock, asks_by) in [(locks.mutex("jobs"), "set"), (locks.semaphore("jobs", 2), "evalsha")] {
         let lock = lock.ttl(40 * SECOND);
         lock.acquire().await.unwrap().release().await.unwrap();
-        // If a renewal is due just now, that is kept back instead of the acquire, and is tried again.
+        // The next bytes of the client are the acquire: without a hold the client sends no renewals.
         switch.keep_next_back();
         let abandoned = tokio::spawn(async move { lock.acquire().await.map(drop) });
         until("it is kept back", async || switch.has_kept().then_some(())).await;
@@ -192,7 +193,7 @@ async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
     }
 }
 
-/// Polls at most `polls` times, with a pause after each; `None` if it is not ready by then.
+/// Polls the future at most `polls` times, with a pause after each; `None` if it is not ready by then.
 async fn poll_times<T>(polls: usize, mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
     for _ in 0..polls {
         let mut context = Context::from_waker(Waker::noop());
@@ -204,7 +205,7 @@ async fn poll_times<T>(polls: usize, mut future: Pin<&mut impl Future<Output = T
     None
 }
 
-/// Drops an acquire after 1, 2, 3 … polls, with and without a holder in the way.
+/// Drops an acquire after 1 to 14 polls, with and without a conflicting holder.
 async fn cancel_everywhere(make: impl Fn(&Locks) -> Lock<Unfenced>) {
     let redis = Redis::start();
     let (alice, bob) = (client(&redis, "alice").await, client(&redis, "bob").await);
@@ -258,7 +259,7 @@ async fn a_release_that_is_dropped_at_any_await_is_completed() {
 async fn no_renewal_follows_a_release() {
     let redis = Redis::start();
     let locks = client(&redis, "holder").await;
-    // A second hold keeps the session alive, and its renewals going.
+    // A second hold, so that the session goes on sending renewals.
     let other = locks.mutex("other").ttl(SECOND).acquire().await.unwrap();
     for _ in 0..60 {
         let held = locks.mutex("jobs").ttl(SECOND).acquire().await.unwrap();
@@ -269,7 +270,8 @@ async fn no_renewal_follows_a_release() {
     other.verify().await.unwrap();
 }
 
-/// The deadline counts from before a renewal was sent, and also passes while one is pending.
+/// The lease deadline is computed from the moment before a renewal is sent, not from its answer, and takes effect also
+/// while a renewal is unanswered.
 #[tokio::test]
 async fn a_holder_that_is_cut_off_detects_its_loss_before_its_key_expires() {
     let redis = Redis::start();
@@ -291,8 +293,8 @@ async fn a_holder_that_is_cut_off_detects_its_loss_before_its_key_expires() {
     assert!(client(&redis, "next").await.mutex("jobs").try_acquire().await.unwrap().is_some());
 }
 
-/// Clients with different wall clocks agree: only the server's time and local durations count. The hold's age that
-/// others see is measured by the server's clock.
+/// The wall clocks of client and server differ by an hour. The age of a hold is measured by the server's clock alone,
+/// and renewal and exclusion work as usual.
 #[tokio::test]
 async fn a_holds_age_is_measured_by_the_servers_clock() {
     let redis = Redis::with_clock();

@@ -27,7 +27,7 @@ async fn a_foreign_holder_excludes_us_and_is_waited_for() {
         async move { lock.acquire().await }
     });
     until_waiting(&locks, "jobs", 1).await;
-    // It publishes no message on its release.
+    // A foreign client publishes no message on its release.
     redis.cli(&["DEL", "jobs"]);
     waiting.await.unwrap().unwrap().release().await.unwrap();
 }
@@ -40,7 +40,7 @@ async fn our_holds_exclude_foreign_clients() {
     assert!(!take(&redis, "jobs", "theirs"));
     held.release().await.unwrap();
     assert!(take(&redis, "jobs", "theirs"));
-    // Permits as well: while one is held, no client has the lock exclusively.
+    // Permits exclude foreign clients too, until the last one is released.
     let first = locks.semaphore("slots", 2).acquire().await.unwrap();
     let second = locks.semaphore("slots", 2).acquire().await.unwrap();
     assert!(!take(&redis, "slots", "theirs"));
@@ -48,12 +48,12 @@ async fn our_holds_exclude_foreign_clients() {
     assert!(!take(&redis, "slots", "theirs"));
     second.release().await.unwrap();
     assert!(take(&redis, "slots", "theirs"));
-    // And while a closed hold keeps the lock shut.
+    // A closed hold excludes foreign clients too.
     locks.mutex("shut").keep_closed(60 * SECOND).acquire().await.unwrap().release().await.unwrap();
     assert!(!take(&redis, "shut", "theirs"));
 }
 
-/// A crash of either side frees the lock, since keys expire.
+/// The lock of a crashed foreign client becomes free when its key expires.
 #[tokio::test]
 async fn a_foreign_key_that_expires_is_followed_by_a_grant() {
     let redis = Redis::start();
@@ -82,7 +82,7 @@ async fn a_key_of_another_type_is_refused_by_its_type() {
     assert_eq!(redis.cli(&["HGET", "jobs", "uuid:1"]), "1");
 }
 
-/// A wrong type of a key beside the lock is an error, not a lock without a queue.
+/// If the key of a lock's queue has a wrong type, an acquire fails; it does not go on without the queue.
 #[tokio::test]
 async fn a_queue_of_another_type_is_refused() {
     let redis = Redis::start();

@@ -27,7 +27,7 @@ async fn a_fail_over_that_loses_the_hold_is_seen_as_loss() {
     let url = format!("{}?fencing=counter", switch.url());
     let alice = Locks::connect_as(&url, "alice").await.unwrap();
     let copied = alice.mutex("copied").ttl(60 * SECOND).acquire().await.unwrap();
-    // `WAIT` would wait for the writes of its own connection only.
+    // Polled, because `WAIT` covers only the writes of its own connection.
     until("it is copied", async || (replica.cli(&["EXISTS", "copied"]) == "1").then_some(())).await;
     // The replica is cut off and paused while the primary acknowledges a hold that is never replicated.
     replica.stop();

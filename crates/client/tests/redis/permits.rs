@@ -32,7 +32,8 @@ async fn the_lowest_free_slot_is_taken() {
     assert!(eleventh.is_none());
 }
 
-/// Rule L3: a request with another limit than the one in use is refused, and the error names both.
+/// Rule L3 (docs/table-rules.md): a request with another limit than the one in use is refused, and the error names both
+/// limits.
 #[tokio::test]
 async fn a_limit_other_than_the_one_in_use_is_refused_with_both() {
     let redis = Redis::start();
@@ -75,7 +76,7 @@ async fn permits_and_an_exclusive_hold_exclude_each_other() {
         async move { lock.acquire().await.unwrap() }
     });
     until_waiting(&locks, "slots", 1).await;
-    // Later requests wait behind it, although a permit is free.
+    // A later request does not overtake the exclusive waiter, although a permit is free.
     permit.release().await.unwrap();
     assert!(locks.semaphore("slots", 2).try_acquire().await.unwrap().is_none());
     second.release().await.unwrap();
@@ -99,7 +100,8 @@ async fn a_crash_frees_its_own_permit_and_no_other() {
     assert!(crashed.loss().is_some(), "it knew before its slot was free (P5)");
     kept.verify().await.unwrap();
     drop(crashed);
-    // The marker is deleted with the last permit: an exclusive request need not wait for any ttl.
+    // The lock's own key, which excludes exclusive holds while permits are held, is deleted with the last permit. So an
+    // exclusive request need not wait until it expires.
     kept.release().await.unwrap();
     next.release().await.unwrap();
     assert!(stays.mutex("slots").try_acquire().await.unwrap().is_some());

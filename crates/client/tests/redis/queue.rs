@@ -9,7 +9,7 @@ use lockkeeper_rig::Redis;
 use crate::proxy::Faults;
 use crate::support::{SECOND, address, calls, client, keys, name, until, until_waiting};
 
-/// Commands for each hand-over of a lock through a queue of `waiters` clients.
+/// Returns the number of script calls per hand-over of a lock through a queue of `waiters` clients.
 async fn commands_for_each_hand_over(waiters: usize) -> f64 {
     let redis = Redis::start();
     let locks = client(&redis, "first").await;
@@ -19,7 +19,7 @@ async fn commands_for_each_hand_over(waiters: usize) -> f64 {
     for waiter in order.clone() {
         let (locks, order_in) = (client(&redis, "waits").await, order_in.clone());
         waiting.push(tokio::spawn(async move {
-            // A ttl so long that no waiter polls.
+            // A ttl so long that no waiter polls during the test.
             let held = locks.mutex("jobs").ttl(600 * SECOND).acquire().await.unwrap();
             order_in.lock().unwrap().push(waiter);
             held.release().await.unwrap();
@@ -41,8 +41,8 @@ async fn commands_for_each_hand_over(waiters: usize) -> f64 {
 #[tokio::test]
 async fn the_commands_for_a_hand_over_do_not_grow_with_the_queue() {
     let (few, many) = (commands_for_each_hand_over(2).await, commands_for_each_hand_over(48).await);
-    // The release, the attempt that is granted, and the attempts of two successors whose turn is announced. If every
-    // waiter were woken, each of 48 would try 24 times on average.
+    // Expected per hand-over: the release, the attempt that is granted, and a few early attempts of the next waiters.
+    // If each release woke every waiter, each of the 48 would try 24 times on average.
     assert!(few <= 5.0 && many <= 5.0, "2 waiters: {few} commands each, 48: {many}");
 }
 
@@ -68,7 +68,8 @@ async fn a_dead_waiter_is_skipped_after_its_ttl() {
     dead.abort();
 }
 
-/// A request that arrives just after a release does not overtake the waiters: the release reserves the lock for them.
+/// A request that arrives just after a release does not overtake the waiters: the release reserves the lock for the
+/// queue.
 #[tokio::test]
 async fn no_request_overtakes_the_queue_at_a_release() {
     let redis = Redis::start();
@@ -111,7 +112,7 @@ async fn a_reservation_for_a_dead_waiter_expires_soon() {
     held.release().await.unwrap();
     let left: i64 = redis.cli(&["PTTL", "jobs"]).parse().unwrap();
     assert!((1..=2000).contains(&left), "{left}");
-    // By its ttl, the dead waiter would be the first for ten minutes.
+    // The entry of the dead waiter stays the first in the queue for its ttl, ten minutes.
     until("it is free", async || locks.mutex("jobs").try_acquire().await.unwrap())
         .await
         .release()
@@ -129,13 +130,13 @@ async fn a_lost_wake_up_only_delays_the_grant() {
     let waits = client(&redis, "waits").await;
     let waiting = tokio::spawn(async move { waits.mutex("jobs").acquire().await.unwrap().release().await });
     until_waiting(&locks, "jobs", 1).await;
-    // The hold ends without a message, as if that was lost with its connection.
+    // The hold ends without a message, as if the message had been lost with the waiter's connection.
     redis.cli(&["DEL", "jobs"]);
     tokio::time::timeout(20 * SECOND, waiting).await.expect("it looks by itself").unwrap().unwrap();
     assert!(held.release().await.is_err());
 }
 
-/// After a reconnect all waiters try again and keep their places.
+/// After a reconnect all waiters try again and keep their positions in the queue.
 #[tokio::test]
 async fn places_in_the_queue_survive_reconnects() {
     let redis = Redis::start();

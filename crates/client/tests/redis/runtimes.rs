@@ -1,4 +1,4 @@
-//! Guards dropped where no runtime runs: outside any, or beside one that is not driven.
+//! Guards dropped outside of any runtime, or in the context of a runtime that is not driven.
 
 use lockkeeper_rig::Redis;
 

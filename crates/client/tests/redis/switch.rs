@@ -13,7 +13,7 @@ pub(crate) struct Switch {
 struct State {
     leads_to: SocketAddr,
     open: Vec<TcpStream>,
-    /// Keep the next bytes of a client back, and cut that client off.
+    /// If set, the next bytes of a client are kept back, and the client's socket is closed.
     keep_back: bool,
     kept: Option<(TcpStream, Vec<u8>)>,
 }
@@ -39,14 +39,14 @@ impl Switch {
         self.state.lock().unwrap()
     }
 
-    /// Redirects new connections, and cuts present ones off.
+    /// Redirects new connections, and closes the present ones.
     pub(crate) fn turn_to(&self, server: SocketAddr) {
         let mut state = self.state();
         state.leads_to = server;
         state.open.drain(..).for_each(|stream| close(&stream));
     }
 
-    /// Keeps the next bytes of a client back, and cuts that client off.
+    /// Keeps back the next bytes of a client, and closes the client's socket.
     pub(crate) fn keep_next_back(&self) {
         self.state().keep_back = true;
     }
@@ -59,7 +59,7 @@ impl Switch {
     pub(crate) fn deliver_late(&self) {
         let (mut server, piece) = self.state().kept.take().unwrap();
         server.write_all(&piece).unwrap();
-        // The server reads them, and then the end of the stream.
+        // The server reads these bytes, and then the end of the stream.
         server.shutdown(Shutdown::Write).unwrap();
     }
 
@@ -80,7 +80,7 @@ impl Switch {
         while let Ok(read @ 1..) = from.read(&mut piece) {
             let mut state = self.state();
             if std::mem::take(&mut state.keep_back) {
-                // The direction to the client ends, and the one to the server stays open.
+                // Closes the client's socket. The server's stays open for `deliver_late`.
                 close(&from);
                 state.kept = Some((to, piece[..read].to_vec()));
                 return;
@@ -95,7 +95,7 @@ impl Switch {
     }
 }
 
-/// Leaves the server's side open if the client's is closed: bytes for the server may have been kept back.
+/// If a write to the client fails, leaves the server's socket open: bytes for the server may have been kept back.
 fn pass_down(mut from: TcpStream, mut to: TcpStream) {
     let mut piece = [0; 64 << 10];
     while let Ok(read @ 1..) = from.read(&mut piece) {
@@ -107,6 +107,6 @@ fn pass_down(mut from: TcpStream, mut to: TcpStream) {
 }
 
 fn close(stream: &TcpStream) {
-    // It may be closed already.
+    // The stream may be closed already.
     let _ = stream.shutdown(Shutdown::Both);
 }

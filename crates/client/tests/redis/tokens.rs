@@ -1,5 +1,5 @@
-//! `?fencing=counter`: drawn together with the SET, rising after any data loss, and refused on settings that can lose
-//! it.
+//! Tokens of `?fencing=counter`: drawn in the same atomic step as the SET, and higher than before after any data loss.
+//! Servers whose settings can lose the counter are refused.
 
 use lockkeeper::{BreakOrder, Broken, Locks, Token, TokenStatus};
 use lockkeeper_rig::Redis;
@@ -35,7 +35,7 @@ async fn a_token_is_drawn_with_the_set_and_only_then() {
     assert!((29..=30).contains(&days), "it is forgotten some time: {days} days");
 }
 
-/// A counter that is lost must not restart from a lower token.
+/// After the loss of the counter, tokens must not restart from a lower value.
 #[tokio::test]
 async fn tokens_rise_after_any_data_loss() {
     let redis = durable();
@@ -129,7 +129,7 @@ async fn the_status_of_a_token_follows_its_hold() {
     assert_eq!(status(token.get()).await, TokenStatus::NotCurrent { live: vec![] });
 }
 
-/// B1 to B3, for an exclusive hold and for one permit of several.
+/// Rules B1 to B3 (docs/table-rules.md), for an exclusive hold and for one permit of several.
 #[tokio::test]
 async fn a_break_ends_the_hold_with_that_token_and_no_other() {
     let redis = durable();
@@ -171,7 +171,7 @@ async fn a_break_ends_the_hold_with_that_token_and_no_other() {
     }
 }
 
-/// B2: only `now` opens a closed hold.
+/// Rule B2 (docs/table-rules.md): of the breaks, only one with `now` opens a closed hold.
 #[tokio::test]
 async fn a_closed_hold_is_opened_only_by_a_break_with_now() {
     let redis = durable();

@@ -5,8 +5,8 @@ use lockkeeper_rig::{RedisCluster, Sentinel};
 
 use crate::support::{SECOND, loss, name, until, until_waiting};
 
-/// The former primary dies: the link finds the new one. A hold that was not replicated is lost, and its holder
-/// detects it.
+/// After the death of the primary, clients find the new one, and a replicated hold is kept. A hold whose key is missing
+/// there is lost, and its holder detects the loss.
 #[tokio::test]
 async fn after_a_fail_over_the_new_primary_is_found() {
     let servers = Sentinel::with(&["--appendonly", "yes"]);
@@ -15,7 +15,7 @@ async fn after_a_fail_over_the_new_primary_is_found() {
         (Locks::connect_as(&url, "alice").await.unwrap(), Locks::connect_as(&url, "bob").await.unwrap());
     let copied = alice.mutex("copied").ttl(30 * SECOND).acquire().await.unwrap();
     let former = servers.primary();
-    // `WAIT` would wait for the writes of its own connection only.
+    // The replica is polled below, because `WAIT` covers only the writes of its own connection.
     let replica = servers.replica();
     until("it is copied", async || (replica.cli(&["EXISTS", "copied"]) == "1").then_some(())).await;
     former.kill();
@@ -41,7 +41,7 @@ async fn an_unknown_primary_is_reported() {
 #[tokio::test]
 async fn the_locks_of_a_cluster_are_spread_over_its_nodes() {
     let cluster = RedisCluster::with(3, &["--appendonly", "yes"]);
-    // One of its nodes is enough to find the others.
+    // The URL names one node of the cluster, which is enough to find the others.
     let one = cluster.nodes()[0].port();
     let url = format!("redis://127.0.0.1:{one}?cluster=true&fencing=counter");
     let (alice, bob) =
@@ -60,7 +60,7 @@ async fn the_locks_of_a_cluster_are_spread_over_its_nodes() {
         async move { bob.mutex("jobs/7").acquire().await.unwrap().release().await.unwrap() }
     });
     until_waiting(&alice, "jobs/7", 1).await;
-    // They are renewed on all nodes.
+    // The holds on all nodes are renewed; the renewal of one of them is awaited here.
     let before = held[0].valid_until().unwrap();
     crate::support::until("renewed", async || (held[0].valid_until().unwrap() > before).then_some(())).await;
     for held in held {
@@ -70,7 +70,7 @@ async fn the_locks_of_a_cluster_are_spread_over_its_nodes() {
     tokio::time::timeout(20 * SECOND, waiting).await.expect("woken by a message").unwrap();
 }
 
-/// A migrating slot takes its locks along; calls to the old node are redirected.
+/// The keys of a migrated slot are moved to the new node; calls to the old node are redirected.
 #[tokio::test]
 async fn a_lock_whose_slot_moves_is_kept() {
     let cluster = RedisCluster::start(3);

@@ -5,7 +5,7 @@ use lockkeeper_rig::Redis;
 
 use crate::support::{SECOND, Servers, address, try_to_hold};
 
-/// The error of connecting.
+/// Connects, which must fail, and returns the error.
 async fn refused(url: &str) -> String {
     let made = tokio::time::timeout(20 * SECOND, Locks::connect(url)).await.expect("it does not hang");
     match made {
@@ -86,7 +86,7 @@ async fn tls_at_every_server() {
     let held = try_to_hold(&locks).await.expect("it is free");
     assert!(servers.keys(crate::support::NAME) >= 2);
     held.release().await.unwrap();
-    // One authority is one server's.
+    // With the authority of only one server, the other two are not trusted.
     let one = format!("redlocks://{}?tls-ca={}", servers.hosts(), servers.0[0].ca().display());
     says(&refused(&one).await, &["1 of 3 servers can be used, 2 must", "certificate"]);
     says(&refused(&servers.url()).await, &["0 of 3 servers can be used"]);

@@ -14,7 +14,7 @@ async fn with_two_of_five_dead_everything_works() {
     let held = hold(&holder, 2 * SECOND).await.unwrap();
     servers.0[0].kill();
     servers.0[4].kill();
-    // The hold lasts longer than a ttl on the three servers that are left.
+    // The hold is renewed on the three servers that are left.
     let first = held.valid_until().unwrap().unwrap();
     until("it is kept alive beyond its first ttl", async || {
         let valid = held.valid_until().expect("it is not lost").expect("it has a ttl");
@@ -36,7 +36,7 @@ async fn with_two_of_five_dead_everything_works() {
 async fn a_server_that_is_back_takes_part_again() {
     let servers = Servers::start(3);
     servers.0[0].kill();
-    // One client has never connected to it, the other has lost its connection.
+    // `without` has never connected to the first server; `with`, opened below, loses its connection to it.
     let without = servers.client("without").await;
     servers.0[0].start_again();
     let with = servers.client("with").await;
@@ -44,7 +44,7 @@ async fn a_server_that_is_back_takes_part_again() {
     for locks in [without, with] {
         until("it is asked again", async || {
             let held = try_to_hold(&locks).await?;
-            // It may answer after the others.
+            // The first server may grant after the majority.
             tokio::time::sleep(Duration::from_millis(20)).await;
             let at_all = servers.keys(NAME) == 3;
             held.release().await.unwrap();
@@ -77,7 +77,7 @@ async fn with_three_of_five_dead_acquires_fail_and_report_every_servers_answer()
         assert!(says.contains(&format!("{}: granted, and taken back", address(server))), "{says}");
     }
     servers.until_nothing_is_left(NAME).await;
-    // No entries are in the way when they are back.
+    // After the restart of the three servers, no old entry is in the way.
     servers.0[1..4].iter().for_each(Redis::start_again);
     hold(&locks, 10 * SECOND).await.unwrap().release().await.unwrap();
 }
@@ -92,7 +92,7 @@ async fn a_hold_without_a_majority_is_lost_at_its_deadline() {
     let mut last = held.valid_until().unwrap().unwrap();
     until("the loss is told", async || {
         match held.valid_until() {
-            // A keep-alive that was on its way may have arrived before.
+            // A keep-alive sent before the crash may still have been acknowledged.
             Ok(Some(valid)) => last = last.max(valid),
             _ => return Some(()),
         }
@@ -142,7 +142,8 @@ async fn one_clock_that_is_set_forward_breaks_nothing() {
     assert!(try_to_hold(&two).await.is_some());
 }
 
-/// A server's time limit is a second here. Fifty pairs would take 50 s if each waited for it once.
+/// With this ttl the time limit of an attempt at one server is 1 s. Fifty acquires would take 50 s if each waited for
+/// the hung server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_hung_server_does_not_slow_acquires_to_its_time_limit() {
     let servers = Servers::start(5);
@@ -155,13 +156,13 @@ async fn one_hung_server_does_not_slow_acquires_to_its_time_limit() {
         }
     };
     tokio::time::timeout(25 * SECOND, pairs).await.expect("nobody waits for it");
-    // Calls that it received meanwhile leave no entries.
+    // Calls that the stopped server executes only now leave no entries.
     servers.0[3].cont();
     servers.until_nothing_is_left(NAME).await;
 }
 
-/// Without the three hung servers there is no majority. Their calls are in doubt, and are taken back when they
-/// resume.
+/// Without the three hung servers there is no majority. They may execute the calls after they resume, so the entries
+/// are removed again then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_three_of_five_hung_acquires_are_in_doubt_and_leave_no_entries() {
     let servers = Servers::start(5);

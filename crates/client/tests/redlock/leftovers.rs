@@ -1,4 +1,4 @@
-//! An acquire that is stopped in any way leaves no entry on any server.
+//! Abandoned and failed acquires, and guards dropped outside of a runtime, leave no entry on any server.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -8,7 +8,7 @@ use lockkeeper_rig::Redis;
 
 use crate::support::{NAME, SECOND, Servers, try_to_hold};
 
-/// Dropped after 1, 2, 3 … polls with a pause between, alone and behind a holder.
+/// Drops an acquire after 1 to 25 polls with a pause after each, with and without a conflicting holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_that_is_dropped_at_any_await_leaves_nothing() {
     let servers = Servers::start(3);
@@ -18,7 +18,7 @@ async fn an_acquire_that_is_dropped_at_any_await_leaves_nothing() {
         for polls in 0..25 {
             let held = if busy { Some(try_to_hold(&other).await.expect("it is free")) } else { None };
             let lock = locks.mutex(NAME).ttl(10 * SECOND);
-            // One is certainly dropped before its answer, for any speed of the servers and of this thread.
+            // For one acquire the servers are stopped, so that it is certainly dropped before any answer.
             let still = !busy && polls == 0;
             if still {
                 servers.0.iter().for_each(Redis::stop);
@@ -74,7 +74,7 @@ async fn an_acquire_that_is_dropped_while_servers_hang_leaves_nothing_when_they_
     held.release().await.unwrap();
 }
 
-/// Two clients that each get a part of the servers leave nothing but one hold.
+/// Clients whose concurrent attempts are each granted by too few servers leave no entries there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rivals_leave_nothing_of_the_rounds_that_they_lost() {
     let servers = Servers::start(5);
@@ -104,7 +104,8 @@ fn a_runtime_that_ends_and_a_guard_that_is_dropped_outside_of_any_leave_nothing(
         let locks = lasting.block_on(lockkeeper::Locks::connect(&url)).unwrap();
         let short = runtime();
         let held = short.block_on(try_to_hold(&locks)).expect("it is free");
-        // An acquire is pending when its runtime ends; one server has not answered to the other acquire either.
+        // When the runtime ends, the acquire of `NAME` is pending, and one server has not yet answered the acquire of
+        // `another`.
         let waiting = locks.mutex(NAME).ttl(10 * SECOND);
         short.spawn(async move { waiting.acquire().await.map(drop) });
         servers.0[2].stop();

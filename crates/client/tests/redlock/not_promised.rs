@@ -5,7 +5,7 @@ use lockkeeper_rig::Redis;
 
 use crate::support::{NAME, SECOND, Servers, hold, try_to_hold, until};
 
-/// One server that restarts without its data within a ttl is enough if another had no part in the hold.
+/// A single server that restarts without its data within a ttl is enough, if another server never stored the hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_comes_back_empty_within_a_ttl_can_grant_the_lock_twice() {
     let servers = Servers::start(3);
@@ -17,7 +17,7 @@ async fn a_server_that_comes_back_empty_within_a_ttl_can_grant_the_lock_twice() 
     let two = servers.client("two").await;
     let second = try_to_hold(&two).await.expect("two of three know of nobody");
     assert_eq!(held.loss(), None, "both believe that they hold it: only a fence could tell them apart");
-    // The next keep-alive reports the loss, since no majority has its entry any more.
+    // The next keep-alive reports the loss, since no majority has the holder's entry any more.
     tokio::time::timeout(20 * SECOND, held.lost().cancelled()).await.expect("it is told");
     assert_eq!(held.loss(), Some(LossCause::Forgotten));
     second.verify().await.expect("what the first gave back was its own");
@@ -47,7 +47,7 @@ async fn a_majority_of_clocks_set_forward_grants_the_lock_twice() {
     let servers = Servers::of((0..3).map(|_| Redis::with_clock()));
     let (one, two) = (servers.client("one").await, servers.client("two").await);
     let held = hold(&one, 9 * SECOND).await.unwrap();
-    // The holder needs only two grants: a grant of the third server after the clock step would count as well.
+    // Two grants are enough for the hold. The third server must have granted too before the clocks are set.
     until("all three have granted", async || (servers.keys(NAME) == 3).then_some(())).await;
     servers.0[..2].iter().for_each(|server| server.clock().step(3600));
     let _second = until("it is granted again", async || try_to_hold(&two).await).await;

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use super::Table;
 use super::copy_on_write::{FreedCursor, SnapshotWriter};
+use super::crowd::Class;
 use super::names::NodeId;
 use super::request::RequestId;
 use crate::command::Command;
@@ -223,8 +224,8 @@ impl Command {
         /// insertion into all indexes, and removal.
         const PER_SEGMENT: usize = 48;
         /// The most entries visited to find a queue position, a conflicting holder and live tokens.
-        const LOOKS: usize =
-            4 * (limits::POSITION_LOOK_MAX + limits::HOLDER_LOOK_MAX + limits::LIVE_TOKENS_MAX);
+        const LOOKS: usize = Class::ALL.len() * limits::POSITION_LOOK_MAX
+            + 4 * (limits::HOLDER_LOOK_MAX + limits::LIVE_TOKENS_MAX);
         let segments = match self {
             Self::OpenSession(_) | Self::RaiseTokens { .. } | Self::RaiseRules { .. } => 0,
             Self::Acquire(it) => it.names.iter().map(LockName::segments).sum(),

@@ -10,7 +10,7 @@ use lockkeeper_rig::{PgBouncer, Postgres, Redis};
 
 use crate::{listens, lives, until};
 
-/// The panic text of a start of a server that must fail.
+/// Starts a server, which must panic, and returns the text of the panic.
 fn panics<T>(start: impl FnOnce() -> T + UnwindSafe) -> String {
     let Err(panic) = catch_unwind(start) else { panic!("it has started") };
     *panic.downcast::<String>().unwrap()

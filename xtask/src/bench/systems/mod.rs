@@ -83,8 +83,8 @@ fn renewals(number: usize, sessions: usize) -> tokio::time::Interval {
     tokio::time::interval_at(tokio::time::Instant::now() + offset, every)
 }
 
-/// Runs `make` for each number below `count`, some of them at a time: one after another, each would wait for a sync
-/// of its own; all at once, a server would refuse some.
+/// Runs `make` for each number below `count`, at most 256 at a time. One after another, each call would wait for its
+/// own sync at the server; all at once, a server would refuse some.
 async fn many<T: Send + 'static, F>(count: usize, make: impl Fn(usize) -> F) -> TaskResult<Vec<T>>
 where
     F: Future<Output = TaskResult<T>> + Send + 'static,

@@ -39,9 +39,9 @@ pub(crate) const SERVICE: ServiceSpec = ServiceSpec {
         command.args(["--listen", &format!("127.0.0.1:{}", place.port)]);
         command
     },
-    // The port accepts connections before the node serves, so the node is ready once it answers the HTTP/2 preface.
     ends_by: Signal::SIGTERM,
     after: None,
+    // The port accepts connections before the node serves, so the node is ready once it answers the HTTP/2 preface.
     ready: |place| probe::ask(place.port, HTTP2_PREFACE, SETTINGS),
 };
 
@@ -49,7 +49,7 @@ pub(crate) const SERVICE: ServiceSpec = ServiceSpec {
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// A client's HTTP/2 connection preface, followed by an empty SETTINGS frame.
 const HTTP2_PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// The end of the header of the frame that answers, after its length: type SETTINGS, no flags, stream 0.
+/// The header of the server's first frame, without the length: type SETTINGS, no flags, stream 0.
 const SETTINGS: &str = "\x04\0\0\0\0\0";
 
 const CLUSTER_PORTS: [u16; NODES] = [16580, 16590, 16600];
@@ -155,8 +155,7 @@ impl Ours {
     }
 }
 
-/// The binary of the release build. The services' folder is in cargo's target folder, so the binary is found from
-/// there.
+/// The binary of the release build. It is in cargo's target folder, two levels above the folder of a service.
 fn release_build(place: &ServiceLocation) -> PathBuf {
     let target = place.folder.ancestors().nth(2).unwrap_or(&place.folder);
     target.join("release").join("lockkeeper")

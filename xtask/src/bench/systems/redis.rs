@@ -28,7 +28,7 @@ const EXTEND: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis
 
 /// How often waiters poll, since messages can be lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// More than the calls in flight of all clients of a workload, so that no call waits for space in the queue.
+/// More than the calls in flight on one connection in any workload, so that no call waits for space in the queue.
 const QUEUED_MAX: usize = 4096;
 
 pub(crate) struct RedisSystem {
@@ -147,11 +147,11 @@ impl RedisSystem {
 impl BenchConnection {
     async fn open(at: &str) -> TaskResult<Self> {
         let channels = Arc::new(Channels::default());
-        let told = channels.clone();
+        let receiver = channels.clone();
         // No time-out for each command, which would cost a timer each; `plan` has a time-out for every measurement.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let config = config.set_pipeline_buffer_size(QUEUED_MAX).set_push_sender(move |push: PushInfo| {
-            told.tell(&push);
+            receiver.tell(&push);
             Ok::<(), redis::aio::SendError>(())
         });
         // Only with RESP3 do channel messages arrive on the connection that carries replies.

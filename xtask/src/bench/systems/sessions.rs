@@ -1,8 +1,8 @@
 //! Many sessions of our service on a few streams, kept alive by the raw protocol, since a `Locks` has only one
 //! session.
 //!
-//! Responsible for two patterns of keep-alives, and for detecting sessions that are not kept alive: a service that
-//! doesn't answer has no figures.
+//! Responsible for two patterns of keep-alives, and for an error if sessions are not kept alive: the CPU use of a
+//! service that doesn't answer is no figure.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -48,7 +48,8 @@ impl Subject for File {
         holder.wait().unwrap();
     }
 
-    /// Only the kernel ends a flock: an operator's break notifies the holder, whose library releases the lock.
+    /// By an operator's break, which notifies the holder; its library releases the lock. No other process can end a
+    /// flock.
     async fn take_away(&self, _label: &str, name: &str) {
         let locks = self.client("operator").await;
         let name = name.parse().unwrap();
@@ -70,7 +71,7 @@ impl Subject for File {
     }
 }
 
-/// Main function of the process that is killed; does nothing unless the variable is set.
+/// Main function of the process that is killed; does nothing unless `HOLD` is set.
 #[test]
 fn the_process_that_is_killed() {
     let Ok(order) = std::env::var(HOLD) else { return };

@@ -58,7 +58,7 @@ impl Subject for Rows {
         let proxy = self.faults.proxy(label, SocketAddr::from(([127, 0, 0, 1], self.server.port())));
         let url = format!("postgres://postgres@{proxy}/postgres?lock=row&connections=2");
         let locks = Locks::connect_as(&url, label).await.unwrap();
-        // Completes the client's checks of the server: all later traffic belongs to a call.
+        // Waits for the client's checks of the server, so that faults injected later affect only calls.
         locks.findings().await.unwrap();
         locks
     }

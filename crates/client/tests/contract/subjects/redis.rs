@@ -76,7 +76,7 @@ impl Subject for Server {
         Some(&self.faults)
     }
 
-    /// Keep-alives use a separate connection.
+    /// Keep-alives use another connection than acquires, so they are not held back.
     fn hold_back(&self, name: &str) -> bool {
         self.faults.hold_back(name, 1);
         true

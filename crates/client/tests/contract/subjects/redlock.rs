@@ -93,7 +93,8 @@ impl Subject for Servers {
         true
     }
 
-    /// At every server; keep-alives use separate connections.
+    /// Holds back the attempt at every server. Keep-alives use other connections than acquires, so they are not held
+    /// back.
     fn hold_back(&self, name: &str) -> bool {
         self.faults.hold_back(name, SERVERS);
         true

@@ -16,7 +16,8 @@ use tempfile::TempDir;
 use crate::proxy::Faults;
 use crate::subject::{Subject, until};
 
-/// Environment variable that makes a copy of this test binary serve until it is killed: `directory listen`.
+/// Environment variable that makes a copy of this test binary serve until it is killed: `directory listen`, and for
+/// three nodes also `node cluster`.
 const SERVE: &str = "LOCKKEEPER_CONTRACT_SERVE";
 
 pub(crate) struct Service {
@@ -82,7 +83,8 @@ impl Service {
         for node in &mut nodes {
             let mut lines = BufReader::new(node.0.stdout.take().unwrap()).lines().map_while(Result::ok);
             lines.find(|line| line.contains("serving at ")).expect("the service ended without serving");
-            // The test harness of the child prints lines while it runs, and ends if they are not read.
+            // The test harness of the child process goes on printing lines. If the pipe were closed or full, it would
+            // fail or block.
             std::thread::spawn(move || lines.for_each(drop));
         }
         *self.nodes.lock().unwrap() = nodes;
@@ -162,7 +164,8 @@ impl Subject for Service {
         drop(held);
     }
 
-    /// The holder responds to the break: waiting for its ttl would take minutes in all rounds of the suite.
+    /// By an operator's break, to which the holder responds. Waiting for the ttl of each hold instead would make the
+    /// suite take minutes.
     async fn take_away(&self, _label: &str, name: &str) {
         let operator = self.operator().await;
         let name = name.parse().unwrap();
@@ -176,7 +179,8 @@ impl Subject for Service {
         Some(&self.faults)
     }
 
-    /// Calls are lost with their connection; the client resends them on the next one, so callers see no failure.
+    /// A lost call also ends its connection. The client resends the call on its next connection, so callers see no
+    /// failure.
     fn lose_calls(&self, count: u32) -> bool {
         self.faults.lose_calls(count);
         false
@@ -203,7 +207,7 @@ impl Subject for Service {
     }
 }
 
-/// Main function of the service process; does nothing unless the variable is set.
+/// Main function of the service process; does nothing unless `SERVE` is set.
 #[test]
 fn the_process_that_serves() {
     let Ok(order) = std::env::var(SERVE) else { return };

@@ -1,12 +1,13 @@
-"""redis-py's own `Lock`, driven by one line a command. Used as `redis_lock.py PORT`.
+"""Runs redis-py's own `Lock` for the tests: reads one command per line. Used as `redis_lock.py PORT`.
 
 try NAME TTL_MS       -> held VALUE | busy
-acquire NAME TTL_MS   -> waiting, unless it is free at once; then held VALUE
+acquire NAME TTL_MS   -> held VALUE if the lock is free; otherwise waiting, and later held VALUE
 extend NAME TTL_MS    -> held | lost
 release NAME          -> released | lost
 
-A ttl of 0 is redis-py's own default: the lock has no end. It says `ready` once the server has answered it, and ends at the end of its input without releasing anything. Whatever
-redis-py does not expect ends it with a traceback.
+A ttl of 0 stands for redis-py's own default: a lock without an expiry. The script prints `ready` once the server has
+answered a PING. It ends at the end of its input without releasing anything, and with a traceback at any error that is
+not a LockError of `extend` or `release`.
 """
 
 import sys
@@ -22,7 +23,7 @@ def main():
     client.ping()
     say("ready")
     held = {}
-    # readline() and not iteration, which would read ahead.
+    # Not `for line in sys.stdin`, which may read ahead and delay a command.
     for line in iter(sys.stdin.readline, ""):
         command, name, *ttl_ms = line.split()
         if command in ("try", "acquire"):
@@ -46,7 +47,7 @@ def main():
 
 
 def if_ours(done, step):
-    """`done`, or `lost` if redis-py says that the lock is somebody else's or nobody's."""
+    """Runs `step`. Returns `done`, or `lost` if redis-py reports that it does not hold the lock."""
     try:
         step()
         return done

@@ -1,18 +1,19 @@
-// node-redlock, driven by one line a command. Used as `redlock.mjs PORT...`: its servers, one or an odd number.
+// Runs node-redlock for the tests: reads one command per line. Used as `redlock.mjs PORT...`, with the ports of its
+// servers.
 //
 // try NAME TTL_MS       -> held VALUE | busy
-// acquire NAME TTL_MS   -> waiting, unless it is free at once; then held VALUE
+// acquire NAME TTL_MS   -> held VALUE if the lock is free; otherwise waiting, and later held VALUE
 // extend NAME TTL_MS    -> held | lost
 // release NAME          -> released | lost
 //
-// It says `ready` once every server has answered it, and ends at the end of its input without releasing anything.
-// Whatever redlock does not expect ends it with a stack trace.
+// The script prints `ready` once every server has answered a PING. It ends at the end of its input without releasing
+// anything, and with a stack trace at any error that is not an ExecutionError of redlock.
 
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 import { setTimeout as pause } from "node:timers/promises";
 
-// An import would look beside this file only, where no packages are.
+// An `import` would search for packages only in the directories above this file, where none are installed.
 const require = createRequire(`${process.env.LOCKKEEPER_NPM}/`);
 const { Redis } = require("ioredis");
 const { default: Redlock, ExecutionError } = require("redlock");
@@ -24,7 +25,8 @@ const clients = process.argv.slice(2).map((port) => new Redis(Number(port)));
 await Promise.all(clients.map((client) => client.ping()));
 const redlock = new Redlock(clients);
 const held = new Map();
-// Whoever drives it is gone. A loop that waits for a lock, or for its servers, would go on for ever.
+// At the end of the input the test has ended. Without an exit here, a loop that waits for a lock, or reconnects to a
+// server, would run for ever.
 process.stdin.on("end", () => process.exit());
 say("ready");
 
@@ -36,8 +38,9 @@ for await (const line of createInterface({ input: process.stdin })) {
     let lock = await attempt();
     if (!lock && command === "acquire") {
       say("waiting");
-      // Not by redlock's own retries: they take servers that an earlier one of them has got for somebody else's, and
-      // where a lock's keys end one after the other, they are in their own way until their ttl is over.
+      // redlock's own retries are not used: they don't delete the keys of a failed attempt, and the next attempt counts
+      // those as held by another client. If the old lock's keys expire one after another, the retries so block
+      // themselves until their own ttl is over.
       while (!lock) {
         await pause(WAITING_LOOKS_EVERY_MS);
         lock = await attempt();
@@ -56,7 +59,7 @@ for await (const line of createInterface({ input: process.stdin })) {
   }
 }
 
-// What `step` comes to; nothing if no majority of the servers agreed, which is all that redlock says.
+// Returns the result of `step`, or `undefined` if no majority of the servers agreed. redlock gives no further reason.
 async function unlessRefused(step) {
   try {
     return await step;
