@@ -16,7 +16,7 @@ pub(super) struct Claims(Mutex<ClaimRecords>);
 #[derive(Default)]
 struct ClaimRecords {
     claims: BTreeMap<EntryId, Arc<Claim>>,
-    /// Requests that ended while an attempt of them may still arrive here, and when each record expires.
+    /// Requests that have ended although a delayed attempt of them may still be made, and when each record expires.
     over: BTreeMap<EntryId, BootInstant>,
     /// Number of records at which the next sweep runs.
     sweep_at: usize,

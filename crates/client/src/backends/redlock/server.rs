@@ -92,7 +92,7 @@ impl QuorumServer {
         }
     }
 
-    /// Whether it could ever be used.
+    /// Whether it has been usable at any time so far.
     pub(super) fn is_open(&self) -> bool {
         self.opened().is_ok()
     }
@@ -102,7 +102,7 @@ impl QuorumServer {
         self.opened().as_ref().ok()?.unchecked.clone()
     }
 
-    /// Tries to use it. After a success its store keeps the connection up.
+    /// Tries to connect to it. After a success its store keeps the connection up.
     pub(super) async fn connect(&self) -> Result<(), Unusable> {
         let (opened, result) = match self.open().await {
             Ok(opened) => (Ok(opened), Ok(())),

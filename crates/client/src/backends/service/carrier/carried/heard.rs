@@ -32,7 +32,8 @@ impl<H> CarriedSession<H> {
         self.resolve_all(&refused(), out);
     }
 
-    /// The service reports that the session has ended. This is final (S2).
+    /// The session is gone, which is final (S2). Resolves all its calls, and pushes the loss unless the client closes
+    /// it.
     pub(in super::super) fn gone(&mut self, key: SessionKey, out: &mut Vec<CarrierOutput<H>>) {
         self.place = AttachState::Over;
         self.unheard.clear();
