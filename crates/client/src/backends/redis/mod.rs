@@ -49,7 +49,7 @@ pub(crate) use {
     store::{RedisStore, open_store},
 };
 
-/// Creates a client, after checking that the server answers and supports the URL's parameters.
+/// Creates a client, after checking that the server answers and, for `fencing=counter` without `force`, keeps tokens.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let (settings, topology) = Settings::parse(url)?;
     let worker = worker()?;
@@ -64,7 +64,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     Ok(Arc::new(Redis { servers, wakes, worker, capabilities }))
 }
 
-/// The worker thread that all Redis connections of this process share.
+/// The lease thread that all Redis clients of this process share.
 pub(crate) fn worker() -> Result<LeaseThread, BackendError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     WORKER.get("lockkeeper-redis").map_err(|error| {
