@@ -24,7 +24,7 @@ pub(crate) struct HoldStatus {
     ends_at: AtomicU64,
 }
 
-/// A granted request: releases when dropped.
+/// A request and, once granted, its hold. Dropping the handle abandons or releases it.
 pub(crate) struct HoldHandle {
     session: Arc<Session>,
     key: Key,
@@ -171,7 +171,7 @@ impl HoldHandle {
     async fn next(&mut self) -> RequestProgress {
         match self.progress.changed().await {
             Ok(()) => self.progress.borrow_and_update().clone(),
-            // The session dropped the sender without an end, as it does when it is shut down.
+            // The session dropped the sender without reporting an end, as it does when it is shut down.
             Err(_) => RequestProgress::NotAcquired(NotAcquired::ShuttingDown),
         }
     }
