@@ -50,7 +50,7 @@ impl<F: Kind> Guard<F> {
     /// The hold's deadline, which moves forward as keep-alives are acknowledged. `None` if the hold has no deadline.
     ///
     /// # Errors
-    /// [`Lost`] if the deadline has passed.
+    /// [`Lost`] if the hold is lost, for any cause.
     pub fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
         self.inner.hold.valid_until()
     }

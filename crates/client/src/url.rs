@@ -17,7 +17,7 @@ pub struct Url {
     pub password: Option<Password>,
     /// The comma-separated list after `//`.
     pub hosts: Vec<Host>,
-    /// From the first `/` after the hosts, percent-decoded.
+    /// From the first `/` after the hosts, percent-decoded. Without `//`: everything after the scheme.
     pub path: String,
     query: BTreeMap<String, String>,
 }

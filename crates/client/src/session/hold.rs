@@ -119,7 +119,8 @@ impl HoldHandle {
         &self.hold.lost
     }
 
-    /// The hold's deadline; `None` if it has none. `Err` if the deadline has passed (P5).
+    /// The hold's deadline; `None` if it has none. `Err` if the hold is lost, at the latest when the deadline has
+    /// passed (P5).
     pub(crate) fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
         let inner = &self.session.0;
         let deadline = || if inner.has_ttl { inner.lease_deadline.load(Ordering::SeqCst) } else { u64::MAX };

@@ -83,7 +83,7 @@ pub(super) enum EntryRenewal {
 
 /// The state in which an acquire finds its request.
 pub(super) enum Found {
-    /// It neither holds nor ends: attempt to hold.
+    /// The request neither holds nor ends: attempt to hold.
     Asked(Arc<Entry>, Arc<WakeUp>),
     Holds(Arc<Entry>, Granted),
     Revoked,
@@ -93,7 +93,7 @@ pub(super) enum Found {
 /// Whether a grant may be returned.
 pub(super) enum Grant {
     Returned,
-    /// Renew its entry first. The number is how many renewals missed it so far.
+    /// Renew the entry first. The number is how many renewals missed the entry so far.
     Missed(u64),
     Revoked,
     Over,
@@ -158,7 +158,7 @@ impl LeasedRequests {
         }
     }
 
-    /// Sets the stage of a request, unless it is over.
+    /// Sets the stage of a request, unless it is over. Returns whether the stage was set.
     pub(super) fn advance(&self, seq: Seq, stage: Stage) -> bool {
         let mut state = self.state();
         let request = state.requests.get_mut(&seq).filter(|request| !request.is_over());

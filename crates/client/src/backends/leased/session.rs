@@ -1,4 +1,4 @@
-//! One session over a [`Store`]: its calls, and the meaning of a keep-alive for its entries.
+//! One session over a [`Store`]: its calls, and which entries a keep-alive renews.
 //!
 //! Why an acknowledged keep-alive may extend the session's deadline (P5): it renews all entries that hold, wait, or may
 //! hold by an attempt without an answer yet, and no others. So the expiry of each hold at the service is later than the
@@ -184,7 +184,7 @@ impl LeasedInner {
     async fn acquire(&self, seq: Seq, mut attempt: Attempt, wake_up: &WakeUp) -> Result<Answer, CallError> {
         let mut position = None;
         loop {
-            // This attempt covers the wake-ups before it.
+            // Wake-ups that came before this attempt need no further one.
             wake_up.clear();
             let Some(before) = self.requests.begin_attempt(seq) else { return Ok(OVER) };
             attempt.first = !before.sent;

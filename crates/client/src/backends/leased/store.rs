@@ -94,7 +94,7 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub(crate) struct Attempt {
     pub(crate) entry: Arc<Entry>,
-    /// No attempt of this entry was sent before.
+    /// No attempt of this entry was sent before, or all were answered and left no entry and no place in a queue.
     pub(crate) first: bool,
     /// Take a place in the queue if the lock isn't free.
     pub(crate) wait: bool,

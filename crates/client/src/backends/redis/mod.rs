@@ -1,4 +1,4 @@
-//! `redis://`: one Redis server, its replicas by sentinels, or a cluster.
+//! `redis://`: one Redis server, a primary that sentinels name, or a cluster.
 //!
 //! A lock is a plain string key set with `SET NX PX`, as other Redis lock clients do it, so that they and this
 //! library exclude each other. Queue, tokens and permits are stored in keys beside it ([`layout`]). Every step that
@@ -49,7 +49,8 @@ pub(crate) use {
     store::{RedisStore, open_store},
 };
 
-/// Creates a client, after checking that the server answers and, for `fencing=counter` without `force`, keeps tokens.
+/// Creates a client, after checking that the server answers and, for `fencing=counter` without `force`, that its
+/// settings let tokens survive.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let (settings, topology) = Settings::parse(url)?;
     let worker = worker()?;

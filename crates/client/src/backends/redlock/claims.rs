@@ -23,7 +23,8 @@ struct ClaimRecords {
 }
 
 impl ClaimRecords {
-    /// Removes expired records, and the claims of abandoned sessions, which are never ended.
+    /// Once there are `sweep_at` records, removes the expired ones, and the claims of abandoned sessions, which are
+    /// never ended.
     fn sweep(&mut self, now: BootInstant) {
         if self.claims.len() + self.over.len() >= self.sweep_at {
             self.claims.retain(|_, claim| !claim.is_expired(now));

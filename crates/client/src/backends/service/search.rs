@@ -44,7 +44,7 @@ impl Search {
 
     /// The next node that answers; `None` at the end of the round.
     pub(super) async fn next(&mut self) -> Option<(Address, GrpcClient)> {
-        // After the first call of `next`, the node found before did not serve the caller.
+        // From the second call on: the node found before did not serve the caller.
         self.ask_another();
         loop {
             let ended = tokio::select! {

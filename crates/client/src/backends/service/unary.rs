@@ -51,7 +51,7 @@ impl Asker {
         self.good.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls nodes until one answers.
+    /// Calls nodes until one answers; with [`Repeat::Once`] one node at most.
     pub(super) fn ask<T, F>(
         &self,
         asking: Repeat,

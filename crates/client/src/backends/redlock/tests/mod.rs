@@ -134,8 +134,7 @@ async fn a_split_vote_is_tried_again() {
     assert!(is_granted(&trying.await.unwrap()));
 }
 
-/// The removal must not depend on the cancelled call: redsync's rollback used the cancelled context, and so did
-/// nothing.
+/// The removal must not depend on the cancelled call: redsync's rollback used the cancelled context.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_cancelled_at_any_moment_leaves_no_entries() {
     let mut moments = 0;

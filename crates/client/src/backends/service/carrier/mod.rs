@@ -197,8 +197,8 @@ impl<H> Carrier<H> {
     }
 
     /// Handles a stream that ended without a message, could not be opened, or is being closed by the driver. In the
-    /// last case this must be called before the peer can see the close: the service counts `linger` from the close, and
-    /// the client, from this call on, must not count longer.
+    /// last case this must be called before the peer can see the close: from then on the service may end a session
+    /// after its `linger`, and the client's lease must end before.
     pub fn stream_lost(&mut self, now: BootInstant, stream: StreamId, out: &mut Vec<CarrierOutput<H>>) {
         if self.stream == Some(stream) {
             self.end_stream(now, true, out);

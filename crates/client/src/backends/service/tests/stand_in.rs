@@ -60,7 +60,7 @@ struct Node {
 }
 
 impl StandIn {
-    /// Serves until the process ends, on a separate thread.
+    /// One node. Serves until the process ends, on a separate thread.
     pub(super) fn start() -> Self {
         Self::cluster(1)
     }

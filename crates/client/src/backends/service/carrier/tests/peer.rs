@@ -10,7 +10,7 @@ use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::StreamId;
 
-/// A client's stream.
+/// A stream, with the index of its client.
 pub(in crate::backends::service) type At = (usize, StreamId);
 
 struct Lease {
