@@ -68,8 +68,8 @@ impl Store for Script {
         if self.unanswered_renewals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lost).is_ok() {
             return Box::pin(async { Err(CallError { sent: true }) });
         }
-        let mut said = self.renewals.lock().unwrap();
-        let renewed = entries.iter().map(|_| said.pop_front().unwrap_or(Renewed::Kept)).collect();
+        let mut scripted = self.renewals.lock().unwrap();
+        let renewed = entries.iter().map(|_| scripted.pop_front().unwrap_or(Renewed::Kept)).collect();
         Box::pin(async { Ok(renewed) })
     }
 

@@ -200,8 +200,8 @@ impl ServiceShared {
     /// The recorded errors of the nodes, if there are any.
     pub(super) fn trouble(&self) -> Option<String> {
         let state = self.state();
-        let said: Vec<_> = state.troubles.iter().map(|(node, why)| format!("{node}: {why}")).collect();
-        (!said.is_empty()).then(|| said.join("; "))
+        let errors: Vec<_> = state.troubles.iter().map(|(node, why)| format!("{node}: {why}")).collect();
+        (!errors.is_empty()).then(|| errors.join("; "))
     }
 
     /// Waits until a stream is needed. `false`: the client shuts down.

@@ -54,8 +54,8 @@ async fn commands_unanswered_by_a_dead_leader_are_resent_in_order_and_applied_on
     for acquiring in acquiring {
         guards.push(acquiring.await.unwrap().unwrap());
     }
-    let told: Vec<u64> = guards.iter().map(|guard| guard.token_hint().unwrap().get()).collect();
-    assert_eq!(told, tokens, "the grants that the dead leader had made");
+    let returned: Vec<u64> = guards.iter().map(|guard| guard.token_hint().unwrap().get()).collect();
+    assert_eq!(returned, tokens, "the grants that the dead leader had made");
     assert_eq!((service.tokens("b").len(), service.tokens("c").len(), service.in_use()), (1, 1, 3));
     let heard = service.heard();
     let [.., before, after] = &heard[..] else { panic!("two streams: {heard:?}") };
