@@ -280,8 +280,8 @@ impl Inner {
 
     fn finish_call(&self, entry: &Entry, doubt: bool) -> Cmd {
         // A server can stand still for longer than any ttl, and then execute attempts sent before. An attempt that is
-        // executed within twice the ttl after this end is invalidated by the record, which lives for longer than the
-        // key that the attempt sets. An attempt that is executed even later sets a key that is never renewed and
+        // executed within twice the ttl after this end is invalidated by the record, which is kept until the key that
+        // the attempt sets has expired. An attempt that is executed even later sets a key that is never renewed and
         // expires.
         let remembered = if doubt { ms(entry.ttl * 2) + lives_ms(entry) } else { 0 };
         let mut call = SCRIPTS.finish.call(&self.keys(&entry.name), key_set(entry), &entry.id);

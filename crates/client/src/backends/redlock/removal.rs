@@ -107,8 +107,8 @@ impl Quorum {
     }
 }
 
-/// A removal from one node by the caller of a release. If it gets no answer, or is dropped because its runtime ends, the
-/// lease thread repeats it.
+/// A removal from one node by the caller of a release. If it gets no answer, or is dropped because its runtime ends,
+/// the lease thread repeats it.
 struct NodeRemoval {
     quorum: Arc<Quorum>,
     claim: Arc<Claim>,

@@ -262,9 +262,9 @@ impl ServiceShared {
     }
 }
 
-/// One thread runs all streams and sessions of a process. The tasks that a received frame wakes submit their next calls
-/// before the stream is polled again, so one frame carries all of these calls. With two threads, each call would wake
-/// the other thread and be sent in a frame of its own.
+/// One thread runs all streams and sessions of a process. Tasks that a received frame wakes can submit their next calls
+/// before the stream is polled again, so that one frame carries all of these calls. With a thread for each client,
+/// these threads would wake each other for single items.
 static IO: SharedLeaseThread = SharedLeaseThread::new();
 
 /// Owned jointly by a client and its sessions. When the last of them is dropped, the stream ends, and the thread too if
