@@ -35,20 +35,21 @@ pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>
 
 /// One lock service, as identified by the URL.
 ///
-/// Required: [`Backend::capabilities`] and [`Backend::session`]. The other methods have defaults, which return the
-/// [`Unsupported`](crate::error::Unsupported) error of the capabilities; a backend overrides those that it has.
+/// Required: [`Backend::capabilities`] and [`Backend::session`]. The other methods have defaults; those of abilities
+/// return an [`Unsupported`](crate::error::Unsupported) error. A backend overrides the methods of the abilities that it
+/// has.
 pub(crate) trait Backend: Send + Sync + 'static {
     fn capabilities(&self) -> &Capabilities;
 
     /// Creates the connection for one session. Does no I/O yet.
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn>;
 
-    /// The clock on which its leases are measured.
+    /// The clock on which the backend's leases are measured.
     fn clock(&self) -> Clock {
         Clock::Boot
     }
 
-    /// The backend's I/O thread, if it has one. Its sessions then send keep-alives on that thread too, so that they
+    /// The backend's I/O thread, if it has one. The backend's sessions then run on that thread too, so that they
     /// process the events of their streams without delay.
     fn worker(&self) -> Option<LeaseThread> {
         None
@@ -86,12 +87,12 @@ pub(crate) trait Backend: Send + Sync + 'static {
         failed(self.capabilities().lacks_own_service("list sessions"))
     }
 
-    /// The locks at and below `prefix`, then every change. Needs no runtime.
+    /// The locks at and below `prefix`, then every change. May be called outside of a tokio runtime.
     fn watch(&self, _prefix: Option<LockName>) -> Result<Watch, BackendError> {
         Err(self.capabilities().lacks_own_service("watch locks").into())
     }
 
-    /// A backup of the whole table. Needs no runtime.
+    /// A backup of the whole table. May be called outside of a tokio runtime.
     fn backup(&self) -> Result<Backup, BackendError> {
         Err(self.capabilities().lacks_own_service("make a backup").into())
     }

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! # Panics
-//! Every call panics inside an async runtime, because it would block a worker thread: use the async API there.
+//! Every call that waits for the lock service panics inside an async runtime, because it would block a worker thread:
+//! use the async API there.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Abilities and promises of a backend. They are declared here, measured by the contract suite, and a test compares
-//! both with the backend's page (P11).
+//! Types for the abilities and promises of a backend. Each backend declares its own. The contract suite measures them,
+//! and a test compares them with the backend's page (P11).
 
 use std::fmt;
 

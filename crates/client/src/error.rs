@@ -274,7 +274,7 @@ pub enum RunError<T, E> {
         /// The body's result; `None` if the body was dropped ([`OnLost::DropBody`](crate::OnLost)).
         body: Option<Result<T, E>>,
     },
-    /// The body failed; the lock was released.
+    /// The body failed. The lock was released afterwards, but the result of the release is not reported.
     #[error("the work failed under the lock")]
     Body(#[source] E),
     /// The body succeeded; only the release failed or remained without an answer.

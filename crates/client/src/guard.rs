@@ -50,7 +50,7 @@ impl<F: Kind> Guard<F> {
     /// The hold's deadline, which moves forward as keep-alives are acknowledged. `None` if the hold has no deadline.
     ///
     /// # Errors
-    /// [`Lost`] if the deadline has passed.
+    /// [`Lost`] if the hold is lost, for any cause.
     pub fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
         self.inner.hold.valid_until()
     }
@@ -84,7 +84,7 @@ impl<F: Kind> Guard<F> {
         self.inner.hold.verify().await
     }
 
-    /// The slot of the first permit, for a permit.
+    /// The slot of the permit at the first name; `None` in other modes.
     #[must_use]
     pub fn slot(&self) -> Option<Slot> {
         self.permits().first().map(|permit| permit.slot)
@@ -142,7 +142,8 @@ impl<F: Kind> Guard<F> {
 }
 
 impl Guard<Fenced> {
-    /// The fencing token of this hold, higher than the token of every earlier hold (P2). Send it with every write.
+    /// The fencing token of this hold, higher than the token of every earlier hold of the lock (P2). Send it with every
+    /// write.
     #[must_use]
     pub fn token(&self) -> Token {
         let token = self.inner.hold.granted.token;

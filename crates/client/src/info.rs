@@ -32,7 +32,7 @@ pub struct HolderInfo {
     pub mode: ModeKind,
     /// Whether it covers all names below its own.
     pub subtree: bool,
-    /// Its permit.
+    /// The slot of its permit, in mode `permit`.
     pub slot: Option<Slot>,
     /// The holder's label; empty for a closed hold.
     pub owner: String,
@@ -57,7 +57,7 @@ pub enum HolderState {
         /// The operator who ordered it.
         by: String,
     },
-    /// Ended, but still closed.
+    /// Ended, but the lock stays closed for a time.
     Closed {
         /// The remaining time.
         left: Duration,

@@ -61,6 +61,8 @@
 //! Dropping the future of [`Lock::acquire`] at any await point leaves neither a hold nor a queued request. Dropping the
 //! future of [`Guard::release`] lets the release continue in the background. A future that is kept alive but not polled
 //! may hold the lock without returning it.
+//!
+//! Promises are cited as P1–P12 (`docs/SAFETY.md`), rules by the numbers of `docs/table-rules.md` (N1, R4 …).
 
 mod backend;
 pub mod backends;

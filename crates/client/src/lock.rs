@@ -102,7 +102,7 @@ impl<F: Kind> Lock<F> {
         self.with(|options| options.ttl = ttl)
     }
 
-    /// Disables renewal: the hold ends one ttl after it was acquired.
+    /// Disables renewal: the hold ends at most one ttl after it was acquired.
     pub fn no_renew(self) -> Self {
         self.with(|options| options.renew = false)
     }
@@ -129,14 +129,15 @@ impl<F: Kind> Lock<F> {
         self.with(|options| options.keep_closed = duration)
     }
 
-    /// Keeps the lock closed for this duration after a holder that vanished: its session expired without a release. At
-    /// most 1 h.
+    /// Keeps the lock closed for this duration after a hold that ended because its session expired: the holder vanished
+    /// without a release. At most 1 h.
     pub fn lock_delay(self, delay: Duration) -> Self {
         self.with(|options| options.lock_delay = delay)
     }
 
-    /// Frees the lock this long after the holder's connection was closed from the holder's side, instead of after the whole
-    /// ttl. The one exception to P5: a connection that a middlebox closes can end the hold before its holder notices.
+    /// Frees the lock this long after the holder's connection was closed from the holder's side, instead of after the
+    /// whole ttl. The one exception to P5: if a middlebox closes the connection, the hold can end before its holder
+    /// notices.
     pub fn linger(self, linger: Duration) -> Self {
         self.with(|options| options.linger = linger)
     }
@@ -147,8 +148,8 @@ impl<F: Kind> Lock<F> {
         self.with(|options| options.min_validity = need)
     }
 
-    /// Grace period between the signal of a loss with advance notice (`max_hold`, a break) and the end of the hold. A
-    /// sixth of the ttl by default.
+    /// Grace period between the signal of a loss with advance notice (`max_hold`, a break) and the end of the hold. By
+    /// default a sixth of the ttl, or 5 s where holds have no ttl.
     pub fn grace(self, grace: Duration) -> Self {
         self.with(|options| options.grace = Some(grace))
     }
@@ -311,7 +312,8 @@ impl<F: Kind> Lock<F> {
             meta_bytes: encode_meta(&options.meta).len(),
         };
         acquire.check()?;
-        // About two thirds: a session is renewed every third of its ttl; the drift margin is subtracted.
+        // Just before a renewal, which is due every third of the ttl, two thirds are left, less the margin for clock
+        // drift.
         let validity_max = options.ttl * 65 / 100;
         if can.ttl && options.min_validity > validity_max {
             let allowed = format!("at most {validity_max:?} (65 % of the ttl) can be had; use a longer ttl");

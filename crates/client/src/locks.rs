@@ -56,7 +56,7 @@ pub struct ShutdownReport {
 }
 
 impl Locks<Unfenced> {
-    /// Creates a client: `file:///dir`, `memory:`, …
+    /// Creates a client of the lock service at `url`: `file:///dir`, `memory:`, …
     ///
     /// # Errors
     /// [`ConnectError`]: the URL is invalid, or the lock service lacks an ability that the URL requests, or is
@@ -65,7 +65,7 @@ impl Locks<Unfenced> {
         Self::connect_as(url, &default_label()).await
     }
 
-    /// As [`Locks::connect`], with an explicit label of 1 to 256 bytes, which is shown to operators.
+    /// As [`Locks::connect`], with an explicit label, which is shown to operators. It is cut to 256 bytes.
     ///
     /// # Errors
     /// As [`Locks::connect`].
@@ -86,7 +86,7 @@ impl Locks<Unfenced> {
     /// Converts the client to one on which every hold has a token.
     ///
     /// # Errors
-    /// [`Unsupported`] if this lock service issues no tokens (P11). This is the only place where that is checked.
+    /// [`Unsupported`] if this lock service issues no tokens (P11). Acquires on the returned client need no such check.
     pub fn fenced(self) -> Result<Locks<Fenced>, Unsupported> {
         match self.capabilities().has_tokens() {
             true => Ok(Locks { core: self.core, kind: PhantomData }),

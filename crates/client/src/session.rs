@@ -65,7 +65,7 @@ struct Inbox {
 enum Input {
     /// A caller requests a hold.
     Acquire(Key, Caller, AcquireLimits),
-    /// A caller releases its hold. The place is its present one.
+    /// A caller releases its hold. The place is where the release runs, which may differ from where the acquire ran.
     Release(Key, Place),
     /// A caller's future or guard was dropped.
     Abandon(Key),
@@ -80,10 +80,10 @@ struct SessionState {
     /// session is never applied to this one.
     conn: Arc<dyn Conn>,
     generation: u64,
-    /// Whether a session was ever opened on `conn`.
+    /// Whether a session was opened before. Each further one gets a new connection.
     opened: bool,
     callers: BTreeMap<Key, Caller>,
-    /// Buffers for one turn, kept to avoid allocations.
+    /// Buffers of `feed`, kept to avoid allocations.
     events: VecDeque<Event>,
     outputs: Vec<Output>,
 }
@@ -102,7 +102,7 @@ struct Caller {
     place: Place,
 }
 
-/// The state of a caller's request. Only the latest counts.
+/// The state of a caller's request. A receiver that is late sees only the latest one.
 #[derive(Clone)]
 enum RequestProgress {
     Asked,
@@ -224,7 +224,7 @@ async fn session_loop(
 
 impl SessionInner {
     /// Feeds the machine and performs its outputs: on this thread, or on the thread that holds the state's lock. Calls
-    /// leave in the machine's order, because they are submitted under that lock (R5).
+    /// are submitted in the machine's order, because they are submitted under that lock (R5).
     fn input(self: &Arc<Self>, input: Input) {
         match self.try_state() {
             Some(mut state) => self.work_off(&mut state, Some(input)),

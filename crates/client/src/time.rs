@@ -1,4 +1,4 @@
-//! The clock of leases. It counts suspend, and only its rate is trusted (P5).
+//! The clock of leases. It keeps counting during suspend, and only its rate is trusted (P5).
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -30,7 +30,7 @@ impl BootInstant {
         compile_error!(
             "Lockkeeper's leases need a clock that counts suspend; none is known for this system (P5)"
         );
-        // Every supported kernel has this clock, so reading it cannot fail; 0 would only end leases early.
+        // Every supported kernel has this clock, so reading it cannot fail.
         let now = CLOCK.now().map_or(Duration::ZERO, Duration::from);
         Self::from_nanos(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
     }
@@ -107,12 +107,12 @@ impl Clock {
     }
 }
 
-/// The single timer of a loop. The loop sets it, waits for it, runs one turn, and repeats.
+/// The single timer of a loop. The loop sets it, waits for it, processes what is due, and repeats.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     clock: Clock,
     at: AtomicU64,
-    /// Virtual time does not advance while a loop runs its turn.
+    /// Whether the loop is processing, and not waiting for the alarm. Virtual time does not advance meanwhile.
     running: AtomicBool,
     changed: Notify,
 }
@@ -127,8 +127,7 @@ impl Alarm {
         }
     }
 
-    /// Waits until the alarm rings, and marks the loop's turn as begun. Needs a tokio runtime with I/O and time
-    /// enabled.
+    /// Waits until the alarm rings, and sets `running`. Needs a tokio runtime with I/O and time enabled.
     pub(crate) async fn ring(&self) {
         loop {
             let at = BootInstant(self.at.load(Ordering::SeqCst));
@@ -181,11 +180,8 @@ impl VirtualClock {
         BootInstant(self.state().now)
     }
 
-    /// Advances the clock and runs everything due in between in order of time: returns when all timers up to the new
-    /// time have fired and their loops have finished their turns.
-    ///
-    /// # Panics
-    /// If a loop does not finish its turn within 10 s of real time.
+    /// Advances the clock and fires all timers that are due until the new time, in order of time. Returns when their
+    /// loops wait again; has no time limit.
     pub fn advance(&self, duration: Duration) {
         let mut state = self.state();
         let target = (BootInstant(state.now) + duration).0;
@@ -193,8 +189,7 @@ impl VirtualClock {
             state.alarms.retain(|alarm| alarm.strong_count() > 0);
             let alarms: Vec<Arc<Alarm>> = state.alarms.iter().filter_map(Weak::upgrade).collect();
             if alarms.iter().any(|alarm| alarm.running.load(Ordering::SeqCst)) {
-                // Dropped outside of the lock: this may be the last reference to an alarm, and its `drop` notifies the
-                // condvar.
+                // Dropped before the wait: an alarm whose loop has ended must not be kept alive by this list.
                 drop(alarms);
                 let (again, waited) = self
                     .0
@@ -225,8 +220,8 @@ impl VirtualClock {
     }
 }
 
-/// A timer is armed for at most this long, then the clock is read again: the clock may jump under a timer (a suspend
-/// that the kernel's timer missed, a test's shim).
+/// A timer is armed for at most this long, then the clock is read again: the clock may jump while the timer runs (a
+/// suspend that the kernel's timer missed, a clock that a test replaces).
 const STEP: Duration = Duration::from_secs(1);
 
 async fn boot_sleep_until(at: BootInstant) {

@@ -17,7 +17,7 @@ pub struct Url {
     pub password: Option<Password>,
     /// The comma-separated list after `//`.
     pub hosts: Vec<Host>,
-    /// From the first `/` after the hosts, percent-decoded.
+    /// From the first `/` after the hosts, percent-decoded. Without `//`: everything after the scheme.
     pub path: String,
     query: BTreeMap<String, String>,
 }
@@ -147,7 +147,7 @@ impl Url {
     pub(crate) fn parse(text: &str, schemes: &[&str]) -> Result<Self, UrlError> {
         let bad = |part: &str, wanted| {
             let url = without_password(text);
-            // A fragment that appears to be a part of the URL may be a piece of the password.
+            // A part that is missing from the text without password is a piece of the password.
             let part = if url.contains(part) { part } else { HIDDEN };
             UrlError::BadPart { part: part.to_owned(), url, wanted }
         };
@@ -281,8 +281,8 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// ` (did you mean …?)`, if one of `known` is similar: one is a prefix of the other, or the edit distance is at most
-/// half of its length.
+/// ` (did you mean …?)`, if one of `known` is similar: it begins with `text`, or `text` begins with it, or the edit
+/// distance is at most half of its length.
 pub(crate) fn did_you_mean(text: &str, known: &[&str], suffix: &str) -> String {
     let begins =
         |candidate: &&&str| text.len() > 1 && (candidate.starts_with(text) || text.starts_with(**candidate));

@@ -63,8 +63,8 @@ impl LeaseThread {
         Ok(Self { jobs, runtime: handle })
     }
 
-    /// While the guard lives, timers and connections that the current thread creates belong to the worker's runtime:
-    /// for the first poll of a job that is handed over later.
+    /// While the guard lives, timers and connections that the current thread creates belong to the worker's runtime.
+    /// For a future that is first polled on the current thread and then moved to the worker.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }

@@ -3,7 +3,7 @@
 //! Each runtime has connections of its own, which are opened on it, and whose tasks run on it. They are opened on
 //! demand, and closed when they fail, after a time without use, or with their runtime. A connection serves one call at
 //! a time ([`Pool::alone`]), or many at once ([`Pool::shared`]); the users of one pool all do the same. (The first
-//! connection of a shared pool may be opened by `alone`, which returns its error.)
+//! connection of a shared pool may be opened by `alone`, because `alone` returns the error if this fails.)
 
 #[cfg(test)]
 mod tests;
@@ -79,7 +79,7 @@ struct Member<T> {
     /// When it was last returned.
     returned: Mutex<Instant>,
     discarded: AtomicBool,
-    /// A task of the runtime holds the other end, so that this one is closed once the runtime has ended.
+    /// A task of the runtime holds the receiver, so that this sender is closed once the runtime has ended.
     runtime_runs: oneshot::Sender<()>,
     /// Freed with the connection, or earlier if the pool gives up an unusable connection that still has users.
     permit: Mutex<Option<OwnedSemaphorePermit>>,
@@ -126,7 +126,7 @@ impl<C: Connect> Pool<C> {
         self.0.state().trouble.clone()
     }
 
-    /// Reports an error as [`Self::trouble`]: of a connection that does not answer.
+    /// Sets [`Self::trouble`] to the error of a connection that does not answer.
     #[cfg(feature = "postgres")]
     pub(crate) fn set_trouble(&self, error: BackendError) {
         self.0.state().trouble = Some(error);
@@ -236,8 +236,8 @@ impl<C: Connect> PoolInner<C> {
         least.map(|member| Used { pool: self.clone(), member, alone: false }).ok_or(look_again)
     }
 
-    /// Removes unusable connections, whose places become free even if they still have users. The caller drops them
-    /// after the lock is free: closing a connection may run code of its library.
+    /// Removes unusable connections and frees their permits, even if they still have users. The caller drops `closed`
+    /// after unlocking the state: closing a connection may run code of its library.
     fn remove_unusable(&self, members: &mut Members<C::Connection>, closed: &mut Members<C::Connection>) {
         for member in members.extract_if(.., |member| !self.is_usable(member)) {
             drop(member.take_permit());
@@ -245,7 +245,7 @@ impl<C: Connect> PoolInner<C> {
         }
     }
 
-    /// The permit for one more connection, if there is one. With `makes_room` it is taken from an idle connection if
+    /// The permit for one more connection, if there is one. With `makes_room`, an idle connection is closed for it if
     /// necessary.
     fn permit(
         &self,
@@ -371,7 +371,7 @@ impl<C: Connect> Drop for Opening<C> {
 }
 
 impl<C: Connect> Used<C> {
-    /// Never hands it out again: its state is unknown, or it does not answer.
+    /// Prevents that the connection is handed out again: its state is unknown, or it does not answer.
     pub(crate) fn discard(&self) {
         self.member.discarded.store(true, Ordering::Relaxed);
     }

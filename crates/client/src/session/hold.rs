@@ -24,7 +24,7 @@ pub(crate) struct HoldStatus {
     ends_at: AtomicU64,
 }
 
-/// A granted request: releases when dropped.
+/// A request and, once granted, its hold. Dropping the handle abandons or releases it.
 pub(crate) struct HoldHandle {
     session: Arc<Session>,
     key: Key,
@@ -119,7 +119,8 @@ impl HoldHandle {
         &self.hold.lost
     }
 
-    /// The hold's deadline; `None` if it has none. `Err` if the deadline has passed (P5).
+    /// The hold's deadline; `None` if it has none. `Err` if the hold is lost, at the latest when the deadline has
+    /// passed (P5).
     pub(crate) fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
         let inner = &self.session.0;
         let deadline = || if inner.has_ttl { inner.lease_deadline.load(Ordering::SeqCst) } else { u64::MAX };
@@ -171,7 +172,7 @@ impl HoldHandle {
     async fn next(&mut self) -> RequestProgress {
         match self.progress.changed().await {
             Ok(()) => self.progress.borrow_and_update().clone(),
-            // The session dropped the sender without an end, as it does when it is shut down.
+            // The session dropped the sender without reporting an end, as it does when it is shut down.
             Err(_) => RequestProgress::NotAcquired(NotAcquired::ShuttingDown),
         }
     }

@@ -57,8 +57,8 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
     let session = Session::start(backend, spec, "alice", LeaseThread::start("test").unwrap());
     let inner = &session.0;
     let elsewhere = |inputs: Vec<Input>| {
-        let told = inner.clone();
-        std::thread::spawn(move || inputs.into_iter().for_each(|input| told.input(input))).join().unwrap();
+        let target = inner.clone();
+        std::thread::spawn(move || inputs.into_iter().for_each(|input| target.input(input))).join().unwrap();
     };
     let (progress_in, mut progress) = watch::channel(RequestProgress::Asked);
     let request = Arc::new(AcquireRequest {

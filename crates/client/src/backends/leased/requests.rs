@@ -22,7 +22,8 @@ pub(super) struct LeasedRequests {
 #[derive(Default)]
 struct LeasedState {
     requests: BTreeMap<Seq, LeasedRequest>,
-    /// The highest seq of a request so far, if any. A request with a lower seq that is not in `requests` is over.
+    /// The highest seq of a request so far, if any. A request with this or a lower seq that is not in `requests` is
+    /// over.
     last: Option<Seq>,
 }
 
@@ -31,8 +32,8 @@ struct LeasedRequest {
     wake_up: Arc<WakeUp>,
     stage: Stage,
     attempts: Attempts,
-    /// How many times the entry was not renewed while its grant may have been on its way: a keep-alive did not find
-    /// it, or it is under a break. Its hold may then expire before the session's deadline.
+    /// How many times the entry was not renewed while its grant may have been on its way: a keep-alive did not find the
+    /// entry, or an operator had broken it. The hold may then expire before the session's deadline.
     missed: u64,
     /// When its end was first requested.
     ends_since: Option<BootInstant>,
@@ -51,7 +52,7 @@ pub(super) struct Attempts {
 pub(super) enum Stage {
     /// May hold or wait: an attempt is on its way, or its answer was lost.
     Asked,
-    /// Waits, by its last answer.
+    /// Waits in the queue, according to the last answer.
     Waits,
     Holds(Granted),
     /// An operator broke it, and the session was notified. It is not renewed any more.
@@ -66,22 +67,23 @@ pub(super) enum Stage {
 pub(super) struct Renewable {
     seq: Seq,
     pub(super) entry: Arc<Entry>,
-    /// Its grant was returned when the renewal was sent.
+    /// Whether its grant had been returned to the caller when the renewal was sent.
     holds: bool,
 }
 
-/// The meaning of an entry's renewal for its keep-alive.
+/// How the result of an entry's renewal affects the keep-alive.
 pub(super) enum EntryRenewal {
     Fine,
-    /// A hold is lost.
+    /// A hold is lost. The keep-alive must not be acknowledged.
     Lost,
-    /// It was granted after the renewal was sent, so that the renewal's answer does not apply to the hold.
+    /// The renewal did not find the entry, but its grant was returned after the renewal was sent: renew the entry
+    /// again.
     Again(Renewable),
 }
 
-/// What an acquire finds.
+/// The state in which an acquire finds its request.
 pub(super) enum Found {
-    /// It neither holds nor ends: attempt to hold.
+    /// The request neither holds nor ends: attempt to hold.
     Asked(Arc<Entry>, Arc<WakeUp>),
     Holds(Arc<Entry>, Granted),
     Revoked,
@@ -91,7 +93,7 @@ pub(super) enum Found {
 /// Whether a grant may be returned.
 pub(super) enum Grant {
     Returned,
-    /// Renew its entry first. The number is how many renewals missed it so far.
+    /// Renew the entry first. The number is how many renewals missed the entry so far.
     Missed(u64),
     Revoked,
     Over,
@@ -107,7 +109,7 @@ impl LeasedRequests {
     }
 
     pub(super) fn push(&self, push: Push) {
-        // The receiver is gone, and its holds with it.
+        // If the send fails, the session has ended, and its holds with it.
         let _ = self.pushes.send(push);
     }
 
@@ -116,7 +118,8 @@ impl LeasedRequests {
         let mut state = self.state();
         let LeasedState { requests, last } = &mut *state;
         if Some(seq) <= *last && !requests.contains_key(&seq) {
-            // The caller may not have processed its loss yet; a new request under this seq would take the lock again.
+            // The machine may not have processed the loss of this hold yet. A new request under its seq would take the
+            // lock again.
             return Found::Over;
         }
         *last = Some(seq).max(*last);
@@ -155,14 +158,15 @@ impl LeasedRequests {
         }
     }
 
-    /// Sets the stage of a request, unless it is over.
+    /// Sets the stage of a request, unless it is over. Returns whether the stage was set.
     pub(super) fn advance(&self, seq: Seq, stage: Stage) -> bool {
         let mut state = self.state();
         let request = state.requests.get_mut(&seq).filter(|request| !request.is_over());
         request.map(|request| request.stage = stage).is_some()
     }
 
-    /// Records a grant if as many renewals missed its entry as it was renewed for since.
+    /// Records that a grant is returned, unless a keep-alive missed its entry since the entry's last renewal.
+    /// `made_up_for`: the value of `missed` before that renewal.
     pub(super) fn grant(&self, seq: Seq, granted: &Granted, made_up_for: u64) -> Grant {
         let mut state = self.state();
         match state.requests.get_mut(&seq) {
@@ -212,7 +216,7 @@ impl LeasedRequests {
             }
             (Renewed::Gone, Stage::Waits) => {
                 request.missed += 1;
-                // It lost its place in the queue: its next attempt takes a new one.
+                // The entry lost its place in the queue: its next attempt takes a new one.
                 request.wake_up.wake(Duration::ZERO);
                 EntryRenewal::Fine
             }
@@ -252,7 +256,8 @@ impl LeasedRequests {
                 self.push(Push::Revoked { seq });
                 true
             }
-            // Its grant may be on its way.
+            // A grant may be on its way. Before it is returned, `LeasedInner::hand_out` renews the entry and finds the
+            // break.
             Stage::Asked | Stage::Waits => {
                 request.missed += 1;
                 false
@@ -262,7 +267,7 @@ impl LeasedRequests {
     }
 
     /// Begins the end of an entry: it is not renewed from here on, and makes no further attempt. Returns the entry, and
-    /// whether an attempt of it may still arrive; `None` if no attempt was ever sent.
+    /// whether an attempt of it may still arrive; `None` if the request is unknown or no attempt was ever sent.
     pub(super) fn begin_end(&self, target: Seq) -> Option<(Arc<Entry>, bool)> {
         let mut state = self.state();
         let request = state.requests.get_mut(&target)?;
@@ -275,16 +280,16 @@ impl LeasedRequests {
         sent.then_some((entry, doubt))
     }
 
-    /// Begins the end of a request whose attempt was refused. Returns what [`Self::begin_end`] does if earlier attempts
-    /// may have left something: a place in the queue, or a grant whose answer was lost (P7).
+    /// As [`Self::begin_end`], for a request whose attempt was refused: `None` also if no earlier attempt can have left
+    /// anything, that is, a place in the queue or a grant whose answer was lost (P7).
     pub(super) fn begin_end_of_refused(&self, seq: Seq) -> Option<(Arc<Entry>, bool)> {
         let left = |request: &LeasedRequest| request.attempts.doubt || request.stage != Stage::Asked;
         let left = self.state().requests.get(&seq).is_some_and(left);
         if left { self.begin_end(seq) } else { None }
     }
 
-    /// Whether its end was requested so long ago that it has expired: two ttls and the time for which the lock stays
-    /// closed.
+    /// Whether the end of the request was requested so long ago that its entry has expired: more than two ttls plus the
+    /// time for which the lock stays closed.
     pub(super) fn is_long_over(&self, target: Seq) -> bool {
         let state = self.state();
         let Some(request) = state.requests.get(&target) else { return true };
@@ -292,7 +297,7 @@ impl LeasedRequests {
         request.ends_since.is_some_and(|since| BootInstant::now() - since > until)
     }
 
-    /// Ends all requests without a call: they expire.
+    /// Ends all requests without a call to the service: their entries expire there.
     pub(super) fn abandon(&self) {
         self.state().requests.values_mut().for_each(LeasedRequest::end);
     }
@@ -315,7 +320,7 @@ impl LeasedRequest {
         let revoked = matches!(self.stage, Stage::Revoked | Stage::Ends { revoked: true });
         self.stage = Stage::Ends { revoked };
         self.ends_since.get_or_insert_with(BootInstant::now);
-        // A waiting acquire stops.
+        // A waiting acquire wakes up and stops.
         self.wake_up.wake(Duration::ZERO);
     }
 }

@@ -1,12 +1,13 @@
-//! One session over a [`Store`]: its calls, and the meaning of a keep-alive for its entries.
+//! One session over a [`Store`]: its calls, and which entries a keep-alive renews.
 //!
-//! Why an acknowledged keep-alive may extend the session's deadline (P5): it renews all entries that hold, wait, or
-//! may hold by an attempt without an answer yet, and no others. So the expiry of each hold at the service is later
-//! than the session's deadline: this keep-alive or a later renewal set it. There are two exceptions. An entry that a
-//! keep-alive did not find may have got its expiry before and become visible after (a transaction with a slow
-//! commit), and an entry under a break is not renewed. Such an entry is renewed once more before its grant is
-//! returned or, if the grant was returned already, before the keep-alive is acknowledged. A session without entries
-//! has nothing that can expire: its keep-alives are acknowledged without a call.
+//! Why an acknowledged keep-alive may extend the session's deadline (P5): it renews all entries that hold, wait, or may
+//! hold by an attempt without an answer yet, and no others. So the expiry of each hold at the service is later than the
+//! session's deadline: this keep-alive or a later call set it. There are two exceptions: an entry that a keep-alive did
+//! not find, whose expiry may have been set before and become visible after (a transaction that commits slowly); and an
+//! entry that an operator has broken, which is not renewed. Such an entry is renewed once more before its grant is
+//! returned. If the grant is returned while the keep-alive is under way, the entry is renewed once more, or its loss is
+//! reported, before the keep-alive is acknowledged. A session without entries has nothing that can expire: its
+//! keep-alives are acknowledged without a call.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -112,7 +113,7 @@ impl LeasedInner {
         self.session.get().map_or("", String::as_str)
     }
 
-    /// Opens the session, which is a new one for each [`LeasedConn`].
+    /// Opens the session: draws its id, and registers its listener for wake-ups.
     fn open(self: &Arc<Self>) -> Answer {
         let mut random = [0; 16];
         if let Err(error) = getrandom::fill(&mut random) {
@@ -183,7 +184,7 @@ impl LeasedInner {
     async fn acquire(&self, seq: Seq, mut attempt: Attempt, wake_up: &WakeUp) -> Result<Answer, CallError> {
         let mut position = None;
         loop {
-            // This attempt covers the wake-ups before it.
+            // Wake-ups that came before this attempt need no further one.
             wake_up.clear();
             let Some(before) = self.requests.begin_attempt(seq) else { return Ok(OVER) };
             attempt.first = !before.sent;
@@ -212,7 +213,8 @@ impl LeasedInner {
         }
     }
 
-    /// Returns a grant, after a renewal that was sent after every renewal that missed its entry.
+    /// Returns a grant. If a keep-alive missed its entry, the entry is renewed first, so that it expires after the
+    /// deadline to which that keep-alive extended the session.
     async fn hand_out(&self, seq: Seq, entry: &Arc<Entry>, granted: Granted) -> Result<Answer, CallError> {
         let mut made_up_for = 0;
         loop {
@@ -221,26 +223,28 @@ impl LeasedInner {
                 Grant::Missed(missed) => missed,
                 Grant::Revoked => return Ok(OVER),
                 Grant::Over => {
-                    // The end was sent before the grant arrived and may have overtaken it, or the session is lost.
-                    // Without an answer the hold expires.
+                    // The request was ended, or the session dropped, before this grant arrived. The finish may have
+                    // reached the service before the attempt, so another one is sent. If it gets no answer, the hold
+                    // expires.
                     let _ = self.store.finish(entry.clone(), false).await;
                     return Ok(OVER);
                 }
             };
-            // The grant was sent, so a call without an answer leaves a hold behind.
+            // The entry was granted, so even a renewal that was not sent leaves a hold behind: `sent` is always true.
             match self.renew_one(entry).await.map_err(|_| CallError { sent: true })? {
                 Renewed::Kept => made_up_for = missed,
                 Renewed::Revoked => {
                     self.requests.advance(seq, Stage::Revoked);
                     return Ok(Answer::Revoked);
                 }
-                // The hold has ended. The machine finishes this seq before it sends a request under another.
+                // The hold has ended. The request stays recorded until the machine finishes this seq, before it uses
+                // another one.
                 Renewed::Gone => return Ok(OVER),
             }
         }
     }
 
-    /// Ends the request of a refused attempt, after the remains of earlier attempts.
+    /// Ends a request whose attempt was refused. First removes what its earlier attempts may have left at the service.
     async fn refused(&self, seq: Seq) -> Result<(), CallError> {
         if let Some((entry, doubt)) = self.requests.begin_end_of_refused(seq) {
             self.store.finish(entry, doubt).await?;
@@ -252,8 +256,8 @@ impl LeasedInner {
     async fn finish(&self, target: Seq, entry: Arc<Entry>, doubt: bool) -> Result<Answer, CallError> {
         let end = match self.store.finish(entry, doubt).await {
             Ok(end) => end,
-            // After a long outage, the service must not receive thousands of ends: those entries have expired by
-            // then.
+            // The entry has expired by now. After a long outage, the service must not receive thousands of such
+            // finishes.
             Err(_) if self.requests.is_long_over(target) => End::Gone,
             Err(error) => return Err(error),
         };
@@ -261,7 +265,7 @@ impl LeasedInner {
         Ok(Answer::Finished(if revoked { End::Broken } else { end }))
     }
 
-    /// Ends all remaining entries. Those that can't be ended now expire.
+    /// Ends the remaining entries one after the other, up to the first that fails. The rest expires.
     async fn close(&self) -> Result<Answer, CallError> {
         for target in self.requests.seqs() {
             if let Some((entry, doubt)) = self.requests.begin_end(target) {
@@ -272,5 +276,5 @@ impl LeasedInner {
     }
 }
 
-/// The answer to an acquire whose request was ended meanwhile: the answer of that end counts.
+/// The answer to an acquire whose request has ended. The machine decides by the answer to the `Finish`.
 const OVER: Answer = Answer::Finished(End::Gone);

@@ -20,8 +20,8 @@ pub(crate) trait Store: Send + Sync + 'static {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>>;
 
     /// Extends each entry that still holds or waits to a full ttl from now on, by its id and never by its name alone,
-    /// and never creates anything: a renewal that arrives late must neither extend another's hold nor restore one
-    /// that ended. Returns one result for each entry, in order; fails if any of them is unknown.
+    /// and never creates anything: a renewal that arrives late must neither extend another's hold nor restore one that
+    /// ended. Returns one result for each entry, in order; fails if any of the results is unknown.
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>>;
 
     /// Ends a hold by its id, or leaves the queue, and wakes the next waiter. `doubt`: an attempt of this entry may
@@ -78,7 +78,8 @@ impl fmt::Display for EntryId {
 const LIMITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 
 impl Entry {
-    /// Time limit of one command: a sixth of the ttl, after which the next renewal supersedes this one.
+    /// Time limit of one command: a sixth of the ttl, within `LIMITS`. A renewal that has got no answer by then is
+    /// followed by another.
     pub(crate) fn limit(&self) -> Duration {
         (self.ttl / 6).clamp(LIMITS.0, LIMITS.1)
     }
@@ -93,7 +94,7 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub(crate) struct Attempt {
     pub(crate) entry: Arc<Entry>,
-    /// No attempt of this entry was sent before.
+    /// No attempt of this entry was sent before, or all were answered and left no entry and no place in a queue.
     pub(crate) first: bool,
     /// Take a place in the queue if the lock isn't free.
     pub(crate) wait: bool,

@@ -42,7 +42,7 @@ impl Script {
         self.tries.lock().unwrap().push_back(Box::pin(async { tried }));
     }
 
-    /// The answer to the next attempt without one is sent through the returned channel.
+    /// The next attempt without a scripted answer gets the one that is sent through the returned channel.
     fn will_later(&self) -> oneshot::Sender<Tried> {
         let (sender, receiver) = oneshot::channel();
         let tried = Box::pin(async { receiver.await.map_err(|_| CallError { sent: true }) });
@@ -68,8 +68,8 @@ impl Store for Script {
         if self.unanswered_renewals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lost).is_ok() {
             return Box::pin(async { Err(CallError { sent: true }) });
         }
-        let mut said = self.renewals.lock().unwrap();
-        let renewed = entries.iter().map(|_| said.pop_front().unwrap_or(Renewed::Kept)).collect();
+        let mut scripted = self.renewals.lock().unwrap();
+        let renewed = entries.iter().map(|_| scripted.pop_front().unwrap_or(Renewed::Kept)).collect();
         Box::pin(async { Ok(renewed) })
     }
 
@@ -269,7 +269,7 @@ async fn a_refusal_after_an_unanswered_try_or_in_the_queue_leaves_nothing_behind
     assert_eq!(session.store.asked(), ["attempt 2", "attempt 2", "finish 2"]);
 }
 
-/// Its runtime has ended, and the call with it. It may still arrive after a later attempt was granted.
+/// The caller's runtime has ended and dropped the call. Its attempt may still arrive after a later one was granted.
 #[tokio::test]
 async fn an_attempt_whose_call_is_dropped_leaves_its_end_in_doubt() {
     let session = Session::open().await;
@@ -304,7 +304,7 @@ async fn waiting_acquires_stop_when_their_session_is_dropped() {
     assert_eq!(session.store.asked(), ["attempt 1"]);
 }
 
-/// The end may have overtaken the attempt.
+/// The finish may reach the service before the attempt.
 #[tokio::test]
 async fn a_grant_that_arrives_after_its_end_is_ended_again() {
     let session = Session::open().await;

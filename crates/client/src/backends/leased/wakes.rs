@@ -12,7 +12,7 @@ use super::store::EntryId;
 /// An unsolicited message about an entry. May be lost, and may arrive twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wake {
-    /// The lock may be free for it: try again after this time.
+    /// The lock may be free for the entry: try again after this time.
     Try(Duration),
     /// An operator broke its hold.
     Revoked,

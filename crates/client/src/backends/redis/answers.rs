@@ -1,4 +1,4 @@
-//! Decodes the lists that scripts return.
+//! Decodes lists in the replies of scripts and commands.
 
 use redis::Value;
 

@@ -80,7 +80,7 @@ impl Cluster {
         })
     }
 
-    /// All nodes that have slots.
+    /// All nodes that have slots and could be reached.
     pub(super) fn nodes(&self) -> Vec<Arc<RedisStore>> {
         self.0.map().nodes.values().map(|(_, node)| node.clone()).collect()
     }
@@ -98,7 +98,7 @@ impl ClusterInner {
         (*first <= slot).then(|| map.nodes.get(address).map(|(_, node)| node.clone()))?
     }
 
-    /// Reads the map again in the background. Callers whose call was not executed repeat it.
+    /// Reads the map again in the background, at most once per `PAUSE`. Callers whose call was not executed repeat it.
     fn look_again(self: &Arc<Self>) {
         let inner = self.clone();
         self.worker.run(Box::pin(async move {
@@ -222,7 +222,7 @@ impl Store for Cluster {
             }
             let mut renewed = vec![Renewed::Gone; entries.len()];
             let mut failed = nobody.then_some(NOBODY);
-            // Waits for all nodes, also if one fails: the others have renewed theirs all the same.
+            // Waits for all nodes, also if one fails: dropping the set would cancel the other renewals.
             while let Some(answered) = asking.join_next().await {
                 match answered {
                     Ok((places, Ok(part))) => {

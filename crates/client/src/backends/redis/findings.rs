@@ -16,8 +16,7 @@ struct Settings {
     policy: String,
 }
 
-/// Tokens must survive a restart, and their counter must not be evicted: otherwise `fencing=counter` is refused,
-/// unless `force` is set.
+/// Refuses `fencing=counter` if a restart may lose tokens or if their counter may be evicted. Not called with `force`.
 pub(super) async fn check_that_tokens_last(store: &RedisStore) -> Result<(), BackendError> {
     let refused = |why: String| {
         let what = format!(
@@ -35,7 +34,7 @@ pub(super) async fn check_that_tokens_last(store: &RedisStore) -> Result<(), Bac
     }
 }
 
-/// One finding for each aspect of the settings.
+/// One finding on persistence and one on eviction, or a single one if the settings can't be read.
 pub(crate) async fn of(store: &RedisStore) -> Result<Vec<Finding>, BackendError> {
     let settings = match settings(store).await {
         Ok(settings) => settings,

@@ -16,7 +16,7 @@ use crate::backends::leased::EntryId;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo};
 
-/// For calls that concern a whole name.
+/// The entry of calls that concern a whole name.
 const NO_ENTRY: EntryId = EntryId(String::new());
 /// How many waiters an inspection lists.
 const WAITERS_SHOWN: usize = 20;
@@ -181,8 +181,8 @@ impl Inner {
         while !waiting.is_empty() {
             look.waiters.extend(layout::waiter(&waiting.bytes()));
         }
-        // The counter expires after 30 days without a grant; from then on the server's clock alone is above every
-        // token.
+        // The counter expires after 30 days without a grant. All tokens are then below the server's clock, so the clock
+        // is the bound.
         let counter = items.number().unwrap_or(0);
         look.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
         Ok(look)

@@ -74,7 +74,7 @@ impl Keys {
         self.lock.contains(BESIDE)
     }
 
-    /// The keys for a script, and the entry that it is about.
+    /// The keys of this name that a script gets for the entry `id`.
     pub(super) fn list(&self, set: KeySet, id: &EntryId) -> Vec<String> {
         let stem =
             if self.tagged { [&self.lock, TAGGED].concat() } else { format!("{{{}}}{BESIDE}", self.lock) };
@@ -139,7 +139,7 @@ pub(super) fn plain_value(attempt: &Attempt, client: &str, lives_ms: u64) -> Vec
     value
 }
 
-/// Escapes line breaks.
+/// Escapes line breaks and backslashes.
 pub(super) fn one_line(text: &str) -> Cow<'_, str> {
     if !text.contains(['\\', '\n']) {
         return Cow::Borrowed(text);
@@ -204,7 +204,7 @@ impl Since {
         })
     }
 
-    /// Time since then. `left`: the key's remaining time; `now`: µs of the server's clock.
+    /// The age of the hold. `left`: the key's remaining time; `now`: µs of the server's clock.
     fn ago(self, left: Duration, now: u64) -> Duration {
         match self {
             Self::At(since) => Duration::from_micros(now.saturating_sub(since)),

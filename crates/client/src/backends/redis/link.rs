@@ -1,8 +1,8 @@
 //! Calls to one server. Errors report whether the call may have arrived (P12).
 //!
 //! Renewals go over the main connection, on the lease thread. Calls that a caller waits for go over a connection of the
-//! current runtime ([`Pool`]), to the address of the main connection. It is not used once the main one was replaced:
-//! after a fail-over no call goes to the former primary.
+//! current runtime ([`Pool`]), to the address of the main connection. Once the main connection was replaced, the
+//! runtimes' connections are not used any more: after a fail-over no call goes to the former primary.
 
 use std::mem;
 use std::sync::Arc;
@@ -22,12 +22,13 @@ use crate::backends::leased::Wakes;
 use crate::error::{BackendError, ConnectError};
 use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
 
-/// Each runtime has one connection, closed after a minute without use. The total only bounds a leak of runtimes.
+/// Each runtime has one connection, closed after a minute without use. The limit on the total only matters for programs
+/// that create more and more runtimes.
 const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };
 /// Largest batch of script calls (renewals, inspections) in one pipeline: other clients of the server must not wait
 /// long.
 const BATCH: usize = 500;
-/// Time limit of the main connection's answer after a failure to open another one.
+/// Time limit of the `PING` on the main connection after another connection could not be opened.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Why a call has no usable reply.
@@ -157,7 +158,8 @@ impl Link {
         self.send_on_runtime(deadline, send).await
     }
 
-    /// Sends on a connection of the current runtime. Without an answer, for whatever reason, that is not used again.
+    /// Sends on the current runtime's connection. If there is no answer, for whatever reason, this connection is not
+    /// used again.
     async fn send_on_runtime<T>(
         &self,
         deadline: Instant,
@@ -171,7 +173,7 @@ impl Link {
         Ok(answer)
     }
 
-    /// Returns a reply that is not an error.
+    /// Returns the reply, or converts an error reply. After `READONLY`, the main connection is replaced.
     fn checked(&self, value: Value) -> Result<Value, Failure> {
         let Value::ServerError(error) = value else { return Ok(value) };
         match refusal::of(&error, &self.server) {
@@ -186,7 +188,7 @@ impl Link {
 }
 
 impl MainConnection {
-    /// Sends on the main connection. Without an answer that is replaced.
+    /// Sends on the main connection. If there is no answer, the connection is replaced.
     async fn send<T>(
         &self,
         deadline: Instant,
@@ -208,7 +210,7 @@ struct Connector(MainConnection);
 /// A runtime's connection.
 struct RuntimeConnection {
     connection: MultiplexedConnection,
-    /// The number of the main connection beside which it was opened.
+    /// The number of the main connection at the time when this one was opened.
     beside: u64,
     has_ended: Arc<AtomicBool>,
 }
@@ -238,8 +240,8 @@ impl Connect for Connector {
             let late = |_| refusal::connecting_took_too_long(connector.0.target(), CONNECT_LIMIT);
             let opened = opened.unwrap_or_else(|elapsed| Err(late(elapsed)));
             if opened.is_err() {
-                // If the server does not answer on the main connection either, that is replaced: there may have been
-                // a fail-over.
+                // If the server does not answer on the main connection either, the main connection is replaced: there
+                // may have been a fail-over.
                 let ping = redis::cmd("PING");
                 let send = async |mut main: MultiplexedConnection| main.send_packed_command(&ping).await;
                 let _ = connector.0.send(Instant::now() + PROBE_LIMIT, send).await;
@@ -253,7 +255,7 @@ impl Connect for Connector {
     }
 }
 
-/// Discards a connection unless it is forgotten.
+/// Discards the connection when dropped; `mem::forget` prevents this.
 struct DiscardOnDrop<'a>(&'a Used<Connector>);
 
 impl Drop for DiscardOnDrop<'_> {

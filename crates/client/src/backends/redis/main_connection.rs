@@ -84,7 +84,7 @@ impl MainConnection {
 
     /// Replaces the connection of this number.
     pub(super) fn replace(&self, number: u64) {
-        // The receiver lives as long as this.
+        // The keeper has the receiver until the last `MainConnection` is dropped.
         let _ = self.suspects.send(number);
     }
 }

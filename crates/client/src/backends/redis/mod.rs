@@ -1,4 +1,4 @@
-//! `redis://`: one Redis server, its replicas by sentinels, or a cluster.
+//! `redis://`: one Redis server, a primary that sentinels name, or a cluster.
 //!
 //! A lock is a plain string key set with `SET NX PX`, as other Redis lock clients do it, so that they and this
 //! library exclude each other. Queue, tokens and permits are stored in keys beside it ([`layout`]). Every step that
@@ -49,7 +49,8 @@ pub(crate) use {
     store::{RedisStore, open_store},
 };
 
-/// Creates a client, after checking that the server answers and supports the URL's parameters.
+/// Creates a client, after checking that the server answers and, for `fencing=counter` without `force`, that its
+/// settings let tokens survive.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let (settings, topology) = Settings::parse(url)?;
     let worker = worker()?;
@@ -64,7 +65,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     Ok(Arc::new(Redis { servers, wakes, worker, capabilities }))
 }
 
-/// The worker thread that all Redis connections of this process share.
+/// The lease thread that all Redis clients of this process share.
 pub(crate) fn worker() -> Result<LeaseThread, BackendError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     WORKER.get("lockkeeper-redis").map_err(|error| {

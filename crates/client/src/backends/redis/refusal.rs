@@ -92,7 +92,8 @@ pub(super) fn of_connecting(error: &RedisError, target: &Target) -> BackendError
 const LOGIN: &str = "check user and password: `redis://user:password@host`";
 const PERMISSION: &str = "its user lacks a permission: docs/backends/redis.md lists what is needed";
 
-/// The error text differs between versions of Redis, and between scripts and plain commands.
+/// Whether the user lacks a permission. The error text differs between versions of Redis, and between scripts and plain
+/// commands.
 fn lacks_permission(code: &str, details: &str) -> bool {
     let words = ["ACL failure", "can't run this command", "can't access", "no permissions to access"];
     code == "NOPERM" || words.iter().any(|words| details.contains(words))

@@ -58,8 +58,8 @@ pub(super) enum Topology {
 const PARAMETERS: &[&str] = &["cluster", "fencing", "force", "prefix", "sentinel", "tls-ca"];
 
 impl Settings {
-    /// The settings that all schemes over Redis share: login, database, prefix, TLS. `tls`: whether the scheme asks
-    /// for it. The caller checks which parameters the URL may have.
+    /// The settings that all schemes over Redis share: login, database, prefix, TLS. `tls`: whether the scheme requires
+    /// TLS. The caller checks which parameters the URL may have.
     pub(crate) fn of(url: &Url, tls: bool) -> Result<Self, ConnectError> {
         let db = match url.path.trim_matches('/') {
             "" => 0,
@@ -168,7 +168,8 @@ impl Tls {
 
     #[cfg(feature = "redis-tls")]
     fn of(_url: &Url, file: Option<&str>) -> Result<Self, ConnectError> {
-        // The Redis client library uses the process's default provider; one that the program has installed stays.
+        // The Redis client library uses the process's default crypto provider; one that the program has installed
+        // stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let read = |path: &str| {
             std::fs::read(path).map_err(|error| {

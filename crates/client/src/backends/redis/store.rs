@@ -7,12 +7,12 @@
 //!   a key expired, another client deleted it, or the first waiter did not come within the two seconds of the
 //!   reservation.
 //! - *The entry's own end* (P7). An attempt and the end of its entry may use different connections, so that the `SET`
-//!   may arrive after the end. It must not hold then. An end that may overtake an attempt (`doubt`) therefore leaves a
-//!   record (`gone`). It invalidates the key that the late `SET` creates: every script treats that key as free
-//!   (`in_the_way` in way.lua), a renewal does not extend it, and a `SET` that finds it is followed by a script. The
-//!   record outlives the key. Clients that know nothing of the record are excluded until the key expires. So the key
-//!   must not live for longer than the ttl: an entry that keeps the lock closed for longer is created by the script,
-//!   which checks the record itself.
+//!   may arrive after the end. Such a late `SET` must not hold. An end that may overtake an attempt (`doubt`) therefore
+//!   leaves a record (`gone`), which outlives the key of a late `SET` and invalidates it: every script treats this key
+//!   as free (`in_the_way` in way.lua), a renewal does not extend it, and a `SET` that finds it is followed by a
+//!   script. Only clients that do not know the record are excluded until the key expires. So the key must not live for
+//!   longer than the ttl: an entry that keeps the lock closed for longer is created by the script, which checks the
+//!   record itself.
 //! - *A repeat* (P7) is never a `SET`: the script recognizes the entry's own value.
 
 use std::sync::Arc;
@@ -35,7 +35,8 @@ use crate::io::LeaseThread;
 use crate::machine::Granted;
 use crate::url::Host;
 
-/// Bounds in ms of the random pause before the first waiter checks again a lock that another client holds.
+/// Bounds in ms of the random pause before the first waiter checks the lock again, if its holder is no client of this
+/// library and sends no wake-ups.
 const FOREIGN_LOOKS: (u64, u64) = (50, 150);
 
 /// One Redis server, or a service that acts as one: a primary with its replicas, or a node of a cluster.
@@ -50,7 +51,7 @@ pub(super) struct Inner {
     fencing: bool,
 }
 
-/// What a server is for its client.
+/// The role of a server for its client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     Alone,
@@ -156,7 +157,7 @@ impl Store for RedisStore {
     }
 }
 
-/// The outcome of a renewal or an end that Redis refuses is unknown; the caller repeats it.
+/// Converts the failure of a renewal or an end. If Redis refused it, it was not executed; the caller repeats it.
 fn not_known(failure: Failure) -> CallError {
     match failure {
         Failure::Silent(error) => error,
@@ -238,7 +239,7 @@ impl Inner {
         Err(BackendError::new(BackendErrorKind::Refused, what))
     }
 
-    /// Whether the lock's key alone decides, and its value needs no token.
+    /// Whether a plain `SET` may be sent first (see the module documentation).
     fn may_set(&self, attempt: &Attempt) -> bool {
         attempt.first
             && !self.fencing
@@ -278,9 +279,10 @@ impl Inner {
     }
 
     fn finish_call(&self, entry: &Entry, doubt: bool) -> Cmd {
-        // A server can stand still for longer than any ttl, and with it the attempts sent before. An attempt that
-        // arrives within twice the ttl is rejected by this record for as long as the key that it sets may live. One
-        // that arrives even later sets a key that expires.
+        // A server can stand still for longer than any ttl, and then execute attempts sent before. An attempt that is
+        // executed within twice the ttl after this end is invalidated by the record, which is kept until the key that
+        // the attempt sets has expired. An attempt that is executed even later sets a key that is never renewed and
+        // expires.
         let remembered = if doubt { ms(entry.ttl * 2) + lives_ms(entry) } else { 0 };
         let mut call = SCRIPTS.finish.call(&self.keys(&entry.name), key_set(entry), &entry.id);
         call.arg(layout::held(&entry.id)).arg(if self.is_fair() { "f" } else { "" });
@@ -318,7 +320,8 @@ impl Inner {
             }
             // The entry's end arrived before the attempt: the caller has stopped waiting for it.
             "over" => Tried::Busy(Busy::default()),
-            // Broken before its grant was received. It expires, since it is not renewed; then the caller tries again.
+            // An operator broke the hold before its grant was received. The hold is not renewed and expires; the caller
+            // tries again.
             "revoked" => return Err(CallError { sent: true }),
             "type" => Tried::Refused(self.wrong_type(&entry.name, &items.word())),
             "limit" => {
@@ -355,7 +358,7 @@ impl Inner {
     }
 }
 
-/// Which keys of its name an entry is about.
+/// Which keys of its name the scripts for an entry get.
 fn key_set(entry: &Entry) -> KeySet {
     match entry.mode {
         Mode::Permit { .. } => KeySet::All,
@@ -426,7 +429,7 @@ mod tests {
             let tried = store.attempt(late.clone()).await.unwrap();
             // Only the plain `SET` of the first case does not read the record of the end.
             assert_eq!(matches!(tried, Tried::Granted(_)), case == 0, "{case}: {tried:?}");
-            // Nor does a renewal that was sent before the end make it a hold.
+            // A renewal that was sent before the end, and arrives after the attempt, does not turn the key into a hold.
             assert_eq!(store.renew(vec![late.entry.clone()]).await.unwrap(), [Renewed::Gone], "{case}");
             assert!(redis.cli(&["PTTL", "jobs"]).parse::<i64>().unwrap() <= 30_000, "{case}");
             let next = attempt("0e87-1", mode, ZERO, lock_delay);

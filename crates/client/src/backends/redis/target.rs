@@ -10,7 +10,7 @@ use super::settings::{Settings, Topology, shown};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Host;
 
-/// Time limit of one sentinel; the next one may answer as well.
+/// Time limit for one sentinel; after it, the next one is queried.
 const SENTINEL_LIMIT: Duration = Duration::from_secs(1);
 
 /// The destination of a link.
@@ -31,7 +31,7 @@ impl Target {
             Topology::Sentinel { sentinels, primary } => {
                 self.settings.client(&self.primary(sentinels, primary).await?)
             }
-            // Each of its nodes has a link of its own.
+            // Not reached: each node of a cluster has a target of its own.
             Topology::Cluster(nodes) => self.settings.client(&nodes[0]),
         }
     }
@@ -40,8 +40,8 @@ impl Target {
         &self.settings
     }
 
-    /// Asks the sentinels one after the other. After a fail-over some may still name the former primary. That one is
-    /// detected by its `READONLY` errors, and the sentinels are asked again.
+    /// Queries the sentinels one after the other. After a fail-over some may still name the former primary. It is
+    /// detected by its `READONLY` errors, and the sentinels are queried again.
     async fn primary(&self, sentinels: &[Host], name: &str) -> Result<Host, ConnectError> {
         let mut troubles = Vec::new();
         for sentinel in sentinels {

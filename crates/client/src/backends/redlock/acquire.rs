@@ -14,10 +14,9 @@ use crate::backend::CallError;
 use crate::backends::leased::{Attempt, Renewed, Tried};
 use crate::machine::Granted;
 
-/// Attempts without waiting are repeated up to this number of rounds while rivals split the nodes and none has a
-/// majority.
+/// Maximum number of rounds of an acquire that does not wait, while rivals split the nodes so that none has a majority.
 const SPLIT_ROUNDS: u32 = 3;
-/// The random pause between them, in milliseconds.
+/// The random pause between these rounds, in milliseconds.
 const SPLIT_PAUSE_MS: std::ops::Range<u64> = 10..60;
 /// The request is over: the outcome of the attempt is unknown here.
 const OVER: CallError = CallError { sent: true };
@@ -79,7 +78,7 @@ impl Quorum {
         }
     }
 
-    /// Asks every node once, and applies the outcome. `None`: the claim holds already or is over.
+    /// Makes one attempt on every node, and applies the outcome. `None`: the claim holds already or is over.
     async fn round(self: &Arc<Self>, claim: &Arc<Claim>, attempt: &Attempt) -> Option<(Verdict, Tally)> {
         let round = claim.begin_round((self.now)())?;
         let call =
@@ -87,7 +86,8 @@ impl Quorum {
         let calls = (0..self.nodes.len()).map(|index| call(index).run(attempt.clone()));
         let mut calls: FuturesUnordered<_> = calls.collect();
         let mut tally = Tally::new(self.nodes.len(), self.majority);
-        // An error lists every node's reply.
+        // A grant and `Taken` are returned as soon as they are certain. An error lists every node's reply, so it waits
+        // for all.
         while !matches!(tally.verdict(), Verdict::Won | Verdict::Taken)
             && let Some((index, reply)) = calls.next().await
         {
@@ -134,7 +134,8 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-/// An attempt on one node. Its reply is recorded when this is dropped, also if there is none.
+/// An attempt on one node. When it is dropped, its reply is recorded. If there is none yet, the attempt counts as sent
+/// and not answered.
 struct NodeAttempt {
     quorum: Arc<Quorum>,
     claim: Arc<Claim>,
@@ -174,7 +175,8 @@ impl NodeAttempt {
                 NodeReply::Failed { sent, why }
             }
             Err(_) => {
-                // At the end of its own, longer limit the store checks its connection.
+                // The call continues in the background, to the store's own, longer limit, at which the store checks its
+                // connection.
                 tokio::spawn(call);
                 NodeReply::Failed { sent: true, why: format!("no answer within {limit:?}") }
             }

@@ -1,7 +1,8 @@
 //! A claim: one request of a session, and the state of its entry on every node.
 //!
-//! All decisions that need no I/O: which replies count, since when, and which entries must be removed. Every method is
-//! one step under one mutex, so that for any order of the nodes' replies no entry is left that belongs to no hold.
+//! Contains the decisions that need no I/O: which replies count, from when a hold is valid, and which entries must be
+//! removed. Every method is one step under one mutex, so that for any order of the nodes' replies no entry is left that
+//! belongs to no hold.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,8 +39,8 @@ struct ClaimState {
     phase: ClaimPhase,
     /// Number of rounds so far. A round is one attempt on every node.
     rounds: u64,
-    /// When the latest keep-alive that may have been acknowledged was sent. Entries that an earlier round set would
-    /// expire before the session's deadline, and do not count (P5).
+    /// When the latest keep-alive that may have been acknowledged was sent. Entries set by a round that began before
+    /// would expire before the session's deadline, and do not count (P5).
     floor: BootInstant,
     /// When a call last used this claim.
     used: BootInstant,
@@ -55,18 +56,18 @@ enum ClaimPhase {
     Acquiring { round: u64, since: BootInstant },
     /// `round` won.
     Held { round: u64 },
-    /// The claim is over, and its entries are removed. `held`: it was a hold when its end began.
+    /// The claim is over, and its entries are being removed. `held`: whether it was a hold when its end began.
     Ending { held: bool },
 }
 
 /// A claim's state on one node.
 #[derive(Clone, Copy, Debug)]
 struct NodeState {
-    /// Part of the entry's id on this node. An id is not used again after its entry was removed, since the node records
-    /// it as gone; so a grant was always set by the attempt that it answers.
+    /// The last part of the entry's id on this node. It changes after each removal, since the node records the removed
+    /// id as gone. So an entry that an attempt is granted was set by this attempt, not by an earlier one.
     number: u32,
     entry: EntryState,
-    /// How its last hold there ended.
+    /// How the claim's last hold on this node ended.
     end: Option<End>,
     /// A wake-up from this node has arrived since the last round began.
     woken: bool,
@@ -75,7 +76,7 @@ struct NodeState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum EntryState {
     Absent,
-    /// An attempt of `round` is on its way. `queued`: an earlier one took a place in the queue.
+    /// An attempt of `round` is on its way. `queued`: an earlier attempt took a place in the queue.
     Requested {
         round: u64,
         queued: bool,
@@ -83,7 +84,7 @@ enum EntryState {
     /// Has a place in the queue.
     Queued,
     Held,
-    /// One task removes it, until the node has answered. There is no attempt until then.
+    /// One task repeats the removal until the node has answered. No attempt is made before that.
     Removing {
         /// An attempt may still arrive.
         doubt: bool,
@@ -109,9 +110,9 @@ pub(super) struct Removal {
     pub(super) unanswered: bool,
 }
 
-/// What a keep-alive does for a claim.
+/// How a keep-alive treats a claim.
 pub(super) enum Renewing {
-    /// Nothing: it has no hold that could expire.
+    /// Renew nothing: the claim has no hold that could expire.
     Nothing,
     /// The claim is over.
     Over,
@@ -173,7 +174,7 @@ impl Claim {
         entry.0.rsplit_once('.').map(|(claim, _)| EntryId(claim.to_owned()))
     }
 
-    /// The entry as a node has it.
+    /// The entry as it is stored on a node.
     fn node_entry(&self, number: u32, keep_closed: Duration) -> Arc<Entry> {
         let id = EntryId(format!("{}.{number}", self.entry.id));
         Arc::new(Entry { id, ttl: self.entry.ttl + ENTRY_EXTRA, keep_closed, ..(*self.entry).clone() })
@@ -192,8 +193,9 @@ impl Claim {
         Some(state.rounds)
     }
 
-    /// Begins an attempt on a node, once the node has answered to the earlier ones and their entries are removed there.
-    /// Returns the entry, and whether the node has not been asked for it before; `None` if the round is over.
+    /// Begins an attempt on a node, after the node has answered the earlier ones and their entries are removed there.
+    /// Returns the entry, and `true` unless the claim has a place in the node's queue. Returns `None` if the round is
+    /// over, or if the node has granted already.
     pub(super) async fn begin_attempt(&self, index: usize, round: u64) -> Option<(Arc<Entry>, bool)> {
         let began = self.wait_for(|state| {
             let acquires =
@@ -260,8 +262,8 @@ impl Claim {
         self.change(|state| state.lose(round))
     }
 
-    /// The longest validity of a hold, counted from before its first send. Redlock's `ttl - (1 % + 2 ms)`; the
-    /// entries' own ttl is longer by the 2 ms.
+    /// The longest validity of a hold, counted from before its first send: the session's ttl less 1 %. This is
+    /// Redlock's `ttl - (1 % + 2 ms)` for the ttl of the entries, which is 2 ms longer.
     fn validity(&self) -> Duration {
         self.entry.ttl - self.entry.ttl * DRIFT_PERCENT / 100
     }
@@ -331,7 +333,7 @@ impl Claim {
         });
     }
 
-    /// What a keep-alive that is sent now must do for this claim.
+    /// Returns how a keep-alive that is sent now treats this claim.
     pub(super) fn renewing(&self, now: BootInstant) -> Renewing {
         let mut state = self.state();
         state.used = now;
@@ -351,7 +353,8 @@ impl Claim {
         }
     }
 
-    /// Records that a node has lost this entry. It stays without it: a renewal never creates one.
+    /// Records that a node has lost this entry. The node stays without an entry of the hold: a renewal never creates
+    /// one.
     pub(super) fn lost(&self, index: usize, entry: &Entry) {
         let node = &mut self.state().nodes[index];
         let is_same = entry.id.0.rsplit('.').next() == Some(node.number.to_string().as_str());
@@ -398,7 +401,8 @@ impl ClaimState {
         removing
     }
 
-    /// The outcome of the claim's end once it is certain. `Err`: no node is left that may soon make it certain.
+    /// The outcome of the claim's end once it is certain. `Err`: it is uncertain, and no answer is expected soon from a
+    /// node that could make it certain.
     fn outcome_of_end(&self, majority: usize) -> Option<Result<End, CallError>> {
         let ClaimPhase::Ending { held } = self.phase else { return None };
         let count = |is: &dyn Fn(&NodeState) -> bool| self.nodes.iter().filter(|node| is(node)).count();

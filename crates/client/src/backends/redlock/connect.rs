@@ -36,7 +36,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     Ok(Arc::new(Redlock { servers, store: Arc::new(store), wakes, lease_thread }))
 }
 
-/// Parses the URL's settings, without its hosts.
+/// Checks the list of hosts, and parses the other settings of the URL.
 fn settings(url: &Url) -> Result<redis::Settings, ConnectError> {
     if url.parameter::<String>("fencing", "left out")?.is_some() {
         return Err(CAPABILITIES.lacks_tokens("draw tokens (`?fencing=`)").into());
@@ -54,7 +54,7 @@ fn settings(url: &Url) -> Result<redis::Settings, ConnectError> {
     redis::Settings::of(url, url.scheme == "redlocks")
 }
 
-/// Connects to all servers at once. A majority must succeed.
+/// Connects to all servers at once. Fails if fewer than a majority can be used, or if one is not independent.
 async fn first_contact(servers: &[Arc<QuorumServer>]) -> Result<(), ConnectError> {
     let mut kinds = Vec::new();
     for (_, result) in ask_all(servers.iter().map(|server| server.connect()).collect()).await {

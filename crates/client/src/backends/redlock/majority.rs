@@ -1,4 +1,4 @@
-//! Questions to all servers of which a majority must answer.
+//! Calls to all servers, of which a majority must answer.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub(super) async fn ask_all<T, E>(
     results
 }
 
-/// The error of a question that too few servers answered. `each`: the servers' names and answers. `kinds`: the kinds of
+/// The error of a call that too few servers answered. `each`: the servers' names and answers. `kinds`: the kinds of
 /// their errors.
 pub(super) fn too_few<'a>(
     what: &str,

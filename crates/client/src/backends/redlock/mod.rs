@@ -6,21 +6,22 @@
 //!
 //! Why a session's deadline is safe (P5), provided that the servers keep the writes that they acknowledged: a hold
 //! ends at the client before a majority of its entries can have expired.
-//! - An entry is set for `ttl + 2 ms`. The session's deadline is `ttl - 1 %` after the time just before its
-//!   keep-alive was sent. So, whenever an attempt began, the validity that is left when a majority has granted is
-//!   `ttl - elapsed - (1 % + 2 ms)` for the entries' own ttl, as Redlock requires. If that is negative, the attempt
-//!   fails.
-//! - The deadline counts from the latest acknowledged keep-alive. That was acknowledged only if for every hold a
-//!   *majority* renewed the entry; a majority that only may have renewed it is not enough. For a request that did not
-//!   hold yet, only entries count that were set by a round which began after that keep-alive was sent (`Claim::win`).
-//! - An entry's id on a server is never used again after it was removed there, and a round asks for each id once.
-//!   So a grant was set by the round that receives it, and never earlier.
+//! - An entry is set for `ttl + 2 ms`. The session's deadline is `ttl - 1 %` after the time just before its keep-alive
+//!   was sent. With `elapsed` counted from before the attempt's first send, the validity that is left when a majority
+//!   has granted is thus at most `ttl - elapsed - (1 % + 2 ms)` for the entries' own ttl, as Redlock requires. If that
+//!   is negative, the attempt fails.
+//! - The deadline counts from the latest acknowledged keep-alive. A keep-alive is acknowledged only if for every hold a
+//!   *majority* has confirmed the renewal of its entry; nodes that only may have renewed it do not count. For a request
+//!   that did not hold yet, only entries count that were set by a round which began after that keep-alive was sent
+//!   (`Claim::win`).
+//! - An entry's id on a server is never used again after the entry was removed there, and a round makes one attempt per
+//!   server. So an entry that a round is granted was set in this round, and never earlier.
 //! - A renewal never creates an entry: a server that lost one stays without it, and the hold lasts as long as a
-//!   majority is left. To set the entry there again would require to know that no other client held the lock there
-//!   meanwhile.
+//!   majority is left. To create the entry again, the client would have to know that no other client held the lock
+//!   there meanwhile.
 //!
-//! A failed attempt leaves no entries: all entries of a round without a majority are removed from every server, before
-//! that server is asked again, also if the caller is gone or the server did not answer.
+//! A failed round leaves no granted entries: they are removed from every server before the next attempt there, also if
+//! the caller is gone or the server did not answer. Only the places in queues are kept, until the request ends.
 
 mod acquire;
 mod claim;

@@ -31,13 +31,13 @@ impl Quorum {
         let outcome = timeout(entry.limit(), async {
             tokio::select! {
                 biased;
-                // After them, there may be attempts and removals that earlier calls began.
+                // After these removals, attempts and removals that earlier calls began may still be running.
                 () = async { while removals.next().await.is_some() {} } => claim.ended().await,
                 outcome = claim.ended() => outcome,
             }
         });
         let outcome = outcome.await.unwrap_or(Err(CallError { sent: true }));
-        // The entries that are left can't form a majority, or the outcome is unknown.
+        // The removals that are left can't change the outcome, or the outcome is returned as unknown.
         run_in_background(removals);
         outcome
     }
@@ -60,7 +60,7 @@ impl Quorum {
         }
     }
 
-    /// Removes the entry from a node, if any. Returns `false` without an answer.
+    /// Removes the entry from a node, if any. Returns `false` if the node did not answer.
     async fn try_remove(&self, claim: &Claim, index: usize) -> bool {
         let Some(removal) = claim.removal(index) else { return true };
         match self.nodes[index].store.finish(removal.entry, removal.doubt).await {
@@ -107,8 +107,8 @@ impl Quorum {
     }
 }
 
-/// A removal from one node by the caller of a release. If it gets no answer, or is dropped because its runtime ends, the
-/// lease thread repeats it.
+/// A removal from one node by the caller of a release. If it gets no answer, or is dropped because its runtime ends,
+/// the lease thread repeats it.
 struct NodeRemoval {
     quorum: Arc<Quorum>,
     claim: Arc<Claim>,

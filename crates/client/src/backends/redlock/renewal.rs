@@ -33,7 +33,7 @@ impl Quorum {
         let calls = calls.into_iter().enumerate().filter(|(_, renewals)| !renewals.is_empty());
         let calls = calls.map(|(index, renewals)| self.clone().renew_on_node(index, renewals));
         let mut calls: FuturesUnordered<_> = calls.collect();
-        // Slow nodes delay nothing if the others suffice.
+        // Stops as soon as the outcomes are certain, without waiting for slow nodes.
         while counts.iter().any(|(_, count)| count.outcome(self.majority).is_none()) {
             for (of, renewed) in calls.next().await.ok_or(CallError { sent: true })? {
                 counts[of].1.add(renewed);
@@ -99,7 +99,8 @@ impl RenewalCount {
         self.pending -= 1;
     }
 
-    /// The outcome once it is certain: kept if a majority renewed it, gone if no majority can have it any more.
+    /// The outcome once it is certain: kept if a majority renewed the entry. If no majority can renew it any more:
+    /// revoked if the nodes on which an operator broke it would complete a majority, otherwise gone.
     fn outcome(&self, majority: usize) -> Option<Renewed> {
         if !self.holds || self.kept >= majority {
             Some(Renewed::Kept)

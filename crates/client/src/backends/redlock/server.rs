@@ -20,10 +20,10 @@ use crate::url::Host;
 /// Pauses between attempts to use an unusable server: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// What all servers of a quorum have in common.
+/// Settings and state that all servers of a quorum share.
 pub(super) struct QuorumSettings {
     pub(super) redis: redis::Settings,
-    /// The name by which all servers know this client.
+    /// This client's random name, the same at all servers.
     pub(super) client: String,
     pub(super) lease_thread: LeaseThread,
     /// The address under which each `run_id` was first seen: one server under two addresses must not vote twice.
@@ -83,7 +83,7 @@ impl QuorumServer {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server, if it has a connection at the moment; otherwise the reason.
+    /// The server's store, if it has a connection at the moment; otherwise the reason.
     pub(super) fn usable(&self) -> Result<Arc<RedisStore>, String> {
         match &*self.opened() {
             Ok(opened) if opened.store.is_up() => Ok(opened.store.clone()),
@@ -92,7 +92,7 @@ impl QuorumServer {
         }
     }
 
-    /// Whether it could ever be used.
+    /// Whether it has been usable at any time so far.
     pub(super) fn is_open(&self) -> bool {
         self.opened().is_ok()
     }
@@ -102,7 +102,7 @@ impl QuorumServer {
         self.opened().as_ref().ok()?.unchecked.clone()
     }
 
-    /// Tries to use it. After a success its store keeps the connection up.
+    /// Tries to connect to it. After a success its store keeps the connection up.
     pub(super) async fn connect(&self) -> Result<(), Unusable> {
         let (opened, result) = match self.open().await {
             Ok(opened) => (Ok(opened), Ok(())),

@@ -1,9 +1,9 @@
 //! A majority of independent stores as one [`Store`].
 //!
 //! An attempt, a release and a keep-alive each go to all nodes at once ([`acquire`](super::acquire),
-//! [`removal`](super::removal), [`renewal`](super::renewal)), on the caller's runtime. The result is returned as soon
-//! as it is certain; the other nodes' calls run to their end in the background. If the runtime ends before, the lease
-//! thread removes what they may have left.
+//! [`removal`](super::removal), [`renewal`](super::renewal)), on the runtime of their caller. The result is returned as
+//! soon as it is certain; the other nodes' calls run to their end in the background. If the runtime ends before, the
+//! lease thread removes the entries that they may have left.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::time::BootInstant;
 /// attempt.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// Unanswered removals on one node: this bounds memory.
+/// While this many removals on a node are unanswered, the node gets no attempts. This bounds memory.
 const UNANSWERED_MAX: usize = 256;
 
 /// One of the servers.
@@ -35,7 +35,7 @@ pub(super) struct QuorumNode {
     pub(super) store: Arc<dyn Store>,
     /// The listener for its wake-ups.
     wakes: Wakes,
-    /// One permit for each removal that it has not answered. While none is left, it gets no attempts.
+    /// Each removal that the node has not answered takes a permit. While none is left, the node gets no attempts.
     pub(super) unanswered: Semaphore,
 }
 
@@ -129,7 +129,7 @@ impl Quorum {
     }
 }
 
-/// Runs calls to their end in the background, whose results change no outcome.
+/// Runs calls whose results change no outcome to their end, in the background.
 pub(super) fn run_in_background<F>(calls: FuturesUnordered<F>)
 where
     F: Future<Output: Send> + Send + 'static,

@@ -13,7 +13,7 @@ pub(super) enum NodeReply {
         ahead: u64,
     },
     Refused(BackendError),
-    /// None. `sent`: the attempt may have been executed (P12). `why`: the reason, for display.
+    /// No reply. `sent`: the attempt may have been executed (P12). `why`: the reason, for display.
     Failed {
         sent: bool,
         why: String,

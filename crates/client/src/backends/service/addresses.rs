@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::error::ConnectError;
 use crate::url::{Host, Url};
 
-/// The pause after the first failed round over all addresses; each further round doubles it.
+/// The longest pause after the first failed round over all addresses; each further round doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// Maximum number of nodes taken from one list: far more than a cluster has.
+/// Maximum number of addresses taken from one list that the service sends: far more nodes than a cluster has.
 const LEARNT_MAX: usize = 32;
 
 /// `host:port`; an IPv6 address in brackets.
@@ -50,9 +50,9 @@ pub struct Addresses {
     /// The number of addresses from the URL. They come first in `all` and are never forgotten.
     of_url: usize,
     next: usize,
-    /// Tried next, once.
+    /// An address to try before the next one of `all`; used once.
     hint: Option<Address>,
-    /// The latest term whose leader was named.
+    /// The highest term for which a leader's address was received.
     term: u64,
     /// The address returned last.
     last: Option<Address>,
@@ -106,8 +106,8 @@ impl Addresses {
         self.all.len()
     }
 
-    /// The next address to try. Never the same twice in a row, unless it is the only one or a node has named it: if a
-    /// connection has just ended, its node has probably died.
+    /// Returns the next address to try: the hint, or else the next in round-robin order. Without a hint, the address
+    /// returned last is skipped if there is another one: if its connection has just ended, its node has probably died.
     pub fn take(&mut self) -> Address {
         let address = self.hint.take().unwrap_or_else(|| {
             if self.all.len() > 1 && self.last.as_ref() == Some(&self.all[self.next]) {
@@ -144,10 +144,11 @@ impl Addresses {
         self.next = self.all.iter().position(|address| *address == next).unwrap_or(0);
     }
 
-    /// Stores the address of a term's leader, as reported by a node (term 0: not given). A leader of a new term is
-    /// tried at once, regardless of earlier failures. Within a known term the hint is followed only occasionally after
-    /// repeated failures, because nodes may refer to each other in a circle. It is never ignored for good: a leader
-    /// that was unreachable for a while may still lead in the same term without being one of the known addresses (P7).
+    /// Stores the address of a term's leader, as reported by a node (term 0: not given), as the next one to try. A
+    /// leader of a new term is tried at once, regardless of earlier failures. Within a known term, after `2 * count`
+    /// failures in a row, the reported address is used only at every `2 * count + 1`-th failure, because nodes may
+    /// refer to each other in a circle. It is never ignored for good: a leader that was unreachable for a while may
+    /// still lead in the same term without being one of the known addresses (P7).
     pub fn leader_is(&mut self, leader: Option<&str>, term: u64) {
         let leader = leader.and_then(Address::told);
         if leader.is_some() && term > self.term {
@@ -155,7 +156,8 @@ impl Addresses {
             self.failures = 0;
         }
         let (failures, known) = (self.failures as usize, self.all.len());
-        // This period lets the hint of each known node be followed in turn.
+        // With k known addresses, a round over them is k failures. The period 2k + 1 is 1 modulo k, so the reported
+        // addresses that are used come from each of the known nodes in turn.
         let is_worth_a_try = failures < 2 * known || failures.is_multiple_of(2 * known + 1);
         self.hint = leader.filter(|_| is_worth_a_try);
     }
@@ -170,8 +172,8 @@ impl Addresses {
         Self { failures: 0, ..self.clone() }
     }
 
-    /// The pause before the next attempt: zero in the first round after a success; later a random part of a duration
-    /// that doubles with each round, up to `most`.
+    /// The pause before the next attempt: zero in the first round after a success; later a random duration between half
+    /// and all of a limit that doubles with each round, up to `most`.
     #[must_use]
     pub fn pause(&self, most: Duration, random: u64) -> Duration {
         let rounds = self.failures / u32::try_from(self.all.len()).unwrap_or(u32::MAX);
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(nodes.take().to_string(), "a:5625");
     }
 
-    /// The leader is named once while it is unreachable, and continues to lead in the same term.
+    /// The unreachable leader is `z`. Every other node reports it, always in the same term.
     #[test]
     fn a_failed_leader_is_tried_again_in_its_known_term() {
         for url in ["lockkeeper://a", "lockkeeper://a,b", "lockkeeper://a,b,c"] {

@@ -19,14 +19,14 @@ pub(super) fn info(asker: &Asker) -> BoxFuture<Result<ClusterInfo, BackendError>
     })
 }
 
-fn node(told: v1::ClusterNode) -> NodeInfo {
-    let part = match told.part() {
+fn node(reported: v1::ClusterNode) -> NodeInfo {
+    let part = match reported.part() {
         v1::NodePart::Learner => NodePart::Learner,
         v1::NodePart::Leaving => NodePart::Leaving,
         v1::NodePart::Voter | v1::NodePart::Unspecified => NodePart::Voter,
     };
     let v1::ClusterNode { node, peer_address, client_address, answers, matched, receives_snapshot, .. } =
-        told;
+        reported;
     NodeInfo { node, peer_address, client_address, part, answers, matched, receives_snapshot }
 }
 

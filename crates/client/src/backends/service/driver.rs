@@ -20,9 +20,9 @@ pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 const CONNECT_LIMIT_MIN: Duration = Duration::from_millis(100);
 /// How long a client that shuts down waits for the service to end the stream.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
-/// The longest pause between attempts: a twelfth of the default ttl, or of the shortest ttl in use.
+/// The longest pause between attempts: a twelfth of the default ttl. If a shorter ttl is in use: a twelfth of that one.
 const PAUSE_MAX: Duration = Duration::from_millis(2500);
-/// Interval of HTTP/2 pings; a connection whose ping is not answered within the limit is dropped. Keep-alives of
+/// Interval of HTTP/2 pings; a connection whose ping is not answered within `PING_LIMIT` is dropped. Keep-alives of
 /// sessions detect a dead connection earlier; pings cover connections without sessions.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_LIMIT: Duration = Duration::from_secs(5);
@@ -47,7 +47,8 @@ enum Over {
 pub(super) async fn drive(shared: Arc<ServiceShared>) {
     while shared.until_wanted().await {
         let address = shared.addresses().take();
-        // At most the limit for an unanswered keep-alive: connecting to an unreachable node must not cost a session.
+        // At most a sixth of the shortest ttl, as for an unanswered keep-alive: the rest of the ttl is left for other
+        // nodes.
         let limit =
             shared.least_ttl().map_or(CONNECT_LIMIT, |ttl| (ttl / 6).clamp(CONNECT_LIMIT_MIN, CONNECT_LIMIT));
         let over = match connect(&address, limit).await {
@@ -146,7 +147,7 @@ async fn carry(shared: &Arc<ServiceShared>, mut client: GrpcClient) -> Over {
             biased;
             cut = shared.until_cut() => {
                 if let Cut::Leaving = cut {
-                    // This side is closed; the service closes its side once it has read that.
+                    // This side of the stream is closed; the service closes its side once it has read the close.
                     let _ = tokio::time::timeout(GOODBYE_LIMIT, incoming.message()).await;
                 }
                 return over(cut, worked);
@@ -221,7 +222,7 @@ pub(super) fn cause(error: &dyn Error) -> String {
     error.to_string()
 }
 
-/// Used only to spread load and pauses; on failure all clients start at the same node.
+/// Used only to spread load and pauses, so 0 is good enough if the system has no random bytes.
 pub(super) fn random() -> u64 {
     getrandom::u64().unwrap_or(0)
 }

@@ -94,8 +94,8 @@ impl Backend for Service {
         &CAPABILITIES
     }
 
-    /// Sessions run on the stream's thread: a stream that this client closes is reported to its sessions before the
-    /// service can see the close (`linger`).
+    /// Sessions run on the stream's thread. When this client closes a stream, its sessions with `linger` thus shorten
+    /// their lease deadlines before the service can see the close.
     fn worker(&self) -> Option<LeaseThread> {
         Some(self.owner.worker.clone())
     }
@@ -143,7 +143,7 @@ impl Backend for Service {
                     locks.push(describe::lock(lock)?);
                 }
                 if page.next_after == 0 {
-                    // The service returns them in the order of its memory.
+                    // The pages are not sorted by name.
                     locks.sort_unstable_by(|a: &LockInfo, b| a.name.cmp(&b.name));
                     return Ok(locks);
                 }
@@ -247,7 +247,7 @@ impl Backend for Service {
 
     fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {
         let asked = v1::SetLimitRequest { name: name.as_str().to_owned(), permits };
-        // Not safe to repeat: the limit applied last wins (O1).
+        // Not safe to repeat: a repetition could overwrite a limit that another operator has set in between (O1).
         let answer = self.asker.ask(Repeat::Once, move |mut client: GrpcClient| {
             let asked = asked.clone();
             async move { client.set_limit(asked).await }

@@ -1,8 +1,8 @@
-//! Finds a node that answers, in the order of the addresses, without waiting long for any one: a stopped or partitioned
-//! node accepts connections but does not answer, and must not use up the caller's whole time limit.
+//! Finds a node that answers, in the order of the addresses, without waiting long for any one: a node that is stopped
+//! by SIGSTOP (the kernel still accepts its connections) or unreachable must not use up the caller's whole time limit.
 //!
-//! The search only sends status calls, which change nothing. A command is sent to one node at a time, and only to one
-//! that answered: a late answer never causes a second change (P12).
+//! The search only sends status calls, which change nothing, so several nodes may be called in parallel. The caller's
+//! own call is sent by `unary`, to one node at a time, and only to one that has answered before (P12).
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use super::addresses::{Address, Addresses};
 use super::driver::{CONNECT_LIMIT, GrpcClient, cause, connect};
 
-/// Time limit for one node.
+/// Time limit for a node's answer to one call.
 pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
 /// Without an answer for this long, the next node is called in parallel. Longer than a round trip around the world, so
 /// that a healthy cluster receives one call.
@@ -44,7 +44,7 @@ impl Search {
 
     /// The next node that answers; `None` at the end of the round.
     pub(super) async fn next(&mut self) -> Option<(Address, GrpcClient)> {
-        // The node found before did not serve the caller.
+        // From the second call on: the node found before did not serve the caller.
         self.ask_another();
         loop {
             let ended = tokio::select! {
@@ -87,7 +87,7 @@ impl Search {
     }
 }
 
-/// Requests a node's status.
+/// Connects to a node and requests its status.
 async fn reach(address: Address) -> Result<(Address, GrpcClient), (Address, String)> {
     let client = match connect(&address, CONNECT_LIMIT).await {
         Ok(client) => client,

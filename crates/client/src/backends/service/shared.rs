@@ -46,7 +46,7 @@ struct SharedState {
     /// Why the stream must be dropped.
     ending: Option<StreamEnding>,
     leaving: bool,
-    /// The error of the latest stream to each node, since the last answer from any of them.
+    /// The last error of each node's stream. All are cleared when any node answers.
     troubles: BTreeMap<Address, String>,
     scratch: Vec<CarrierOutput<Handle>>,
 }
@@ -89,12 +89,13 @@ impl ServiceShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `act` on the carrier and performs the outcomes.
+    /// Runs `act` on the carrier and performs its outputs.
     fn with<T>(&self, act: impl FnOnce(&mut Carrier<Handle>, &mut Vec<CarrierOutput<Handle>>) -> T) -> T {
         let mut state = self.state();
         let mut out = std::mem::take(&mut state.scratch);
         let result = act(&mut state.carrier, &mut out);
-        // Pushes are sent under the lock, because their order counts; at most they wake the worker.
+        // Pushes are sent under the lock so that they keep their order. A send only queues the push and wakes its
+        // session.
         out.retain_mut(|outcome| match outcome {
             CarrierOutput::Resolved(..) => true,
             CarrierOutput::Push(key, push) => {
@@ -121,7 +122,8 @@ impl ServiceShared {
             state.scratch = out;
             drop(state);
         } else {
-            // Callers are woken without the lock: they submit their next call at once.
+            // Callers are woken after the lock is released, since they may submit their next call, which takes the
+            // lock, at once.
             drop(state);
             for outcome in out {
                 if let CarrierOutput::Resolved(handle, result) = outcome {
@@ -198,8 +200,8 @@ impl ServiceShared {
     /// The recorded errors of the nodes, if there are any.
     pub(super) fn trouble(&self) -> Option<String> {
         let state = self.state();
-        let said: Vec<_> = state.troubles.iter().map(|(node, why)| format!("{node}: {why}")).collect();
-        (!said.is_empty()).then(|| said.join("; "))
+        let errors: Vec<_> = state.troubles.iter().map(|(node, why)| format!("{node}: {why}")).collect();
+        (!errors.is_empty()).then(|| errors.join("; "))
     }
 
     /// Waits until a stream is needed. `false`: the client shuts down.
@@ -260,11 +262,13 @@ impl ServiceShared {
     }
 }
 
-/// One thread carries all streams of a process: the tasks that it wakes can submit their next calls before the stream
-/// is polled again, so one frame carries them all. Two such threads would wake each other for single items.
+/// One thread runs all streams and sessions of a process. Tasks that a received frame wakes can submit their next calls
+/// before the stream is polled again, so that one frame carries all of these calls. With a thread for each client,
+/// these threads would wake each other for single items.
 static IO: SharedLeaseThread = SharedLeaseThread::new();
 
-/// Reference of the users of a service: dropping the last one ends the stream and the thread.
+/// Owned jointly by a client and its sessions. When the last of them is dropped, the stream ends, and the thread too if
+/// no other client of the process uses it.
 pub(super) struct Owner {
     pub(super) shared: Arc<ServiceShared>,
     pub(super) worker: LeaseThread,
@@ -293,7 +297,7 @@ impl Drop for Owner {
 pub(super) struct StreamRequests {
     pub(super) shared: Arc<ServiceShared>,
     pub(super) stream: StreamId,
-    /// Whether the other tasks have had a turn since there was something to send.
+    /// Whether the stream has yielded to other ready tasks since it had something to send.
     pub(super) waited: bool,
 }
 

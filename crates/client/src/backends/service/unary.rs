@@ -18,9 +18,9 @@ use crate::io::LeaseThread;
 const ASK_LIMIT: Duration = Duration::from_secs(10);
 /// Longest pause between rounds over all nodes.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Metadata key of a refusal, with the leader's client address; empty if unknown.
+/// Metadata key in a node's refusal; the value is the leader's client address, or empty if unknown.
 const LEADER_METADATA: &str = "lockkeeper-leader";
-/// Lock states buffered for the reader of a watch.
+/// Number of answers buffered for the reader of a watch or a backup.
 const WATCH_BUFFER: usize = 64;
 
 /// Whether a call may be repeated.
@@ -51,7 +51,7 @@ impl Asker {
         self.good.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls nodes until one answers.
+    /// Calls nodes until one answers; with [`Repeat::Once`] one node at most.
     pub(super) fn ask<T, F>(
         &self,
         asking: Repeat,
@@ -195,10 +195,10 @@ fn stopped() -> BackendError {
     BackendError::new(BackendErrorKind::Unreachable, "the client's thread has ended; connect again")
 }
 
-/// Whether another node, or the same one after a while, may answer.
+/// Whether another node, or the same one after a while, may answer the call.
 fn is_nobodys(status: &Status) -> bool {
-    // Only the transport on this side attaches a source: an HTTP/2 stream that ends with its node gets the code
-    // `Internal`, too.
+    // Only the local transport attaches a source. The code alone is not enough: the transport reports an HTTP/2 stream
+    // that broke with its node as `Internal`, the code of a node's own errors.
     let is_of_transport = std::error::Error::source(status).is_some();
     is_of_transport
         || matches!(
@@ -225,7 +225,7 @@ fn refusal(status: &Status) -> BackendError {
 mod tests {
     use super::*;
 
-    /// The `watch` command goes on after the first, and ends with the second.
+    /// The `watch` command reconnects after a transport error, and ends after a node's internal error.
     #[test]
     fn an_error_of_the_transport_is_told_from_an_internal_error_of_a_node() {
         let mut of_transport = Status::internal("h2 protocol error");

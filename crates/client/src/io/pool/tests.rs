@@ -89,7 +89,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Runs the other tasks of this runtime until then.
+/// Runs the other tasks of this runtime until `is_so` returns true.
 async fn until(what: &str, is_so: impl Fn() -> bool) {
     let deadline = std::time::Instant::now() + 10 * SECOND;
     while !is_so() {
@@ -129,7 +129,7 @@ fn alone_uses_the_idle_connection_of_its_own_runtime() {
 #[test]
 fn connections_of_an_ended_runtime_are_never_handed_out_and_free_their_places() {
     let (pool, fake, one, two) = pool_and_runtimes(1, 1);
-    // It still has a user when its runtime ends.
+    // The connection still has a user when its runtime ends.
     let first = one.block_on(pool.shared());
     drop(one);
     let second = two.block_on(async { timeout(10 * SECOND, pool.shared()).await.unwrap() });
@@ -219,7 +219,7 @@ fn a_runtime_that_can_have_no_shared_connection_uses_one_of_another() {
     let (pool, fake, one, two) = pool_and_runtimes(2, 1);
     let first = one.block_on(pool.shared());
     assert_eq!(two.block_on(pool.shared()).number, 1);
-    // It is idle now: it is closed for the other runtime's sake.
+    // The connection is idle now, so it is closed to make room for one of the other runtime.
     drop(first);
     assert_eq!(two.block_on(async { timeout(10 * SECOND, pool.shared()).await.unwrap() }).number, 2);
     assert_eq!(fake.open(), 1);
@@ -278,7 +278,7 @@ async fn the_error_of_opening_is_returned_and_remembered_until_one_is_opened() {
     fake.refuses.store(false, SeqCst);
     drop(pool.alone().await.unwrap());
     assert!(pool.trouble().is_none());
-    // Failures leave their places free.
+    // A failed attempt frees its permit.
     fake.refuses.store(true, SeqCst);
     let _used = pool.alone().await.unwrap();
     for _ in 0..3 {
@@ -297,14 +297,14 @@ async fn failed_attempts_pause_from_20_ms_to_1_s() {
     let expected = [20, 40, 80, 160, 320, 640, 1000, 1000, 1000];
     assert_eq!(pauses.len(), expected.len(), "{pauses:?}");
     for (pause, expected) in pauses.iter().zip(expected) {
-        // Timers are exact to the millisecond.
+        // Tokio's timers have a resolution of a millisecond.
         assert!((expected..=expected + 2).contains(pause), "{pauses:?}");
     }
     assert!(pool.trouble().unwrap().to_string().contains("refused by the fake"));
     fake.refuses.store(false, SeqCst);
     timeout(2 * SECOND, pool.shared()).await.unwrap().discard();
     assert!(pool.trouble().is_none());
-    // The pauses begin anew.
+    // After a success the pauses start at 20 ms again.
     fake.refuses.store(true, SeqCst);
     let before = fake.attempts();
     assert!(timeout(Duration::from_millis(70), pool.shared()).await.is_err());
@@ -375,14 +375,14 @@ async fn discarded_connections_are_never_handed_out_again() {
     let second = pool.alone().await.unwrap();
     assert_eq!((second.number, fake.open()), (2, 1));
     drop(second);
-    // It has a user still; its place is free all the same.
+    // A discarded connection frees its permit even while it has a user.
     let second = pool.shared().await;
     second.discard();
     let third = timeout(10 * SECOND, pool.shared()).await.unwrap();
     assert_eq!((second.number, third.number), (2, 3));
     drop(second);
     assert_eq!((pool.shared().await.number, fake.open()), (3, 1));
-    // So is one that its service calls unusable.
+    // A connection that `is_usable` rejects is not handed out again either.
     third.broken.store(true, SeqCst);
     drop(third);
     assert_eq!(timeout(10 * SECOND, pool.shared()).await.unwrap().number, 4);

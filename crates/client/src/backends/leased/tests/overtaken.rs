@@ -1,5 +1,5 @@
-//! A keep-alive or a break that is answered while the grant of one of its entries is on its way (P5): the hold may
-//! end at the service before the deadline to which the keep-alive extends the session.
+//! A keep-alive or a break while the grant of an entry is on its way (P5). The keep-alive must not extend the session's
+//! deadline beyond the time at which the new hold expires at the service.
 
 use super::*;
 
@@ -25,7 +25,7 @@ async fn a_grant_that_a_keep_alive_missed_is_renewed_before_it_is_returned() {
     session.held(1).await;
     let (acquire, answer) = asked(&session, 2).await;
     session.store.renewals.lock().unwrap().extend([Renewed::Kept, Renewed::Gone]);
-    // The other holds of the session must not suffer.
+    // The missed entry does not hold yet, so the keep-alive is acknowledged for the other holds.
     assert!(matches!(session.call(Call::KeepAlive).await, Ok(Answer::KeptAlive)));
     assert_eq!(session.store.asked(), ["renew 1", "renew 2"]);
     answer.send(granted()).unwrap();
@@ -41,7 +41,7 @@ async fn a_waiter_that_a_keep_alive_missed_is_renewed_before_its_grant_is_return
     start(&mut acquire).await;
     let answer = session.store.will_later();
     session.store.asked();
-    // Its second attempt.
+    // Polls until the second attempt was sent.
     while session.store.asked().is_empty() {
         start(&mut acquire).await;
         tokio::task::yield_now().await;
@@ -88,7 +88,7 @@ async fn a_grant_that_can_not_be_renewed_is_not_returned() {
     session.store.unanswered_renewals.store(1, Ordering::SeqCst);
     answer.send(granted()).unwrap();
     assert!(matches!(acquire.await, Err(CallError { sent: true })));
-    // The next attempt returns the first grant again, whose expiry is no later.
+    // The next attempt returns the first grant again, and does not extend its expiry.
     session.store.will(Ok(granted()));
     session.store.will_renew(Renewed::Gone);
     assert!(matches!(session.acquire(1).await, Ok(Answer::Finished(End::Gone))));

@@ -27,7 +27,7 @@ pub(super) enum Fault {
     LosesAnswers,
     /// Calls are lost on the way.
     LosesCalls,
-    /// It refuses all calls: a wrong password.
+    /// It refuses all attempts, as with a wrong password. Renewals and removals are executed.
     Refuses,
 }
 

@@ -48,7 +48,7 @@ async fn hung_and_dead_nodes_do_not_slow_an_acquire_down() {
     assert!(from.elapsed() < 10 * MS, "{:?}", from.elapsed());
     assert_eq!(store.finish(entry("a"), false).await, Ok(End::Released));
     assert!(from.elapsed() < 20 * MS, "{:?}", from.elapsed());
-    // Calls that it received while it hung leave no entry when it resumes.
+    // Calls that the first node received while it hung leave no entry when it resumes.
     nodes[0].set(Fault::None);
     sleep(SETTLED).await;
     assert_eq!(holders(&nodes), [const { None }; 5]);
@@ -129,12 +129,12 @@ async fn a_split_vote_is_tried_again() {
     let (store, _) = client(&nodes);
     let trying = tokio::spawn(store.attempt(attempt(&entry("a"), false)));
     sleep(5 * MS).await;
-    // The rivals take their entries back, as this client does.
+    // The rivals remove their entries, as this client does.
     nodes.iter().for_each(Fake::wipe);
     assert!(is_granted(&trying.await.unwrap()));
 }
 
-/// A take-back must not depend on the caller's context: redsync's roll-back used the cancelled one.
+/// The removal must not depend on the cancelled call: redsync's rollback used the cancelled context.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_cancelled_at_any_moment_leaves_no_entries() {
     let mut moments = 0;
@@ -164,7 +164,7 @@ async fn an_attempt_cancelled_at_any_moment_leaves_no_entries() {
     assert!(moments > 50, "{moments} were cancelled");
 }
 
-/// Its runtime may end at any moment.
+/// The runtime of the releasing caller may end at any moment.
 #[tokio::test(start_paused = true)]
 async fn a_release_dropped_at_any_moment_leaves_no_entries() {
     let mut moments = 0;
@@ -199,7 +199,7 @@ async fn failed_attempts_are_taken_back_soon_after_the_nodes_recover() {
         assert!(finishing.is_err(), "a majority has not answered: {finishing:?}");
         sleep(TTL / 2).await;
         set(&nodes, Fault::None);
-        // The longest pause between two take-backs, and a round trip.
+        // The longest pause between two removals, and a round trip.
         sleep(Duration::from_millis(1_002)).await;
         assert_eq!(holders(&nodes), [const { None }; 5], "{fault:?}");
         assert_eq!(store.finish(entry("a"), true).await, Ok(End::Gone), "and it is known");
@@ -254,7 +254,8 @@ async fn a_release_wakes_a_waiter_and_a_rivals_take_back_does_not() {
     assert_eq!(nodes.iter().map(Fake::waiters).sum::<usize>(), 0, "who holds waits nowhere");
 }
 
-/// P5: the session's deadline counts from its latest acknowledged keep-alive; no hold may expire on its nodes before.
+/// P5: the session's deadline counts from its latest acknowledged keep-alive; no hold may expire on its nodes before
+/// that deadline.
 #[tokio::test(start_paused = true)]
 async fn grants_from_before_a_keep_alive_do_not_count_after_it() {
     let nodes = nodes(3);
@@ -355,7 +356,7 @@ async fn only_a_hold_keeps_the_lock_closed_after_its_end() {
     assert!(nodes.iter().all(|node| node.is_closed(&name())));
 }
 
-/// Unanswered take-backs on a hung node are bounded, since each takes memory.
+/// The number of unanswered removals on a hung node is bounded, since each takes memory.
 #[tokio::test(start_paused = true)]
 async fn a_node_with_too_many_unanswered_take_backs_gets_no_more_attempts() {
     let nodes = nodes(3);

@@ -20,7 +20,7 @@ const COMMAND_LIMIT_MIN: Duration = Duration::from_secs(1);
 const COMMAND_LIMIT_MAX: Duration = Duration::from_secs(10);
 /// Without an answer for this long (a twelfth of the ttl, if that is shorter), a command is followed by a keep-alive.
 const ANSWER_USUAL: Duration = Duration::from_millis(500);
-/// Used for sessions without a ttl.
+/// Assumed for sessions without a ttl.
 const TTL: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -36,10 +36,10 @@ pub(super) struct CarriedSession<H> {
     /// Unacknowledged open and keep-alive calls, by ascending number.
     signs: VecDeque<Sign<H>>,
     next_sign: u64,
-    /// The last of these numbers sent on the present stream.
+    /// The highest number of an attach or keep-alive sent on the present stream.
     sent_through: u64,
-    /// Unacknowledged attach and keep-alives of the present stream: the acknowledgement of a number covers all up to
-    /// it.
+    /// Attach and keep-alives of the present stream that are not acknowledged: number and time of sending. The
+    /// acknowledgement of a number covers all up to it.
     unheard: VecDeque<(u64, BootInstant)>,
     /// Commands without an answer.
     asked: BTreeMap<Seq, PendingCommand<H>>,
@@ -51,11 +51,12 @@ pub(super) struct CarriedSession<H> {
 /// The state of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AttachState {
-    /// Not opened yet.
+    /// Not opened yet, and not needed yet.
     Unwanted,
     /// To be attached on the next stream.
     Waiting,
-    /// The attach is on the stream, and covers open and keep-alive calls up to this number.
+    /// The open or attach was sent on the present stream. Its acknowledgement answers the open and keep-alive calls up
+    /// to this number.
     Attaching(u64),
     Attached,
     /// Gone, closed or refused. Final (S2).
@@ -181,7 +182,7 @@ impl<H> CarriedSession<H> {
                 )
             }
             Call::Finish { seq, target, done_through } => {
-                // The grant of this request is not awaited any more: its finish settles it (R4).
+                // The answer to the acquire itself is no longer needed: its finish decides the outcome (R4).
                 self.queued.remove(&target);
                 self.asked.remove(&target);
                 self.command(now, seq, Numbered::Finish { target, done_through }, handle, outbox)
@@ -203,7 +204,7 @@ impl<H> CarriedSession<H> {
     }
 
     /// An acknowledgement extends the lease from the time of the call, so the acknowledged item must have been sent
-    /// after the call (P5): an attach already on the stream does not cover it.
+    /// after the call (P5). An attach that was sent before the call does not acknowledge it.
     fn sign(&mut self, now: BootInstant, opens: bool, handle: H, outbox: &mut Outbox) -> Option<BootInstant> {
         self.signs.push_back(Sign { number: self.next_sign, since: now, opens, handle });
         self.next_sign += 1;
@@ -276,7 +277,7 @@ impl<H> CarriedSession<H> {
         Some(now + self.sign_limit())
     }
 
-    /// Ends the session's part in the present stream; returns whether the session was attached or attaching on it.
+    /// Detaches the session from the present stream; returns whether the session was attached or attaching on it.
     pub(super) fn end_stream(&mut self) -> bool {
         self.unheard.clear();
         let carried = matches!(self.place, AttachState::Attaching(_) | AttachState::Attached);
@@ -314,13 +315,13 @@ impl<H> CarriedSession<H> {
         }
     }
 
-    /// Sends a keep-alive after a command whose answer is late, unless an unacknowledged one already serves as the
-    /// test.
+    /// Sends a keep-alive after a command whose answer is late, unless an attach or keep-alive is unacknowledged: its
+    /// time limit already detects an unreachable leader.
     pub(super) fn ask_for_a_sign(&mut self, now: BootInstant, outbox: &mut Outbox) {
         if !self.unheard.is_empty() || self.missed_at().is_none_or(|at| now < at) {
             return;
         }
-        // The keep-alive covers all commands sent before it.
+        // One keep-alive is enough for all commands sent before it.
         self.asked.values_mut().for_each(|command| command.unanswered = None);
         self.put_keep_alive(now, outbox);
     }
@@ -337,12 +338,12 @@ impl<H> CarriedSession<H> {
         let unheard = self.unheard.front().map(|&(_, since)| since + self.sign_limit());
         let asked = self.asked.values().map(|command| command.since + self.command_limit()).min();
         let close = self.close.as_ref().map(|closing| closing.since + self.command_limit());
-        // While a keep-alive is unacknowledged, its own limit comes first.
+        // While an attach or keep-alive is unacknowledged, a late answer causes no further keep-alive.
         let missed = self.missed_at().filter(|_| unheard.is_none());
         earlier(missed, earlier(earlier(signs, unheard), earlier(asked, close)))
     }
 
-    /// Sends one keep-alive for all pending calls.
+    /// Sends one keep-alive that covers all pending open and keep-alive calls.
     fn put_keep_alive(&mut self, now: BootInstant, outbox: &mut Outbox) {
         let Some(id) = self.id else { return };
         let number = self.next_sign - 1;

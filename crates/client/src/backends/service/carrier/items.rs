@@ -12,7 +12,7 @@ use crate::backend::AcquireRequest;
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::{Answer, Granted};
 
-/// Bound for tags, lengths and numbers, a secret and a label.
+/// Upper bound for an item without names, value and meta, in bytes: tags, lengths, numbers, a secret and a label.
 const FIXED: usize = 128 + limits::LABEL_BYTES_MAX;
 const PER_NAME: usize = 8;
 
@@ -78,7 +78,7 @@ pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The answer to a command in an item; `None` if the item is none.
+/// Converts the answer to a command; `None` if the item is no such answer.
 pub(super) fn answer(what: What) -> Result<Option<Answer>, Nonsense> {
     Ok(Some(match what {
         What::Granted(granted) => {

@@ -5,8 +5,9 @@
 //! of their seqs (P7, R5), matching answers to calls, and detecting a service that is silent or sends invalid items.
 //! Requests and lease deadlines are decided by the session's machine (`crate::machine`).
 //!
-//! Each call is resolved through its handle exactly once, or its handle is dropped: when its session is removed, and
-//! for an acquire that its own client finishes, because the table then answers only the finish.
+//! Each call is resolved through its handle exactly once, with two exceptions, in which the handle is dropped: when the
+//! session is removed, and when the client submits a `Finish` of its own pending acquire, since the service then
+//! answers only the finish.
 
 mod carried;
 mod items;
@@ -101,7 +102,7 @@ pub struct Carrier<H> {
     next_stream: u64,
     stream: Option<StreamId>,
     outbox: Outbox,
-    /// No call and no silence is overdue before this time.
+    /// When [`Self::wake`] is due: no deadline of a session is earlier.
     look_at: Option<BootInstant>,
 }
 
@@ -196,8 +197,8 @@ impl<H> Carrier<H> {
     }
 
     /// Handles a stream that ended without a message, could not be opened, or is being closed by the driver. In the
-    /// last case this must be called before the peer can see the close: with `linger`, the lease is then valid for at
-    /// most `linger` from now.
+    /// last case this must be called before the peer can see the close: from then on the service may end a session
+    /// after its `linger`, and the client's lease must end before.
     pub fn stream_lost(&mut self, now: BootInstant, stream: StreamId, out: &mut Vec<CarrierOutput<H>>) {
         if self.stream == Some(stream) {
             self.end_stream(now, true, out);
@@ -230,8 +231,8 @@ impl<H> Carrier<H> {
         }
     }
 
-    /// Fails overdue calls, and ends a stream on which the service is silent. After a command whose answer is late a
-    /// keep-alive is sent, so that an unreachable leader is detected by that keep-alive, not by the next renewal.
+    /// Fails overdue calls, and ends a stream on which the service is silent. After a command whose answer is late,
+    /// sends a keep-alive, whose time limit detects an unreachable leader sooner than the next renewal would.
     pub fn wake(&mut self, now: BootInstant, out: &mut Vec<CarrierOutput<H>>) {
         if self.look_at.is_none_or(|at| now < at) {
             return;

@@ -120,7 +120,7 @@ async fn a_released_lock_is_granted_to_the_next_waiter() {
     assert_eq!((report.closed, report.left), (1, 0));
 }
 
-/// All streams are cut repeatedly, without a message; the clients must not notice.
+/// All streams are cut repeatedly, without a message; no call may fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cut_streams_lose_no_lock_and_no_place_in_the_queue() {
     let service = StandIn::start();

@@ -54,8 +54,8 @@ async fn commands_unanswered_by_a_dead_leader_are_resent_in_order_and_applied_on
     for acquiring in acquiring {
         guards.push(acquiring.await.unwrap().unwrap());
     }
-    let told: Vec<u64> = guards.iter().map(|guard| guard.token_hint().unwrap().get()).collect();
-    assert_eq!(told, tokens, "the grants that the dead leader had made");
+    let returned: Vec<u64> = guards.iter().map(|guard| guard.token_hint().unwrap().get()).collect();
+    assert_eq!(returned, tokens, "the grants that the dead leader had made");
     assert_eq!((service.tokens("b").len(), service.tokens("c").len(), service.in_use()), (1, 1, 3));
     let heard = service.heard();
     let [.., before, after] = &heard[..] else { panic!("two streams: {heard:?}") };
@@ -67,8 +67,8 @@ async fn commands_unanswered_by_a_dead_leader_are_resent_in_order_and_applied_on
     assert_eq!(service.in_use(), 0);
 }
 
-/// The client shortens its lease deadline when the stream ends, because the service may have seen a close; a change of
-/// leader is faster than that.
+/// The client shortens its lease deadline when the stream ends, because the service may have seen a close. The session
+/// is attached at the next leader, and its deadline extended, before that shorter deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_with_linger_survives_a_change_of_leader() {
     let service = StandIn::cluster(3);
@@ -82,7 +82,8 @@ async fn a_guard_with_linger_survives_a_change_of_leader() {
     held.release().await.unwrap();
 }
 
-/// The driver skips dead nodes and gets the leader's address from any other, with any first node.
+/// The driver skips the dead node and gets the leader's address from another one. The first node tried is random, so
+/// the test is repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_node_in_the_url_is_skipped() {
     for _ in 0..4 {

@@ -15,7 +15,7 @@ fn search(nodes: [SocketAddr; 2]) -> Search {
     Search::among(Addresses::of(&url, 0).unwrap())
 }
 
-/// The kernel still accepts connections for a stopped process.
+/// The first node behaves as a process stopped by SIGSTOP, for which the kernel still accepts connections.
 #[tokio::test]
 async fn a_node_that_accepts_but_never_answers_does_not_delay_the_others() {
     let (open, closed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));

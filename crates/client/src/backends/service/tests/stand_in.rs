@@ -1,5 +1,5 @@
-//! A stub of the service on real ports, on top of the carrier's stub: one node, or several whose leader the test
-//! selects.
+//! A stub of the service on real ports, based on the stub for the carrier's tests ([`Peer`]): one node, or several
+//! whose leader the test selects.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -60,7 +60,7 @@ struct Node {
 }
 
 impl StandIn {
-    /// Serves until the process ends, on a separate thread.
+    /// One node. Serves until the process ends, on a separate thread.
     pub(super) fn start() -> Self {
         Self::cluster(1)
     }
@@ -203,7 +203,7 @@ impl StandIn {
         frame(What::StreamEnd(end))
     }
 
-    /// Runs `act` and sends its results.
+    /// Advances the peer's clock, runs `act`, and sends the resulting items, unless the nodes are mute.
     fn turn(&self, act: impl FnOnce(&mut State)) {
         let mut state = self.state();
         state.peer.pass(self.0.start.elapsed().as_millis() as u64);

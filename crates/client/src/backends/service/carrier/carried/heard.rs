@@ -32,7 +32,8 @@ impl<H> CarriedSession<H> {
         self.resolve_all(&refused(), out);
     }
 
-    /// The session is not live (S2).
+    /// The session is gone, which is final (S2). Resolves all its calls, and pushes the loss unless the client closes
+    /// it.
     pub(in super::super) fn gone(&mut self, key: SessionKey, out: &mut Vec<CarrierOutput<H>>) {
         self.place = AttachState::Over;
         self.unheard.clear();
@@ -130,7 +131,8 @@ impl<H> CarriedSession<H> {
         match answer {
             Answer::Revoked if unasked => out.push(CarrierOutput::Push(key, Push::Revoked { seq })),
             Answer::Finished(end) if unasked => out.push(CarrierOutput::Push(key, Push::Ended { seq, end })),
-            // The answer to a command that was given up or dropped: a retry gets another answer (P7).
+            // A late answer to a command that timed out or was dropped. A retry of that command is answered separately
+            // (P7).
             _ => {}
         }
         Ok(())
@@ -173,7 +175,7 @@ impl<H> CarriedSession<H> {
         Ok(self.look_at())
     }
 
-    /// Handles the acknowledgement of everything up to `number`.
+    /// Handles the acknowledgement of the attach and all keep-alives up to `number`.
     fn kept_alive(&mut self, number: u64, out: &mut Vec<CarrierOutput<H>>) -> Result<(), Nonsense> {
         if number > self.sent_through {
             let sent = self.sent_through;

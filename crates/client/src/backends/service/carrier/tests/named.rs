@@ -341,7 +341,7 @@ fn a_command_with_a_late_answer_is_followed_by_one_keep_alive() {
     line.carrier.wake(at(103) + half, &mut out);
     assert!(out.is_empty());
     assert!(matches!(line.sent()[..], [client_item::What::KeepAlive(v1::KeepAlive { id: 1 })]));
-    // The acknowledgement extends no lease: no call of a session was answered.
+    // The acknowledgement resolves no call: the carrier sent this keep-alive on its own.
     assert!(line.hears(104, 0, kept_alive(1)).is_empty());
     let _ = line.wake(105);
     assert!(line.sent().is_empty(), "it answers, and need not say so again");
@@ -394,7 +394,7 @@ fn the_addresses_of_the_nodes_are_forwarded() {
 
 #[test]
 fn a_frame_never_exceeds_the_limits_of_the_service() {
-    // Each exceeds one frame by another limit: bytes, names, items.
+    // Each case exceeds another limit of one frame: bytes, names, items.
     for (count, names, length) in [(300, 64, 500), (2_000, 64, 2), (20_000, 1, 5)] {
         split_into_frames(count, names, length);
     }

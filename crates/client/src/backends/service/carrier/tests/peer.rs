@@ -1,5 +1,5 @@
-//! Stub of the service: the real table, with only those deadlines that sessions need. It answers at once and
-//! acknowledges its own writes; replication is left to the simulator.
+//! Stub of the service: the real table, with the deadlines of sessions and revoked holds only. It applies and answers
+//! each item at once, without replication, which the simulator tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::StreamId;
 
-/// A client's stream.
+/// A stream, with the index of its client.
 pub(in crate::backends::service) type At = (usize, StreamId);
 
 struct Lease {
@@ -154,7 +154,7 @@ impl Peer {
         }
     }
 
-    /// The answer for the caller; none if the end of the session is the answer.
+    /// Applies a command and returns its reply; `None` for a close, which the end of the session answers.
     fn apply(&mut self, command: Command) -> Option<Reply> {
         let closes = matches!(command, Command::CloseSession { .. });
         let finishes = match &command {

@@ -1,5 +1,5 @@
 //! Machines and carriers against the real table. Streams are cut, with frames lost or delivered late; answers and
-//! pushes overtake each other; holds are broken; clocks differ by 1 %.
+//! pushes overtake each other; holds are broken; clocks run 0.9 % too slow or too fast.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -245,7 +245,7 @@ impl World {
             self.feed(who, Event::Release { key });
         } else if !release && !open.is_empty() {
             let key = open[usize::from(number) % open.len()];
-            // The outcome of an abandoned request is fixed: none.
+            // An abandoned request gets no outcome from the machine; this counts as its only one.
             self.clients[who].outcomes.insert(key, 1);
             self.feed(who, Event::Abandon { key });
         }
@@ -438,7 +438,7 @@ proptest! {
     }
 }
 
-/// Checks that the world exercises the rules: grants happen, streams are cut, commands are sent again.
+/// Checks that the world exercises the rules: locks are granted, and commands are sent again on later streams.
 #[test]
 fn the_world_grants_and_resends_often() {
     let mut world = World::new();
