@@ -5,6 +5,7 @@
 
 use std::env;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::num::NonZero;
 use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
@@ -76,6 +77,9 @@ impl Selection {
         let mut cargo = cargo();
         // Whether any test ran is checked later, over all runners together.
         cargo.args(["nextest", "run", "--no-fail-fast", "--no-tests=pass"]);
+        // See `.config/nextest.toml`.
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        cargo.arg(format!("--test-threads={}", 2 * cores));
         self.choose_packages(&mut cargo)?;
         cargo.args(&self.filters);
         Ok(cargo)

@@ -55,11 +55,12 @@
 //! # Runtime and cancellation
 //! The async API needs a tokio runtime with I/O and time enabled for waiting and for [`Locks::shutdown`]. Renewals run
 //! on a separate thread: a blocked or starved runtime does not lose locks. Guards may be dropped anywhere, including
-//! outside of a runtime and after the runtime has ended; dropping never blocks. Programs without a runtime use
+//! outside of a runtime and after the runtime has ended; dropping never waits for a network. Programs without a runtime use
 //! [`blocking`].
 //!
-//! Dropping the future of [`Lock::acquire`] at any await point leaves neither a hold nor a queued request. Dropping the
-//! future of [`Guard::release`] lets the release continue in the background. A future that is kept alive but not polled
+//! After the future of [`Lock::acquire`] was dropped at any await point, the client ends the hold or the queued request
+//! in the background, and likewise a dropped [`Guard`]. [`Locks::shutdown`] waits for that; if the process ends first,
+//! they end with their ttl. Dropping the future of [`Guard::release`] lets the release continue in the background. A future that is kept alive but not polled
 //! may hold the lock without returning it.
 //!
 //! Promises are cited as P1–P12 (`docs/SAFETY.md`), rules by the numbers of `docs/table-rules.md` (N1, R4 …).

@@ -172,7 +172,8 @@ impl<F: Kind> Lock<F> {
 
     /// Acquires the lock, and waits for it as configured by [`Lock::wait`].
     ///
-    /// Cancel-safe: a future dropped at any await point leaves nothing held or queued.
+    /// Cancel-safe: if the future is dropped at any await point, the client ends the hold or the queued request in the
+    /// background.
     ///
     /// # Errors
     /// [`AcquireError`]; nothing is held then, unless the variant is [`AcquireError::Ambiguous`].

@@ -12,7 +12,6 @@ fn hunt(half: usize) {
         let found = std::iter::once(mutant.seed)
             .chain(0..SEEDS)
             .find_map(|seed| Some((seed, run(seed, Some(*mutant), false).failure?)));
-        println!("{}: {:?}", mutant.name, found.as_ref().map(|(seed, _)| seed));
         match found {
             None => missed.push(format!("{}: not found in {SEEDS} seeds", mutant.name)),
             Some((seed, failure)) if !mutant.caught_by.contains(&failure.promise.as_str()) => {

@@ -57,6 +57,7 @@ const CONVENTIONS: &[Convention] = &[
     by("sqlx-migrations", "mydb", "293176876009260204"),
     by("rails-migrations", "mydb", "586353752304064290"),
     by("golang-migrate", "mydb", "3799279374"),
+    by("golang-migrate", "public/schema_migrations/mydb", "2103762914"),
 ];
 
 const fn by(rule: &'static str, name: &'static str, sql: &'static str) -> Convention {

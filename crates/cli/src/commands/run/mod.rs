@@ -134,7 +134,7 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
     };
     give_back(guard, &name, &ended).await;
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
-    ended.map_err(not_started)
+    ended.map_err(|error| not_started(error, args.lost_exit))
 }
 
 /// Releases the hold. Prints the error if there is one, unless the command's outcome already implies it.
@@ -145,11 +145,11 @@ async fn give_back(guard: Guard<Unfenced>, name: &LockName, ended: &Result<RunEn
     }
 }
 
-fn not_started(error: SpawnError) -> Failure {
+fn not_started(error: SpawnError, lost_exit: u8) -> Failure {
     let code = match &error {
         SpawnError::NotFound { .. } => exit::NOT_FOUND,
         SpawnError::NotExecutable { .. } | SpawnError::Other { .. } => exit::NOT_EXECUTABLE,
-        SpawnError::TooLate { .. } => exit::LOST,
+        SpawnError::TooLate { .. } => lost_exit,
         _ => exit::INTERNAL,
     };
     let text = match std::error::Error::source(&error) {

@@ -89,7 +89,7 @@ fn rounds(faults: &[HolderFault]) -> Vec<TortureRound> {
 }
 
 /// The lock server while it is stopped. Dropping this value continues the server, also after an error. The server stays
-/// stopped if this process is killed (docs/torture.md), or exits at a second signal, which runs no drops.
+/// stopped if this process is killed (docs/torture.md).
 struct Stopped(Pid);
 
 impl Stopped {

@@ -20,6 +20,7 @@ mod worker;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Capabilities, Fencing, Reach};
+use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use tokio::runtime::{Handle, Runtime};
 
@@ -137,7 +138,7 @@ fn conduct(
     let began = Instant::now();
     let pause = args.pause.with(args.ttl);
     let times = Times { ttl: args.ttl, pause, duration: args.duration };
-    listen(&crew, runtime.handle())?;
+    listen(&crew, args.server_pid.map(Pid::from_raw), runtime.handle())?;
     let mut conductor = Conductor::new(crew, times, can.ttl, args.server_pid.map(Pid::from_raw));
     let interrupted = match conductor.conduct(&args.faults, args.workers) {
         Ok(()) => false,
@@ -205,7 +206,7 @@ fn explained(failure: Failure, crew: &Crew) -> Failure {
 }
 
 /// Forwards the first termination signal to the crew's event queue.
-fn listen(crew: &Crew, runtime: &Handle) -> Result<(), Failure> {
+fn listen(crew: &Crew, server: Option<Pid>, runtime: &Handle) -> Result<(), Failure> {
     use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     let tell = crew.sender();
     let _inside = runtime.enter();
@@ -220,6 +221,10 @@ fn listen(crew: &Crew, runtime: &Handle) -> Result<(), Failure> {
             if asked {
                 // A second signal ends the program at once, without waiting for an unresponsive resource. The kernel
                 // kills the workers when this process ends (`PR_SET_PDEATHSIG`).
+                if let Some(server) = server {
+                    // The lock server may be stopped at this moment.
+                    let _ = kill(server, Signal::SIGCONT);
+                }
                 std::process::exit(INTERRUPTED);
             }
             asked = true;

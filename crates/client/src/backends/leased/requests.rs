@@ -298,7 +298,7 @@ impl LeasedRequests {
     }
 
     /// Ends all requests without a call to the service: their entries expire there.
-    pub(super) fn abandon(&self) {
+    pub(super) fn let_expire(&self) {
         self.state().requests.values_mut().for_each(LeasedRequest::end);
     }
 

@@ -103,7 +103,7 @@ impl Conn for LeasedConn {
 impl Drop for LeasedConn {
     fn drop(&mut self) {
         self.0.wakes.stop(self.0.session());
-        self.0.requests.abandon();
+        self.0.requests.let_expire();
     }
 }
 

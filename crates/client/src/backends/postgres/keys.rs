@@ -56,9 +56,9 @@ pub enum PgKey {
     SqlxMigrations,
     /// `rails-migrations`: the key that Rails locks to migrate the database; the lock name is the database name.
     RailsMigrations,
-    /// `golang-migrate`: the key that golang-migrate locks to migrate the database; the lock name is the database name.
-    /// Where that library joins the schema and further names before the database name, with zero bytes in between,
-    /// [`PgKey::key`] takes the joined text.
+    /// `golang-migrate`: the key that golang-migrate locks to migrate a database. The lock name is
+    /// `SCHEMA/TABLE/DATABASE`, where the table is the one of its versions: `public/schema_migrations/mydb`. That library
+    /// hashes the three names with zero bytes in between; its old versions hash the database name alone.
     GolangMigrate,
 }
 
@@ -133,7 +133,10 @@ impl PgKey {
             Self::Raw => raw(name).ok_or_else(|| KeyError::NotANumber { name: name.to_owned() })?,
             Self::SqlxMigrations => AdvisoryKey::Number(0x3d32_ad9e * i64::from(crc())),
             Self::RailsMigrations => AdvisoryKey::Number(2_053_462_845 * i64::from(crc())),
-            Self::GolangMigrate => AdvisoryKey::Number(crc().wrapping_mul(1_486_364_155).into()),
+            Self::GolangMigrate => {
+                let crc = crc32fast::hash(name.replace('/', "\0").as_bytes());
+                AdvisoryKey::Number(crc.wrapping_mul(1_486_364_155).into())
+            }
         })
     }
 
@@ -202,7 +205,7 @@ impl AdvisoryKey {
         match self {
             // Quoted, since in `-42::bigint` the minus is an operator, which the server would have to resolve.
             Self::Number(number) => format!("'{number}'::bigint"),
-            Self::Pair(a, b) => format!("{a}::int, {b}::int"),
+            Self::Pair(a, b) => format!("'{a}'::int, '{b}'::int"),
         }
     }
 
@@ -317,6 +320,7 @@ mod tests {
             ("sqlx-migrations", "mydb", Number(293_176_876_009_260_204)),
             ("rails-migrations", "mydb", Number(586_353_752_304_064_290)),
             ("golang-migrate", "mydb", Number(3_799_279_374)),
+            ("golang-migrate", "public/schema_migrations/mydb", Number(2_103_762_914)),
         ] {
             assert_eq!(rule.parse::<PgKey>().unwrap().key(name), Ok(key), "{rule} of {name}");
         }

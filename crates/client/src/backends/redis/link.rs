@@ -1,7 +1,8 @@
 //! Calls to one server. Errors report whether the call may have arrived (P12).
 //!
-//! Renewals go over the main connection, on the lease thread. Calls that a caller waits for go over a connection of the
-//! current runtime ([`Pool`]), to the address of the main connection. Once the main connection was replaced, the
+//! Renewals go over the main connection, on the lease thread. All other calls go over a connection of the
+//! current runtime ([`Pool`]), to the address of the main connection. The lease thread has one, too, beside the main
+//! connection: for the ends of requests that no caller waits for, which can thus overtake an earlier attempt. Once the main connection was replaced, the
 //! runtimes' connections are not used any more: after a fail-over no call goes to the former primary.
 
 use std::mem;

@@ -1,7 +1,7 @@
 //! State shared by the sessions, the stream and the timer: the carrier, under one lock held only briefly.
 //!
 //! A caller's task submits its call here and wakes the stream, which sends everything pending as one frame; a received
-//! frame resolves all of its calls at once. There is no task per call, and nothing is awaited under the lock.
+//! frame resolves all of its calls at once. The stream needs no task per call, and nothing is awaited under the lock.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
