@@ -32,14 +32,15 @@ pub struct ServerOptions {
     pub insecure: bool,
     /// The id of this node; by default the id in its data, or 1.
     pub node: Option<u64>,
-    /// Peer addresses of the nodes of a new cluster, by id, this node included. Used only if the data directory has no
-    /// cluster yet: the members in the data take precedence.
+    /// Peer addresses of the nodes of a new cluster, by id, this node included. If the data directory has a cluster
+    /// already, its members take precedence, and only this node's own address is used.
     pub cluster: BTreeMap<u64, String>,
     /// The peer address of a member of the cluster that this node is to be added to; instead of `cluster`.
     pub join: Option<String>,
-    /// The address that listens to peers; by default this node's address in `cluster` or in its data.
+    /// The address that listens to peers; by default this node's address in `cluster` or in its data, or with `join`
+    /// the default peer port on 127.0.0.1.
     pub peer_listen: Option<String>,
-    /// The first tokens of a new table are above this one; by default above the microseconds since 2026 (T1).
+    /// The first tokens of a new table are above this one, and in any case above the microseconds since 2026 (T1).
     pub tokens_above: Option<u64>,
     /// See [`ELECTION_TIMEOUT`]; the same for all nodes of a cluster. Must be many times the message delay between two
     /// nodes.
