@@ -11,8 +11,8 @@ use crate::error::ServeError;
 /// about 32 KiB.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
-/// Default log growth between snapshots, in bytes. A snapshot lets the log be truncated; replaying this much at a start
-/// takes about a second.
+/// Default least log growth between snapshots, in bytes. A snapshot lets the log be truncated; replaying this much at a
+/// start takes about a second.
 pub const SNAPSHOT_AFTER: u64 = 64 << 20;
 
 /// Default election time-out: a follower without a leader's message for this long, or up to twice that, starts an
@@ -47,7 +47,8 @@ pub struct ServerOptions {
     pub election_timeout: Duration,
     /// The limit of client connections.
     pub connections_max: usize,
-    /// Log growth in bytes after which a snapshot is taken. Only tests set another value than [`SNAPSHOT_AFTER`].
+    /// Log growth in bytes after which a snapshot is taken, unless the last snapshot was larger; then the log must grow
+    /// by that snapshot's size. Only tests set another value than [`SNAPSHOT_AFTER`].
     pub snapshot_after: u64,
     /// The size of new log segments, in bytes. Only tests set another value than the storage's default.
     pub segment_bytes: u64,
