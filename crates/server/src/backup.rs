@@ -1,8 +1,8 @@
 //! Backups as files: inspection, and restore into the data directory of a new cluster.
 //!
-//! Responsible for: a file is read to its end and verified before anything is written; no file is written into a
-//! directory that is not empty; tokens continue above all that the old cluster issued, also after the backup was
-//! taken (P2, T1).
+//! Responsible for: a file is read to its end and verified before anything is written; a backup is restored only into a
+//! directory that is empty or has an unfinished restore; the new cluster's tokens are above all that the old cluster
+//! issued, also after the backup was taken (P2, T1).
 
 use std::fs;
 use std::io;
@@ -120,7 +120,8 @@ pub enum RestoreError {
         /// What failed.
         source: OpenError,
     },
-    /// The directory can't be owned, or there is no valid first token.
+    /// The directory can't be read or owned, there is no valid first token, or the system's random number generator
+    /// failed.
     #[error(transparent)]
     Node(#[from] ServeError),
 }
@@ -136,7 +137,7 @@ pub fn inspect(file: &Path) -> Result<Contents, RestoreError> {
 /// Makes a cluster of one node from a backup.
 ///
 /// # Errors
-/// [`RestoreError`]. Then nothing was written, or nodes refuse to start with the directory until another restore
+/// [`RestoreError`]. Either no data were written, or nodes refuse to start with the directory until another restore
 /// finishes.
 pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
     let (contents, mut table) = read(&what.file)?;
@@ -161,9 +162,10 @@ fn founding(node: u64, tokens_above: u64, rules: u32) -> Result<Founding, ServeE
     Ok(Founding { cluster: id()?, node, incarnation, members: vec![member], tokens_above, rules })
 }
 
-/// A number above every token that the old cluster can have issued: the backup's counter, plus one token for each
-/// microsecond since the backup was taken. A second restore of the same file is later, so by the same rule its
-/// tokens are above those of the first.
+/// The number above which the new cluster's tokens start: the highest token that the old cluster can have issued by
+/// now, if it issued at most one each microsecond since the backup was taken; at least `asked`, and at least the
+/// microseconds since 2026. A second restore of the same file is later, so by the same rule its tokens are above those
+/// of the first. If the clock is behind the backup, only `asked` and the backup's last token count.
 fn tokens_above(contents: &Contents, asked: Option<u64>, now: SystemTime) -> Result<u64, RestoreError> {
     let max = limits::RAISE_TOKENS_MAX;
     let above = match (now.duration_since(contents.taken), asked) {

@@ -52,7 +52,7 @@ impl Unusable {
     }
 }
 
-/// The most bytes that are read of the error text in that file.
+/// Most bytes read from the file of an [`Unusable`] reason.
 const REASON_BYTES_MAX: u64 = 4096;
 
 /// The state that a node starts from.
@@ -103,12 +103,12 @@ pub(crate) struct Addresses<'a> {
     pub(crate) peer: &'a str,
 }
 
-/// Opens the data. In an empty directory, a node that was given no other nodes bootstraps a single-node cluster; one
-/// that was given some becomes a candidate.
+/// Opens the data. In an empty directory, a node whose options name no other nodes bootstraps a single-node cluster;
+/// otherwise the node becomes a candidate, or remains the candidate that the directory contains.
 ///
 /// # Errors
-/// The directory can't be read or written, is damaged or of a newer version, or is of another node; there is no valid
-/// first token.
+/// The directory can't be read or written, is damaged or of a newer version, is marked as unusable, or is of another
+/// node; a candidate's options name no other nodes; there is no valid first token.
 pub(crate) fn open<D: Disk>(
     disk: &D,
     told: &ServerOptions,
@@ -136,7 +136,8 @@ pub(crate) fn open<D: Disk>(
                 return Err(ServeError::NotAlone { directory: told.data.clone(), node: member.node });
             }
             if kept.nodes.iter().any(|listed| !listed.incarnation.is_empty()) {
-                // Other nodes may have bootstrapped the cluster relying on this node's promise.
+                // This node has promised to form a cluster with exactly these incarnations, and other nodes may have
+                // bootstrapped that cluster already: the stored candidate must not change.
                 return Ok(DirectoryContents::Candidate(kept));
             }
             let candidate = candidate(told, addresses, member.incarnation, SystemTime::now())?;
@@ -146,7 +147,7 @@ pub(crate) fn open<D: Disk>(
     }
 }
 
-/// Writes the founding record, and then recovers the data as [`open`] does.
+/// Writes the bootstrap record, and then recovers the data as [`open`] does.
 ///
 /// # Errors
 /// Those of [`open`].
@@ -171,7 +172,8 @@ pub(crate) fn stand<D: Disk>(
     storage::stand(disk, candidate).map_err(failed(told))
 }
 
-/// Marks the data as unusable, so that no later start accepts them: the wrong values may be in a snapshot already.
+/// Marks the data as unusable, so that no later start accepts them. A restart would not repair them: a wrong table may
+/// be in a snapshot already, and lost entries stay lost.
 ///
 /// # Errors
 /// The disk's error.
@@ -257,9 +259,9 @@ fn member(told: &ServerOptions, addresses: Addresses<'_>, incarnation: Vec<u8>) 
     }
 }
 
-/// The greater of `asked` and the microseconds since 2026. The latter are above every token of an earlier table in
-/// this directory, provided that the table granted fewer than a million a second. The only use of a wall clock
-/// (T1).
+/// The number above which a new table's tokens start: the greater of `asked` and the microseconds since 2026. The
+/// latter are above every token of an earlier table in this directory, provided that its tokens did not start above the
+/// clock and that it granted fewer than a million a second. Wall clocks are used for first tokens only (T1).
 pub(crate) fn first_tokens(asked: Option<u64>, now: SystemTime) -> Result<u64, ServeError> {
     let max = limits::RAISE_TOKENS_MAX;
     if let Some(above) = asked.filter(|above| *above > max) {

@@ -1,7 +1,8 @@
 //! The real disk: a directory with one owner.
 //!
-//! Responsible for: no other process owns the data directory while this one lives, no other user may read it, and
-//! "durable" has the meaning that the storage relies on. Does not interpret the content of files.
+//! Responsible for: no other process owns the data directory while this one lives, no other user may read the files
+//! that are created in it, and "durable" has the meaning that the storage relies on. Does not interpret the content of
+//! files.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -179,7 +180,8 @@ impl Disk for DataDirectory {
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.inner.path)? {
             let entry = entry?;
-            // Skips names that aren't UTF-8, and directories: the storage creates neither.
+            // Skips the lock file, and names that aren't UTF-8 or are no regular files: the storage creates none of
+            // these.
             match entry.file_name().into_string() {
                 Ok(name) if name != LOCK && entry.file_type()?.is_file() => names.push(name),
                 _ => {}

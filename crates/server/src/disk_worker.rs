@@ -37,9 +37,10 @@ pub(crate) enum DiskTaskResult<D: Disk> {
     StepFailed,
     /// A spare segment.
     Spare(Spare<D::File>),
-    /// The spare could not be made; the log makes its next segment itself.
+    /// No spare segment could be made. Unless a later attempt succeeds in time, the log makes its next segment itself.
     NoSpare,
-    /// The disk is full, and the failed step is one without which the node can't continue.
+    /// The disk was full when a snapshot was completed. The node stops: it is unknown whether a start would open that
+    /// file.
     Full(io::Error),
     /// A snapshot that the leader sent was received and written to a file.
     Received(Box<Received>, Box<Arrived<D>>),
@@ -173,8 +174,8 @@ impl<D: Disk> Chores<D> {
         }
     }
 
-    /// Removes files in the order of the requests; files whose removal failed come first. Otherwise a segment could
-    /// be missing between two that remain, which would look like data loss.
+    /// Removes files in the order of the requests; files whose removal failed are tried again first. Otherwise a
+    /// segment could be missing between two that remain, and the next start would take that for data loss.
     fn remove(&mut self, removal: Removal) {
         self.unremoved.then(removal);
         if let Err(error) = self.unremoved.run(&self.disk) {

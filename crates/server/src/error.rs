@@ -1,4 +1,4 @@
-//! Errors that keep a node from starting or make it stop. Each text has advice.
+//! Errors that keep a node from starting or make it stop. Most texts have advice.
 
 use std::io;
 use std::net::SocketAddr;
@@ -88,7 +88,7 @@ pub enum ServeError {
         /// The node that the data belong to.
         node: u64,
     },
-    /// The cluster refuses this node.
+    /// The cluster refuses this node, or has removed it.
     #[error("{}", _0.text)]
     Refused(Refusal),
     /// The cluster was bootstrapped with newer rules of the table than this program has.

@@ -60,7 +60,7 @@ enum Sleeper {
 #[derive(Default)]
 struct Waiting {
     events: Vec<Event>,
-    /// The weight of the events that were pushed and that the replica has not handled yet.
+    /// The weight of the events that were pushed and that the replica has not reported as handled.
     requests: usize,
     /// Wakers of the tasks that have paused reading a stream until there is room, by the number that each drew when
     /// it began to wait.
@@ -158,7 +158,7 @@ struct OutboxContents {
 /// The state of the replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum ReplicaStatus {
-    /// There is no leader, or this node leads but has not yet applied all entries that were committed before.
+    /// This node knows no leader, or it leads but has not yet applied all entries that were committed before.
     #[default]
     Waiting,
     /// This node leads and answers.

@@ -9,6 +9,9 @@
 //! | `lockkeeper-replica` | the replica's turns, including log writes and I/O on peer sockets (`node`, `peers`) |
 //! | `lockkeeper-disk` | snapshots, spare segments, removals (`disk_worker`) |
 //!
+//! In addition, each snapshot that is sent to or received from another node has a thread while it is transferred
+//! (`peers/bulk.rs`), and backups are read on the runtime's blocking threads (`front/backup.rs`).
+//!
 //! Reading order: [`run()`], `node`, `inbox` (the queues between the threads), `peers`, `front`.
 
 pub mod backup;

@@ -2,8 +2,8 @@
 //! outputs.
 //!
 //! Responsible for: no output leaves before the write that it depends on is durable, and a failed write ends the
-//! process (P10); the clock is read after the input (P5). The thread writes the log and does the I/O on peer sockets
-//! itself: a hop to another thread would cost more than it hides.
+//! process (P10); the clock is read after the input (P5). The thread itself writes the log and does the I/O on peer
+//! sockets: passing each write and message to another thread would take longer than the time that this could save.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -27,7 +27,7 @@ use crate::leadership::{Leadership, LeadershipLine, Reached};
 use crate::observe;
 use crate::peers::{Arrived, Peers};
 
-/// Most requests handled in one turn, which bounds the delay of keep-alives.
+/// Most requests handled in one turn, by their [`weight`]. Bounds the delay of keep-alives.
 const TURN_REQUESTS_MAX: usize = 1 << 14;
 /// Most log writes in one turn: between two writes of a turn, no peer message is read, and the consensus gets no
 /// tick.
@@ -44,7 +44,7 @@ pub(crate) struct NodeThread<D: Disk> {
     pub(crate) node: u64,
     pub(crate) leadership: Leadership,
     pub(crate) peers: Peers,
-    /// Snapshots to send to followers; the task that sends them receives these.
+    /// To the task that sends snapshots to followers.
     pub(crate) offers: UnboundedSender<Box<SnapshotOffer>>,
     /// Received snapshots, by their index.
     pub(crate) incoming: BTreeMap<u64, Arrived<D>>,
@@ -55,7 +55,8 @@ pub(crate) struct NodeThread<D: Disk> {
     pub(crate) directory: String,
 }
 
-/// Whether a spare log segment is being made.
+/// Whether this thread may request a spare log segment from the disk worker: yes; no, since one was requested already;
+/// or not before the given time, since the last attempt failed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Spare {
     Wanted,
@@ -67,7 +68,8 @@ impl<D: Disk> NodeThread<D> {
     /// Runs until the inbox is closed.
     ///
     /// # Errors
-    /// If the replica must stop, or the disk is full. Any other disk failure aborts the process.
+    /// The replica must stop, entries of the log are missing, the disk is full, or the data directory is gone. Any
+    /// other failed write of the log or installation of a snapshot aborts the process.
     pub(crate) fn run(mut self) -> Result<(), ServeError> {
         self.inbox.is_mine();
         let result = self.turns();
@@ -118,7 +120,7 @@ impl<D: Disk> NodeThread<D> {
                 self.append(write.record())?;
                 self.replica.persisted(clock::now(), write.synced())?;
                 if let Some(settled) = installed {
-                    // Fails only if the receiving thread has timed out.
+                    // Fails only if the thread that received the snapshot has stopped waiting.
                     let _ = settled.send(());
                 }
             }
@@ -201,7 +203,7 @@ impl<D: Disk> NodeThread<D> {
                 Output::SnapshotUnused(index) => {
                     if let Some(Arrived { sealed, settled, .. }) = self.incoming.remove(&index) {
                         self.chore(Chore::Remove(sealed.give_up()));
-                        // Fails only if the receiving thread has timed out.
+                        // Fails only if the thread that received the snapshot has stopped waiting.
                         let _ = settled.send(());
                     }
                 }
@@ -298,8 +300,8 @@ impl<D: Disk> NodeThread<D> {
         let wake = self.replica.next_wake();
         let now = clock::now();
         if wake > now && self.replica.held_until().is_some() {
-            // While proposals are held back, no client event can cause one, so clients need not pay for waking this
-            // thread.
+            // While proposals are held back, only a peer's message can end the wait early. Clients' events would have
+            // no effect before its end, so they need not wake this thread.
             self.peers.wait_for_peers(wake - now);
         } else if wake > now {
             self.peers.wait(Some(wake - now));

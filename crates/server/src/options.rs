@@ -11,8 +11,8 @@ use crate::error::ServeError;
 /// about 32 KiB.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
-/// Default log growth between snapshots, in bytes. A snapshot lets the log be truncated; replaying this much at a start
-/// takes about a second.
+/// Default least log growth between snapshots, in bytes. A snapshot lets the log be truncated; replaying this much at a
+/// start takes about a second.
 pub const SNAPSHOT_AFTER: u64 = 64 << 20;
 
 /// Default election time-out: a follower without a leader's message for this long, or up to twice that, starts an
@@ -32,21 +32,23 @@ pub struct ServerOptions {
     pub insecure: bool,
     /// The id of this node; by default the id in its data, or 1.
     pub node: Option<u64>,
-    /// Peer addresses of the nodes of a new cluster, by id, this node included. Used only if the data directory has no
-    /// cluster yet: the members in the data take precedence.
+    /// Peer addresses of the nodes of a new cluster, by id, this node included. If the data directory has a cluster
+    /// already, its members take precedence, and only this node's own address is used.
     pub cluster: BTreeMap<u64, String>,
     /// The peer address of a member of the cluster that this node is to be added to; instead of `cluster`.
     pub join: Option<String>,
-    /// The address that listens to peers; by default this node's address in `cluster` or in its data.
+    /// The address that listens to peers; by default this node's address in `cluster` or in its data, or with `join`
+    /// the default peer port on 127.0.0.1.
     pub peer_listen: Option<String>,
-    /// The first tokens of a new table are above this one; by default above the microseconds since 2026 (T1).
+    /// The first tokens of a new table are above this one, and in any case above the microseconds since 2026 (T1).
     pub tokens_above: Option<u64>,
     /// See [`ELECTION_TIMEOUT`]; the same for all nodes of a cluster. Must be many times the message delay between two
     /// nodes.
     pub election_timeout: Duration,
     /// The limit of client connections.
     pub connections_max: usize,
-    /// Log growth in bytes after which a snapshot is taken. Only tests set another value than [`SNAPSHOT_AFTER`].
+    /// Log growth in bytes after which a snapshot is taken, unless the last snapshot was larger; then the log must grow
+    /// by that snapshot's size. Only tests set another value than [`SNAPSHOT_AFTER`].
     pub snapshot_after: u64,
     /// The size of new log segments, in bytes. Only tests set another value than the storage's default.
     pub segment_bytes: u64,

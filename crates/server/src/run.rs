@@ -38,12 +38,13 @@ use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 
 /// The backlog of the listening socket, in connections.
 const BACKLOG: u32 = 4096;
-/// At shutdown, clients have this long to read their last messages.
+/// At shutdown, clients have this long to read their last messages and to close their connections.
 const FLUSH: Duration = Duration::from_secs(5);
 /// At shutdown, a leader waits this long for another node to take over the leadership. The replica gives up
 /// earlier, after some election time-outs, even at the greatest election time-out that may be set.
 const HANDOVER: Duration = Duration::from_secs(35);
-/// File descriptors that are not client connections: the log, standard streams, the runtime's own.
+/// File descriptors that are kept free for other uses than client connections: the log, peer connections, standard
+/// streams, the runtime's own.
 const FILES_RESERVED: u64 = 64;
 
 /// A node that serves.
@@ -72,8 +73,8 @@ impl Running {
 /// `ready` is called once the node serves: it leads, or follows a leader.
 ///
 /// # Errors
-/// [`ServeError`]: the node can't start, or had to stop. A failed write of the log aborts the process instead: the
-/// state of the disk is unknown then, and no further answer may be sent (P10).
+/// [`ServeError`]: the node can't start, or had to stop. A failed write of the log, except on a full disk, aborts the
+/// process instead: the state of the disk is unknown then, and no further answer may be sent (P10).
 pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
     let address = options.address()?;
     let peer_address = options.peer_address()?;
@@ -241,7 +242,7 @@ fn raise_file_limit(wanted: usize) -> usize {
     }
 }
 
-/// What the tasks that communicate with peers need.
+/// The parts that the tasks for peer connections are started with.
 struct Talk {
     listener: TcpListener,
     directory: Arc<Directory>,
@@ -445,7 +446,7 @@ async fn serve(
     node.end().and(result)
 }
 
-/// Notifies all streams, and waits until every connection has ended or the time is over.
+/// Notifies all streams, and waits until every connection or the replica has ended, or the time is over.
 async fn flush(front: &Front, state: &mut watch::Receiver<ReplicaStatus>) {
     front.push(Event::ShutDown);
     // The leadership is transferred first, so that streams end with the id of the new leader. Clients whose

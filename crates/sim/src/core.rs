@@ -63,7 +63,7 @@ pub(crate) enum Happening {
     NodeStops {
         node: Id,
     },
-    /// A node's process is stopped, and restarted soon after.
+    /// A node's process ends without a power cut, and is started again soon after.
     NodeRestarts {
         node: Id,
     },

@@ -101,7 +101,8 @@ impl Budgets {
     }
 
     /// The largest number of table entries that this command visits. A command that ends a request visits no more
-    /// entries than an acquire of the longest name, since every request of the simulation has one name.
+    /// entries than an acquire of the longest name: all other requests of the simulation have one name, or two short
+    /// ones.
     pub(crate) fn visits_max_of(self, command: &Command) -> u64 {
         command.visits_max_with(self.work_max).min(self.visits_max - self.turn_visits_max)
     }
@@ -113,7 +114,7 @@ impl Budgets {
     }
 }
 
-/// The acquire that visits the most entries: no command of the simulation has more than one name.
+/// The acquire that visits the most entries: it has a name with the largest number of segments.
 fn longest_acquire() -> Command {
     let name = format!("{BASE}{}", "/x".repeat(limits::NAME_SEGMENTS_MAX - 1));
     Command::Acquire(Acquire {

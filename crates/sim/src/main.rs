@@ -93,7 +93,8 @@ fn main() -> ExitCode {
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs seeds until a check finds the mutant, and prints how many were needed.
+/// Runs seeds until a check finds the mutant, and prints the number of seeds and the broken promise. Returns whether it
+/// was found.
 fn hunt(mutant: &Mutant, args: &Args) -> bool {
     for seed in args.from..args.from + args.seeds {
         let report = run(seed, Some(*mutant), false);

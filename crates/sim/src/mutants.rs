@@ -1,5 +1,5 @@
-//! All faults that are built in on purpose, and the promises whose checks must find them. All are switched at run
-//! time.
+//! The mutants, which are faults built in on purpose, and the promises whose checks must find them. All are switched at
+//! run time.
 //!
 //! The replica's mutants are switches in the production code (`lockkeeper_replica::mutant`). The others are faults
 //! of the simulation around it: a node that replies too early, a client that computes a late deadline, a resource

@@ -40,7 +40,7 @@ pub(crate) struct SimStream {
     pub(crate) run: Option<u64>,
     up_at: Nanos,
     down_at: Nanos,
-    /// All packets are dropped from now on.
+    /// All packets are dropped from now on, except the notices that the stream is closed.
     is_cut: bool,
     /// The client has closed the stream, or has learned that it is closed.
     pub(crate) is_over: bool,
@@ -65,7 +65,7 @@ impl Net {
         self.held[client] = until;
     }
 
-    /// Drops all packets of a stream from now on.
+    /// Drops all packets of a stream from now on, except the notices that it is closed.
     pub(crate) fn cut_line(&mut self, stream: StreamId) {
         if let Some(line) = self.lines.get_mut(&stream) {
             line.is_cut = true;
@@ -141,7 +141,7 @@ impl Core {
         }
     }
 
-    /// Whether the stream still delivers packets.
+    /// Whether packets on the stream still arrive.
     pub(crate) fn passes(&self, stream: StreamId) -> bool {
         self.net.lines.get(&stream).is_some_and(|line| !line.is_cut)
     }

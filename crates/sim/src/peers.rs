@@ -193,9 +193,8 @@ impl Core {
         in_use.is_none_or(|it| it == id).then_some(from)
     }
 
-    /// Closes the links of a node whose process has ended. Frames that it has sent still arrive; after a power cut
-    /// some of the last ones are lost. Its peers detect the end at once, or after a power cut only after the
-    /// time-out.
+    /// Closes the links of a node whose process has ended. Frames that it has sent still arrive; after a power cut some
+    /// of the last ones are lost. Its peers detect the end soon, or after a power cut only after the time-out.
     pub(crate) fn links_gone(&mut self, node: Id, power: bool) {
         self.peers.in_use.retain(|(from, _), _| *from != node);
         let whole =

@@ -153,7 +153,7 @@ impl RawClient {
             frame.extend(command.map(|command| self.say(session, command)));
         }
         if core.is_stormy && core.dice.chance(15) && !self.said.is_empty() {
-            // A repeated command must change nothing, whether the first was answered or not (P7).
+            // A repeated command must change nothing, whether the original was answered or not (P7).
             let again = core.dice.pick(&self.said);
             frame.push(item(session, again));
         }
@@ -297,7 +297,7 @@ impl RawClient {
                 self.unanswered.extend(self.crowd.iter().flat_map(CrowdClient::waiting));
                 let again = self.unanswered.values().map(|command| self::item(session, command.clone()));
                 let again: Vec<v1::ClientItem> = again.collect();
-                // So the next action sends the close again.
+                // Makes the next action send the close again.
                 self.is_leaving = false;
                 if !again.is_empty() {
                     core.send_up(stream, Up::Frame(again));

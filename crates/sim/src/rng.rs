@@ -1,8 +1,8 @@
-//! The RNG of a run: its only source of randomness. Its seed is the run's.
+//! The random numbers of a run. They depend only on the run's seed.
 
 use crate::clock::Nanos;
 
-/// A seeded generator; its output depends only on the seed and the number of calls.
+/// A seeded generator; its output depends only on the seed and on the calls made before.
 #[derive(Debug)]
 pub(crate) struct Rng(fastrand::Rng);
 

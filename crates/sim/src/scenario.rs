@@ -141,9 +141,9 @@ pub(crate) struct Scenario {
     /// The time at which faults end.
     pub(crate) safety: Nanos,
     pub(crate) faults: Vec<Fault>,
-    /// Mean time between two faults.
+    /// Sets the pauses between two faults: each is random, between an eighth of this and twice this.
     pub(crate) fault_every: Nanos,
-    /// A node takes a snapshot once its log exceeds this size, in bytes.
+    /// A node takes a snapshot once its log has grown by this many bytes since the last one.
     pub(crate) snapshot_after: u64,
     /// Size of the applied entries that a leader keeps in memory for lagging followers, in bytes.
     pub(crate) tail_bytes: usize,
@@ -252,8 +252,8 @@ impl Scenario {
         }
     }
 
-    /// Adds a crowd to some seeds. It has an RNG of its own, so that the scenarios of all other seeds are the same
-    /// as before crowds existed.
+    /// Adds a crowd to some seeds. The crowd is drawn from an RNG of its own, so that the scenarios of all other seeds
+    /// are the same as before crowds existed.
     pub(crate) fn with_crowd(mut self, dice: &mut Rng) -> Self {
         self.crowd = Crowd::roll(dice);
         self.budgets = Budgets::roll(dice, self.crowd.as_ref());

@@ -24,8 +24,9 @@ use super::forward;
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// The flow-control window of a connection, in bytes. h2 also allows unread small frames, by its own measure, up to
-/// half of it: after a stall of this process there may be thousands.
+/// The flow-control window of a connection, in bytes. h2 sets its budget for unread small frames to half of this
+/// window, and closes connections that exceed the budget. It must be large: after a stall of this process, thousands of
+/// small frames may be unread.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// The limit of a stream's unsent bytes in h2, in addition to the stream's own buffer here.
 const SEND_BYTES_MAX: usize = 256 << 10;
@@ -88,8 +89,8 @@ impl Acceptor {
     }
 
     /// Accepts all connections in the kernel's queue by direct system calls: the runtime may not have polled the
-    /// listener's readiness yet. Returns whether the queue is empty. It is not if descriptors have run out: then
-    /// the connections that remain in it are unread.
+    /// listener's readiness yet. Returns whether the queue was found empty. Returns false if descriptors have run out,
+    /// or after [`FAILURES_MAX`] failed accepts: connections may remain in the queue then.
     pub(super) fn accept_waiting(&self) -> bool {
         let mut failed = 0;
         while failed < FAILURES_MAX {

@@ -189,8 +189,8 @@ impl Lockkeeper for Api {
         let change = match asked.what {
             Some(change_members_request::What::Remove(node)) => Change::Remove(node),
             Some(change_members_request::What::Add(new)) => {
-                // The leader itself identifies the node at the given address: of two machines that both claim this
-                // id, the one at the address is added.
+                // Fails here unless this node leads. The leader then identifies the node by connecting to the given
+                // address: if two machines claim this id, the one at the address is added.
                 self.0.ask(&metadata, Question::Members).await?;
                 Change::Add(self.0.candidate(new).await?)
             }

@@ -16,7 +16,7 @@ use super::{Ask, Front};
 /// The time limit of a call, even if the caller's deadline is later: while no node leads there is no answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// The metadata key for the leader's client address, set in the refusal of a node that does not lead or that shuts
-/// down. The value is empty if the node knows no leader.
+/// down. The value is empty if the node shuts down, or does not know the leader's address.
 pub const LEADER_METADATA: &str = "lockkeeper-leader";
 
 /// A pending question. Dropping it cancels the question.
@@ -112,7 +112,7 @@ pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status
     }
 }
 
-/// The error if no leader is known.
+/// The error if no leader is known, or not its address.
 pub(super) fn no_leader() -> Status {
     not_leader(
         "this node does not lead, and knows of none that does; try again, or ask another".to_owned(),

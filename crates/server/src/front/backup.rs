@@ -1,7 +1,7 @@
 //! `Backup`: sends a stored snapshot to the caller.
 //!
-//! Responsible for: a backup includes every change that was answered before the call; reading it from the disk
-//! blocks no other work, and only a few pieces of it are in memory, since the reading is as slow as the receiver.
+//! Responsible for: a backup includes every change that was answered before the call; reading it from the disk blocks
+//! no other work; and the disk is read no faster than the caller receives, so that only a few pieces are in memory.
 
 use std::io;
 use std::pin::Pin;
@@ -61,7 +61,7 @@ impl Front {
         Ok(Parts(parts))
     }
 
-    /// Has the replica store a snapshot, and opens it.
+    /// Makes the replica store a snapshot, then opens the snapshot.
     async fn store(self: &Arc<Self>, node: u64) -> Result<BackupParts<DataDirectory>, Status> {
         let snapshots =
             self.snapshots.get().ok_or_else(|| Status::unavailable("this node has no data yet"))?;

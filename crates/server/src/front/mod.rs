@@ -56,12 +56,12 @@ pub(crate) struct About {
 pub(crate) struct Front {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) about: About,
-    /// Creates and reads backups; set once the node has data.
+    /// Opens the stored snapshots for backups; set once the node has data.
     pub(crate) snapshots: OnceLock<Snapshots<DataDirectory>>,
     /// The members that this node knows, and its own hello (first handshake message); unset for a node without
     /// peers.
     pub(crate) directory: OnceLock<Arc<Directory>>,
-    /// Cancelled when no new stream or call is accepted.
+    /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
     /// The last id that was given to a stream, call or connection.

@@ -25,8 +25,8 @@ impl Greeter for HandshakeOnly {
     }
 }
 
-/// Returns the node that waits at `address`, if it claims to be node `node`. Its incarnation is known only to the
-/// node itself.
+/// Returns the node that waits at `address`, if it reports the id `node`. Only that node itself knows its incarnation,
+/// so it must be reached.
 ///
 /// # Errors
 /// A text with advice.
@@ -52,7 +52,8 @@ pub(crate) async fn who_waits(
         }
     };
     let candidate = hello.candidate.and_then(|candidate| candidate.member);
-    // A node that was added already is no candidate. Here the caller repeats a call whose answer was lost.
+    // A node that was added already sends no candidate. This happens if the caller repeats a call whose answer was
+    // lost.
     let member = candidate.unwrap_or_else(|| Member {
         node: hello.node,
         incarnation: hello.incarnation.clone(),

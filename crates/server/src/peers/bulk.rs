@@ -47,7 +47,7 @@ pub(crate) const PATIENCE: Patience = Patience {
     pause: Duration::from_millis(500),
 };
 
-/// The longest message: a piece and its envelope; the members of a cluster take less.
+/// The longest message: a piece and its envelope. An offer, which lists the cluster's members, is shorter.
 const MESSAGE_BYTES_MAX: usize = PIECE_BYTES_MAX + 1024;
 
 /// The file of a received snapshot, until the replica installs or discards it.

@@ -17,7 +17,7 @@ use crate::inbox::Inbox;
 pub(super) const PAUSE_MIN: Duration = Duration::from_millis(20);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// What the tasks need that open connections to other nodes.
+/// The state of the tasks that open connections to other nodes.
 #[derive(Clone)]
 pub(super) struct Dialler {
     pub(super) directory: Arc<Directory>,

@@ -39,8 +39,8 @@ struct Known {
     members: Members,
     /// The version of the table's rules.
     rules: u32,
-    /// The members as received from a node that has applied more entries. Dialled too: this node's vote can be what
-    /// these members need.
+    /// The members as received from a node that has applied more entries. These members are connected to as well: they
+    /// may need this node's vote for a majority.
     news: Members,
     /// Peer addresses from the nodes' own hellos: a node may have moved, or was restored from a backup. Tried after
     /// the address in the log, since a forged hello can contain any address.
@@ -88,7 +88,7 @@ impl Directory {
         self.known.borrow().members.removed.contains_key(&node)
     }
 
-    /// The error for adding a node under an id that was used before.
+    /// The error for adding a node under the id of a member that was removed.
     pub(super) fn refuses(&self, node: u64) -> Option<Rejected> {
         let new = Change::Add(Member { node, ..Member::default() });
         let checked = self.known.borrow().members.check(&new, &BTreeSet::new());

@@ -30,7 +30,7 @@ enum FormationOutcome {
 /// Stores a candidate's state durably.
 type Keep = Box<dyn Fn(&Candidate) -> Result<(), ServeError> + Send + Sync>;
 
-/// A node without a cluster, as its handshakes use it.
+/// The state of a node without a cluster, shared by its handshakes.
 struct Forming {
     founder: Mutex<Bootstrap>,
     keep: Keep,
@@ -40,7 +40,7 @@ struct Forming {
     moved: Notify,
 }
 
-/// Bootstraps or joins a cluster. Returns the founding record, which makes this node a member once it is written.
+/// Bootstraps or joins a cluster. Returns the bootstrap record, which makes this node a member once it is written.
 /// `join` is the address of a member. `keep` makes a candidate durable.
 ///
 /// # Errors
@@ -152,7 +152,7 @@ impl Forming {
         }
     }
 
-    /// Logs the missing nodes, again and again.
+    /// Logs every [`SAY_EVERY`] which nodes are missing, or that this node waits to be added.
     async fn say(self: Arc<Self>) {
         loop {
             tokio::time::sleep(SAY_EVERY).await;

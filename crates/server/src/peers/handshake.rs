@@ -1,5 +1,5 @@
-//! The handshake of a connection between nodes: each side first sends a hello, and accepts or refuses the other's.
-//! Runs in tasks of the front.
+//! The handshake of a connection between nodes. The side that opens the connection sends its hello; the other side
+//! answers with its own hello, or with a refusal. Runs in tasks of the front.
 //!
 //! Responsible for: no handshake waits forever, and an unidentified node causes no large allocation.
 

@@ -98,7 +98,7 @@ mod tests {
         let mut said = LoggedRefusals::default();
         assert!(said.is_news(2, "its data are gone"));
         assert!(!said.is_news(2, "its data are gone"));
-        // Two machines that both claim to be node 2 take turns.
+        // Two machines both claim to be node 2, and connect alternately.
         assert!(said.is_news(2, "another cluster"));
         assert!(!said.is_news(2, "its data are gone"));
         assert!(said.is_news(3, "its data are gone"));

@@ -105,9 +105,9 @@ impl Handover {
         Self { arrived: Mutex::default(), last: AtomicU64::new(0), unacknowledged }
     }
 
-    /// A number for a connection, greater than those of all older ones. Must be drawn when the connection is
-    /// accepted, or before it is opened: of two connections of a peer the one with the higher number is kept, even
-    /// if its handshake ends first.
+    /// A number for a connection, greater than those of all older ones. Must be drawn when the connection is accepted,
+    /// or before it is opened: of two connections with a peer in the same direction the one with the higher number is
+    /// kept, even if its handshake ends first.
     pub(crate) fn number(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -180,7 +180,7 @@ impl Peers {
         Self { inbox, links: None }
     }
 
-    /// For a member. From here on [`Inbox::ring`] wakes [`Peers::wait`], and nothing else.
+    /// For a member. From here on [`Inbox::ring`] wakes [`Peers::wait`] only.
     ///
     /// # Errors
     /// The system's error if it can't create the poller.
@@ -203,16 +203,16 @@ impl Peers {
         Ok(Self { inbox, links: Some(links) })
     }
 
-    /// Appends all input from peers to `out`: new links, messages, and lost links. Reads at most 8 MiB a call;
-    /// [`Peers::wait`] does not sleep while there is more.
+    /// Appends all input from peers to `out`: new links, messages, lost links, and reports of dropped messages. Reads
+    /// at most 8 MiB a call; [`Peers::wait`] does not sleep while there is more.
     pub(crate) fn read(&mut self, out: &mut Vec<Event>) {
         if let Some(links) = &mut self.links {
             links.read(out);
         }
     }
 
-    /// Queues messages for `node`, as one frame unless they are huge. The next [`Peers::flush`] sends them.
-    /// Messages that can't be sent are reported by [`Event::PeerMissed`].
+    /// Queues messages for `node`, as one frame unless they are huge. The next [`Peers::flush`] sends them. Dropped
+    /// messages are reported by [`Event::PeerMissed`]; without a link to the node, only dropped appends are.
     pub(crate) fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
         if let Some(links) = &mut self.links {
             links.send(node, messages);
@@ -255,8 +255,8 @@ impl Peers {
         }
     }
 
-    /// Sleeps until something arrives from a peer, at most for `at_most`. A ring of the inbox does not end the
-    /// sleep; its events are read afterwards.
+    /// Sleeps until something arrives from a peer, at most for `at_most`. A ring of the inbox does not end the sleep;
+    /// the inbox's events are read afterwards. Without peers, returns at once.
     pub(crate) fn wait_for_peers(&mut self, at_most: Duration) {
         if let Some(links) = &mut self.links {
             links.wait_for_peers(at_most);
@@ -404,7 +404,8 @@ impl Links {
     }
 
     fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
-        // Only the loss of an append must be reported; the consensus tolerates the loss of all other messages.
+        // Without a link, only the loss of an append must be reported; the consensus tolerates the loss of all other
+        // messages.
         let has_entries = messages.iter().any(|message| message.kind() == PeerKind::Append);
         match self.outgoing.get_mut(&node) {
             Some(link) => {

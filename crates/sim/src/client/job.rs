@@ -33,9 +33,9 @@ pub(crate) struct Job {
     section: Option<(String, Section)>,
     seen: Option<SectionRead>,
     stage: JobStage,
-    /// Whether it checks its guard before each step. A careless job depends on the fence.
+    /// Whether the job checks its guard before each step. A careless job depends on the fence.
     is_careful: bool,
-    /// Whether its future was dropped: then no result may be delivered any more.
+    /// Whether the job's future was dropped: then no result may be delivered any more.
     is_dropped: bool,
     step_max: Nanos,
 }

@@ -72,7 +72,7 @@ impl SimNode {
         let others: Vec<Id> =
             own.nodes.iter().map(|listed| listed.node).filter(|node| *node != self.id).collect();
         self.forming = Some(Forming { founder: Bootstrap::new(own), decided: None });
-        // The node's own promise, stored earlier, may be the only one that is still needed.
+        // A next action may be possible without another message: an earlier run may have stored a promise.
         let _ = self.follow(core, |founder| founder.step());
         for to in if others.is_empty() { vec![0] } else { others } {
             let pause = core.dice.spread(MS / 10, 20 * MS);

@@ -49,7 +49,7 @@ impl SimNode {
         self.process.as_ref().is_some_and(|process| process.directory.members.removed.contains_key(&other))
     }
 
-    /// Whether the node would connect to any of these nodes.
+    /// Whether the node would connect to any of these nodes; true for a node that has not joined yet.
     pub(crate) fn knows_any(&self, of: &[Id]) -> bool {
         let others = self.process.as_ref().map(|process| process.directory.others());
         others.is_none_or(|others| of.iter().any(|node| others.contains(node)))
@@ -75,7 +75,7 @@ impl SimNode {
         if self.is_member() { Lane::Messages } else { Lane::Greeting }
     }
 
-    /// The handshake request that the node sends on a new connection.
+    /// The hello that the node sends, as a handshake request or as the reply to one; `None` if it does not run.
     pub(crate) fn hello(&self, to: Id, lane: Lane) -> Option<Hello> {
         match (&self.process, &self.forming) {
             (Some(process), _) => {
@@ -94,7 +94,7 @@ impl SimNode {
         }
     }
 
-    /// Applies the admission rules to a handshake request.
+    /// Applies the admission rules to the hello of another node.
     pub(crate) fn admit(&mut self, core: &mut Core, hello: &Hello) -> Result<(), Refusal> {
         let Some(process) = &mut self.process else { return self.hears(core, hello) };
         let identity = NodeIdentity {

@@ -58,7 +58,8 @@ pub(crate) struct SimNode {
     pub(crate) is_wiped: bool,
     /// The node is never started again.
     pub(crate) is_gone: bool,
-    /// The node's bootstrap record, for the mutant that restarts a wiped node under its old identity.
+    /// The last bootstrap record of the node. It is kept when the disk is wiped, for the mutant that restarts a wiped
+    /// node under its old identity.
     record: Option<Founding>,
 }
 
@@ -86,7 +87,7 @@ struct NodeProcess {
     loop_until: Nanos,
     /// No client socket is read until this time.
     unread_until: Nanos,
-    /// The clock's reading before the process was stopped, for the mutant that uses it afterwards.
+    /// The clock's reading before the process was stopped, for the mutant that uses it in the first turn afterwards.
     read_before: Option<Duration>,
     /// The fault that waits for its moment.
     arm: Option<Arm>,
@@ -196,7 +197,7 @@ impl SimNode {
         self.is_up() && self.process.as_ref().is_none_or(|process| process.stopped_until <= now)
     }
 
-    /// Stops the whole process until then, as SIGSTOP does.
+    /// Stops the whole process until the given time, as SIGSTOP does.
     pub(crate) fn stop_until(&mut self, now: Nanos, until: Nanos) {
         let local = self.clock.duration(now);
         if let Some(process) = &mut self.process {
@@ -205,7 +206,7 @@ impl SimNode {
         }
     }
 
-    /// Stops only the event loop until then; client sockets are still read.
+    /// Stops only the event loop until the given time; client sockets are still read.
     pub(crate) fn stop_loop_until(&mut self, now: Nanos, until: Nanos) {
         let local = self.clock.duration(now);
         if let Some(process) = &mut self.process {
@@ -214,7 +215,7 @@ impl SimNode {
         }
     }
 
-    /// Stops reading client sockets until then; the event loop runs.
+    /// Stops reading client sockets until the given time; the event loop runs.
     pub(crate) fn unread_until(&mut self, until: Nanos) {
         if let Some(process) = &mut self.process {
             process.unread_until = process.unread_until.max(until);

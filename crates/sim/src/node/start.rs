@@ -80,7 +80,8 @@ impl SimNode {
         }
     }
 
-    /// Starts the node on an empty disk, with a new incarnation.
+    /// Starts the node on an empty disk, with a new incarnation; under the mutant `WipedNodeVotes`, with its old
+    /// record.
     fn begins(&mut self, core: &mut Core) {
         let incarnation = core.dice.secret().to_vec();
         let is_alone = self.is_founder && core.scenario.nodes == 1 && !self.is_wiped;
@@ -192,7 +193,7 @@ impl SimNode {
         core.after(pause, Happening::NodeStarts { node: self.id });
     }
 
-    /// Ends the process, because a refusal was final for the node. A supervisor may restart it.
+    /// Ends the process, because the cluster refuses the node for good or has removed it. A supervisor may restart it.
     pub(super) fn ends(&mut self, core: &mut Core) {
         self.dies(core, false);
         if core.is_stormy && core.dice.chance(60) {

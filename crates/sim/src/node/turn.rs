@@ -304,11 +304,12 @@ impl SimNode {
         }
     }
 
-    /// Sleeps until input arrives or a timer is due.
+    /// Schedules the next turn: when a timer is due, or soon if input is pending. Input that arrives later makes it
+    /// earlier.
     fn sleep(&mut self, core: &mut Core) {
         let Some(process) = &self.process else { return };
         let wake = self.clock.when(process.replica.next_wake().as_nanos() as Nanos);
-        // Even if input is pending, the next turn begins after a short delay.
+        // A turn takes some time, even if the next one is due at once.
         let at = if process.inbox.is_empty() { wake.max(core.now + 20_000) } else { core.now + 20_000 };
         self.turn_soon(core, at);
     }
@@ -321,7 +322,7 @@ fn observe(core: &mut Core, node: Id, process: &mut NodeProcess) {
     process.visits_before += process.replica.table().visits() - before;
 }
 
-/// Whether a client sent a keep-alive or an attach.
+/// Whether the event contains a keep-alive or an attach.
 fn is_sign(event: &Event) -> bool {
     let Event::Frame(_, requests) = event else { return false };
     requests.iter().any(|it| matches!(it, Request::KeepAlive { .. } | Request::Attach { .. }))

@@ -147,7 +147,8 @@ impl Copy {
         Ok(fresh)
     }
 
-    /// To be called when a received snapshot replaces the log, before the record that is about to be written.
+    /// To be called when the node begins to replace its log by a received snapshot. The installation is complete when
+    /// the next record is synced.
     pub(crate) fn installs(&mut self, at: u64) {
         self.installing = Some(at);
     }
@@ -168,7 +169,8 @@ impl Copy {
         }
     }
 
-    /// P10: after a start, the snapshot, or the log after it, contains all synced entries unchanged.
+    /// P10: after a start, the snapshot, or the log after it, contains all synced entries unchanged, and term and vote
+    /// are not older than the synced ones. Entries that were never written are an error, too.
     pub(crate) fn recovered(
         &mut self,
         log: &AgreedLog,
@@ -179,7 +181,8 @@ impl Copy {
     ) -> CheckResult {
         let terms: BTreeMap<u64, u64> = found.iter().map(|entry| (entry.index, entry.term)).collect();
         for (index, term) in self.durable.range(at + 1..) {
-            // The entries may be missing if a snapshot was being installed that replaces them.
+            // Synced entries may be missing after a crash during an installation that the start has found complete, or
+            // if the pending write has replaced them.
             if self.installing != Some(at) && terms.get(index) != Some(term) && !self.replaces(&terms, *index)
             {
                 let what = match terms.get(index) {
@@ -224,9 +227,9 @@ impl Copy {
         Ok(())
     }
 
-    /// Whether the entries found on the disk are those that the node was writing over synced ones when it crashed.
+    /// Whether the synced entry at `index` was replaced by a write that was in progress at the crash.
     fn replaces(&self, found: &BTreeMap<u64, u64>, index: u64) -> bool {
-        // Then the pending record reached the disk after all, and replaced everything from its first entry on.
+        // If so, the pending record reached the disk after all, and replaced everything from its first entry on.
         let first = found.iter().find(|(index, term)| self.durable.get(index).is_some_and(|it| it != *term));
         first.is_some_and(|(&first, _)| {
             index >= first && found.range(first..).all(|(index, term)| self.written.get(index) == Some(term))

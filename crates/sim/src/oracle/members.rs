@@ -21,7 +21,7 @@ struct Shape {
 pub(super) struct Taking {
     /// The bootstrap record of the first member.
     founding: Option<Founding>,
-    /// Each membership, by the index of the entry that brought it about.
+    /// Each membership, by the index of the entry that made it.
     known: BTreeMap<u64, Shape>,
     /// The configuration after the highest applied entry.
     configuration: Configuration,

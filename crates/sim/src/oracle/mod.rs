@@ -40,8 +40,8 @@ use table::History;
 /// A node's table is compared with the oracle's again after this many entries.
 const COMPARED_EVERY: u64 = 16;
 
-/// The largest number of table entries that a node may visit for the outputs of one turn. The largest output is a
-/// piece of a snapshot, whose items each have a name of at most this many segments.
+/// The largest number of table entries that a node may visit for the outputs of one turn. The largest output is a piece
+/// of a snapshot; each of its items takes one visit, and one for each segment of the item's name.
 const READS_MAX: u64 = (ITEMS_PER_PIECE * (1 + limits::NAME_SEGMENTS_MAX)) as u64;
 
 /// A broken promise.
@@ -64,8 +64,8 @@ pub(crate) struct Oracle {
     log: AgreedLog,
     nodes: Vec<ObservedNode>,
     members: Taking,
-    /// Sessions whose stream was closed by the network, where the node detected the close before the client did.
-    /// They are the one exception to P5, until a node acknowledges them again.
+    /// Sessions whose stream was closed by the network, where the node detected the close before the client did. They
+    /// are the one exception to P5, until a node acknowledges their next attach.
     excused: BTreeSet<u64>,
     rounds: QuorumReadChecker,
     reads: Reads,
@@ -364,8 +364,8 @@ impl Oracle {
     pub(crate) fn answered(&mut self, now: Nanos, node: Id, ask: AskId, answer: &Answer) {
         let term = self.nodes[place(node)].silence.leads();
         let verdict = match answer {
-            // The answers left out here are those of requests in the log: any node that applies such a request may
-            // answer it.
+            // Only these reads are checked. Answers to commands of the log need no leader: any node that applies the
+            // command may send them.
             Answer::Described(_) | Answer::Listed(_) | Answer::Sessions(_) | Answer::Checked(_) => {
                 self.rounds.read(node, term, ask, &self.log)
             }

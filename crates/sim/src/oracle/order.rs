@@ -15,7 +15,7 @@ pub(crate) struct ProposalOrder {
     /// events.
     handed: BTreeMap<(SessionId, Seq), (u64, u64)>,
     handings: u64,
-    /// The latest first time of all acquires that are in the log, and that acquire.
+    /// Of the acquires proposed so far: the one whose first time is the latest, and that time.
     logged: (u64, Option<(SessionId, Seq)>),
 }
 

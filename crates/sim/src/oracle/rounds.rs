@@ -51,7 +51,7 @@ impl QuorumReadChecker {
         self.given.entry(sign).or_insert(now);
     }
 
-    /// Checks an item that a leader of `term` sends to a client.
+    /// Checks an item that a node sends to a client; `term` is the term in which the node leads, if it does.
     pub(crate) fn told(
         &mut self,
         node: Id,
@@ -68,7 +68,7 @@ impl QuorumReadChecker {
         self.answered(node, term, sign, log)
     }
 
-    /// Checks a leader's answer to a read; `term` is the leader's.
+    /// Checks a node's answer to a read; `term` is the term in which the node leads, if it does.
     pub(crate) fn read(&mut self, node: Id, term: Option<u64>, ask: AskId, log: &AgreedLog) -> CheckResult {
         self.answered(node, term, Sign::Ask(ask), log)
     }

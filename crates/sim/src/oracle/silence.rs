@@ -30,7 +30,8 @@ pub(crate) struct Silence {
     found: Option<SessionId>,
     /// The timers that have begun since the node leads, and when.
     began: BTreeMap<Timer, Duration>,
-    /// The sessions, as seen by the sockets (`arrived`) and by the replica (`handed`).
+    /// The sessions according to the packets that have arrived in the node's sockets (`arrived`), and according to the
+    /// requests that were passed to its replica (`handed`).
     arrived: BTreeMap<u64, Arrived>,
     handed: BTreeMap<u64, Handed>,
     /// When the last drain barrier was begun, in true time and on the lease clock.
@@ -42,7 +43,7 @@ pub(crate) struct Silence {
     ended: BTreeSet<StreamId>,
 }
 
-/// A session as seen by the sockets.
+/// A session according to the packets that have arrived in the node's sockets.
 #[derive(Clone, Copy)]
 struct Arrived {
     attach: u64,
@@ -54,7 +55,7 @@ struct Arrived {
     is_closed: bool,
 }
 
-/// A session as seen by the replica.
+/// A session according to the requests that were passed to the node's replica.
 #[derive(Clone, Copy)]
 struct Handed {
     attach: u64,
@@ -107,7 +108,8 @@ impl Silence {
         Ok(())
     }
 
-    /// To be called when the node no longer leads. Input that arrives later counts for its next leadership.
+    /// To be called when the node no longer leads. Requests that were passed to its replica so far do not count for a
+    /// later leadership.
     pub(crate) fn stepped_down(&mut self) {
         self.leads = None;
         self.handed.clear();
@@ -267,14 +269,14 @@ impl Silence {
         }
     }
 
-    /// The sessions that are attached to a stream, as seen by the sockets.
+    /// The sessions that are attached to a stream, according to the packets that have arrived.
     pub(crate) fn carried_by(&self, stream: StreamId) -> Vec<u64> {
         self.arrived.iter().filter(|(_, it)| it.stream == stream).map(|(&session, _)| session).collect()
     }
 
-    /// P9: a session expires only after its ttl without a keep-alive; only time in which the node ran counts. A
-    /// keep-alive that had arrived before the last drain barrier counts, whether it was read or not. A new leader
-    /// gives the full ttl.
+    /// P9: a session expires only after its ttl without a keep-alive, or after `linger` if its client has closed the
+    /// stream; only time in which the node ran counts. A keep-alive that had arrived before the last drain barrier
+    /// counts, whether it was read or not. A new leader gives the full ttl.
     pub(crate) fn may_expire(&self, now: Nanos, session: SessionId, history: &History) -> CheckResult {
         let Some(info) = history.table().session(session) else { return Ok(()) };
         let ttl = Duration::from_millis(info.ttl_ms);

@@ -293,8 +293,8 @@ impl History {
     }
 }
 
-/// Whether a command has changed only waiting requests. With many requests, its snapshot is then taken together
-/// with that of the next command.
+/// Whether a command has changed only waiting requests. With many requests, no snapshot is then taken after it, unless
+/// it is the last of its entry: the snapshot after the next command includes its changes.
 fn is_quiet(command: &Command, reply: &Reply, effects: &[Effect]) -> bool {
     match reply {
         Reply::Queued { .. } | Reply::Finished(End::Left) => effects.is_empty(),

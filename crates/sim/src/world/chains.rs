@@ -25,7 +25,7 @@ impl World {
         self.nodes[at(voter)].arm(Arm::LostVote);
     }
 
-    /// An operator breaks a hold, and the leader crashes before the holder learns of it.
+    /// An operator breaks a hold, and the leader crashes soon after, perhaps before the holder learns of the break.
     pub(super) fn break_and_crash(&mut self, leader: Id) {
         let table = self.core.oracle.history.table();
         let of = |name: &LockName| {
@@ -53,8 +53,8 @@ impl World {
         self.nodes[at(leader)].ask(&mut self.core, AskId(self.asks), Question::Transfer { to: Some(to) });
     }
 
-    /// One node is cut off for a while. Then the disk of another node is lost, and the leader crashes. The lagging
-    /// node and the wiped node could form a majority that lacks acknowledged entries.
+    /// One node receives nothing for a while. Then the disk of another node is lost, and the leader crashes. The
+    /// lagging node and the wiped node could form a majority that lacks acknowledged entries.
     pub(super) fn wipe_voter(&mut self, leader: Id) {
         let Some(lagging) = self.another(leader) else { return };
         let others: Vec<Id> = self.core.others(leader).into_iter().filter(|it| *it != lagging).collect();

@@ -1,5 +1,4 @@
-//! Connections between nodes. A connection exists only after a handshake in which the receiver has admitted the
-//! sender.
+//! Connections between nodes. A connection exists only after a handshake in which both nodes have admitted each other.
 
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 

@@ -96,7 +96,8 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> RunReport {
         }
         let is_of_client = happening.is_of_client();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.happen(happening))) {
-            // A panic would end the node's process, and its next run might panic again.
+            // In production a panic ends the process, and its next run might panic again. Panics of clients and of the
+            // simulator are reported here as well.
             let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
             world.core.broken("P10", &format!("a node panics: {text}"));
         }
@@ -324,8 +325,8 @@ impl World {
         self.core.oracle.closed_between(node, stream);
     }
 
-    /// P4, P5: no guard reports "held" after its hold has ended. From this follows P1 for clients: the table never
-    /// grants a lock twice.
+    /// P4, P5: no guard reports "held" after its hold has ended. Since the table never grants a lock to two sessions,
+    /// this implies P1 for clients.
     fn check_guards(&mut self) {
         let mut wrong = None;
         for client in self.clients.iter().filter(|client| client.is_alive) {

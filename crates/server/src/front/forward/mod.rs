@@ -1,9 +1,9 @@
 //! Calls that only the leader can answer, at a follower. The follower forwards them, so that a tool needs the
 //! address of one node only, and any node will do.
 //!
-//! Responsible for: every unary call and `Watch` and `Backup`, passed on as bytes. A follower's own table would not
-//! suffice: it may report a token as current that was released a moment ago (P3 depends on that answer). A
-//! forwarded call must not be forwarded again (during an election two nodes may each take the other for the
+//! Responsible for: every unary call except `Status`, and `Watch` and `Backup`, passed on as bytes. A follower's own
+//! table would not suffice: it may report a token as current that was released a moment ago (P3 depends on that
+//! answer). A forwarded call must not be forwarded again (during an election two nodes may each take the other for the
 //! leader), and a call that must be executed once must not be repeated (O1).
 
 mod link;
@@ -53,8 +53,8 @@ enum CallKind {
     Stream,
 }
 
-/// Whether a call has a single answer. Others are answered by streams, which are sent no faster than their readers
-/// read.
+/// Whether a call of this service has a single answer. Its other calls are answered by streams, which are sent no
+/// faster than their readers read.
 pub(super) fn has_one_answer(path: &str) -> bool {
     let name = path.strip_prefix("/lockkeeper.v1.Lockkeeper/");
     name.is_some_and(|name| !matches!(name, "Session" | "Watch" | "Backup"))
@@ -108,7 +108,7 @@ struct Forwarding {
     kind: CallKind,
     parts: Parts,
     body: Bytes,
-    /// The caller's deadline.
+    /// The caller's deadline, at most [`PATIENCE`] after the call began.
     until: Instant,
     has_timeout: bool,
 }
@@ -181,8 +181,9 @@ impl Forwarding {
         self.front.clients().get(&leader).filter(|address| !address.is_empty()).cloned()
     }
 
-    /// Asks the node that this one follows. Returns `None` if that node does not lead or can't be reached, or if
-    /// this node stops following it before the answer: the connection to a dead leader may stay open for long.
+    /// Forwards the call to the node that this one follows. Returns `None` if the call can be sent again: it was not
+    /// sent, or, unless it must be executed once, the other node does not lead or this node has stopped following it
+    /// (the connection to a dead leader may stay open for long).
     async fn ask(
         &self,
         leader: u64,

@@ -135,7 +135,7 @@ async fn stalled_receiver_is_reported_and_a_later_attempt_succeeds() {
         let answered = handshake::answer(socket, &*receiver.bulk.directory, &[Lane::Snapshot]).await;
         answered.expect("it is let in").0
     };
-    // The receiver connects to the sender's address, which gives the sender the receiver's ticket.
+    // Stands for a connection of the receiver to the sender's address: it gives the sender the receiver's ticket.
     let hello = receiver.bulk.directory.first_hello(1, Lane::Snapshot).expect("random numbers");
     let refusal = sender.bulk.directory.admit_guest(&hello).expect_err("it was not reached itself");
     assert!(refusal.text.contains("once it was reached at its own address"), "{}", refusal.text);
