@@ -29,7 +29,7 @@ pub(crate) enum Chore {
     Remove(Removal),
 }
 
-/// The result of a task. A removal has none.
+/// The result of a task (a removal has none), or another event for the replica's thread.
 pub(crate) enum DiskTaskResult<D: Disk> {
     /// The step was carried out.
     Step,

@@ -9,9 +9,9 @@
 //! ```text
 //! want(7)                  begun; the connection's task is woken
 //! read -> 90 bytes         not yet
-//! read -> would block      seen_empty(): empty = 7; its readers are woken
+//! read -> would block      seen_empty(): empty = 7; the readers of its streams are woken
 //! reader 3 -> a frame      handed on
-//! reader 3 -> nothing      idle(3): 3 has passed 7, and with it the connection
+//! reader 3 -> nothing      idle(3): stream 3 has passed barrier 7, and so has the connection
 //! ```
 
 use std::collections::BTreeMap;

@@ -47,7 +47,7 @@ pub(crate) struct About {
     /// The ids of cluster and data directory, as text.
     pub(crate) cluster: String,
     pub(crate) incarnation: String,
-    /// The client address of each node, if known when this one starts.
+    /// The client address of each node, if it was known when this node started.
     pub(crate) clients: BTreeMap<u64, String>,
 }
 

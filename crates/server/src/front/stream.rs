@@ -57,9 +57,9 @@ struct StreamBuffer {
 
 /// The reason why reading a stream ended.
 enum StreamClose {
-    /// The client closed it.
+    /// The client closed the stream.
     ByClient,
-    /// This side closed it, or the reason is unknown.
+    /// This side closed the stream, or the reason is unknown.
     Otherwise,
     /// The client violated the protocol.
     Protocol(String),

@@ -92,7 +92,7 @@ pub struct Coverage {
     pub commands: u64,
     /// Grants.
     pub grants: u64,
-    /// Sessions that expired.
+    /// Expiries of sessions that leaders have proposed.
     pub expired: u64,
     /// Starts of nodes.
     pub starts: u64,
@@ -116,7 +116,7 @@ pub struct Coverage {
     pub raised: u64,
     /// `Resume` commands, which continue the backlog of other commands (M2).
     pub resumed: u64,
-    /// The most table entries that a node visited in one turn.
+    /// The most table entries that a node visited in one turn, without those for its outputs.
     pub most_visits: u64,
     /// The most table entries that a node visited for the outputs of one turn.
     pub most_reads: u64,
@@ -312,8 +312,8 @@ impl Oracle {
         self.nodes[place(node)].copy.synced(record);
     }
 
-    /// Checks how many table entries a node has visited in this turn so far (`visits`), and how many of them for
-    /// its outputs (`reads`) (M2).
+    /// Checks how many table entries a node has visited in this turn so far: for its work (`visits`), and in addition
+    /// for its outputs (`reads`) (M2).
     pub(crate) fn worked(&mut self, now: Nanos, node: Id, visits: u64, reads: u64) {
         self.seen.most_visits = self.seen.most_visits.max(visits);
         self.seen.most_reads = self.seen.most_reads.max(reads);
