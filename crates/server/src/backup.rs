@@ -76,7 +76,7 @@ pub enum RestoreError {
     /// The file can't be read as a backup.
     #[error("{}", with_cause(_0))]
     File(#[from] BackupError),
-    /// The file does not decode to a table, though its checksums are right.
+    /// The file's checksums are right, but its content is not a valid table.
     #[error(
         "`{}` can't be restored, though its checksums are right: {why}. This is a bug of ours, or of the program that \
          wrote it: keep the file, and use the version that wrote it",

@@ -118,7 +118,7 @@ impl Front {
         self.state.subscribe()
     }
 
-    /// The client address of each node. The guard must not be held across an await.
+    /// The client address of each node. The mutex guard must not be held across an await.
     fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -248,7 +248,8 @@ impl Oracle {
         self.nodes[place(node)].silence.arrived(now, stream, packet);
     }
 
-    /// To be called when a node reads a close that the client did not cause, or has not learned of.
+    /// To be called when a node reads the end of a stream that the client has neither closed nor found closed, or the
+    /// end of a replayed stream.
     pub(crate) fn closed_between(&mut self, node: Id, stream: StreamId) {
         self.excused.extend(self.nodes[place(node)].silence.carried_by(stream));
     }
