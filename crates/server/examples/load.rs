@@ -1,5 +1,5 @@
-//! Load for a node: N logical clients, each with its own session and lock, acquire and release in closed loops over
-//! a few connections. Also prints the cost of one bare `fdatasync` in the same directory.
+//! Load for a node: N logical clients, each with its own session and lock, acquire and release in closed loops over a
+//! few connections. Also prints the median time of a single synced write in DIRECTORY.
 //!
 //! `cargo run --release -p lockkeeper-server --example load -- http://127.0.0.1:5625 CLIENTS CONNECTIONS SECONDS DIRECTORY`
 

@@ -25,15 +25,15 @@ const NOTHING: [&str; 2] = ["lock", "lost+found"];
 /// A summary of a backup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Contents {
-    /// The id of the cluster that it was taken from, as text.
+    /// The id of the cluster whose table the backup contains, as text.
     pub cluster: String,
-    /// The node that it was taken from.
+    /// The node that sent the backup.
     pub node: u64,
     /// The last entry of that cluster's log that the backup includes.
     pub index: u64,
     /// The last token that was issued.
     pub last_token: u64,
-    /// When it was taken, by that node's wall clock.
+    /// When the backup was taken, by that node's wall clock.
     pub taken: SystemTime,
     /// Live sessions.
     pub sessions: usize,
@@ -50,7 +50,7 @@ pub struct Restore {
     pub data: PathBuf,
     /// The id of the new cluster's only node.
     pub node: u64,
-    /// An additional lower bound: the first token is above this one too.
+    /// An additional lower bound: the new cluster's tokens are also above this number.
     pub tokens_above: Option<u64>,
     /// The present time.
     pub now: SystemTime,
@@ -63,7 +63,7 @@ pub struct Restored {
     pub contents: Contents,
     /// The id of the new cluster, as text.
     pub cluster: String,
-    /// The first token is above this one.
+    /// The new cluster's tokens are above this number.
     pub tokens_above: u64,
     /// The parts of the backup's table that were dropped, and those that were kept.
     pub dropped: Dropped,
@@ -76,7 +76,7 @@ pub enum RestoreError {
     /// The file can't be read as a backup.
     #[error("{}", with_cause(_0))]
     File(#[from] BackupError),
-    /// The file does not decode to a table, though its checksums are right.
+    /// The file's checksums are right, but its content is not a valid table.
     #[error(
         "`{}` can't be restored, though its checksums are right: {why}. This is a bug of ours, or of the program that \
          wrote it: keep the file, and use the version that wrote it",

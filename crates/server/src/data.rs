@@ -1,7 +1,7 @@
 //! A node's data directory at a start. In an empty one, the node bootstraps a single-node cluster, or becomes a
 //! candidate for a cluster of several nodes; otherwise it recovers from the content.
 //!
-//! A *candidate* here is a node that has an identity and no founding record yet, not a candidate of an election.
+//! A *candidate* here is a node that has an identity and no bootstrap record yet, not a candidate of an election.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -82,7 +82,7 @@ impl DataDirectory {
     /// Takes ownership of the directory at `path`. A missing directory is created, readable for its user only.
     ///
     /// # Errors
-    /// [`DirectoryError::InUse`], without waiting, if it has an owner; else the system's error.
+    /// [`DirectoryError::InUse`], without waiting, if the directory has an owner; otherwise the system's error.
     pub fn own(path: impl Into<PathBuf>) -> Result<Self, DirectoryError> {
         let path = path.into();
         if !path.is_dir() {
@@ -117,7 +117,7 @@ impl DataDirectory {
     }
 
     /// Whether the directory's path still leads to the lock file that this process holds. It does not if the directory
-    /// was deleted, moved or replaced; then another process could own what the path leads to. A path that can't be
+    /// was deleted, moved or replaced; then another process could own the directory at that path. A path that can't be
     /// checked counts as in place.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
@@ -147,7 +147,8 @@ fn make(path: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Resul
         path.ancestors().take_while(|it| !it.as_os_str().is_empty() && !it.is_dir()).collect();
     for directory in missing.into_iter().rev() {
         match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
-            // Created by another process meanwhile: its entry may not be durable either.
+            // Another process has created the directory meanwhile, and may not have synced its entry yet: this process
+            // syncs the entry too.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => {}
             made => made?,
         }

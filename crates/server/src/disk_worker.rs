@@ -16,7 +16,7 @@ use crate::node::{fail_stop, is_full};
 use crate::observe;
 use crate::peers::Arrived;
 
-/// The interval of checks that the data directory still exists: writes acknowledged after its deletion are lost.
+/// The interval of checks that the data directory still exists. After its deletion, acknowledged writes would be lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A task for the disk worker, which executes tasks in the order in which they were sent.
@@ -29,7 +29,7 @@ pub(crate) enum Chore {
     Remove(Removal),
 }
 
-/// The result of a task. A removal has none.
+/// The result of a task (a removal has none), or another event for the replica's thread.
 pub(crate) enum DiskTaskResult<D: Disk> {
     /// The step was carried out.
     Step,

@@ -130,7 +130,7 @@ pub enum ServeError {
         /// The file concerned, with advice.
         source: OpenError,
     },
-    /// The newest snapshot does not decode to a table, though its checksums are right.
+    /// The newest snapshot's checksums are right, but its content is not a valid table.
     #[error(
         "snapshot {index} in the data directory `{directory}` can't be used: {why}. Nothing was changed; this is a bug \
          of ours, or of the program that wrote it: keep the directory, and start the version that wrote it"

@@ -86,20 +86,20 @@ impl Inbox {
         }
     }
 
-    /// Ready if there is room for more requests; otherwise the calling task is woken as soon as there is. `turn` is
-    /// the number that the task draws when it begins to wait (not a turn of the replica), kept until it finds room.
-    /// Tasks are woken in the order of these numbers, so a task that always has more requests can't starve others.
-    pub(crate) fn poll_room(&self, turn: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<()> {
+    /// Ready if there is room for more requests; otherwise the calling task is woken as soon as there is. The task
+    /// draws `number` when it begins to wait, and keeps it until it finds room. Tasks are woken in the order of these
+    /// numbers, so a task that always has more requests can't starve others.
+    pub(crate) fn poll_room(&self, number: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<()> {
         let mut waiting = self.lock();
         if waiting.requests < REQUESTS_MAX {
-            *turn = None;
+            *number = None;
             return Poll::Ready(());
         }
-        let turn = *turn.get_or_insert_with(|| {
+        let number = *number.get_or_insert_with(|| {
             waiting.last_turn += 1;
             waiting.last_turn
         });
-        waiting.paused.insert(turn, cx.waker().clone());
+        waiting.paused.insert(number, cx.waker().clone());
         Poll::Pending
     }
 

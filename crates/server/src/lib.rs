@@ -12,7 +12,8 @@
 //! In addition, each snapshot that is sent to or received from another node has a thread while it is transferred
 //! (`peers/bulk.rs`), and backups are read on the runtime's blocking threads (`front/backup.rs`).
 //!
-//! Reading order: [`run()`], `node`, `inbox` (the queues between the threads), `peers`, `front`.
+//! Reading order: [`run()`], `node`, `inbox` (the queues between the threads), `peers`, `front`. Promises in comments
+//! (P9) are defined in `docs/SAFETY.md`, other rules (M2, T1) in `docs/table-rules.md`.
 
 pub mod backup;
 mod clock;

@@ -242,7 +242,7 @@ fn raise_file_limit(wanted: usize) -> usize {
     }
 }
 
-/// The parts that the tasks for peer connections are started with.
+/// The arguments of the tasks for peer connections.
 struct Talk {
     listener: TcpListener,
     directory: Arc<Directory>,
@@ -345,7 +345,7 @@ impl Started {
         Ok(Self { inbox, outbox, about, snapshots, talk, replica, chores })
     }
 
-    /// Stops and joins the threads. Returns the error of the replica's thread, if it had ended with one.
+    /// Stops and joins the threads. Returns the error with which the replica's thread has ended, if any.
     fn end(self) -> Result<(), ServeError> {
         self.inbox.close();
         let result =

@@ -1,4 +1,4 @@
-//! SIGTERM stops a node. The only test of its process, since the signal affects the whole process.
+//! SIGTERM stops a node. The only test of this binary, since the signal affects the whole process.
 
 use std::sync::mpsc;
 use std::time::Duration;

@@ -78,7 +78,7 @@ pub(crate) enum Happening {
         to: Id,
         until: Nanos,
     },
-    /// A node opens a connection to another node.
+    /// A node tries to open a connection to another node.
     PeerDials {
         from: Id,
         run: u64,

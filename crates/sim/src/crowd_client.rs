@@ -16,7 +16,7 @@ enum CrowdStage {
     Begins,
     /// The number of requests still to send.
     Sends(u64),
-    /// All requests wait until this time.
+    /// All requests are sent; the client lets them wait until this time.
     Waits(Nanos),
     /// Each request is finished as soon as it is granted.
     Drains,

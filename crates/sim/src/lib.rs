@@ -7,7 +7,8 @@
 //! Reading order: [`world`](run) (the events), `node/mod.rs`, `peers.rs`, `disk_worker.rs`, `client/mod.rs` and
 //! `client/job.rs` (the nodes and clients), `raw_client.rs`, `crowd.rs` and `crowd_client.rs` (a client that sends
 //! frames directly), `net.rs`, `scenario.rs`, `oracle/mod.rs` (the checks), [`mutants`] (rules left out on purpose,
-//! which the checks must find).
+//! which the checks must find). Promises in comments (P9) are defined in `docs/SAFETY.md`, other rules (M2, R3) in
+//! `docs/table-rules.md`.
 
 mod bulk;
 mod client;

@@ -10,11 +10,11 @@ use clap::Parser;
 use lockkeeper_sim::mutants::{self, Mutant};
 use lockkeeper_sim::{Coverage, run, told};
 
-/// A whole small world under virtual time, by seed.
+/// Simulates a small cluster and its clients under virtual time, by seed.
 #[derive(Parser)]
 #[command(name = "cargo xtask sim")]
 struct Args {
-    /// How many seeds, one after the other
+    /// The number of seeds
     #[arg(long, default_value_t = 500)]
     seeds: u64,
     /// Only this seed
@@ -23,13 +23,13 @@ struct Args {
     /// The first seed
     #[arg(long, default_value_t = 0)]
     from: u64,
-    /// Leave a rule out, and see whether it is found; `all` for each of them
+    /// Run with this mutant (a rule left out), to see whether a check finds it; `all` for each mutant
     #[arg(long)]
     mutant: Option<String>,
-    /// Print everything that happens
+    /// Print the trace: one line for each event
     #[arg(long)]
     trace: bool,
-    /// Write everything that happens to this file; a seed that fails writes it by itself
+    /// Write the trace to this file; a failed seed writes its trace to target/sim in any case
     #[arg(long, requires = "seed")]
     write: Option<PathBuf>,
 }

@@ -55,10 +55,10 @@ pub struct Mutant {
     pub place: MutantLocation,
     /// Description of the missing rule.
     pub what: &'static str,
-    /// The promises whose checks may find it, as numbered in a failure report.
+    /// The promises whose checks may find the mutant, as numbered in a failure report.
     pub caught_by: &'static [&'static str],
-    /// A seed that found it when this was written: tests try it first. It may stop finding it with any change of the
-    /// simulator or of the code that runs in it.
+    /// A seed that tests try first, because a check has found the mutant with it. Any change of the simulator or of the
+    /// code that runs in it may change that.
     pub seed: u64,
 }
 

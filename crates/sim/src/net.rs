@@ -42,7 +42,7 @@ pub(crate) struct SimStream {
     down_at: Nanos,
     /// All packets are dropped from now on, except the notices that the stream is closed.
     is_cut: bool,
-    /// The client has closed the stream, or has learned that it is closed.
+    /// The client has closed the stream, has learned that it is closed, or has crashed.
     pub(crate) is_over: bool,
     /// The first packets sent, kept for a replay.
     sent: Vec<Up>,

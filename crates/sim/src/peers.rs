@@ -1,8 +1,8 @@
 //! The network between nodes: one link for each ordered pair of nodes, on which frames keep their order, as in TCP.
 //!
 //! The sender opens a link, and only if both directions are open. While a direction is cut, frames wait. If the cut
-//! lasts longer than a connection survives, or the link breaks, the last frames are lost, and each side detects
-//! that at a different time. This module does not read the content of frames.
+//! lasts longer than a connection survives, or the link breaks, the last frames are lost, and each side detects the
+//! break at a different time. This module does not read the content of frames.
 
 use std::collections::{BTreeMap, VecDeque};
 

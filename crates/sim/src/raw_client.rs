@@ -91,7 +91,7 @@ impl RawClient {
         core.after(pause, Happening::HandActs);
     }
 
-    /// Makes the client send nothing on its own until then.
+    /// Makes the client send nothing on its own until the given time.
     pub(crate) fn is_silent_until(&mut self, until: Nanos) {
         self.silent_until = until;
     }

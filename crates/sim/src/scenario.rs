@@ -48,7 +48,7 @@ pub(crate) enum Fault {
     LostVote,
     /// A leader is paused between sending a quorum read and receiving its acknowledgements.
     RoundInFlight,
-    /// A leader crashes right after an operator breaks a hold.
+    /// A leader crashes soon after an operator has broken a hold.
     BreakAndCrash,
     /// Keep-alives arrive around the time when their session expires.
     JustLate,

@@ -24,8 +24,8 @@ use super::forward;
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// The flow-control window of a connection, in bytes. h2 sets its budget for unread small frames to half of this
-/// window, and closes connections that exceed the budget. It must be large: after a stall of this process, thousands of
+/// The flow-control window of a connection, in bytes. It must be large: h2 sets its budget for unread small frames to
+/// half of this window, and closes connections that exceed the budget. After a stall of this process, thousands of
 /// small frames may be unread.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// The limit of a stream's unsent bytes in h2, in addition to the stream's own buffer here.

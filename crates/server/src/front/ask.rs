@@ -112,7 +112,7 @@ pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status
     }
 }
 
-/// The error if no leader is known, or not its address.
+/// The error if this node does not know a leader, or does not know the leader's address.
 pub(super) fn no_leader() -> Status {
     not_leader(
         "this node does not lead, and knows of none that does; try again, or ask another".to_owned(),

@@ -39,8 +39,8 @@ impl tonic::codegen::tokio_stream::Stream for Parts {
 }
 
 impl Front {
-    /// Begins a backup. A node that does not lead returns an error at once, so that the caller can go to the
-    /// leader. Storing the snapshot may take long, and continues after this returns.
+    /// Begins a backup. A node that does not lead returns an error at once, so that the caller can go to the leader.
+    /// Storing the snapshot may take long, and continues after this function has returned.
     pub(super) async fn backup(self: &Arc<Self>, metadata: &MetadataMap) -> Result<Parts, Status> {
         let Answer::Status(status) = self.ask(metadata, Question::Status).await? else {
             return Err(unexpected());

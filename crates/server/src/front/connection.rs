@@ -90,7 +90,7 @@ impl Connection {
         self.lock().gate.has_passed(barrier)
     }
 
-    /// Registers an accepted call. No barrier passes before the guard is dropped.
+    /// Registers an accepted call. No barrier passes before the returned value is dropped.
     pub(super) fn starting(self: &Arc<Self>) -> Starting {
         let mut state = self.lock();
         state.gate.starting();

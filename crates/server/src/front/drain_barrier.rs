@@ -1,17 +1,18 @@
 //! One connection's state in the drain barrier (P9): whether all input that had arrived when a barrier began was
 //! handed to the replica.
 //!
-//! Pure. "Arrived" means readable from the socket when the barrier begins. All of that input was handed on once
-//! three conditions hold: the socket was found empty after that moment; every stream that was opened by the bytes
-//! read before has its reader; and each reader has then found no further frame. Only a read that would block proves
-//! that the socket is empty; a readiness flag of "not readable" does not. Example, barrier 7:
+//! Pure. "Arrived" means readable from the socket when the barrier begins. A stream's *reader* is the task that takes
+//! its frames and hands them to the replica. All input that had arrived was handed on once three conditions hold: the
+//! socket was found empty after the barrier began; every stream that was opened by the bytes read before has its
+//! reader; and each reader has then found no further frame. Only a read that would block proves that the socket is
+//! empty; a readiness flag of "not readable" does not. Example, barrier 7:
 //!
 //! ```text
 //! want(7)                  begun; the connection's task is woken
 //! read -> 90 bytes         not yet
-//! read -> would block      seen_empty(): empty = 7; its readers are woken
+//! read -> would block      seen_empty(): empty = 7; the readers of its streams are woken
 //! reader 3 -> a frame      handed on
-//! reader 3 -> nothing      idle(3): 3 has passed 7, and with it the connection
+//! reader 3 -> nothing      idle(3): stream 3 has passed barrier 7, and so has the connection
 //! ```
 
 use std::collections::BTreeMap;

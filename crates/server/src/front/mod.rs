@@ -47,7 +47,7 @@ pub(crate) struct About {
     /// The ids of cluster and data directory, as text.
     pub(crate) cluster: String,
     pub(crate) incarnation: String,
-    /// The client address of each node, if known when this one starts.
+    /// The client address of each node, if it was known when this node started.
     pub(crate) clients: BTreeMap<u64, String>,
 }
 
@@ -118,7 +118,7 @@ impl Front {
         self.state.subscribe()
     }
 
-    /// The client address of each node. The guard must not be held across an await.
+    /// The client address of each node. The mutex guard must not be held across an await.
     fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -57,9 +57,9 @@ struct StreamBuffer {
 
 /// The reason why reading a stream ended.
 enum StreamClose {
-    /// The client closed it.
+    /// The client closed the stream.
     ByClient,
-    /// This side closed it, or the reason is unknown.
+    /// This side closed the stream, or the reason is unknown.
     Otherwise,
     /// The client violated the protocol.
     Protocol(String),
@@ -141,7 +141,7 @@ impl SessionStream {
     /// Reads the client's frames until the stream ends.
     pub(super) async fn read(self: Arc<Self>, mut inbound: Streaming<v1::ClientFrame>) {
         let front = self.connection.front().clone();
-        let mut turn = None;
+        let mut waiting_number = None;
         let mut silence = Some(Box::pin(tokio::time::sleep(FIRST_FRAME)));
         let ended = poll_fn(|cx| {
             loop {
@@ -155,7 +155,7 @@ impl SessionStream {
                     let text = format!("nothing was said on this stream for {} s", FIRST_FRAME.as_secs());
                     return Poll::Ready(StreamClose::Protocol(text));
                 }
-                if front.inbox.poll_room(&mut turn, cx).is_pending() {
+                if front.inbox.poll_room(&mut waiting_number, cx).is_pending() {
                     return Poll::Pending;
                 }
                 match Pin::new(&mut inbound).poll_next(cx) {

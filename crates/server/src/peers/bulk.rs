@@ -54,7 +54,7 @@ const MESSAGE_BYTES_MAX: usize = PIECE_BYTES_MAX + 1024;
 pub(crate) struct Arrived<D: Disk> {
     pub(crate) head: SnapshotHead,
     pub(crate) sealed: Sealed<D>,
-    /// Signalled when the replica has installed or discarded it.
+    /// Signalled when the replica has installed or discarded the snapshot.
     pub(crate) settled: Sender<()>,
 }
 

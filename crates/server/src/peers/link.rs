@@ -129,7 +129,7 @@ impl PeerOutbox {
 /// Reads frames from one peer; keeps the bytes that are no complete frame yet.
 pub(super) struct Incoming {
     socket: TcpStream,
-    /// The part up to `filled` was read.
+    /// The received bytes, up to `filled`; the rest is room for the next read.
     buffer: Vec<u8>,
     filled: usize,
     /// The nodes that every message must name as its sender and its receiver.

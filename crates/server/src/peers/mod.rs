@@ -16,8 +16,8 @@
 //! | `directory.rs` | both | the members that this node knows, and its own hello |
 //! | `tickets.rs` | the front's thread | proof that an incoming connection comes from a member's address |
 //!
-//! The replica's own thread reads and writes the sockets: a hop to another thread would cost more than sending a
-//! message.
+//! The replica's own thread reads and writes the sockets: passing a message to another thread would take longer than
+//! sending it.
 
 mod ask;
 mod bulk;
@@ -283,7 +283,7 @@ struct In {
     bytes: Incoming,
     /// The socket may have unread bytes.
     is_ready: bool,
-    /// The other side has closed it.
+    /// The other side has closed the connection.
     is_ending: bool,
     _alive: Option<oneshot::Sender<()>>,
 }

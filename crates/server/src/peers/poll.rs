@@ -35,7 +35,7 @@ impl Bell {
     /// Makes the thread check its inbox before it sleeps again; wakes it if it sleeps.
     pub(crate) fn ring(&self) {
         if self.state.swap(RUNG, Ordering::AcqRel) == ASLEEP {
-            // Fails only if the kernel has no memory for eight bytes. Then the next tick finds the input.
+            // Fails only if the kernel is out of memory; then the thread finds the input when its next timer is due.
             let _ = self.waker.wake();
         }
     }

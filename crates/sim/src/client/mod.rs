@@ -293,7 +293,8 @@ impl SimClient {
         }
     }
 
-    /// Fires timers, in random order with the input that has arrived, since production does not order them either.
+    /// Fires timers, before or after the input that has arrived is read, at random: production has no fixed order
+    /// either.
     pub(crate) fn wakes(&mut self, core: &mut Core) {
         // The event of a timer that was rescheduled is stale.
         if self.is_paused(core) || self.wake_at.is_some_and(|planned| planned > core.now) {

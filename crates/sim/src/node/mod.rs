@@ -99,7 +99,8 @@ struct NodeProcess {
     /// The index of the last entry that `Arm::EntriesLost` has lost.
     lost_entry: u64,
     turn_at: Option<Nanos>,
-    /// The table's counter of visited entries at the start of this turn.
+    /// The table's counter of visited entries at the start of this turn, plus the visits since then that do not count
+    /// as its work.
     visits_before: u64,
 }
 

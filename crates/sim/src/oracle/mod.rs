@@ -92,7 +92,7 @@ pub struct Coverage {
     pub commands: u64,
     /// Grants.
     pub grants: u64,
-    /// Sessions that expired.
+    /// Expiries of sessions that leaders have proposed.
     pub expired: u64,
     /// Starts of nodes.
     pub starts: u64,
@@ -116,7 +116,7 @@ pub struct Coverage {
     pub raised: u64,
     /// `Resume` commands, which continue the backlog of other commands (M2).
     pub resumed: u64,
-    /// The most table entries that a node visited in one turn.
+    /// The most table entries that a node visited in one turn, without those for its outputs.
     pub most_visits: u64,
     /// The most table entries that a node visited for the outputs of one turn.
     pub most_reads: u64,
@@ -248,7 +248,8 @@ impl Oracle {
         self.nodes[place(node)].silence.arrived(now, stream, packet);
     }
 
-    /// To be called when a node reads a close that the client did not cause, or has not learned of.
+    /// To be called when a node reads the end of a stream that the client has neither closed nor found closed, or the
+    /// end of a replayed stream.
     pub(crate) fn closed_between(&mut self, node: Id, stream: StreamId) {
         self.excused.extend(self.nodes[place(node)].silence.carried_by(stream));
     }
@@ -312,8 +313,8 @@ impl Oracle {
         self.nodes[place(node)].copy.synced(record);
     }
 
-    /// Checks how many table entries a node has visited in this turn so far (`visits`), and how many of them for
-    /// its outputs (`reads`) (M2).
+    /// Checks how many table entries a node has visited in this turn so far: for its work (`visits`), and in addition
+    /// for its outputs (`reads`) (M2).
     pub(crate) fn worked(&mut self, now: Nanos, node: Id, visits: u64, reads: u64) {
         self.seen.most_visits = self.seen.most_visits.max(visits);
         self.seen.most_reads = self.seen.most_reads.max(reads);

@@ -12,7 +12,7 @@ use super::reply_checker::CheckResult;
 use crate::clock::Nanos;
 use crate::core::Id;
 
-/// A request, identified by what its acknowledgement contains.
+/// A request, identified by the fields that its acknowledgement repeats.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Sign {
     KeepAlive(StreamId, u64, u64),

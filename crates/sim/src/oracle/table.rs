@@ -22,14 +22,14 @@ const CROWD: usize = 64;
 pub(crate) struct RecordedHold {
     pub(crate) session: SessionId,
     pub(crate) seq: Seq,
-    /// The entry that granted it.
+    /// The entry that granted the hold.
     pub(crate) index: u64,
-    /// The command that ended it; `None` while it is live.
+    /// The command that ended the hold; `None` while the hold is live.
     pub(crate) ended: Option<String>,
     /// The holder may consider the hold live for a while after its end: an operator broke it with `now` (B2), or
     /// `linger` ended it after a close that the client could not know of.
     pub(crate) is_excused: bool,
-    /// The first entry that revoked or ended it.
+    /// The first entry that revoked or ended the hold.
     pub(crate) stopped: Option<u64>,
     names: Vec<LockName>,
     subtree: bool,

@@ -99,7 +99,8 @@ impl World {
         }
     }
 
-    /// One side of a client's stream detects its break before the other, and the client can't reconnect for long.
+    /// A client's stream breaks, and one side detects the break before the other; then the client can't reconnect for
+    /// long.
     pub(super) fn outage(&mut self, client: usize) {
         let Some(stream) = self.clients[client].stream() else { return };
         let Some(line) = self.core.net.lines.get(&stream) else { return };

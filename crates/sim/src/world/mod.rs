@@ -314,8 +314,8 @@ impl World {
         Some(client)
     }
 
-    /// To be called when a node reads a close that the client did not cause, or has not learned of: the one
-    /// exception to P5 (`linger`).
+    /// To be called when a node reads the end of a stream. If the client has neither closed the stream nor found it
+    /// closed, or the stream is a replay, its sessions are the one exception to P5 (`linger`).
     fn closed_at_node(&mut self, stream: lockkeeper_replica::StreamId) {
         let Some(line) = self.core.net.lines.get(&stream) else { return };
         if line.is_over && !line.is_ghost {

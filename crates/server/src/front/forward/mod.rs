@@ -36,10 +36,10 @@ pub(super) use link::Links;
 pub(super) const FORWARDED: &str = "lockkeeper-forwarded";
 /// The limit of a call's bytes, which are kept for forwarding. A break with the longest reason has a tenth of it.
 const CALL_BYTES_MAX: usize = 64 << 10;
-/// How long a call waits while this node knows no leader: several elections. After that the caller gets an error,
-/// since another node may know a leader.
+/// How long a call waits while this node knows no leader: longer than an election takes at the default election
+/// time-out. After that the caller gets an error, since another node may know a leader.
 const LEADERLESS: Duration = Duration::from_secs(1);
-/// The pause before the same leader is asked again.
+/// The pause before the call is sent to the same leader again.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// How a call may be forwarded.
@@ -253,7 +253,7 @@ impl Forwarding {
 
 /// Completes when this node no longer follows `leader`.
 async fn until_other(state: &mut shown::Receiver<ReplicaStatus>, leader: u64) {
-    // Fails only if the front is gone, and this task with it.
+    // Fails only if the front was dropped; then this task is dropped as well.
     drop(state.wait_for(|state| *state != ReplicaStatus::Following { leader }).await);
 }
 
