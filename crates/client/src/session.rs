@@ -34,7 +34,7 @@ struct SessionInner {
     backend: Arc<dyn Backend>,
     spec: Spec,
     label: String,
-    /// Sends the push channel of each new session to the loop.
+    /// Sends the loop the push channel of each further session that this `Session` opens at the service.
     streams: UnboundedSender<PushStream>,
     clock: Clock,
     lease_thread: LeaseThread,
@@ -341,9 +341,9 @@ impl SessionInner {
         mut future: BoxFuture<Result<Answer, CallError>>,
     ) -> Option<Event> {
         if let Place::LeaseThread(thread) = place {
-            // The first poll happens here, so that calls of a backend that needs no further one are complete on
-            // return. The future must not depend on the current runtime, not even in this poll: a guard may be
-            // dropped outside of a runtime, or in one that is no longer driven.
+            // Polls once here, so that a call that is ready at the first poll is complete on return. The future must
+            // not depend on the current runtime, not even in this poll: a guard may be dropped outside of a runtime, or
+            // in one that is no longer driven.
             let _entered = thread.enter();
             if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 return Some(to_event(call, result));
