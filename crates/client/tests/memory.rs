@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::backends::memory::Server;
-use lockkeeper::{AcquireError, LossCause, ReleaseError, RunError, Wait};
+use lockkeeper::{AcquireError, BreakOrder, Broken, LossCause, ReleaseError, RunError, Wait};
 
 const TTL: Duration = Duration::from_secs(10);
 
@@ -58,6 +58,36 @@ async fn a_cut_off_holder_loses_its_hold_before_the_next_grant() {
     assert_eq!(held.loss(), Some(LossCause::Expired));
     assert!(matches!(held.release().await, Err(ReleaseError::AlreadyLost(LossCause::Expired))));
     assert_eq!(next.await.unwrap().token_hint().unwrap().get(), 2);
+}
+
+#[tokio::test]
+async fn a_holder_that_was_cut_off_when_its_hold_was_broken_hears_of_it_before_the_next_grant() {
+    let server = Server::with_virtual_time();
+    let (alice, bob) = (server.client("alice"), server.client("bob"));
+    let held = alice.mutex("a").ttl(TTL).acquire().await.unwrap();
+    let token = held.token_hint().unwrap();
+    let next = tokio::spawn(async move { bob.mutex("a").ttl(TTL).acquire().await.unwrap() });
+    while server.client("x").list(None).await.unwrap()[0].waiter_count == 0 {
+        tokio::task::yield_now().await;
+    }
+    server.cut_off("alice");
+    let order = BreakOrder {
+        name: "a".parse().unwrap(),
+        token,
+        reason: "test".to_owned(),
+        by: "test".to_owned(),
+        now: false,
+    };
+    assert_eq!(server.client("x").break_hold(order).await.unwrap(), Broken::Done);
+    server.reconnect("alice");
+    while held.loss().is_none() {
+        server.advance(Duration::from_millis(100));
+        tokio::task::yield_now().await;
+        assert!(held.loss().is_some() || !next.is_finished());
+    }
+    assert_eq!(held.loss(), Some(LossCause::Revoked));
+    server.advance(TTL);
+    next.await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]

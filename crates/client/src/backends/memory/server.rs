@@ -33,6 +33,8 @@ struct MemoryState {
     book: MemoryDeadlines,
     faults: Faults,
     clients: BTreeMap<SessionId, Arc<MemoryClient>>,
+    /// Pushes to sessions that are cut off; delivered before their next keep-alive is answered.
+    missed: BTreeMap<SessionId, Vec<Push>>,
     waiting: BTreeMap<(SessionId, Seq), oneshot::Sender<Answer>>,
     since: BTreeMap<Token, BootInstant>,
     closed_at: BTreeMap<Token, BootInstant>,
@@ -78,6 +80,7 @@ impl MemoryService {
                 book: MemoryDeadlines::default(),
                 faults: Faults::default(),
                 clients: BTreeMap::new(),
+                missed: BTreeMap::new(),
                 waiting: BTreeMap::new(),
                 since: BTreeMap::new(),
                 closed_at: BTreeMap::new(),
@@ -240,6 +243,7 @@ impl MemoryState {
                 }
                 self.push(session, Push::Lost(LossCause::SessionEnded));
                 self.clients.remove(&session);
+                self.missed.remove(&session);
             }
             Effect::Revoked { session, seq, token } => {
                 // The push below notifies the holder. The hold ends a ttl after the break at the latest (B1).
@@ -270,10 +274,10 @@ impl MemoryState {
         self.waiting.remove(&key).is_some_and(|waiting| waiting.send(answer).is_ok())
     }
 
-    fn push(&self, session: SessionId, push: Push) {
-        if let Some(client) = self.clients.get(&session)
-            && !self.is_cut_off(session)
-        {
+    fn push(&mut self, session: SessionId, push: Push) {
+        if self.is_cut_off(session) {
+            self.missed.entry(session).or_default().push(push);
+        } else if let Some(client) = self.clients.get(&session) {
             // The send fails only if the client is gone.
             let _ = client.pushes.send(push);
         }
@@ -307,6 +311,10 @@ impl MemoryState {
                     return CallOutcome::Now(Ok(Answer::SessionGone));
                 }
                 self.book.kept_alive(session);
+                // Before the answer, which extends the client's deadline: it may have missed that a hold was revoked.
+                for push in self.missed.remove(&session).unwrap_or_default() {
+                    self.push(session, push);
+                }
                 return CallOutcome::Now(Ok(Answer::KeptAlive));
             }
             Call::Acquire { seq, done_through, request, wait_left } => {
