@@ -10,19 +10,19 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lockkeeper_wire::v1;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::{Notify, oneshot};
 use tonic::codegen::tokio_stream::Stream;
 
 use super::addresses::{Address, Addresses};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
-use crate::backend::{BoxFuture, Call, CallError};
+use super::replies::{Batch, ReplyQueues};
+use crate::backend::{Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{LeaseThread, SharedLeaseThread};
-use crate::machine::{Answer, Push, Spec};
+use crate::machine::{Push, Spec};
+use crate::responder::Responder;
 use crate::time::{Alarm, Clock};
-
-type Handle = oneshot::Sender<Result<Answer, CallError>>;
 
 /// See the module documentation.
 pub(super) struct ServiceShared {
@@ -36,10 +36,11 @@ pub(super) struct ServiceShared {
     state: Mutex<SharedState>,
     /// The addresses of the nodes, shared by the driver and unary calls.
     addresses: Mutex<Addresses>,
+    replies: ReplyQueues,
 }
 
 struct SharedState {
-    carrier: Carrier<Handle>,
+    carrier: Carrier<Responder>,
     pushes: BTreeMap<SessionKey, UnboundedSender<Push>>,
     /// The waker of the stream's sending side, while there is nothing to send.
     sender: Option<Waker>,
@@ -48,7 +49,7 @@ struct SharedState {
     leaving: bool,
     /// The last error of each node's stream. All are cleared when any node answers.
     troubles: BTreeMap<Address, String>,
-    scratch: Vec<CarrierOutput<Handle>>,
+    scratch: Vec<CarrierOutput<Responder>>,
 }
 
 /// Why the driver must drop a stream.
@@ -77,6 +78,7 @@ impl ServiceShared {
                 scratch: Vec::new(),
             }),
             addresses: Mutex::new(addresses),
+            replies: ReplyQueues::default(),
         }
     }
 
@@ -90,47 +92,40 @@ impl ServiceShared {
     }
 
     /// Runs `act` on the carrier and performs its outputs.
-    fn with<T>(&self, act: impl FnOnce(&mut Carrier<Handle>, &mut Vec<CarrierOutput<Handle>>) -> T) -> T {
+    fn with<T>(
+        &self,
+        act: impl FnOnce(&mut Carrier<Responder>, &mut Vec<CarrierOutput<Responder>>) -> T,
+    ) -> T {
         let mut state = self.state();
         let mut out = std::mem::take(&mut state.scratch);
         let result = act(&mut state.carrier, &mut out);
-        // Pushes are sent under the lock so that they keep their order. A send only queues the push and wakes its
-        // session.
-        out.retain_mut(|outcome| match outcome {
-            CarrierOutput::Resolved(..) => true,
-            CarrierOutput::Push(key, push) => {
-                if let Some(pushes) = state.pushes.get(key) {
-                    // The send fails only if the session has ended.
-                    let _ = pushes.send(push.clone());
+        let mut answers = Batch::new();
+        for outcome in out.drain(..) {
+            match outcome {
+                CarrierOutput::Resolved(responder, result) => answers.push((responder, result)),
+                CarrierOutput::Dropped(responder) => answers.push((responder, Err(CallError { sent: true }))),
+                // Sent under the lock, so that pushes keep their order. This only queues the push and wakes its session.
+                CarrierOutput::Push(key, push) => {
+                    if let Some(pushes) = state.pushes.get(&key) {
+                        // The send fails only if the session has ended.
+                        let _ = pushes.send(push);
+                    }
                 }
-                false
+                CarrierOutput::EndStream(ending) => {
+                    state.ending = Some(ending);
+                    self.cut.notify_one();
+                }
+                CarrierOutput::Nodes(nodes) => self.addresses().learn(nodes.iter().map(String::as_str)),
             }
-            CarrierOutput::EndStream(ending) => {
-                state.ending = Some(ending.clone());
-                self.cut.notify_one();
-                false
-            }
-            CarrierOutput::Nodes(nodes) => {
-                self.addresses().learn(nodes.iter().map(String::as_str));
-                false
-            }
-        });
+        }
+        state.scratch = out;
         let sender = if state.carrier.has_items() { state.sender.take() } else { None };
         let wants = state.carrier.stream().is_none() && state.carrier.wants_stream();
         self.alarm.set(state.carrier.next_wake());
-        if out.is_empty() {
-            state.scratch = out;
-            drop(state);
-        } else {
-            // Callers are woken after the lock is released, since they may submit their next call, which takes the
-            // lock, at once.
-            drop(state);
-            for outcome in out {
-                if let CarrierOutput::Resolved(handle, result) = outcome {
-                    // The send fails only if the caller was dropped, and then the answer is not needed.
-                    let _ = handle.send(result);
-                }
-            }
+        drop(state);
+        // Processed after the lock is released: callers may submit further calls at once, which take it.
+        if !answers.is_empty() {
+            self.replies.send(answers);
         }
         if let Some(sender) = sender {
             sender.wake();
@@ -155,15 +150,13 @@ impl ServiceShared {
     }
 
     pub(super) fn remove(&self, key: SessionKey) {
-        self.with(|carrier, _| carrier.remove(key));
+        self.with(|carrier, out| carrier.remove(key, out));
         self.state().pushes.remove(&key);
     }
 
-    pub(super) fn submit(&self, key: SessionKey, call: Call) -> BoxFuture<Result<Answer, CallError>> {
-        let (handle, answer) = oneshot::channel();
+    pub(super) fn submit(&self, key: SessionKey, call: Call, responder: Responder) {
         let now = self.clock.now();
-        self.with(|carrier, out| carrier.submit(now, key, call, handle, out));
-        Box::pin(async move { answer.await.unwrap_or(Err(CallError { sent: true })) })
+        self.with(|carrier, out| carrier.submit(now, key, call, responder, out));
     }
 
     pub(super) fn begin_stream(&self) -> StreamId {
