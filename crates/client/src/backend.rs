@@ -37,7 +37,7 @@ pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>
 /// One lock service, as identified by the URL.
 ///
 /// Required: [`Backend::capabilities`] and [`Backend::session`]. The other methods have defaults; those of abilities
-/// return an [`Unsupported`](crate::error::Unsupported) error. A backend overrides the methods of the abilities that it
+/// return an [`Unsupported`] error. A backend overrides the methods of the abilities that it
 /// has.
 pub(crate) trait Backend: Send + Sync + 'static {
     fn capabilities(&self) -> &Capabilities;

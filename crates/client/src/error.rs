@@ -119,7 +119,7 @@ pub struct Unsupported {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct BackendError {
-    /// The problem, the value and the remedy.
+    /// The problem and, where they apply, the offending value and the remedy.
     pub message: String,
     /// The reaction that the error needs.
     pub kind: BackendErrorKind,

@@ -136,8 +136,8 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Frees the lock this long after the holder's connection was closed from the holder's side, instead of after the
-    /// whole ttl. The one exception to P5: if a middlebox closes the connection, the hold can end before its holder
-    /// notices.
+    /// whole ttl. If a middlebox closes the connection, the service takes that for a close by the holder, and the hold
+    /// can end before its holder notices (an exception to P5).
     pub fn linger(self, linger: Duration) -> Self {
         self.with(|options| options.linger = linger)
     }
@@ -181,8 +181,8 @@ impl<F: Kind> Lock<F> {
         self.acquire_for(self.options.wait).await
     }
 
-    /// Acquires the lock if it is free; `None` if it is not. Waits for a lock service that does not answer for at most
-    /// 10 s or the ttl, whichever is shorter.
+    /// Acquires the lock if it is free; `None` if it is not. If the lock service does not answer, gives up after 10 s
+    /// or the ttl, whichever is shorter.
     ///
     /// # Errors
     /// [`AcquireError`], but never [`AcquireError::Busy`].

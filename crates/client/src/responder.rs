@@ -76,8 +76,7 @@ impl Responder {
             None => return,
         };
         if let Place::LeaseThread(thread) = &place {
-            // The first poll happens here, so that calls of a backend that needs no further one are complete on
-            // return. The future must not depend on the current runtime, not even in this poll: a guard may be
+            // Polls once here, so that a call that is ready at the first poll is complete on return. The future must not depend on the current runtime, not even in this poll: a guard may be
             // dropped outside of a runtime, or in one that is no longer driven.
             let _entered = thread.enter();
             if let Poll::Ready(result) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -34,7 +34,7 @@ struct SessionInner {
     backend: Arc<dyn Backend>,
     spec: Spec,
     label: String,
-    /// Sends the push channel of each new session to the loop.
+    /// Sends the loop the push channel of each further session that this `Session` opens at the service.
     streams: UnboundedSender<PushStream>,
     clock: Clock,
     lease_thread: LeaseThread,

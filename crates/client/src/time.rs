@@ -112,7 +112,8 @@ impl Clock {
 pub(crate) struct Alarm {
     clock: Clock,
     at: AtomicU64,
-    /// Whether the loop is processing, and not waiting for the alarm. Virtual time does not advance meanwhile.
+    /// For the virtual clock: whether the loop is processing, and not waiting for the alarm. Time does not advance
+    /// meanwhile.
     running: AtomicBool,
     changed: Notify,
 }

@@ -39,8 +39,8 @@ pub(crate) enum DiskTaskResult<D: Disk> {
     Spare(Spare<D::File>),
     /// No spare segment could be made. Unless a later attempt succeeds in time, the log makes its next segment itself.
     NoSpare,
-    /// The disk was full when a snapshot was completed. The node stops: it is unknown whether a start would open that
-    /// file.
+    /// Completing a snapshot failed because the disk was full. The node stops: it is unknown whether its next start
+    /// would load this snapshot or an older one.
     Full(io::Error),
     /// A snapshot that the leader sent was received and written to a file.
     Received(Box<Received>, Box<Arrived<D>>),

@@ -130,7 +130,7 @@ pub(crate) struct Scenario {
     /// How many of the bootstrap nodes, counted from the lowest id, run an older binary, which does not support the
     /// newest rules version.
     pub(crate) old: u64,
-    /// Probability that an idle operator starts to add or remove a node, in percent.
+    /// Probability that an idle operator starts to add or remove a node at one `Happening::OperatorActs`, in percent.
     pub(crate) changes: u64,
     pub(crate) nodes: u64,
     pub(crate) clients: usize,
@@ -207,8 +207,9 @@ impl Scenario {
         let names = ["a", "a/b", "a/b/c", "d"];
         let count = dice.within(1, names.len() as u64) as usize;
         let names = names.iter().take(count).filter_map(|name| name.parse().ok()).collect();
-        // In some scenarios all nodes are on one fast network with fast disks: then a leader often holds its next
-        // batch back until the previous one is committed.
+        // In some scenarios all nodes are on one fast network with fast disks. There a batch is often committed within
+        // the time for which a leader delays its next batch (`HOLD` in `propose.rs` of lockkeeper-replica), so the
+        // leader keeps delaying batches.
         let is_near = dice.chance(25);
         let some = dice.within(0, nodes);
         let (old, changes) = (dice.pick(&[0, 0, 0, nodes, some]), dice.pick(&[0, 0, 2, 10, 30]));
@@ -252,8 +253,8 @@ impl Scenario {
         }
     }
 
-    /// Adds a crowd to some seeds. The crowd is drawn from an RNG of its own, so that the scenarios of all other seeds
-    /// are the same as before crowds existed.
+    /// Adds a crowd (hundreds of requests queued by one client) to some seeds. `dice` is another RNG than that of
+    /// [`Self::roll`], so that the choices made there do not depend on crowds.
     pub(crate) fn with_crowd(mut self, dice: &mut Rng) -> Self {
         self.crowd = Crowd::roll(dice);
         self.budgets = Budgets::roll(dice, self.crowd.as_ref());

@@ -11,26 +11,31 @@ use crate::support::{CommandExt, Place, wait_until};
 
 /// The events of `watch --json`. The process is killed on drop.
 struct Watching {
+    log: std::path::PathBuf,
     child: std::process::Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
 impl Watching {
     fn start(place: &Place) -> Self {
+        let log = place.path("watch.log");
         let mut child = place
             .lockkeeper(["watch", "--json"])
             .stdout(Stdio::piped())
-            .stderr(std::fs::File::create(place.path("watch.log")).unwrap())
+            .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, lines }
+        Self { log, child, lines }
     }
 
     /// Reads up to the next event of this kind.
     fn until(&mut self, event: &str) -> Value {
         loop {
-            let line = self.lines.next().expect("it ended").unwrap();
+            let Some(line) = self.lines.next() else {
+                panic!("it ended: {}", std::fs::read_to_string(&self.log).unwrap())
+            };
+            let line = line.unwrap();
             let said: Value = serde_json::from_str(&line).unwrap();
             if said["event"] == event {
                 return said;

@@ -259,8 +259,8 @@ impl Here {
         self.settle();
     }
 
-    /// Sets a limit, and keeps an implied one although the name may have no permit request yet: the caller adds the
-    /// request next. Restoring a snapshot sets stored limits this way too.
+    /// Sets a limit. Unlike [`Self::set_limit`], does not remove an implied limit if the name has no permit request:
+    /// the caller adds one next. Restoring a snapshot uses this for stored limits too.
     pub(super) fn imply_limit(&mut self, limit: Limit, requests: &Requests) {
         self.crowd_mut(requests).limit = Some(limit);
     }

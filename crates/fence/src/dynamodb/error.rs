@@ -50,7 +50,8 @@ pub enum DynamoDbError {
         /// The caller's condition.
         when: String,
     },
-    /// The request was refused, but would pass on the item that the caller gave as the one in the refusal.
+    /// The refusal can't be explained. Either the request would pass on the item that the caller handed over, which
+    /// then is not the item that came with the refusal; or the reasons of a cancelled transaction contain no refusal.
     #[error(
         "the request was refused, though the item as it came with the refusal lets it pass; nothing was done. Ask for the \
          item with the refusal (ReturnValuesOnConditionCheckFailure: ALL_OLD), and hand it over"

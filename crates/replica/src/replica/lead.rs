@@ -15,9 +15,8 @@ use crate::since::Since;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lead {
     No,
-    /// Elected in this term, but not ready, so nothing is acknowledged: either its first own entry is not applied
-    /// yet, and perhaps not every entry that earlier leaders committed; or not all timers are read from the table
-    /// yet.
+    /// Elected in this term, but not ready: nothing is acknowledged. First its first own entry must be applied, and
+    /// with it every entry that earlier leaders committed; then all timers must be read from the table.
     Coming(u64),
     /// Ready: the zero point has passed.
     Ready(u64),

@@ -10,8 +10,8 @@ use crate::event::{Answer, AskId, Output, SnapshotStep};
 
 /// Items per piece: some 2 ms of work, so that a piece delays heartbeats and keep-alives only a little.
 pub const ITEMS_PER_PIECE: usize = 4096;
-/// A follower takes its snapshots after the entries that the leader names. If none is named, it takes a snapshot by
-/// itself once its log exceeds the threshold by one part in `PATIENCE`.
+/// The leader names log entries after which every node takes a snapshot. If it names none, a follower takes a snapshot
+/// by itself once its log exceeds the threshold by `1 / PATIENCE` of it.
 const PATIENCE: u64 = 4;
 
 /// When a snapshot is due, and the state of the one in progress.
@@ -19,8 +19,8 @@ const PATIENCE: u64 = 4;
 pub(super) struct Snapshots {
     /// Bytes of the entries applied since the last snapshot, or since the last failed attempt.
     logged: u64,
-    /// Size of the last snapshot in bytes; 0 after a restart. The log must grow by at least this much before the next
-    /// one, so that snapshots remain a small share of all writes.
+    /// Size of the last snapshot in bytes; 0 after a restart. Before the next one is due, the log must grow by at least
+    /// this much, so that snapshots cost at most about as many written bytes as the log.
     size: u64,
     /// The last stored snapshot, if any.
     stored: Option<store::SnapshotHead>,
@@ -154,7 +154,8 @@ impl Replica {
     }
 
     /// Whether this node begins a snapshot now because its log has grown enough. A leader with followers does not: it
-    /// names a later entry, after which all nodes take a snapshot; also if differing tables must be compared again.
+    /// names a later entry, after which all nodes take a snapshot. It also names one if differing tables must be
+    /// compared again.
     fn is_snapshot_due(&mut self) -> bool {
         let after = self.config.snapshot_after.max(self.snapshots.size);
         let is_leader = self.engine.is_leader();
@@ -210,8 +211,8 @@ impl Replica {
         self.outputs.push(Output::Snapshot(SnapshotStep::Begin(head)));
     }
 
-    /// Requests a snapshot for a backup whose call a quorum read has confirmed. A snapshot in progress may be older
-    /// than answers that the caller has received, so another one is begun after it.
+    /// Requests a snapshot for the backup call `ask`, after a quorum read for this call. A snapshot in progress may be
+    /// older than answers that the caller has received, so another one is begun after it.
     pub(super) fn want_snapshot(&mut self, ask: AskId) {
         self.snapshots.wanted_by.push(ask);
     }

@@ -198,8 +198,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
     type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
-        // Registered on the connection's own task, at once: no drain barrier passes before the new stream has its
-        // reader.
+        // Registered on the connection's own task, at once: no drain barrier passes before a new session stream has
+        // its reader.
         let starting = self.connection.starting();
         let (front, routes) = (self.connection.front().clone(), self.routes.clone());
         if forward::has_one_answer(request.uri().path()) {
@@ -216,7 +216,10 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
                 Ok(response.map(|body| Body::new(body.map_frame(hold))))
             });
         }
-        request.extensions_mut().insert(Arc::new(starting) as Arc<Starting>);
+        if forward::opens_session_stream(request.uri().path()) {
+            request.extensions_mut().insert(Arc::new(starting) as Arc<Starting>);
+        }
+        request.extensions_mut().insert(self.connection.clone());
         Box::pin(async move { Ok(forward::route(front, routes, request).await) })
     }
 }

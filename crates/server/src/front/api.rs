@@ -10,7 +10,7 @@ use tonic::{Extensions, Request, Response, Status, Streaming};
 
 use super::ask::unexpected;
 use super::backup::Parts;
-use super::connection::Starting;
+use super::connection::{Connection, Starting};
 use super::stream::{StreamResponses, stream_end};
 use super::watch::{Watcher, Watching};
 use super::{Ask, Front};
@@ -57,7 +57,7 @@ impl Lockkeeper for Api {
         request: Request<Streaming<v1::ClientFrame>>,
     ) -> Result<Response<StreamResponses>, Status> {
         let (_, mut extensions, inbound) = request.into_parts();
-        let starting = starting(&mut extensions)?;
+        let starting = extension::<Starting>(&mut extensions)?;
         let stream = self.0.open_stream(starting.connection());
         tokio::spawn(stream.clone().read(inbound));
         drop(starting);
@@ -112,10 +112,10 @@ impl Lockkeeper for Api {
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Watching>, Status> {
         let (_, mut extensions, asked) = request.into_parts();
-        let starting = starting(&mut extensions)?;
+        let connection = extension::<Connection>(&mut extensions)?;
         let prefix = optional_name("prefix", &asked.prefix)?;
         self.0.check_serving()?;
-        let watcher = Arc::new(Watcher::new(starting.connection().clone()));
+        let watcher = Arc::new(Watcher::new(connection));
         let waits = self.0.wait_for(Ask::Watch(watcher.clone()), Question::Watch { prefix });
         Ok(Response::new(Watching { watcher, waits }))
     }
@@ -230,8 +230,7 @@ impl Lockkeeper for Api {
     }
 }
 
-fn starting(extensions: &mut Extensions) -> Result<Arc<Starting>, Status> {
-    extensions
-        .remove::<Arc<Starting>>()
-        .ok_or_else(|| Status::internal("the call came by no connection: a bug"))
+/// What the acceptor attached to the call.
+fn extension<T: Send + Sync + 'static>(extensions: &mut Extensions) -> Result<Arc<T>, Status> {
+    extensions.remove::<Arc<T>>().ok_or_else(|| Status::internal("the call came by no connection: a bug"))
 }

@@ -80,6 +80,7 @@ impl Nodes {
             Server::new(&format!("--node {id} --join {} --peer-listen {peer} {OPTIONS}", self.peers[1]));
         server.listens(address.clone());
         server.begin();
+        wait_for_connection(&peer);
         lockkeeper(&["cluster", "add", &format!("{id}={peer}"), "--locks", &self.url()]);
         server.serves();
         self.nodes.push(server);
@@ -133,6 +134,15 @@ impl Nodes {
             self.status(node).await.filter(|status| status.applied >= applied)
         })
         .await;
+    }
+}
+
+/// Waits until a started node accepts connections at this address.
+fn wait_for_connection(address: &str) {
+    let since = Instant::now();
+    while let Err(error) = std::net::TcpStream::connect(address) {
+        assert!(since.elapsed() < PATIENCE, "nothing listens at {address}: {error}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

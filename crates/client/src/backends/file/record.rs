@@ -88,7 +88,8 @@ impl Record {
         current: Option<Current>,
         mut state: RecordState,
     ) -> Self {
-        // For holds that were closed before a reboot, the full delay starts again now, as with a new leader.
+        // A hold that was closed before a reboot has its time on the clock of an earlier boot, so its full delay starts
+        // again now.
         let mut dirty = false;
         for request in &state.table.requests {
             if let Phase::Closed { token, .. } = request.phase
@@ -122,13 +123,14 @@ impl Record {
         &self.state
     }
 
-    /// The present table, for queries.
+    /// Builds a table from the present state, for queries and as the working copy of [`Self::commit`]. Changes to it do
+    /// not change the record.
     pub(super) fn table(&self) -> Result<Table, OsError> {
         Table::restore(&self.state.table, 0).map_err(|e| damaged(&self.store, &self.stem, &e.to_string()))
     }
 
-    /// Runs commands on the table and writes the result, without sessions that have no requests left. If `accept`
-    /// rejects the result, nothing has changed.
+    /// Runs commands on the table and writes the resulting table, without sessions that have no requests left. If
+    /// `accept` rejects what `run` returned, the record stays unchanged.
     ///
     /// If the commands grant anything, the tokens are drawn from the counter and synced to disk before the record is
     /// written and before any client gets a token.
@@ -163,7 +165,8 @@ impl Record {
         Ok(Some(result))
     }
 
-    /// For a holder of several names: stores that it got the token `told` for the hold with the token `token`.
+    /// For a request for several names: stores `told`, the token that is returned to the holder (the highest of all
+    /// names), with this record's hold, whose own token is `token`.
     pub(super) fn tell(&mut self, token: Token, told: Token) -> Result<(), OsError> {
         if let Some(note) = self.state.notes.get_mut(&token.get()) {
             note.told = told.get();
@@ -271,8 +274,8 @@ impl Record {
         }
     }
 
-    /// Releases the flock of a hold before the record is written, so that the flock is free for the holder that the
-    /// record names next. From here on a copy of the descriptor in a child process excludes nothing.
+    /// Releases the flock of a hold before the record is written, so that the next holder finds it free. The unlock
+    /// applies to all copies of the descriptor, also to those in child processes.
     pub(super) fn give_back(&mut self, hold: Arc<File>, slot: Option<Slot>) -> Result<(), OsError> {
         let name = self.hold_name(slot);
         unflock(&hold).map_err(|e| {

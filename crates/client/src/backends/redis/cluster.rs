@@ -35,7 +35,7 @@ struct ClusterInner {
     client: String,
     seeds: Vec<Host>,
     map: Mutex<Map>,
-    /// When the map was last read. Locked during a read.
+    /// When [`Self::look_again`] last began to read the map. Locked during that read.
     asked: tokio::sync::Mutex<Option<Instant>>,
 }
 
@@ -98,7 +98,7 @@ impl ClusterInner {
         (*first <= slot).then(|| map.nodes.get(address).map(|(_, node)| node.clone()))?
     }
 
-    /// Reads the map again in the background, at most once per `PAUSE`. Callers whose call was not executed repeat it.
+    /// Reads the map again in the background, at most once per `PAUSE`. Callers repeat a call that was not executed.
     fn look_again(self: &Arc<Self>) {
         let inner = self.clone();
         self.worker.run(Box::pin(async move {

@@ -95,6 +95,10 @@ impl Asker {
                 let item = match item {
                     Ok(Some(item)) => Ok(item),
                     Ok(None) => return,
+                    // A node that dies in the middle of a message leaves this code without a source.
+                    Err(status) if status.code() == Code::Internal => {
+                        Err(BackendError::new(BackendErrorKind::Unreachable, cause(&status)))
+                    }
                     Err(status) => Err(refusal(&status)),
                 };
                 let over = item.is_err();

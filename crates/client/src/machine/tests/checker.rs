@@ -28,7 +28,8 @@ pub(super) struct Checked {
     lease_deadline: Option<BootInstant>,
     highest_seq: Seq,
     highest_done: Seq,
-    /// Commands without an answer.
+    /// Seqs of commands that no answer or push has settled. A failed call leaves its command here: the machine sends
+    /// the command again or ends its request.
     unanswered: BTreeSet<Seq>,
     /// Acquires that may have left a request at the service, with their callers.
     live: BTreeMap<Seq, Key>,
@@ -77,8 +78,8 @@ impl Checked {
             self.note_output(output).map_err(|wrong| format!("{wrong}; output {output:?}"))?;
         }
         if let Some(key) = abandoned {
-            // A loss by a deadline that passed before the abandon may still be reported, but not a grant: it would have
-            // no caller.
+            // The event may still report a loss, because `handle` first processes deadlines that have passed. It must
+            // not report a grant, since nobody would receive it.
             if self.callers.get(&key).is_some_and(|_| {
                 out.iter().any(|output| matches!(output, Output::Granted { key: k, .. } if *k == key))
             }) {
@@ -102,7 +103,7 @@ impl Checked {
             }
             Event::Answered { call, answer } => {
                 let (kind, sent_at) = self.calls.remove(call)?;
-                // The machine no longer waits for this answer: the call was given up, and another one gives the result.
+                // Ignores the answer of a call that the machine has given up: another event gives the result.
                 self.machine.calls.get(call)?;
                 match (kind, answer) {
                     (CallKind::Open { .. } | CallKind::KeepAlive, Answer::Opened | Answer::KeptAlive) => {

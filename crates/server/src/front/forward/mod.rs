@@ -27,7 +27,6 @@ use tower_service::Service as _;
 
 use super::Front;
 use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
-use super::connection::Starting;
 use crate::inbox::ReplicaStatus;
 use link::ForwardError;
 pub(super) use link::Links;
@@ -60,6 +59,11 @@ pub(super) fn has_one_answer(path: &str) -> bool {
     name.is_some_and(|name| !matches!(name, "Session" | "Watch" | "Backup"))
 }
 
+/// Whether a call opens a stream of a session's requests, which a drain barrier has to wait for.
+pub(super) fn opens_session_stream(path: &str) -> bool {
+    path == "/lockkeeper.v1.Lockkeeper/Session"
+}
+
 /// How a call is forwarded to the leader; `None`: this node answers it, whether it leads or not.
 fn kind(path: &str) -> Option<CallKind> {
     match path.strip_prefix("/lockkeeper.v1.Lockkeeper/")? {
@@ -77,22 +81,18 @@ fn kind(path: &str) -> Option<CallKind> {
 pub(super) async fn route(
     front: Arc<Front>,
     mut routes: Routes,
-    mut request: Request<Incoming>,
+    request: Request<Incoming>,
 ) -> Response<Body> {
     let kind = kind(request.uri().path());
     let leads = *front.state().borrow() == ReplicaStatus::Ready;
     let is_mine = request.headers().contains_key(FORWARDED) || (leads && kind == Some(CallKind::Stream));
     match kind {
         // Unary calls take this path also while this node leads: it may lose the leadership before it has answered.
-        Some(kind) if !is_mine => {
-            // A forwarded call opens no stream that a barrier has to wait for.
-            request.extensions_mut().remove::<Arc<Starting>>();
-            match Forwarding::new(front, kind, request).await {
-                Ok(call) => call.answer(routes).await,
-                Err(status) => Err(status),
-            }
-            .unwrap_or_else(Status::into_http)
+        Some(kind) if !is_mine => match Forwarding::new(front, kind, request).await {
+            Ok(call) => call.answer(routes).await,
+            Err(status) => Err(status),
         }
+        .unwrap_or_else(Status::into_http),
         _ => answered(routes.call(request).await),
     }
 }

@@ -303,6 +303,20 @@ async fn forwarded_watch_ends_with_a_status_when_its_leader_dies() {
 }
 
 #[tokio::test]
+async fn watch_that_came_before_the_election_is_answered_by_the_elected_node() {
+    let node = Follower::of(None).await;
+    let mut calls = node.calls().await;
+    let subscribers = node.front.state.receiver_count();
+    let watch = tokio::spawn(async move { calls.watch(v1::WatchRequest::default()).await });
+    // A call that waits for a leader is subscribed to the node's state.
+    while node.front.state.receiver_count() == subscribers {
+        tokio::task::yield_now().await;
+    }
+    node.front.state.send_replace(ReplicaStatus::Ready);
+    watch.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn call_too_long_to_forward_is_refused_with_the_limit() {
     let leader = Leader::that(&[Does::Answers]).await;
     let mut calls = Follower::of(Some(leader.address)).await.calls().await;

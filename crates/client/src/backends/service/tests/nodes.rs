@@ -67,8 +67,9 @@ async fn commands_unanswered_by_a_dead_leader_are_resent_in_order_and_applied_on
     assert_eq!(service.in_use(), 0);
 }
 
-/// The client shortens its lease deadline when the stream ends, because the service may have seen a close. The session
-/// is attached at the next leader, and its deadline extended, before that shorter deadline.
+/// The service may take the end of the stream for a close by the client and cut the session's remaining time to
+/// `linger`, so the client shortens its lease deadline too. It must attach to the session at the next leader before
+/// that deadline; the attach extends the deadline again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_with_linger_survives_a_change_of_leader() {
     let service = StandIn::cluster(3);
