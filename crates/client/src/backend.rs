@@ -52,7 +52,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
 
     /// The backend's I/O thread, if it has one. The backend's sessions then run on that thread too, so that they
     /// process the events of their streams without delay.
-    fn worker(&self) -> Option<LeaseThread> {
+    fn lease_thread(&self) -> Option<LeaseThread> {
         None
     }
 

@@ -36,7 +36,7 @@ pub(crate) struct Core {
 
 #[derive(Default)]
 struct LocksState {
-    worker: Option<LeaseThread>,
+    lease_thread: Option<LeaseThread>,
     /// One session per distinct spec, shared by all locks of the client: the cost of keep-alives does not grow with the
     /// locks.
     sessions: BTreeMap<Spec, Arc<Session>>,
@@ -296,18 +296,18 @@ impl Core {
         if let Some(session) = state.sessions.get(&spec) {
             return Ok(session.clone());
         }
-        let worker = match self.backend.worker().or_else(|| state.worker.clone()) {
-            Some(worker) => worker,
+        let lease_thread = match self.backend.lease_thread().or_else(|| state.lease_thread.clone()) {
+            Some(lease_thread) => lease_thread,
             None => {
                 let started = LeaseThread::start("lockkeeper-lease").map_err(|error| {
                     let what =
                         "the thread that renews leases could not be started; raise the limit on threads";
                     BackendError::caused(BackendErrorKind::Operator, what, error)
                 })?;
-                state.worker.insert(started).clone()
+                state.lease_thread.insert(started).clone()
             }
         };
-        let session = Session::start(self.backend.clone(), spec, &self.label, worker);
+        let session = Session::start(self.backend.clone(), spec, &self.label, lease_thread);
         if spec.renew {
             state.sessions.insert(spec, session.clone());
         } else {

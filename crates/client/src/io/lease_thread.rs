@@ -33,9 +33,9 @@ impl SharedLeaseThread {
         {
             return Ok(LeaseThread { jobs, runtime: runtime.clone() });
         }
-        let worker = LeaseThread::start(name)?;
-        *shared = Some((worker.jobs.downgrade(), worker.runtime.clone()));
-        Ok(worker)
+        let lease_thread = LeaseThread::start(name)?;
+        *shared = Some((lease_thread.jobs.downgrade(), lease_thread.runtime.clone()));
+        Ok(lease_thread)
     }
 }
 
@@ -63,8 +63,8 @@ impl LeaseThread {
         Ok(Self { jobs, runtime: handle })
     }
 
-    /// While the guard lives, timers and connections that the current thread creates belong to the worker's runtime.
-    /// For a future that is first polled on the current thread and then moved to the worker.
+    /// While the guard lives, timers and connections that the current thread creates belong to the lease thread's runtime.
+    /// For a future that is first polled on the current thread and then moved to the lease thread.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }

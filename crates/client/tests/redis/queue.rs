@@ -68,6 +68,31 @@ async fn a_dead_waiter_is_skipped_after_its_ttl() {
     dead.abort();
 }
 
+/// The removal of a cancelled waiter is sent again if it was lost with its connection.
+#[tokio::test]
+async fn a_cancelled_waiter_leaves_the_queue_although_its_removal_was_lost() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holds").await;
+    let held = locks.mutex("jobs").acquire().await.unwrap();
+    let faults = Faults::default();
+    let url = format!("redis://{}", faults.proxy("leaves", address(&redis)));
+    let leaves = Locks::connect_as(&url, "leaves").await.unwrap();
+    let lock = leaves.mutex("jobs").ttl(600 * SECOND);
+    let first = tokio::spawn(async move { lock.acquire().await.map(drop) });
+    until_waiting(&locks, "jobs", 1).await;
+    let stays = client(&redis, "stays").await;
+    let next = tokio::spawn(async move {
+        stays.mutex("jobs").ttl(600 * SECOND).acquire().await.unwrap().release().await
+    });
+    until_waiting(&locks, "jobs", 2).await;
+    faults.lose_calls(1);
+    first.abort();
+    // Far below the ttl, after which a dead waiter would be removed.
+    until_waiting(&locks, "jobs", 1).await;
+    held.release().await.unwrap();
+    tokio::time::timeout(20 * SECOND, next).await.expect("it is the first in the queue").unwrap().unwrap();
+}
+
 /// A request that arrives just after a release does not overtake the waiters: the release reserves the lock for the
 /// queue.
 #[tokio::test]

@@ -87,7 +87,7 @@ impl MemoryService {
         });
         let (weak, alarm) = (Arc::downgrade(&service), service.alarm.clone());
         match LeaseThread::start("lockkeeper-memory") {
-            Ok(worker) => worker.run(Box::pin(keep_turning(weak, alarm))),
+            Ok(lease_thread) => lease_thread.run(Box::pin(keep_turning(weak, alarm))),
             Err(error) => panic!("memory: can't start its thread: {error}"),
         }
         service

@@ -30,7 +30,7 @@ type Driver = tokio_postgres::Connection<Socket, <Tls as MakeTlsConnect<Socket>>
 pub(super) struct Connector {
     settings: Arc<Settings>,
     tls: Tls,
-    worker: LeaseThread,
+    lease_thread: LeaseThread,
 }
 
 /// A connection. Calls can share it. Closed on drop.
@@ -53,16 +53,16 @@ impl Connector {
     /// TLS can't be set up, or the thread can't be started.
     pub(super) fn new(settings: Settings) -> Result<Self, BackendError> {
         let tls = tls(&settings)?;
-        let worker = IO.get("lockkeeper-postgres").map_err(|error| {
+        let lease_thread = IO.get("lockkeeper-postgres").map_err(|error| {
             let what = format!("the thread for connections can't be started: {error}");
             BackendError::new(BackendErrorKind::Operator, what)
         })?;
-        Ok(Self { settings: Arc::new(settings), tls, worker })
+        Ok(Self { settings: Arc::new(settings), tls, lease_thread })
     }
 
     /// The lease thread.
-    pub(super) fn worker(&self) -> &LeaseThread {
-        &self.worker
+    pub(super) fn lease_thread(&self) -> &LeaseThread {
+        &self.lease_thread
     }
 
     /// Connects to the first host that accepts; the connection belongs to the lease thread. `label` becomes the
@@ -78,7 +78,7 @@ impl Connector {
     ) -> Result<Connection, BackendError> {
         let (done, opened) = oneshot::channel();
         let (this, label) = (self.clone(), label.to_owned());
-        self.worker.run(Box::pin(async move {
+        self.lease_thread.run(Box::pin(async move {
             match this.first_of_all(&label, notices).await {
                 Ok((connection, driving)) => {
                     // If the caller has stopped waiting, the send fails and drops the connection, which closes it.

@@ -30,7 +30,7 @@ pub(super) struct Cluster(Arc<ClusterInner>);
 
 struct ClusterInner {
     settings: Settings,
-    worker: LeaseThread,
+    lease_thread: LeaseThread,
     wakes: Wakes,
     client: String,
     seeds: Vec<Host>,
@@ -55,12 +55,12 @@ impl Cluster {
     pub(super) async fn open(
         settings: &Settings,
         seeds: &[Host],
-        worker: &LeaseThread,
+        lease_thread: &LeaseThread,
         wakes: Wakes,
     ) -> Result<Self, ConnectError> {
         let cluster = Self(Arc::new(ClusterInner {
             settings: settings.clone(),
-            worker: worker.clone(),
+            lease_thread: lease_thread.clone(),
             wakes,
             client: RedisStore::new_client()?,
             seeds: seeds.to_vec(),
@@ -101,7 +101,7 @@ impl ClusterInner {
     /// Reads the map again in the background, at most once per `PAUSE`. Callers repeat a call that was not executed.
     fn look_again(self: &Arc<Self>) {
         let inner = self.clone();
-        self.worker.run(Box::pin(async move {
+        self.lease_thread.run(Box::pin(async move {
             let Ok(mut asked) = inner.asked.try_lock() else { return };
             if asked.is_some_and(|at| at.elapsed() < PAUSE) {
                 return;
@@ -183,7 +183,7 @@ impl ClusterInner {
     async fn connect(&self, host: &Host) -> Result<Arc<RedisStore>, ConnectError> {
         let target = Target::new(self.settings.clone(), Topology::Single(host.clone()));
         let wakes = self.wakes.clone();
-        RedisStore::open(Role::ClusterNode, target, &self.worker, wakes, &self.client).await
+        RedisStore::open(Role::ClusterNode, target, &self.lease_thread, wakes, &self.client).await
     }
 }
 

@@ -53,20 +53,20 @@ pub(crate) use {
 /// settings let tokens survive.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let (settings, topology) = Settings::parse(url)?;
-    let worker = worker()?;
+    let lease_thread = lease_thread()?;
     let wakes = Wakes::default();
-    let servers = Servers::open(&settings, topology, &worker, wakes.clone()).await?;
+    let servers = Servers::open(&settings, topology, &lease_thread, wakes.clone()).await?;
     if settings.fencing && !settings.force {
         for store in servers.all() {
             findings::check_that_tokens_last(&store).await?;
         }
     }
     let capabilities = capabilities(settings.fencing);
-    Ok(Arc::new(Redis { servers, wakes, worker, capabilities }))
+    Ok(Arc::new(Redis { servers, wakes, lease_thread, capabilities }))
 }
 
 /// The lease thread that all Redis clients of this process share.
-pub(crate) fn worker() -> Result<LeaseThread, BackendError> {
+pub(crate) fn lease_thread() -> Result<LeaseThread, BackendError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     WORKER.get("lockkeeper-redis").map_err(|error| {
         let what = format!("the thread for Redis can't be started: {error}; raise the limit of threads");
@@ -77,7 +77,7 @@ pub(crate) fn worker() -> Result<LeaseThread, BackendError> {
 struct Redis {
     servers: Servers,
     wakes: Wakes,
-    worker: LeaseThread,
+    lease_thread: LeaseThread,
     capabilities: Capabilities,
 }
 
@@ -139,8 +139,8 @@ impl Backend for Redis {
         &self.capabilities
     }
 
-    fn worker(&self) -> Option<LeaseThread> {
-        Some(self.worker.clone())
+    fn lease_thread(&self) -> Option<LeaseThread> {
+        Some(self.lease_thread.clone())
     }
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {

@@ -24,14 +24,16 @@ impl Servers {
     pub(super) async fn open(
         settings: &Settings,
         topology: Topology,
-        worker: &LeaseThread,
+        lease_thread: &LeaseThread,
         wakes: Wakes,
     ) -> Result<Self, ConnectError> {
         Ok(match topology {
-            Topology::Cluster(seeds) => Self::Cluster(Cluster::open(settings, &seeds, worker, wakes).await?),
+            Topology::Cluster(seeds) => {
+                Self::Cluster(Cluster::open(settings, &seeds, lease_thread, wakes).await?)
+            }
             one => {
                 let (target, client) = (Target::new(settings.clone(), one), RedisStore::new_client()?);
-                Self::One(RedisStore::open(Role::Alone, target, worker, wakes, &client).await?)
+                Self::One(RedisStore::open(Role::Alone, target, lease_thread, wakes, &client).await?)
             }
         })
     }

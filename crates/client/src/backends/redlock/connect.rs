@@ -19,7 +19,7 @@ const SERVERS_MIN: usize = 3;
 /// Creates a client, if a majority of the servers can be used.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let redis = settings(url)?;
-    let (lease_thread, client) = (redis::worker()?, RedisStore::new_client()?);
+    let (lease_thread, client) = (redis::lease_thread()?, RedisStore::new_client()?);
     let settings =
         QuorumSettings { redis, client, lease_thread: lease_thread.clone(), run_ids: Mutex::default() };
     let settings = Arc::new(settings);

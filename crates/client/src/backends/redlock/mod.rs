@@ -104,7 +104,7 @@ impl Backend for Redlock {
         &CAPABILITIES
     }
 
-    fn worker(&self) -> Option<LeaseThread> {
+    fn lease_thread(&self) -> Option<LeaseThread> {
         Some(self.lease_thread.clone())
     }
 

@@ -50,9 +50,9 @@ const PAGE: u32 = 1000;
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let addresses = Addresses::of(url, random())?;
     let owner = Owner::start(addresses)?;
-    let asker = Asker::new(owner.worker.clone(), owner.shared.clone());
+    let asker = Asker::new(owner.lease_thread.clone(), owner.shared.clone());
     unary::probe(&asker).await?;
-    owner.worker.run(Box::pin(driver::drive(owner.shared.clone())));
+    owner.lease_thread.run(Box::pin(driver::drive(owner.shared.clone())));
     Ok(Arc::new(Service { owner: Arc::new(owner), asker }))
 }
 
@@ -98,8 +98,8 @@ impl Backend for Service {
 
     /// Sessions run on the stream's thread. When this client closes a stream, its sessions with `linger` thus shorten
     /// their lease deadlines before the service can see the close.
-    fn worker(&self) -> Option<LeaseThread> {
-        Some(self.owner.worker.clone())
+    fn lease_thread(&self) -> Option<LeaseThread> {
+        Some(self.owner.lease_thread.clone())
     }
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
@@ -206,7 +206,7 @@ impl Backend for Service {
             async move { client.watch(asked).await }
         });
         let (events, receiver) = tokio::sync::mpsc::channel(1);
-        self.owner.worker.run(Box::pin(async move {
+        self.owner.lease_thread.run(Box::pin(async move {
             while let Some(answer) = answers.recv().await {
                 let event = match answer.map(|answer| answer.what) {
                     Ok(Some(v1::watch_response::What::State(lock))) => {
@@ -237,7 +237,7 @@ impl Backend for Service {
             .asker
             .follow(|mut client: GrpcClient| async move { client.backup(v1::BackupRequest {}).await });
         let (parts, receiver) = tokio::sync::mpsc::channel(1);
-        self.owner.worker.run(Box::pin(async move {
+        self.owner.lease_thread.run(Box::pin(async move {
             while let Some(answer) = answers.recv().await {
                 if parts.send(answer.map(|answer| answer.part)).await.is_err() {
                     return;

@@ -264,19 +264,19 @@ static IO: SharedLeaseThread = SharedLeaseThread::new();
 /// no other client of the process uses it.
 pub(super) struct Owner {
     pub(super) shared: Arc<ServiceShared>,
-    pub(super) worker: LeaseThread,
+    pub(super) lease_thread: LeaseThread,
 }
 
 impl Owner {
     pub(super) fn start(addresses: Addresses) -> Result<Self, BackendError> {
-        let worker = IO.get("lockkeeper-service").map_err(|error| {
+        let lease_thread = IO.get("lockkeeper-service").map_err(|error| {
             let what =
                 "the thread that talks to the lock service could not be started; raise the limit on threads";
             BackendError::caused(BackendErrorKind::Operator, what, error)
         })?;
         let shared = Arc::new(ServiceShared::new(addresses));
-        worker.run(Box::pin(shared.clone().keep_time()));
-        Ok(Self { shared, worker })
+        lease_thread.run(Box::pin(shared.clone().keep_time()));
+        Ok(Self { shared, lease_thread })
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) enum Repeat {
 /// Sends unary calls on the library's thread, so that connections outlive the caller's runtime.
 #[derive(Clone)]
 pub(super) struct Asker {
-    worker: LeaseThread,
+    lease_thread: LeaseThread,
     /// Used for its addresses only.
     shared: Arc<ServiceShared>,
     /// The connection that answered last.
@@ -43,8 +43,8 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    pub(super) fn new(worker: LeaseThread, shared: Arc<ServiceShared>) -> Self {
-        Self { worker, shared, good: Arc::default() }
+    pub(super) fn new(lease_thread: LeaseThread, shared: Arc<ServiceShared>) -> Self {
+        Self { lease_thread, shared, good: Arc::default() }
     }
 
     fn good(&self) -> MutexGuard<'_, Option<GrpcClient>> {
@@ -63,7 +63,7 @@ impl Asker {
     {
         let (answer, answered) = oneshot::channel();
         let asker = self.clone();
-        self.worker.run(Box::pin(async move {
+        self.lease_thread.run(Box::pin(async move {
             // The caller may have been dropped.
             let _ = answer.send(find(&asker, asking, question).await.map(Response::into_inner));
         }));
@@ -81,7 +81,7 @@ impl Asker {
     {
         let (answers, receiver) = mpsc::channel(WATCH_BUFFER);
         let asker = self.clone();
-        self.worker.run(Box::pin(async move {
+        self.lease_thread.run(Box::pin(async move {
             let stream = match find(&asker, Repeat::Again, question).await {
                 Ok(stream) => stream,
                 Err(error) => return drop(answers.send(Err(error)).await),
@@ -169,8 +169,8 @@ where
 pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
     let (answer, answered) = oneshot::channel();
     let asker = asker.clone();
-    let worker = asker.worker.clone();
-    worker.run(Box::pin(async move {
+    let lease_thread = asker.lease_thread.clone();
+    lease_thread.run(Box::pin(async move {
         let mut search = Search::among(asker.shared.addresses().anew());
         let found = match search.next().await {
             Some((address, client)) => {

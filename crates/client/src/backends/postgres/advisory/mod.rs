@@ -95,7 +95,7 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let timeout = settings.timeout;
     let connector = Connector::new(settings)?;
     let (common, fencing) = server::check(&connector).await?;
-    let lease_thread = connector.worker().clone();
+    let lease_thread = connector.lease_thread().clone();
     let contact = Contact::new()?;
     let (notices_in, notices) = unbounded_channel();
     let queries = Arc::new(QueryConnection::new(connector.clone(), contact.clone(), notices_in));
@@ -216,7 +216,7 @@ impl Backend for Advisory {
         &self.capabilities
     }
 
-    fn worker(&self) -> Option<LeaseThread> {
+    fn lease_thread(&self) -> Option<LeaseThread> {
         Some(self.shared.lease_thread.clone())
     }
 

@@ -96,7 +96,7 @@ impl Database {
     /// A pool of at most `most` connections, opened on demand. The listening connection is additional.
     pub(super) fn new(connector: Connector, most: usize) -> Self {
         let limits = PoolLimits { shared_each: most, total: most, idle: IDLE };
-        let pool = Pool::new(RowConnector(connector.clone()), limits, connector.worker());
+        let pool = Pool::new(RowConnector(connector.clone()), limits, connector.lease_thread());
         Self { connector, pool, direct: AtomicBool::new(false) }
     }
 
@@ -109,7 +109,7 @@ impl Database {
     }
 
     pub(super) fn lease_thread(&self) -> &LeaseThread {
-        self.connector.worker()
+        self.connector.lease_thread()
     }
 
     /// Opens a connection on the current runtime, outside of the pool, that listens on `channel`.

@@ -197,7 +197,7 @@ impl Backend for RowBackend {
         &CAPABILITIES
     }
 
-    fn worker(&self) -> Option<LeaseThread> {
+    fn lease_thread(&self) -> Option<LeaseThread> {
         Some(self.lease_thread.clone())
     }
 
