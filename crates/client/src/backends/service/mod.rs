@@ -6,12 +6,12 @@
 
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod addresses;
+mod caller_runtimes;
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod carrier;
 mod cluster;
 mod describe;
 mod driver;
-mod replies;
 mod search;
 mod shared;
 #[cfg(test)]

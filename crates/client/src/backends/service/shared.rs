@@ -10,13 +10,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lockkeeper_wire::v1;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tonic::codegen::tokio_stream::Stream;
 
 use super::addresses::{Address, Addresses};
+use super::caller_runtimes::{Batch, CallerRuntimes};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
-use super::replies::{Batch, ReplyQueues};
 use crate::backend::{Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{LeaseThread, SharedLeaseThread};
@@ -36,7 +37,7 @@ pub(super) struct ServiceShared {
     state: Mutex<SharedState>,
     /// The addresses of the nodes, shared by the driver and unary calls.
     addresses: Mutex<Addresses>,
-    replies: ReplyQueues,
+    runtimes: CallerRuntimes,
 }
 
 struct SharedState {
@@ -61,9 +62,9 @@ pub(super) enum Cut {
 }
 
 impl ServiceShared {
-    pub(super) fn new(addresses: Addresses) -> Self {
+    pub(super) fn new(addresses: Addresses) -> Arc<Self> {
         let clock = Clock::Boot;
-        Self {
+        Arc::new_cyclic(|shared| Self {
             alarm: clock.alarm(),
             clock,
             wanted: Notify::new(),
@@ -78,8 +79,8 @@ impl ServiceShared {
                 scratch: Vec::new(),
             }),
             addresses: Mutex::new(addresses),
-            replies: ReplyQueues::default(),
-        }
+            runtimes: CallerRuntimes::new(shared.clone()),
+        })
     }
 
     /// Locked only briefly: never held across an await.
@@ -94,6 +95,16 @@ impl ServiceShared {
     /// Runs `act` on the carrier and performs its outputs.
     fn with<T>(
         &self,
+        act: impl FnOnce(&mut Carrier<Responder>, &mut Vec<CarrierOutput<Responder>>) -> T,
+    ) -> T {
+        self.with_caller(None, act)
+    }
+
+    /// As [`Self::with`]. What there is to send is sent once the other ready tasks of the caller's runtime have run, if
+    /// this is that runtime.
+    fn with_caller<T>(
+        &self,
+        caller: Option<&Handle>,
         act: impl FnOnce(&mut Carrier<Responder>, &mut Vec<CarrierOutput<Responder>>) -> T,
     ) -> T {
         let mut state = self.state();
@@ -119,16 +130,21 @@ impl ServiceShared {
             }
         }
         state.scratch = out;
-        let sender = if state.carrier.has_items() { state.sender.take() } else { None };
+        let has_to_send = state.sender.is_some() && state.carrier.has_items();
+        let flushing = caller.filter(|caller| has_to_send && is_current(caller));
+        let sender = if has_to_send && flushing.is_none() { state.sender.take() } else { None };
         let wants = state.carrier.stream().is_none() && state.carrier.wants_stream();
         self.alarm.set(state.carrier.next_wake());
         drop(state);
         // Processed after the lock is released: callers may submit further calls at once, which take it.
         if !answers.is_empty() {
-            self.replies.send(answers);
+            self.runtimes.answer(answers);
         }
         if let Some(sender) = sender {
             sender.wake();
+        }
+        if let Some(caller) = flushing {
+            self.runtimes.flush_after_ready_tasks(caller);
         }
         if wants {
             self.wanted.notify_one();
@@ -156,7 +172,13 @@ impl ServiceShared {
 
     pub(super) fn submit(&self, key: SessionKey, call: Call, responder: Responder) {
         let now = self.clock.now();
-        self.with(|carrier, out| carrier.submit(now, key, call, responder, out));
+        let caller = responder.runtime().cloned();
+        self.with_caller(caller.as_ref(), |carrier, out| carrier.submit(now, key, call, responder, out));
+    }
+
+    /// Wakes the stream's sending side if there is something to send.
+    pub(super) fn flush(&self) {
+        self.with(|_, _| ());
     }
 
     pub(super) fn begin_stream(&self) -> StreamId {
@@ -255,6 +277,10 @@ impl ServiceShared {
     }
 }
 
+fn is_current(runtime: &Handle) -> bool {
+    Handle::try_current().is_ok_and(|here| here.id() == runtime.id())
+}
+
 /// One thread runs all streams and sessions of a process. Tasks that a received frame wakes can submit their next calls
 /// before the stream is polled again, so that one frame carries all of these calls. With a thread for each client,
 /// these threads would wake each other for single items.
@@ -274,7 +300,7 @@ impl Owner {
                 "the thread that talks to the lock service could not be started; raise the limit on threads";
             BackendError::caused(BackendErrorKind::Operator, what, error)
         })?;
-        let shared = Arc::new(ServiceShared::new(addresses));
+        let shared = ServiceShared::new(addresses);
         lease_thread.run(Box::pin(shared.clone().keep_time()));
         Ok(Self { shared, lease_thread })
     }
