@@ -1,5 +1,5 @@
-//! The runtimes of the callers. A wake-up from another thread is a system call, so that each runtime is woken once for
-//! all answers of a frame, and it wakes the stream once for all calls that its tasks then submit.
+//! The runtimes of the callers. Waking another thread takes a system call, so each runtime is woken once for all answers
+//! of a frame, and wakes the stream once for all calls that its tasks submit then.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,8 +21,8 @@ pub(super) struct CallerRuntimes {
 
 struct RuntimeQueue {
     jobs: UnboundedSender<RuntimeJob>,
-    /// Whether a flush is in the queue.
-    flushes: AtomicBool,
+    /// Whether the queue has a flush.
+    has_flush: AtomicBool,
 }
 
 enum RuntimeJob {
@@ -50,17 +50,21 @@ impl CallerRuntimes {
             }
         }
         for (runtime, batch) in elsewhere {
-            // The send fails if the runtime has ended. This drops the responders.
+            // The send fails if the runtime has ended; this drops the responders, which end their calls.
             let _ = self.queue(&runtime).jobs.send(RuntimeJob::Answers(batch));
         }
     }
 
-    /// Wakes the stream's sending side once the tasks of this runtime that are ready have run.
+    /// Wakes the stream's sending side once the ready tasks of the current runtime have run. If the runtime then stops,
+    /// nothing is held back for long: a caller that no longer waits abandons its request, which wakes the stream.
     pub(super) fn flush_after_ready_tasks(&self, runtime: &Handle) {
         let queue = self.queue(runtime);
-        if !queue.flushes.swap(true, Ordering::SeqCst) {
-            // If the runtime has ended, so has the caller.
-            let _ = queue.jobs.send(RuntimeJob::Flush);
+        if !queue.has_flush.swap(true, Ordering::SeqCst)
+            && queue.jobs.send(RuntimeJob::Flush).is_err()
+            && let Some(shared) = self.shared.upgrade()
+        {
+            // The runtime is shutting down, and has dropped the queue's task.
+            shared.flush();
         }
     }
 
@@ -71,50 +75,36 @@ impl CallerRuntimes {
         }
         queues.retain(|_, queue| !queue.jobs.is_closed());
         let (jobs, receiver) = unbounded_channel();
-        let queue = Arc::new(RuntimeQueue { jobs, flushes: AtomicBool::new(false) });
+        let queue = Arc::new(RuntimeQueue { jobs, has_flush: AtomicBool::new(false) });
         queues.insert(runtime.id(), queue.clone());
         drop(queues);
-        let task = RuntimeTask { queue: Arc::downgrade(&queue), shared: self.shared.clone() };
-        runtime.spawn(task.run(receiver));
+        // An ended runtime drops the task at once.
+        runtime.spawn(run(receiver, Arc::downgrade(&queue), self.shared.clone()));
         queue
     }
 }
 
-struct RuntimeTask {
+/// The task of one runtime; ends when the queue's owner is dropped.
+async fn run(
+    mut jobs: UnboundedReceiver<RuntimeJob>,
     queue: Weak<RuntimeQueue>,
     shared: Weak<ServiceShared>,
-}
-
-impl RuntimeTask {
-    async fn run(self, mut jobs: UnboundedReceiver<RuntimeJob>) {
-        while let Some(job) = jobs.recv().await {
-            match job {
-                RuntimeJob::Answers(batch) => {
-                    for (responder, result) in batch {
-                        responder.send(result);
-                    }
+) {
+    while let Some(job) = jobs.recv().await {
+        match job {
+            RuntimeJob::Answers(batch) => {
+                for (responder, result) in batch {
+                    responder.send(result);
                 }
-                RuntimeJob::Flush => {
-                    tokio::task::yield_now().await;
-                    self.flush();
+            }
+            RuntimeJob::Flush => {
+                // Completes after the tasks that are ready now have run.
+                tokio::task::yield_now().await;
+                if let (Some(queue), Some(shared)) = (queue.upgrade(), shared.upgrade()) {
+                    queue.has_flush.store(false, Ordering::SeqCst);
+                    shared.flush();
                 }
             }
         }
-    }
-
-    fn flush(&self) {
-        if let Some(queue) = self.queue.upgrade() {
-            queue.flushes.store(false, Ordering::SeqCst);
-        }
-        if let Some(shared) = self.shared.upgrade() {
-            shared.flush();
-        }
-    }
-}
-
-impl Drop for RuntimeTask {
-    fn drop(&mut self) {
-        // The runtime ends: a flush that it owes is done now.
-        self.flush();
     }
 }
