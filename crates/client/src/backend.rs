@@ -27,7 +27,8 @@ use crate::cluster::{ClusterInfo, MembersChange};
 use crate::error::{BackendError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
 use crate::io::LeaseThread;
-use crate::machine::{Answer, Push, Spec};
+use crate::machine::{Push, Spec};
+use crate::responder::Responder;
 use crate::time::Clock;
 use crate::watch::Watch;
 
@@ -130,12 +131,11 @@ fn failed<T: Send + 'static>(error: Unsupported) -> BoxFuture<Result<T, BackendE
 /// The transport of one session: a connection, a stream, a directory.
 pub(crate) trait Conn: Send + Sync + 'static {
     /// Submits a call. The service must see a session's calls in the order of `submit` (R5), so the step that fixes the
-    /// order happens here; the future does the rest on the task that polls it. `submit` itself must not block.
+    /// order happens here; [`Responder::send_when`] takes the rest. `submit` itself must not block.
     ///
-    /// A call that does not wait in a queue is answered or fails within the backend's own time limit. The future of a
-    /// waiting acquire resolves when the request is granted or has ended. Dropping a future discards the answer; the
-    /// call may have been executed.
-    fn submit(&self, call: Call) -> Submitted;
+    /// A call that does not wait in a queue is answered or fails within the backend's own time limit. A waiting acquire
+    /// is answered when the request is granted or has ended.
+    fn submit(&self, call: Call, responder: Responder);
 
     /// The error of the latest call without an answer, for users: the node and its message.
     fn trouble(&self) -> Option<String> {
@@ -145,34 +145,6 @@ pub(crate) trait Conn: Send + Sync + 'static {
     /// Descriptors that keep the hold of request `seq` alive in any process that has them.
     fn descriptors(&self, _seq: Seq) -> Vec<std::os::fd::RawFd> {
         Vec::new()
-    }
-}
-
-/// The state of a submitted call.
-pub(crate) enum Submitted {
-    /// Answered or failed already.
-    Answered(Result<Answer, CallError>),
-    /// The call proceeds while this future is polled.
-    UnderWay(BoxFuture<Result<Answer, CallError>>),
-}
-
-impl Submitted {
-    pub(crate) fn under_way(
-        carried: impl Future<Output = Result<Answer, CallError>> + Send + 'static,
-    ) -> Self {
-        Self::UnderWay(Box::pin(carried))
-    }
-}
-
-impl IntoFuture for Submitted {
-    type Output = Result<Answer, CallError>;
-    type IntoFuture = BoxFuture<Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        match self {
-            Self::Answered(result) => Box::pin(std::future::ready(result)),
-            Self::UnderWay(carried) => carried,
-        }
     }
 }
 

@@ -82,6 +82,7 @@ mod locks;
 #[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
 mod machine;
 mod observe;
+mod responder;
 mod session;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]

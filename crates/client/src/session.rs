@@ -10,7 +10,6 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::task::{Context, Poll, Waker};
 
 pub(crate) use hold::HoldHandle;
 use hold::HoldStatus;
@@ -19,12 +18,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{AcquireRequest, Backend, BoxFuture, Call, CallError, Conn, Submitted};
+use crate::backend::{AcquireRequest, Backend, Call, Conn};
 use crate::io::{LeaseThread, Place};
 use crate::machine::{
-    AcquireLimits, Answer, CallId, CallKind, Event, Granted, Key, Machine, NotAcquired, Output, Push,
-    Releasing, RunsOn, Spec,
+    AcquireLimits, CallId, CallKind, Event, Granted, Key, Machine, NotAcquired, Output, Push, Releasing,
+    RunsOn, Spec,
 };
+use crate::responder::{CallOrigin, CallResult, Responder};
 use crate::time::{Alarm, BootInstant, Clock};
 
 /// A session in use. Dropping the last reference releases everything and closes the session.
@@ -84,7 +84,6 @@ struct SessionState {
     opened: bool,
     callers: BTreeMap<Key, Caller>,
     /// Buffers of `feed`, kept to avoid allocations.
-    events: VecDeque<Event>,
     outputs: Vec<Output>,
 }
 
@@ -129,7 +128,6 @@ impl Session {
             generation: 0,
             opened: false,
             callers: BTreeMap::new(),
-            events: VecDeque::new(),
             outputs: Vec::new(),
         };
         let inner = Arc::new(SessionInner {
@@ -314,17 +312,11 @@ impl SessionInner {
     }
 
     fn feed(self: &Arc<Self>, state: &mut SessionState, event: Event) {
-        let mut events = std::mem::take(&mut state.events);
         let mut outputs = std::mem::take(&mut state.outputs);
-        events.push_back(event);
-        while let Some(event) = events.pop_front() {
-            state.machine.handle(self.clock.now(), event, &mut outputs);
-            for output in outputs.drain(..) {
-                // Calls answered at once are processed at once, without another task or thread.
-                events.extend(self.perform(state, output));
-            }
+        state.machine.handle(self.clock.now(), event, &mut outputs);
+        for output in outputs.drain(..) {
+            self.perform(state, output);
         }
-        state.events = events;
         state.outputs = outputs;
         if state.machine.is_closed() {
             self.closed.cancel();
@@ -333,37 +325,13 @@ impl SessionInner {
         }
     }
 
-    /// Runs a call at `place`.
-    fn run(
-        self: &Arc<Self>,
-        place: &Place,
-        call: CallId,
-        mut future: BoxFuture<Result<Answer, CallError>>,
-    ) -> Option<Event> {
-        if let Place::LeaseThread(thread) = place {
-            // Polls once here, so that a call that is ready at the first poll is complete on return. The future must
-            // not depend on the current runtime, not even in this poll: a guard may be dropped outside of a runtime, or
-            // in one that is no longer driven.
-            let _entered = thread.enter();
-            if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                return Some(to_event(call, result));
-            }
-        }
-        let unanswered = Unanswered(Some((self.clone(), call)));
-        place.spawn(Box::pin(async move { unanswered.answer(future.await) }));
-        None
-    }
-
-    fn perform(self: &Arc<Self>, state: &mut SessionState, output: Output) -> Option<Event> {
+    fn perform(self: &Arc<Self>, state: &mut SessionState, output: Output) {
         match output {
             Output::Call { call, kind, runs_on } => {
                 if kind == (CallKind::Open { fresh: true }) && std::mem::replace(&mut state.opened, true) {
                     self.renew_conn(state);
                 }
-                let future = match state.conn.submit(to_call(state, kind)?) {
-                    Submitted::Answered(result) => return Some(to_event(call, result)),
-                    Submitted::UnderWay(future) => future,
-                };
+                let Some(content) = to_call(state, kind) else { return };
                 let caller = match runs_on {
                     RunsOn::Caller(key) => state.callers.get(&key),
                     RunsOn::LeaseThread => None,
@@ -372,7 +340,7 @@ impl SessionInner {
                     || Place::LeaseThread(self.lease_thread.clone()),
                     |caller| caller.place.clone(),
                 );
-                return self.run(&place, call, future);
+                state.conn.submit(content, Responder::to_session(self.clone(), call, place));
             }
             Output::LeaseDeadline(until) => {
                 self.lease_deadline.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);
@@ -388,7 +356,15 @@ impl SessionInner {
                 }
             }
         }
-        None
+    }
+}
+
+impl CallOrigin for SessionInner {
+    fn answered(self: Arc<Self>, call: CallId, result: CallResult) {
+        self.input(Input::Event(match result {
+            Ok(answer) => Event::Answered { call, answer },
+            Err(error) => Event::Failed { call, sent: error.sent },
+        }));
     }
 }
 
@@ -415,26 +391,6 @@ impl Inbox {
 
     fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
-    }
-}
-
-/// A call that runs at a [`Place`]. If its future is dropped there, because the runtime has ended, the call counts as
-/// sent and not answered.
-struct Unanswered(Option<(Arc<SessionInner>, CallId)>);
-
-impl Unanswered {
-    fn answer(mut self, result: Result<Answer, CallError>) {
-        if let Some((session, call)) = self.0.take() {
-            session.input(Input::Event(to_event(call, result)));
-        }
-    }
-}
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        if let Some((session, call)) = self.0.take() {
-            session.input(Input::Event(Event::Failed { call, sent: true }));
-        }
     }
 }
 
@@ -465,11 +421,4 @@ fn to_call(state: &SessionState, kind: CallKind) -> Option<Call> {
         CallKind::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
         CallKind::Close => Call::Close,
     })
-}
-
-fn to_event(call: CallId, result: Result<Answer, CallError>) -> Event {
-    match result {
-        Ok(answer) => Event::Answered { call, answer },
-        Err(error) => Event::Failed { call, sent: error.sent },
-    }
 }

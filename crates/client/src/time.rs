@@ -97,6 +97,7 @@ impl Clock {
         let alarm = Arc::new(Alarm {
             clock: self.clone(),
             at: AtomicU64::new(u64::MAX),
+            armed: AtomicU64::new(u64::MAX),
             running: AtomicBool::new(true),
             changed: Notify::new(),
         });
@@ -112,6 +113,8 @@ impl Clock {
 pub(crate) struct Alarm {
     clock: Clock,
     at: AtomicU64,
+    /// The time until which the waiting loop sleeps. It may be earlier than `at`: the loop then goes on sleeping.
+    armed: AtomicU64,
     /// For the virtual clock: whether the loop is processing, and not waiting for the alarm. Time does not advance
     /// meanwhile.
     running: AtomicBool,
@@ -119,11 +122,13 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    /// Sets the alarm to ring at `at` or slightly later; `None` disables it. Callable from any thread; an earlier time
-    /// wakes the waiting loop.
+    /// Sets the alarm to ring at `at` or slightly later; `None` disables it. Callable from any thread. Wakes the waiting
+    /// loop only if that would sleep for too long: most calls are answered long before their time limit, which is set
+    /// and taken back thousands of times a second.
     pub(crate) fn set(&self, at: Option<BootInstant>) {
         let at = at.map_or(u64::MAX, BootInstant::as_nanos);
-        if at < self.at.swap(at, Ordering::SeqCst) {
+        self.at.store(at, Ordering::SeqCst);
+        if at < self.armed.load(Ordering::SeqCst) {
             self.changed.notify_one();
         }
     }
@@ -134,6 +139,11 @@ impl Alarm {
             let at = BootInstant(self.at.load(Ordering::SeqCst));
             if self.clock.now() >= at {
                 return self.running.store(true, Ordering::SeqCst);
+            }
+            self.armed.store(at.0, Ordering::SeqCst);
+            // `set` on another thread either finds the new `armed`, or has set `at` before this look.
+            if self.at.load(Ordering::SeqCst) < at.0 {
+                continue;
             }
             match &self.clock {
                 Clock::Boot => tokio::select! {
@@ -275,6 +285,37 @@ mod tests {
         alarm.set(Some(at));
         alarm.ring().await;
         assert!(BootInstant::now() >= at);
+    }
+
+    #[derive(Default)]
+    struct Wakes(std::sync::atomic::AtomicUsize);
+
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[tokio::test]
+    async fn only_a_time_before_the_end_of_its_sleep_wakes_the_loop() {
+        let (alarm, wakes) = (Clock::Boot.alarm(), Arc::new(Wakes::default()));
+        let after = |seconds| Some(BootInstant::now() + Duration::from_secs(seconds));
+        alarm.set(after(60));
+        let mut ringing = std::pin::pin!(alarm.ring());
+        let waker = wakes.clone().into();
+        let mut look =
+            || assert!(ringing.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+        look();
+        for _ in 0..1000 {
+            alarm.set(None);
+            alarm.set(after(70));
+        }
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
+        alarm.set(after(50));
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+        look();
+        alarm.set(after(55));
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
     }
 
     #[tokio::test]

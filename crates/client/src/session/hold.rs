@@ -14,6 +14,7 @@ use crate::error::{LossCause, Lost, VerifyError};
 use crate::io::Place;
 use crate::machine::{AcquireLimits, Answer, Granted, Key, NotAcquired, Push, Releasing};
 use crate::observe;
+use crate::responder::Responder;
 use crate::time::BootInstant;
 
 /// The state that a guard reads without locks or I/O.
@@ -187,7 +188,9 @@ impl HoldHandle {
             // A retry of the acquire returns the request's present state (P7-a). Submitted under the lock: in a session
             // opened a moment later this seq would be a new request.
             let call = Call::Acquire { seq, done_through: Seq(0), request, wait_left: Some(Duration::ZERO) };
-            Some((seq, state.generation, state.conn.submit(call)))
+            let (responder, answer) = Responder::to_caller();
+            state.conn.submit(call, responder);
+            Some((seq, state.generation, answer))
         });
         let Some((seq, generation, asked)) = asked else {
             return Err(self.lost_now(LossCause::SessionEnded).into());

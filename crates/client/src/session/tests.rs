@@ -78,15 +78,14 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
     };
     let place = Place::LeaseThread(inner.lease_thread.clone());
     let hold = Arc::new(HoldStatus::new());
-    let caller = Caller { request, progress: progress_in, hold, place: place.clone() };
+    let caller = Caller { request, progress: progress_in, hold, place };
     inner.with_state(|state| {
-        elsewhere(vec![Input::Acquire(Key(1), caller, limits), Input::Release(Key(1), place)]);
+        elsewhere(vec![Input::Acquire(Key(1), caller, limits), Input::Abandon(Key(1))]);
         assert!(state.machine.is_idle(), "they are not worked off by two at once");
     });
-    // The release was processed after the acquire, so that it found a hold.
-    let released =
-        |progress: &RequestProgress| matches!(progress, RequestProgress::Released(Releasing::Released));
-    assert!(progress.wait_for(released).await.is_ok());
+    // The request was abandoned after it was made: its caller is forgotten.
+    let forgotten = tokio::time::timeout(Duration::from_secs(10), progress.wait_for(|_| false)).await;
+    assert!(forgotten.expect("the request goes on").is_err());
     inner.with_state(|_| elsewhere(vec![Input::Event(Event::Shutdown)]));
     assert!(session.is_closed());
 }

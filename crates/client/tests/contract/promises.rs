@@ -298,11 +298,17 @@ async fn p9_stall(subject: &impl Subject) -> bool {
     let first = tokio::spawn(async move { first.acquire().await });
     until_waiting(&locks, name, 1).await;
     let stalled = subject.stall(40 * SECOND);
-    let knows = !stalled || held.loss() == Some(LossCause::Expired);
+    let loss = held.loss();
+    let knows = !stalled || loss == Some(LossCause::Expired);
     drop(held);
     let next = first.await.unwrap();
-    let again = locks.mutex("promises/p9/new").acquire().await;
-    knows && next.is_ok_and(|next| next.check(SECOND).is_ok()) && again.is_ok()
+    let next = next.map(|next| next.check(SECOND));
+    let again = locks.mutex("promises/p9/new").acquire().await.map(drop);
+    let is_kept = knows && matches!(next, Ok(Ok(()))) && again.is_ok();
+    if !is_kept {
+        eprintln!("the holder's loss: {loss:?}; the waiter: {next:?}; a new request: {again:?}");
+    }
+    is_kept
 }
 
 /// A granted lock is still held after a restart of the service.

@@ -180,7 +180,7 @@ impl SimClient {
             Output::Call { call, kind, .. } => {
                 if kind == (CallKind::Open { fresh: true }) && std::mem::replace(&mut session.is_opened, true)
                 {
-                    self.carrier.remove(session.carried);
+                    self.carrier.remove(session.carried, &mut Vec::new());
                     let label = format!("client {}", self.index);
                     session.carried = self.carrier.add(session.spec, &label, core.dice.secret());
                     session.sent.clear();
@@ -243,6 +243,7 @@ impl SimClient {
                         self.addresses.leader_is(leader.as_deref(), term);
                     }
                 }
+                CarrierOutput::Dropped(_) => {}
                 CarrierOutput::Nodes(nodes) => self.addresses.learn(nodes.iter().map(String::as_str)),
             }
         }

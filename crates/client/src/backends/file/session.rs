@@ -22,9 +22,10 @@ use super::record::Record;
 use super::session_file::{SessionFile, drain, sweep};
 use super::store::FileStore;
 use super::{FileShared, acquire, finish, reactor};
-use crate::backend::{AcquireRequest, Call, CallError, Conn, Submitted};
+use crate::backend::{AcquireRequest, Call, CallError, Conn};
 use crate::error::LossCause;
 use crate::machine::{Answer, Push, Spec};
+use crate::responder::Responder;
 
 /// After this time without wake-ups, a session checks that its directory exists, and repeats pushes that its client may
 /// have missed.
@@ -170,21 +171,20 @@ impl FileConn {
 }
 
 impl Conn for FileConn {
-    fn submit(&self, call: Call) -> Submitted {
+    fn submit(&self, call: Call, responder: Responder) {
         let session = match call {
-            Call::Open { fresh } => return Submitted::Answered(self.open(fresh)),
+            Call::Open { fresh } => return responder.send(self.open(fresh)),
             _ => self.live(),
         };
-        let Some(session) = session else { return answered(Answer::SessionGone) };
+        let Some(session) = session else { return responder.send(Ok(Answer::SessionGone)) };
         match call {
-            Call::Open { .. } | Call::KeepAlive => answered(Answer::KeptAlive),
+            Call::Open { .. } | Call::KeepAlive => responder.send(Ok(Answer::KeptAlive)),
             Call::Acquire { seq, done_through, request, .. } => {
                 session.take_done_through(done_through);
                 match session.register(seq, request) {
-                    Ok(request) => {
-                        Submitted::under_way(async move { acquire::acquire(&session, &request).await })
-                    }
-                    Err(end) => answered(Answer::Finished(end)),
+                    Ok(request) => responder
+                        .send_when(Box::pin(async move { acquire::acquire(&session, &request).await })),
+                    Err(end) => responder.send(Ok(Answer::Finished(end))),
                 }
             }
             Call::Finish { seq, target, done_through } => {
@@ -192,19 +192,18 @@ impl Conn for FileConn {
                 // From here on no step of the request acquires anything, whether or not the acquire's future is still
                 // polled.
                 match session.finishing(seq, target) {
-                    Ok(request) => {
-                        Submitted::under_way(async move { finish::finish(&session, &request, seq).await })
-                    }
-                    Err(end) => answered(Answer::Finished(end)),
+                    Ok(request) => responder
+                        .send_when(Box::pin(async move { finish::finish(&session, &request, seq).await })),
+                    Err(end) => responder.send(Ok(Answer::Finished(end))),
                 }
             }
             Call::Close => {
                 let live = Arc::clone(&self.live);
-                Submitted::under_way(async move {
+                responder.send_when(Box::pin(async move {
                     finish::close(&session).await;
                     live.lock().unwrap_or_else(PoisonError::into_inner).take();
                     Ok(Answer::Closed)
-                })
+                }));
             }
         }
     }
@@ -216,10 +215,6 @@ impl Conn for FileConn {
         let holds = progress.parts.iter().filter_map(|part| part.hold.as_ref());
         std::iter::once(session.file.pipe()).chain(holds).map(|file| file.as_raw_fd()).collect()
     }
-}
-
-fn answered(answer: Answer) -> Submitted {
-    Submitted::Answered(Ok(answer))
 }
 
 impl FileSession {

@@ -18,9 +18,10 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::requests::{EntryRenewal, Found, Grant, LeasedRequests, Renewable, Stage};
 use super::store::{Attempt, Entry, EntryId, Renewed, Store, Tried};
 use super::wakes::{WakeUp, Wakes};
-use crate::backend::{AcquireRequest, Call, CallError, Conn, Submitted};
+use crate::backend::{AcquireRequest, Call, CallError, Conn};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Granted, Push, Spec};
+use crate::responder::Responder;
 
 /// A session of leased entries. Once it is dropped, its waiting acquires stop.
 pub(crate) struct LeasedConn(Arc<LeasedInner>);
@@ -63,35 +64,36 @@ impl LeasedConn {
 }
 
 impl Conn for LeasedConn {
-    fn submit(&self, call: Call) -> Submitted {
+    fn submit(&self, call: Call, responder: Responder) {
         let inner = self.0.clone();
         match call {
-            Call::Open { .. } => Submitted::Answered(Ok(inner.open())),
+            Call::Open { .. } => responder.send(Ok(inner.open())),
             Call::KeepAlive => match inner.requests.renewable() {
-                none if none.is_empty() => Submitted::Answered(Ok(Answer::KeptAlive)),
-                renewing => Submitted::under_way(async move { inner.keep_alive(renewing).await }),
+                none if none.is_empty() => responder.send(Ok(Answer::KeptAlive)),
+                renewing => responder.send_when(Box::pin(async move { inner.keep_alive(renewing).await })),
             },
             Call::Acquire { seq, request, .. } => {
                 match inner.requests.find(seq, || inner.entry(seq, &request)) {
                     Found::Asked(entry, wake_up) => {
                         let (label, meta) = (inner.label.clone(), request.meta.clone());
                         let attempt = Attempt { entry, first: false, wait: request.wait, label, meta };
-                        Submitted::under_way(async move { inner.acquire(seq, attempt, &wake_up).await })
+                        responder
+                            .send_when(Box::pin(async move { inner.acquire(seq, attempt, &wake_up).await }))
                     }
                     Found::Holds(entry, granted) => {
-                        Submitted::under_way(async move { inner.check(seq, entry, granted).await })
+                        responder.send_when(Box::pin(async move { inner.check(seq, entry, granted).await }))
                     }
-                    Found::Revoked => Submitted::Answered(Ok(Answer::Revoked)),
-                    Found::Over => Submitted::Answered(Ok(OVER)),
+                    Found::Revoked => responder.send(Ok(Answer::Revoked)),
+                    Found::Over => responder.send(Ok(OVER)),
                 }
             }
             Call::Finish { target, .. } => match inner.requests.begin_end(target) {
                 Some((entry, doubt)) => {
-                    Submitted::under_way(async move { inner.finish(target, entry, doubt).await })
+                    responder.send_when(Box::pin(async move { inner.finish(target, entry, doubt).await }))
                 }
-                None => Submitted::Answered(Ok(Answer::Finished(End::Gone))),
+                None => responder.send(Ok(Answer::Finished(End::Gone))),
             },
-            Call::Close => Submitted::under_way(async move { inner.close().await }),
+            Call::Close => responder.send_when(Box::pin(async move { inner.close().await })),
         }
     }
 

@@ -12,9 +12,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::backend::{AcquireRequest, BoxFuture, Call, CallError, Conn};
+use crate::backend::{AcquireRequest, BoxFuture, Call, CallError};
 use crate::error::Busy;
 use crate::machine::{Answer, Granted, Push, Spec};
+use crate::responder::answer_to;
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -102,7 +103,7 @@ impl Session {
     }
 
     fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
-        self.conn.submit(call).into_future()
+        answer_to(&*self.conn, call)
     }
 
     fn acquire(&self, seq: u64) -> BoxFuture<Result<Answer, CallError>> {
@@ -160,7 +161,7 @@ async fn a_keep_alive_renews_what_may_hold_or_wait_and_nothing_that_ends() {
     assert!(matches!(session.finish(4).await, Answer::Finished(End::Released)));
     session.held(5).await;
     let call = Call::Finish { seq: Seq(99), target: Seq(5), done_through: Seq(0) };
-    let _unsent = session.conn.submit(call);
+    let _unsent = session.submit(call);
     session.store.asked();
     assert!(matches!(session.call(Call::KeepAlive).await, Ok(Answer::KeptAlive)));
     assert_eq!(session.store.asked(), ["renew 1", "renew 2", "renew 3"]);

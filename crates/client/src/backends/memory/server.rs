@@ -12,11 +12,12 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::deadlines::{Due, MemoryDeadlines};
-use crate::backend::{AcquireRequest, BreakOrder, Broken, Call, CallError, Conn, Submitted};
+use crate::backend::{AcquireRequest, BreakOrder, Broken, Call, CallError, Conn};
 use crate::error::{BackendError, Busy, LossCause};
 use crate::info::LockInfo;
 use crate::io::LeaseThread;
 use crate::machine::{Answer, Granted, Push, Spec};
+use crate::responder::Responder;
 use crate::time::{Alarm, BootInstant, Clock};
 
 /// Maximum number of waiters in an inspection.
@@ -462,18 +463,18 @@ impl MemoryConn {
 }
 
 impl Conn for MemoryConn {
-    fn submit(&self, call: Call) -> Submitted {
+    fn submit(&self, call: Call, responder: Responder) {
         match self.service.call(&self.client, call) {
-            Ok(CallOutcome::Now(result)) => Submitted::Answered(result),
+            Ok(CallOutcome::Now(result)) => responder.send(result),
             Ok(CallOutcome::Later(answer)) => {
-                Submitted::under_way(async move { answer.await.map_err(|_| LOST) })
+                responder.send_when(Box::pin(async move { answer.await.map_err(|_| LOST) }));
             }
-            Err(later) => Submitted::under_way(async move {
+            Err(later) => responder.send_when(Box::pin(async move {
                 match later.await.map_err(|_| LOST)? {
                     CallOutcome::Now(result) => result,
                     CallOutcome::Later(answer) => answer.await.map_err(|_| LOST),
                 }
-            }),
+            })),
         }
     }
 }

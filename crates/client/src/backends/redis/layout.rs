@@ -76,11 +76,10 @@ impl Keys {
 
     /// The keys of this name that a script gets for the entry `id`.
     pub(super) fn list(&self, set: KeySet, id: &EntryId) -> Vec<String> {
-        let stem =
-            if self.tagged { [&self.lock, TAGGED].concat() } else { format!("{{{}}}{BESIDE}", self.lock) };
-        let beside = SUFFIXES.iter().map(|suffix| match *suffix {
-            "gone:" => format!("{stem}gone:{id}"),
-            suffix => format!("{stem}{suffix}"),
+        let (open, close) = if self.tagged { ("", TAGGED) } else { ("{", CLOSE_AND_BESIDE) };
+        let beside = SUFFIXES.iter().map(|suffix| {
+            let id = if *suffix == "gone:" { id.0.as_str() } else { "" };
+            [open, &self.lock, close, suffix, id].concat()
         });
         std::iter::once(self.lock.clone()).chain(beside).take(set as usize).collect()
     }
@@ -88,6 +87,7 @@ impl Keys {
 
 /// Separates the lock's name from the suffix of a key beside it. No lock's own key contains it.
 pub(super) const BESIDE: &str = ":lockkeeper:";
+const CLOSE_AND_BESIDE: &str = "}:lockkeeper:";
 const TAGGED: &str = ":lockkeeper:tagged:";
 
 /// Whether a key has a hash tag.
@@ -121,22 +121,20 @@ pub(super) fn channel(client: &str) -> String {
 
 /// The beginning of the value of an entry's hold, up to its token.
 pub(super) fn held(id: &EntryId) -> String {
-    format!("{OURS}{id}:1:held:")
+    [OURS, &id.0, ":1:held:"].concat()
 }
 
 /// The part of an entry's value after `since`: `extra`, the client, and the texts for display.
 pub(super) fn tail(attempt: &Attempt, client: &str) -> Vec<u8> {
-    let extra = attempt.entry.closed_after_expiry().as_millis();
-    let mut tail = format!(":{extra}:{client}\n{}\n\n\n", one_line(&attempt.label)).into_bytes();
-    tail.extend_from_slice(&attempt.meta);
-    tail
+    let extra = attempt.entry.closed_after_expiry().as_millis().to_string();
+    let texts = [":", &extra, ":", client, "\n", &one_line(&attempt.label), "\n\n\n"].concat();
+    [texts.as_bytes(), &attempt.meta].concat()
 }
 
 /// The value of a hold that is made without a script: without a token, and with the key's expiry as its only time.
 pub(super) fn plain_value(attempt: &Attempt, client: &str, lives_ms: u64) -> Vec<u8> {
-    let mut value = format!("{}0:+{lives_ms}", held(&attempt.entry.id)).into_bytes();
-    value.append(&mut tail(attempt, client));
-    value
+    let start = [&held(&attempt.entry.id), "0:+", &lives_ms.to_string()].concat();
+    [start.as_bytes(), &tail(attempt, client)].concat()
 }
 
 /// Escapes line breaks and backslashes.

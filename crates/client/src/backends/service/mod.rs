@@ -6,6 +6,7 @@
 
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod addresses;
+mod caller_runtimes;
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod carrier;
 mod cluster;
@@ -23,7 +24,7 @@ use lockkeeper_core::{LockName, TokenStatus};
 use lockkeeper_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, Conn, Submitted};
+use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, Conn};
 use crate::backup::Backup;
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::cluster::{ClusterInfo, MembersChange};
@@ -31,6 +32,7 @@ use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{LockInfo, ServiceStatus, SessionInfo};
 use crate::io::LeaseThread;
 use crate::machine::{Answer, Push, Spec};
+use crate::responder::Responder;
 use crate::url::Url;
 use crate::watch::{Watch, WatchEvent};
 use addresses::Addresses;
@@ -282,8 +284,8 @@ struct ServiceConn {
 }
 
 impl Conn for ServiceConn {
-    fn submit(&self, call: Call) -> Submitted {
-        Submitted::UnderWay(self.owner.shared.submit(self.key, call))
+    fn submit(&self, call: Call, responder: Responder) {
+        self.owner.shared.submit(self.key, call, responder);
     }
 
     fn trouble(&self) -> Option<String> {
@@ -301,8 +303,8 @@ impl Drop for ServiceConn {
 struct NoConn(String);
 
 impl Conn for NoConn {
-    fn submit(&self, _call: Call) -> Submitted {
+    fn submit(&self, _call: Call, responder: Responder) {
         let refused = BackendError::new(BackendErrorKind::Operator, self.0.clone());
-        Submitted::Answered(Ok(Answer::Refused(refused)))
+        responder.send(Ok(Answer::Refused(refused)));
     }
 }

@@ -10,19 +10,20 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lockkeeper_wire::v1;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::{Notify, oneshot};
 use tonic::codegen::tokio_stream::Stream;
 
 use super::addresses::{Address, Addresses};
+use super::caller_runtimes::{Batch, CallerRuntimes};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
-use crate::backend::{BoxFuture, Call, CallError};
+use crate::backend::{Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{LeaseThread, SharedLeaseThread};
-use crate::machine::{Answer, Push, Spec};
+use crate::machine::{Push, Spec};
+use crate::responder::Responder;
 use crate::time::{Alarm, Clock};
-
-type Handle = oneshot::Sender<Result<Answer, CallError>>;
 
 /// See the module documentation.
 pub(super) struct ServiceShared {
@@ -36,10 +37,11 @@ pub(super) struct ServiceShared {
     state: Mutex<SharedState>,
     /// The addresses of the nodes, shared by the driver and unary calls.
     addresses: Mutex<Addresses>,
+    runtimes: CallerRuntimes,
 }
 
 struct SharedState {
-    carrier: Carrier<Handle>,
+    carrier: Carrier<Responder>,
     pushes: BTreeMap<SessionKey, UnboundedSender<Push>>,
     /// The waker of the stream's sending side, while there is nothing to send.
     sender: Option<Waker>,
@@ -48,7 +50,7 @@ struct SharedState {
     leaving: bool,
     /// The last error of each node's stream. All are cleared when any node answers.
     troubles: BTreeMap<Address, String>,
-    scratch: Vec<CarrierOutput<Handle>>,
+    scratch: Vec<CarrierOutput<Responder>>,
 }
 
 /// Why the driver must drop a stream.
@@ -60,9 +62,9 @@ pub(super) enum Cut {
 }
 
 impl ServiceShared {
-    pub(super) fn new(addresses: Addresses) -> Self {
+    pub(super) fn new(addresses: Addresses) -> Arc<Self> {
         let clock = Clock::Boot;
-        Self {
+        Arc::new_cyclic(|shared| Self {
             alarm: clock.alarm(),
             clock,
             wanted: Notify::new(),
@@ -77,7 +79,8 @@ impl ServiceShared {
                 scratch: Vec::new(),
             }),
             addresses: Mutex::new(addresses),
-        }
+            runtimes: CallerRuntimes::new(shared.clone()),
+        })
     }
 
     /// Locked only briefly: never held across an await.
@@ -90,50 +93,58 @@ impl ServiceShared {
     }
 
     /// Runs `act` on the carrier and performs its outputs.
-    fn with<T>(&self, act: impl FnOnce(&mut Carrier<Handle>, &mut Vec<CarrierOutput<Handle>>) -> T) -> T {
+    fn with<T>(
+        &self,
+        act: impl FnOnce(&mut Carrier<Responder>, &mut Vec<CarrierOutput<Responder>>) -> T,
+    ) -> T {
+        self.with_caller(None, act)
+    }
+
+    /// As [`Self::with`]. What there is to send is sent once the other ready tasks of the caller's runtime have run, if
+    /// this is that runtime.
+    fn with_caller<T>(
+        &self,
+        caller: Option<&Handle>,
+        act: impl FnOnce(&mut Carrier<Responder>, &mut Vec<CarrierOutput<Responder>>) -> T,
+    ) -> T {
         let mut state = self.state();
         let mut out = std::mem::take(&mut state.scratch);
         let result = act(&mut state.carrier, &mut out);
-        // Pushes are sent under the lock so that they keep their order. A send only queues the push and wakes its
-        // session.
-        out.retain_mut(|outcome| match outcome {
-            CarrierOutput::Resolved(..) => true,
-            CarrierOutput::Push(key, push) => {
-                if let Some(pushes) = state.pushes.get(key) {
-                    // The send fails only if the session has ended.
-                    let _ = pushes.send(push.clone());
+        let mut answers = Batch::new();
+        for outcome in out.drain(..) {
+            match outcome {
+                CarrierOutput::Resolved(responder, result) => answers.push((responder, result)),
+                CarrierOutput::Dropped(responder) => answers.push((responder, Err(CallError { sent: true }))),
+                // Sent under the lock, so that pushes keep their order. This only queues the push and wakes its session.
+                CarrierOutput::Push(key, push) => {
+                    if let Some(pushes) = state.pushes.get(&key) {
+                        // The send fails only if the session has ended.
+                        let _ = pushes.send(push);
+                    }
                 }
-                false
+                CarrierOutput::EndStream(ending) => {
+                    state.ending = Some(ending);
+                    self.cut.notify_one();
+                }
+                CarrierOutput::Nodes(nodes) => self.addresses().learn(nodes.iter().map(String::as_str)),
             }
-            CarrierOutput::EndStream(ending) => {
-                state.ending = Some(ending.clone());
-                self.cut.notify_one();
-                false
-            }
-            CarrierOutput::Nodes(nodes) => {
-                self.addresses().learn(nodes.iter().map(String::as_str));
-                false
-            }
-        });
-        let sender = if state.carrier.has_items() { state.sender.take() } else { None };
+        }
+        state.scratch = out;
+        let has_to_send = state.sender.is_some() && state.carrier.has_items();
+        let flushing = caller.filter(|caller| has_to_send && is_current(caller));
+        let sender = if has_to_send && flushing.is_none() { state.sender.take() } else { None };
         let wants = state.carrier.stream().is_none() && state.carrier.wants_stream();
         self.alarm.set(state.carrier.next_wake());
-        if out.is_empty() {
-            state.scratch = out;
-            drop(state);
-        } else {
-            // Callers are woken after the lock is released, since they may submit their next call, which takes the
-            // lock, at once.
-            drop(state);
-            for outcome in out {
-                if let CarrierOutput::Resolved(handle, result) = outcome {
-                    // The send fails only if the caller was dropped, and then the answer is not needed.
-                    let _ = handle.send(result);
-                }
-            }
+        drop(state);
+        // Processed after the lock is released: callers may submit further calls at once, which take it.
+        if !answers.is_empty() {
+            self.runtimes.answer(answers);
         }
         if let Some(sender) = sender {
             sender.wake();
+        }
+        if let Some(caller) = flushing {
+            self.runtimes.flush_after_ready_tasks(caller);
         }
         if wants {
             self.wanted.notify_one();
@@ -155,15 +166,19 @@ impl ServiceShared {
     }
 
     pub(super) fn remove(&self, key: SessionKey) {
-        self.with(|carrier, _| carrier.remove(key));
+        self.with(|carrier, out| carrier.remove(key, out));
         self.state().pushes.remove(&key);
     }
 
-    pub(super) fn submit(&self, key: SessionKey, call: Call) -> BoxFuture<Result<Answer, CallError>> {
-        let (handle, answer) = oneshot::channel();
+    pub(super) fn submit(&self, key: SessionKey, call: Call, responder: Responder) {
         let now = self.clock.now();
-        self.with(|carrier, out| carrier.submit(now, key, call, handle, out));
-        Box::pin(async move { answer.await.unwrap_or(Err(CallError { sent: true })) })
+        let caller = responder.runtime().cloned();
+        self.with_caller(caller.as_ref(), |carrier, out| carrier.submit(now, key, call, responder, out));
+    }
+
+    /// Wakes the stream's sending side if there is something to send.
+    pub(super) fn flush(&self) {
+        self.with(|_, _| ());
     }
 
     pub(super) fn begin_stream(&self) -> StreamId {
@@ -262,6 +277,10 @@ impl ServiceShared {
     }
 }
 
+fn is_current(runtime: &Handle) -> bool {
+    Handle::try_current().is_ok_and(|here| here.id() == runtime.id())
+}
+
 /// One thread runs all streams and sessions of a process. Tasks that a received frame wakes can submit their next calls
 /// before the stream is polled again, so that one frame carries all of these calls. With a thread for each client,
 /// these threads would wake each other for single items.
@@ -281,7 +300,7 @@ impl Owner {
                 "the thread that talks to the lock service could not be started; raise the limit on threads";
             BackendError::caused(BackendErrorKind::Operator, what, error)
         })?;
-        let shared = Arc::new(ServiceShared::new(addresses));
+        let shared = ServiceShared::new(addresses);
         lease_thread.run(Box::pin(shared.clone().keep_time()));
         Ok(Self { shared, lease_thread })
     }

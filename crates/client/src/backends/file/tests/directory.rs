@@ -9,6 +9,7 @@ use super::super::store::Config;
 use super::{Client, config, request, token, within};
 use crate::error::BackendError;
 use crate::machine::{Answer, Push};
+use crate::responder::answer_to;
 use crate::url::Url;
 
 fn refusal(config: Config) -> String {
@@ -160,7 +161,7 @@ async fn deleting_the_directory_is_reported_as_a_loss_to_its_holders() {
         target: held,
         done_through: lockkeeper_core::Seq(0),
     };
-    let answer = within(a.conn.submit(finish).into_future()).await.unwrap();
+    let answer = within(answer_to(&*a.conn, finish)).await.unwrap();
     assert!(matches!(answer, Answer::SessionGone), "{answer:?}");
     b.push(|push| matches!(push, Push::Lost(_))).await;
     let answer = within(waiting).await.unwrap().unwrap();

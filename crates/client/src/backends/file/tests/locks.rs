@@ -8,6 +8,7 @@ use super::{Client, backend, name, request, request_all, token, within};
 use crate::backend::{Backend, BreakOrder, Broken, Call};
 use crate::info::HolderState;
 use crate::machine::{Answer, Push};
+use crate::responder::answer_to;
 
 #[tokio::test]
 async fn a_lock_excludes_and_its_tokens_rise() {
@@ -186,7 +187,7 @@ async fn a_finish_that_comes_first_prevents_the_acquire() {
     let (_dir, backend) = backend();
     let mut a = Client::new(&backend, "a").await;
     let finish = Call::Finish { seq: Seq(8), target: Seq(7), done_through: Seq(0) };
-    let answer = within(a.conn.submit(finish).into_future()).await.unwrap();
+    let answer = within(answer_to(&*a.conn, finish)).await.unwrap();
     assert!(matches!(answer, Answer::Finished(End::Gone)), "{answer:?}");
     a.seq = 6;
     let (_, answer) = a.acquire(request("x")).await;

@@ -14,6 +14,7 @@ use super::FileBackend;
 use super::store::Config;
 use crate::backend::{AcquireRequest, Backend, Call, CallError, Conn};
 use crate::machine::{Answer, Granted, Push, Spec};
+use crate::responder::answer_to;
 
 /// Far longer than any step; a test that waits longer fails.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -71,7 +72,7 @@ impl Client {
     }
 
     async fn open(&mut self) -> Answer {
-        within(self.conn.submit(Call::Open { fresh: true }).into_future()).await.unwrap()
+        within(answer_to(&*self.conn, Call::Open { fresh: true })).await.unwrap()
     }
 
     /// Numbers and submits an acquire; the caller polls the future.
@@ -82,7 +83,7 @@ impl Client {
         self.seq += 1;
         let seq = Seq(self.seq);
         let call = Call::Acquire { seq, done_through: Seq(0), request: Arc::new(request), wait_left: None };
-        (seq, self.conn.submit(call).into_future())
+        (seq, answer_to(&*self.conn, call))
     }
 
     async fn acquire(&mut self, request: AcquireRequest) -> (Seq, Answer) {
@@ -101,14 +102,14 @@ impl Client {
     async fn finish(&mut self, target: Seq) -> End {
         self.seq += 1;
         let call = Call::Finish { seq: Seq(self.seq), target, done_through: Seq(0) };
-        match within(self.conn.submit(call).into_future()).await.unwrap() {
+        match within(answer_to(&*self.conn, call)).await.unwrap() {
             Answer::Finished(end) => end,
             other => panic!("not finished: {other:?}"),
         }
     }
 
     async fn close(&mut self) {
-        assert!(matches!(within(self.conn.submit(Call::Close).into_future()).await.unwrap(), Answer::Closed));
+        assert!(matches!(within(answer_to(&*self.conn, Call::Close)).await.unwrap(), Answer::Closed));
     }
 
     /// Waits for the next push that `wanted` accepts.

@@ -59,7 +59,7 @@ async fn a_waiter_that_a_keep_alive_missed_is_renewed_before_its_grant_is_return
 async fn a_keep_alive_answered_after_a_grant_that_it_missed_renews_it_before_its_acknowledgement() {
     let mut session = Session::open().await;
     let (acquire, answer) = asked(&session, 1).await;
-    let keep_alive = session.conn.submit(Call::KeepAlive);
+    let keep_alive = session.submit(Call::KeepAlive);
     answer.send(granted()).unwrap();
     assert!(matches!(acquire.await, Ok(Answer::Granted(_))));
     session.store.will_renew(Renewed::Gone);
@@ -72,7 +72,7 @@ async fn a_keep_alive_answered_after_a_grant_that_it_missed_renews_it_before_its
 async fn a_hold_that_the_second_renewal_does_not_find_is_lost_and_the_keep_alive_not_acknowledged() {
     let mut session = Session::open().await;
     let (acquire, answer) = asked(&session, 1).await;
-    let keep_alive = session.conn.submit(Call::KeepAlive);
+    let keep_alive = session.submit(Call::KeepAlive);
     answer.send(granted()).unwrap();
     assert!(matches!(acquire.await, Ok(Answer::Granted(_))));
     session.store.renewals.lock().unwrap().extend([Renewed::Gone, Renewed::Gone]);

@@ -10,8 +10,9 @@ use super::Shared;
 use super::acquire::{Unanswered, acquire};
 use super::hold::{finish, verify};
 use super::request::AdvisoryRequest;
-use crate::backend::{AcquireRequest, Call, Conn, Submitted};
+use crate::backend::{AcquireRequest, Call, Conn};
 use crate::machine::{Answer, Push};
+use crate::responder::Responder;
 
 pub(super) struct AdvisoryConn {
     shared: Arc<Shared>,
@@ -47,7 +48,7 @@ impl AdvisoryConn {
         Self { shared, label: label.into(), pushes, requests: Arc::default() }
     }
 
-    fn acquire(&self, seq: Seq, asked: Arc<AcquireRequest>) -> Submitted {
+    fn acquire(&self, seq: Seq, asked: Arc<AcquireRequest>, responder: Responder) {
         let shared = self.shared.clone();
         let mut requests = self.requests.by_seq();
         // If the acquire of a request has failed, its retry is a new request (P7): what the failed one may have left at
@@ -55,49 +56,49 @@ impl AdvisoryConn {
         if let Some(request) = requests.get(&seq).filter(|request| !request.failed()).cloned() {
             drop(requests);
             return match request.was_granted() {
-                true => Submitted::under_way(async move { verify(&shared, &request).await }),
-                false => Submitted::under_way(async move { request.answered().await }),
+                true => responder.send_when(Box::pin(async move { verify(&shared, &request).await })),
+                false => responder.send_when(Box::pin(async move { request.answered().await })),
             };
         }
         let (label, pushes) = (self.label.clone(), self.pushes.clone());
         let request = Arc::new(AdvisoryRequest::new(seq, asked, label, pushes, self.requests.clone()));
         requests.insert(seq, request.clone());
         drop(requests);
-        Submitted::under_way(acquire(shared, Unanswered(request)))
+        responder.send_when(Box::pin(acquire(shared, Unanswered(request))));
     }
 }
 
 impl Conn for AdvisoryConn {
-    fn submit(&self, call: Call) -> Submitted {
+    fn submit(&self, call: Call, responder: Responder) {
         match call {
             // There is nothing to open or to renew: connections are opened on demand, and a hold ends with its
             // connection.
-            Call::Open { .. } => Submitted::Answered(Ok(Answer::Opened)),
-            Call::KeepAlive => Submitted::Answered(Ok(Answer::KeptAlive)),
-            Call::Acquire { seq, request, .. } => self.acquire(seq, request),
+            Call::Open { .. } => responder.send(Ok(Answer::Opened)),
+            Call::KeepAlive => responder.send(Ok(Answer::KeptAlive)),
+            Call::Acquire { seq, request, .. } => self.acquire(seq, request, responder),
             Call::Finish { target, .. } => {
                 let Some(request) = self.requests.by_seq().get(&target).cloned() else {
-                    return Submitted::Answered(Ok(Answer::Finished(End::Gone)));
+                    return responder.send(Ok(Answer::Finished(End::Gone)));
                 };
                 request.over.cancel();
                 let (shared, requests) = (self.shared.clone(), self.requests.clone());
-                Submitted::under_way(async move {
+                responder.send_when(Box::pin(async move {
                     let end = finish(shared, request.clone()).await?;
                     requests.remove(&request);
                     Ok(Answer::Finished(end))
-                })
+                }));
             }
             Call::Close => {
                 let left = self.requests.all();
                 left.iter().for_each(|request| request.over.cancel());
                 let shared = self.shared.clone();
-                Submitted::under_way(async move {
+                responder.send_when(Box::pin(async move {
                     for request in left {
                         // If the outcome is unknown, the server process is being terminated in the background.
                         let _ = finish(shared.clone(), request).await;
                     }
                     Ok(Answer::Closed)
-                })
+                }));
             }
         }
     }

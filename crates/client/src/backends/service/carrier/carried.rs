@@ -120,6 +120,15 @@ impl<H> CarriedSession<H> {
         self.id
     }
 
+    /// The handles of all its calls.
+    pub(super) fn into_handles(self) -> impl Iterator<Item = H> {
+        let commands = self.asked.into_values().chain(self.queued.into_values());
+        let signs = self.signs.into_iter().map(|sign| sign.handle);
+        signs
+            .chain(commands.flat_map(|command| command.handles))
+            .chain(self.close.map(|closing| closing.handle))
+    }
+
     pub(super) fn secret_prefix(&self) -> u64 {
         secret_prefix(&self.secret)
     }
@@ -183,8 +192,8 @@ impl<H> CarriedSession<H> {
             }
             Call::Finish { seq, target, done_through } => {
                 // The answer to the acquire itself is no longer needed: its finish decides the outcome (R4).
-                self.queued.remove(&target);
-                self.asked.remove(&target);
+                let acquire = self.queued.remove(&target).into_iter().chain(self.asked.remove(&target));
+                out.extend(acquire.flat_map(|command| command.handles).map(CarrierOutput::Dropped));
                 self.command(now, seq, Numbered::Finish { target, done_through }, handle, outbox)
             }
             Call::Close if self.place == AttachState::Unwanted => {

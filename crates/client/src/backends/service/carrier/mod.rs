@@ -48,6 +48,8 @@ impl StreamId {
 pub enum CarrierOutput<H> {
     /// Resolve a call.
     Resolved(H, Result<Answer, CallError>),
+    /// Drop the handle of a call that gets no answer.
+    Dropped(H),
     /// Forward a push to the session's machine.
     Push(SessionKey, Push),
     /// Drop the stream, which the carrier has already ended. Then open another.
@@ -157,12 +159,13 @@ impl<H> Carrier<H> {
         key
     }
 
-    /// Removes a session with all its calls. Unless the session was closed, the service expires it after its ttl, with
+    /// Removes a session with all its calls, which get no answer. Unless the session was closed, the service expires it after its ttl, with
     /// lock-delay.
-    pub fn remove(&mut self, key: SessionKey) {
+    pub fn remove(&mut self, key: SessionKey, out: &mut Vec<CarrierOutput<H>>) {
         let Some(session) = self.sessions.remove(&key) else { return };
         self.by_secret.remove(&session.secret_prefix());
         session.id().map(|id| self.by_id.remove(&id));
+        out.extend(session.into_handles().map(CarrierOutput::Dropped));
     }
 
     /// Submits a call. Calls of a session are sent in the order of submission.

@@ -1,6 +1,7 @@
 //! The driver on real sockets: against a stub of the service, and against peers that are no lock service.
 
 mod nodes;
+mod runtimes;
 mod searching;
 mod stand_in;
 

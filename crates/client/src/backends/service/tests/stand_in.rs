@@ -43,6 +43,8 @@ struct State {
     lives: Vec<Option<oneshot::Sender<()>>>,
     /// The seqs of the commands received on each stream, in order.
     heard: BTreeMap<StreamId, Vec<u64>>,
+    /// The number of received frames with commands.
+    frames: usize,
 }
 
 /// A stream that has not ended.
@@ -87,6 +89,7 @@ impl StandIn {
                 term: 1,
                 lives,
                 heard: BTreeMap::new(),
+                frames: 0,
             }),
         }));
         for (index, (listener, end)) in listeners.into_iter().zip(ends).enumerate() {
@@ -172,6 +175,11 @@ impl StandIn {
         self.state().heard.values().cloned().collect()
     }
 
+    /// The number of received frames with commands.
+    pub(super) fn frames(&self) -> usize {
+        self.state().frames
+    }
+
     /// The number of names that are held or waited for.
     pub(super) fn in_use(&self) -> usize {
         self.state().peer.table.names_in_use(None).len()
@@ -247,7 +255,10 @@ impl State {
 
     fn frame(&mut self, stream: StreamId, items: Vec<v1::ClientItem>) {
         if self.streams.contains_key(&stream) {
-            self.heard.entry(stream).or_default().extend(items.iter().filter_map(seq));
+            let heard = self.heard.entry(stream).or_default();
+            let before = heard.len();
+            heard.extend(items.iter().filter_map(seq));
+            self.frames += usize::from(heard.len() > before);
             self.peer.frame((0, stream), items);
         }
     }

@@ -216,7 +216,7 @@ fn a_finish_drops_the_handle_of_its_acquire() {
     let mut line = Line::open(spec());
     let _ = line.submit(100, acquire(1), 1);
     let _ = line.hears(100, 1, What::Queued(v1::Queued::default()));
-    let _ = line.submit(100, finish(2, 1), 2);
+    assert!(matches!(line.submit(100, finish(2, 1), 2)[..], [CarrierOutput::Dropped(1)]));
     assert!(line.hears(100, 1, granted(5)).is_empty(), "granted while the finish was on its way");
     let released = What::Finished(v1::Finished { end: v1::End::Released.into() });
     assert!(matches!(

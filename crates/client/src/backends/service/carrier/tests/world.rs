@@ -114,6 +114,7 @@ impl Client {
                     assert!(!matches!(ending, StreamEnding::Garbage(_)), "{ending:?}");
                     self.closes = matches!(ending, StreamEnding::Silent);
                 }
+                CarrierOutput::Dropped(call) => drop(self.calls.remove(&call)),
                 CarrierOutput::Nodes(_) => panic!("this service tells none"),
             }
         }
@@ -149,7 +150,7 @@ impl World {
                     if kind == (CallKind::Open { fresh: true }) && std::mem::replace(&mut client.opened, true)
                     {
                         let old = client.session;
-                        client.carrier.remove(old);
+                        client.carrier.remove(old, &mut Vec::new());
                         client.calls.retain(|_, session| *session != old);
                         client.secrets += 1;
                         let mut secret = [who as u8 + 1; 16];
