@@ -85,7 +85,7 @@ async fn a_holder_that_was_cut_off_when_its_hold_was_broken_hears_of_it_before_t
         tokio::task::yield_now().await;
         assert!(held.loss().is_some() || !next.is_finished());
     }
-    assert_eq!(held.loss(), Some(LossCause::Revoked));
+    assert_eq!(held.loss(), Some(LossCause::Broken));
     server.advance(TTL);
     next.await.unwrap().release().await.unwrap();
 }
