@@ -80,11 +80,10 @@ async fn a_holder_that_was_cut_off_when_its_hold_was_broken_hears_of_it_before_t
     };
     assert_eq!(server.client("x").break_hold(order).await.unwrap(), Broken::Done);
     server.reconnect("alice");
-    while held.loss().is_none() {
-        server.advance(Duration::from_millis(100));
-        tokio::task::yield_now().await;
-        assert!(held.loss().is_some() || !next.is_finished());
-    }
+    // Its next keep-alive is a third of its ttl away; the hold ends a ttl after the break.
+    server.advance(TTL / 2);
+    let told = tokio::time::timeout(secs(10), held.lost().cancelled()).await;
+    assert!(told.is_ok() && !next.is_finished());
     assert_eq!(held.loss(), Some(LossCause::Broken));
     server.advance(TTL);
     next.await.unwrap().release().await.unwrap();
