@@ -29,13 +29,14 @@ async fn a_holder_is_shown_only_if_a_majority_has_it() {
 async fn inspection_needs_only_a_majority() {
     let servers = Servers::start(5);
     let (one, two) = (servers.client("one").await, servers.client("two").await);
-    let held = hold(&one, 30 * SECOND).await.unwrap();
+    let held = servers.held_by_all(&one, 30 * SECOND).await;
     let waiting = tokio::spawn(async move { hold(&two, 30 * SECOND).await.map(drop) });
     servers.0[0].stop();
     servers.0[1].kill();
     let name = NAME.parse().unwrap();
     until("holder and waiter are shown", async || {
-        let info = one.inspect(&name).await.unwrap();
+        // The three servers left must all answer in time, which one of them may fail to do on a busy machine.
+        let info = one.inspect(&name).await.ok()?;
         let shown = info.holders.first().is_some_and(|holder| holder.owner.starts_with("one"));
         (shown && info.waiter_count == 1 && info.waiters[0].owner.starts_with("two")).then_some(())
     })
