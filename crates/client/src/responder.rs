@@ -83,7 +83,7 @@ impl Responder {
                 return self.send(result);
             }
         }
-        place.spawn(Box::pin(async move { self.send(call.await) }));
+        place.spawn(async move { self.send(call.await) });
     }
 
     /// The runtime on which the answer should be processed; `None` if any thread may do so.

@@ -15,7 +15,6 @@ pub(crate) use hold::HoldHandle;
 use hold::HoldStatus;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{AcquireRequest, Backend, Call, Conn};
@@ -95,16 +94,13 @@ struct PushStream {
 
 struct Caller {
     request: Arc<AcquireRequest>,
-    progress: watch::Sender<RequestProgress>,
     hold: Arc<HoldStatus>,
     /// Where its calls run.
     place: Place,
 }
 
-/// The state of a caller's request. A receiver that is late sees only the latest one.
-#[derive(Clone)]
+/// A step of a caller's request. A caller that is late sees only the latest one.
 enum RequestProgress {
-    Asked,
     Queued(u64),
     Granted(Granted),
     NotAcquired(NotAcquired),
@@ -161,13 +157,12 @@ impl Session {
         limits: AcquireLimits,
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<HoldHandle, NotAcquired> {
-        let (progress_in, progress) = watch::channel(RequestProgress::Asked);
         let hold = Arc::new(HoldStatus::new());
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
         let place = Place::here(&self.0.lease_thread);
-        let caller = Caller { request, progress: progress_in, hold: hold.clone(), place };
+        let caller = Caller { request, hold: hold.clone(), place };
         // From here on, dropping `handle` abandons the request.
-        let mut handle = HoldHandle::new(self.clone(), key, progress, hold);
+        let mut handle = HoldHandle::new(self.clone(), key, hold);
         self.0.input(Input::Acquire(key, caller, limits));
         handle.until_held(&limits, on_queued).await?;
         Ok(handle)
@@ -359,6 +354,12 @@ impl SessionInner {
     }
 }
 
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.hold.end_reports();
+    }
+}
+
 impl CallOrigin for SessionInner {
     fn answered(self: Arc<Self>, call: CallId, result: CallResult) {
         self.input(Input::Event(match result {
@@ -397,15 +398,14 @@ impl Inbox {
 impl SessionState {
     fn tell(&self, key: Key, progress: RequestProgress) {
         if let Some(caller) = self.callers.get(&key) {
-            // The send fails only if the caller has abandoned its request, of which the machine is informed separately.
-            let _ = caller.progress.send(progress);
+            caller.hold.report(progress);
         }
     }
 
     /// As [`Self::tell`], for the end of a request.
     fn tell_last(&mut self, key: Key, progress: RequestProgress) {
         if let Some(caller) = self.callers.remove(&key) {
-            let _ = caller.progress.send(progress);
+            caller.hold.report(progress);
         }
     }
 }

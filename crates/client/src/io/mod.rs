@@ -16,7 +16,6 @@ mod pool;
 
 use tokio::runtime::Handle;
 
-use crate::backend::BoxFuture;
 pub(crate) use lease_thread::{LeaseThread, SharedLeaseThread};
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) use pool::{Connect, Pool, PoolLimits, Used};
@@ -39,10 +38,10 @@ impl Place {
     }
 
     /// Runs a future to its end, or drops it with its runtime. Never blocks.
-    pub(crate) fn spawn(&self, future: BoxFuture<()>) {
+    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         match self {
             Self::Runtime(runtime) => drop(runtime.spawn(future)),
-            Self::LeaseThread(thread) => thread.run(future),
+            Self::LeaseThread(thread) => thread.run(Box::pin(future)),
         }
     }
 }

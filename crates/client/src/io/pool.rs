@@ -136,6 +136,9 @@ impl<C: Connect> Pool<C> {
     /// allow it, another one is opened in the background. A runtime that can't have a connection uses one of another
     /// runtime. Has no time limit; [`Self::trouble`] says why there is no connection.
     pub(crate) async fn shared(&self) -> Used<C> {
+        if let Ok(used) = self.0.least_used() {
+            return used;
+        }
         loop {
             let changed = self.0.changed.notified();
             tokio::pin!(changed);

@@ -1,11 +1,11 @@
 //! The caller's side of a request: its progress, and the state behind a guard.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::Seq;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{Input, RequestProgress, Session};
@@ -17,19 +17,30 @@ use crate::observe;
 use crate::responder::Responder;
 use crate::time::BootInstant;
 
-/// The state that a guard reads without locks or I/O.
+/// What a request and its hold have come to. What a guard reads of it needs no lock and no I/O.
 pub(crate) struct HoldStatus {
     lost: CancellationToken,
     cause: OnceLock<LossCause>,
     /// The hold's own deadline (`max_hold`), in nanoseconds.
     ends_at: AtomicU64,
+    reports: Mutex<Reports>,
+    /// Notified when `reports` changes. Only the handle waits.
+    reported: Notify,
+}
+
+/// The session's reports about a request.
+#[derive(Default)]
+struct Reports {
+    /// The latest, unless the handle has taken it.
+    latest: Option<RequestProgress>,
+    /// No further one will come.
+    over: bool,
 }
 
 /// A request and, once granted, its hold. Dropping the handle abandons or releases it.
 pub(crate) struct HoldHandle {
     session: Arc<Session>,
     key: Key,
-    progress: watch::Receiver<RequestProgress>,
     pub(crate) hold: Arc<HoldStatus>,
     pub(crate) granted: Granted,
     pub(crate) since: BootInstant,
@@ -38,7 +49,44 @@ pub(crate) struct HoldHandle {
 
 impl HoldStatus {
     pub(super) fn new() -> Self {
-        Self { lost: CancellationToken::new(), cause: OnceLock::new(), ends_at: AtomicU64::new(u64::MAX) }
+        Self {
+            lost: CancellationToken::new(),
+            cause: OnceLock::new(),
+            ends_at: AtomicU64::new(u64::MAX),
+            reports: Mutex::default(),
+            reported: Notify::new(),
+        }
+    }
+
+    fn reports(&self) -> MutexGuard<'_, Reports> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn report(&self, progress: RequestProgress) {
+        self.reports().latest = Some(progress);
+        self.reported.notify_one();
+    }
+
+    /// The session forgets the request.
+    pub(super) fn end_reports(&self) {
+        self.reports().over = true;
+        self.reported.notify_one();
+    }
+
+    pub(super) async fn next_report(&self) -> RequestProgress {
+        loop {
+            {
+                let mut reports = self.reports();
+                if let Some(progress) = reports.latest.take() {
+                    return progress;
+                }
+                if reports.over {
+                    // No end was reported, as when the session is shut down.
+                    return RequestProgress::NotAcquired(NotAcquired::ShuttingDown);
+                }
+            }
+            self.reported.notified().await;
+        }
     }
 
     pub(super) fn lose(&self, cause: LossCause, backend: &'static str) {
@@ -78,11 +126,10 @@ impl HoldHandle {
     pub(super) fn new(
         session: Arc<Session>,
         key: Key,
-        progress: watch::Receiver<RequestProgress>,
         hold: Arc<HoldStatus>,
     ) -> Self {
         let since = session.now();
-        Self { session, key, progress, hold, granted: Granted::default(), since, over: false }
+        Self { session, key, hold, granted: Granted::default(), since, over: false }
     }
 
     /// Waits until the request is granted.
@@ -92,7 +139,7 @@ impl HoldHandle {
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<(), NotAcquired> {
         loop {
-            match self.next().await {
+            match self.hold.next_report().await {
                 RequestProgress::Queued(position) => {
                     if let Some(on_queued) = on_queued {
                         on_queued(position);
@@ -110,7 +157,7 @@ impl HoldHandle {
                     self.over = true;
                     return Err(why);
                 }
-                RequestProgress::Asked | RequestProgress::Released(_) => {}
+                RequestProgress::Released(_) => {}
             }
         }
     }
@@ -157,24 +204,15 @@ impl HoldHandle {
     pub(crate) async fn release(mut self) -> Releasing {
         self.session.0.input(Input::Release(self.key, Place::here(&self.session.0.lease_thread)));
         loop {
-            match self.next().await {
+            match self.hold.next_report().await {
                 RequestProgress::Released(how) => {
                     self.over = true;
                     return how;
                 }
                 // The session has ended without an answer.
                 RequestProgress::NotAcquired(_) => return Releasing::Ambiguous,
-                RequestProgress::Asked | RequestProgress::Queued(_) | RequestProgress::Granted(_) => {}
+                RequestProgress::Queued(_) | RequestProgress::Granted(_) => {}
             }
-        }
-    }
-
-    /// The next progress of the request.
-    async fn next(&mut self) -> RequestProgress {
-        match self.progress.changed().await {
-            Ok(()) => self.progress.borrow_and_update().clone(),
-            // The session dropped the sender without reporting an end, as it does when it is shut down.
-            Err(_) => RequestProgress::NotAcquired(NotAcquired::ShuttingDown),
         }
     }
 

@@ -125,7 +125,7 @@ impl LeasedRequests {
         *last = Some(seq).max(*last);
         let request = requests.entry(seq).or_insert_with(|| LeasedRequest {
             entry: Arc::new(entry()),
-            wake_up: Arc::new(WakeUp::new()),
+            wake_up: Arc::default(),
             stage: Stage::Asked,
             attempts: Attempts::default(),
             missed: 0,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::store::EntryId;
@@ -78,36 +78,41 @@ impl Wakes {
     }
 }
 
-/// Wakes a waiting acquire before its next attempt is due.
+/// Wakes a waiting acquire before its next attempt is due. Only one task waits.
+#[derive(Default)]
 pub(super) struct WakeUp {
     /// The earliest time that the wake-ups since the last attempt asked for.
-    due: watch::Sender<Option<Instant>>,
+    due: Mutex<Option<Instant>>,
+    changed: Notify,
 }
 
 impl WakeUp {
-    pub(super) fn new() -> Self {
-        Self { due: watch::channel(None).0 }
+    fn due(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn wake(&self, after: Duration) {
         // A time that can't be represented never comes.
         let Some(at) = Instant::now().checked_add(after) else { return };
-        self.due.send_modify(|due| *due = Some(due.map_or(at, |earlier| earlier.min(at))));
+        let mut due = self.due();
+        *due = Some(due.map_or(at, |earlier| earlier.min(at)));
+        drop(due);
+        self.changed.notify_one();
     }
 
     /// Forgets the wake-ups so far.
     pub(super) fn clear(&self) {
-        self.due.send_replace(None);
+        *self.due() = None;
     }
 
     /// Waits until the next attempt is due: after `again`, or earlier if a wake-up asks for it.
     pub(super) async fn until_due(&self, again: Duration) {
-        let (again, mut wakes) = (Instant::now() + again, self.due.subscribe());
+        let again = Instant::now() + again;
         loop {
-            let due = wakes.borrow_and_update().map_or(again, |due| due.min(again));
+            let due = self.due().map_or(again, |due| due.min(again));
             tokio::select! {
                 () = sleep_until(due) => return,
-                _ = wakes.changed() => {}
+                () = self.changed.notified() => {}
             }
         }
     }
