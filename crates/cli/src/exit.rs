@@ -30,7 +30,8 @@ pub const BUSY: u8 = 75;
 /// `run`: the lock was lost before the command was started or while it ran (`--lost-exit` changes the code); or its
 /// lease was to end within the grace, so the command was not started.
 pub const LOST: u8 = 76;
-/// Permission denied by a file or directory mode, or a read-only filesystem.
+/// Permission denied: by a file or directory mode, or a read-only filesystem; or by the lock service, which refuses the
+/// password, or whose user lacks a permission.
 pub const PERMISSION: u8 = 77;
 /// No lock directory is configured and no default can be determined. `serve`: a new data directory needs a lower bound
 /// for its first token, and the clock can't provide one; or this node may not run with its data, for example because
@@ -143,6 +144,7 @@ impl From<BackendError> for Failure {
         let code = match error.kind {
             BackendErrorKind::Refused | BackendErrorKind::Unsupported => USAGE,
             BackendErrorKind::Unreachable => UNAVAILABLE,
+            BackendErrorKind::Denied => PERMISSION,
             _ => code_below(&error).unwrap_or(IO),
         };
         Self::new(code, chain(&error))

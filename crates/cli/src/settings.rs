@@ -1,6 +1,7 @@
 //! Values derived from the arguments and the environment: the lock service's address and the client's label.
 
 use std::ffi::OsStr;
+use std::io::{IsTerminal, stderr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,7 +22,8 @@ pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
         return Ok(given.to_owned());
     }
     let (dir, whom) = default_dir()?;
-    if !local {
+    // Without a terminal, the line would be in the mail of each cron job.
+    if !local && stderr().is_terminal() {
         crate::output::say(format_args!(
             "locks in {}: they exclude {whom} on this host, nothing else (--local silences this line; \
              --locks URL names another lock service)",
@@ -65,19 +67,20 @@ fn default_dir() -> Result<(PathBuf, &'static str), Failure> {
     }
 }
 
-/// Connects with a label that contains user, host, process id and purpose.
+/// Connects with a label that contains user, host, process id and program: a command of ours, or the one that runs
+/// under the lock. All clients of the lock service can read it, so it never contains arguments.
 ///
 /// # Errors
 /// The lock service can't be used.
-pub async fn connect(url: &str, purpose: &str) -> Result<Locks, Failure> {
-    Ok(Locks::connect_as(url, &label(purpose)).await?)
+pub async fn connect(url: &str, program: &str) -> Result<Locks, Failure> {
+    Ok(Locks::connect_as(url, &label(program)).await?)
 }
 
-fn label(purpose: &str) -> String {
+fn label(program: &str) -> String {
     let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten();
     let user = user.map_or_else(|| nix::unistd::getuid().to_string(), |user| user.name);
     let host = nix::unistd::gethostname().unwrap_or_default();
-    let text = format!("{user}@{} pid {}: {purpose}", host.to_string_lossy(), std::process::id());
+    let text = format!("{user}@{} pid {}: {program}", host.to_string_lossy(), std::process::id());
     text.replace(char::is_control, " ")
 }
 

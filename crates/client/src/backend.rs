@@ -67,7 +67,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     }
 
     /// The present status of a token. Called only if the capabilities declare tokens.
-    fn check_token(&self, _name: LockName, _token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, _name: LockName, _token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
         failed(self.capabilities().lacks_tokens("check a token"))
     }
 
@@ -210,6 +210,7 @@ pub struct BreakOrder {
 
 /// The result of a break.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Broken {
     /// The holder has been asked to stop, or the hold has ended already.
     Done,

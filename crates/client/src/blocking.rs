@@ -10,35 +10,38 @@
 //! ```
 //!
 //! # Panics
-//! Every call that waits for the lock service panics inside an async runtime, because it would block a worker thread:
-//! use the async API there.
+//! Every call that waits for the lock service panics on a thread that drives async tasks, because it would block them:
+//! use the async API there, or call from `tokio::task::spawn_blocking`.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::TokenStatus;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Runtime};
 
 use crate::error::{
-    AcquireError, BackendError, ConnectError, Lost, ReleaseError, RunError, Unsupported, VerifyError,
+    AcquireError, BackendError, BackendErrorKind, ConnectError, HoldError, Lost, ReleaseError, Unsupported, VerifyError,
 };
 use crate::kind::{Fenced, Kind, Unfenced};
-use crate::{BreakOrder, Broken, Capabilities, LockInfo, LockName, ShutdownReport, Token};
+use crate::lock::run_result;
+use crate::{
+    BreakOrder, Broken, Capabilities, LockInfo, SessionInfo, ShutdownReport, Token, Wait, WatchEvent,
+};
 
 /// See [`crate::Locks`].
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Locks<F: Kind = Unfenced> {
     locks: crate::Locks<F>,
-    runtime: Own,
+    runtime: OwnRuntime,
 }
 
-/// See [`crate::Lock`]. Options are set with [`Lock::with`].
-#[derive(Clone)]
+/// See [`crate::Lock`].
+#[derive(Clone, Debug)]
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock<F: Kind = Unfenced> {
     lock: crate::Lock<F>,
-    runtime: Own,
+    runtime: OwnRuntime,
 }
 
 /// See [`crate::Guard`].
@@ -46,20 +49,40 @@ pub struct Lock<F: Kind = Unfenced> {
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<F: Kind> {
     guard: crate::Guard<F>,
-    runtime: Own,
+    runtime: OwnRuntime,
+}
+
+/// See [`crate::Watch`]. An iterator over the events; [`Iterator::next`] waits for the next one.
+#[derive(Debug)]
+#[must_use = "a watch ends when it is dropped"]
+pub struct Watch {
+    watch: crate::Watch,
+    runtime: OwnRuntime,
 }
 
 /// The runtime on which all calls of a client run.
 #[derive(Clone, Debug)]
-struct Own(Arc<Runtime>);
+struct OwnRuntime(Arc<RuntimeCell>);
 
-impl Own {
+/// `None` only while it is dropped.
+#[derive(Debug)]
+struct RuntimeCell(Option<Runtime>);
+
+impl OwnRuntime {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self(Arc::new(RuntimeCell(Some(Builder::new_current_thread().enable_all().build()?)))))
+    }
+
     fn wait<T>(&self, future: impl Future<Output = T>) -> T {
-        assert!(
-            Handle::try_current().is_err(),
-            "lockkeeper::blocking was called inside of an async runtime; use the async API of the same names there"
-        );
-        self.0.block_on(future)
+        let runtime = self.0.0.as_ref().expect("it is there until the last handle is dropped");
+        runtime.block_on(future)
+    }
+}
+
+impl Drop for RuntimeCell {
+    fn drop(&mut self) {
+        // A runtime's own drop may block, and so panics in an async task, where a guard or client may well be dropped.
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
 
@@ -70,11 +93,11 @@ impl Locks<Unfenced> {
     /// Those of the async method.
     ///
     /// # Panics
-    /// Inside an async runtime, and if no runtime can be created.
+    /// On a thread that drives async tasks.
     pub fn connect(url: &str) -> Result<Self, ConnectError> {
-        let runtime =
-            Builder::new_current_thread().enable_all().build().expect("a runtime of one thread can be made");
-        let runtime = Own(Arc::new(runtime));
+        let runtime = OwnRuntime::new().map_err(|error| {
+            BackendError::caused(BackendErrorKind::Operator, "no runtime could be created", error)
+        })?;
         let locks = runtime.wait(crate::Locks::connect(url))?;
         Ok(Self { locks, runtime })
     }
@@ -124,7 +147,7 @@ impl<F: Kind> Locks<F> {
     ///
     /// # Errors
     /// Those of the async method.
-    pub fn inspect(&self, name: &LockName) -> Result<LockInfo, BackendError> {
+    pub fn inspect(&self, name: impl AsRef<str>) -> Result<LockInfo, BackendError> {
         self.runtime.wait(self.locks.inspect(name))
     }
 
@@ -132,7 +155,7 @@ impl<F: Kind> Locks<F> {
     ///
     /// # Errors
     /// Those of the async method.
-    pub fn list(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
+    pub fn list(&self, prefix: Option<&str>) -> Result<Vec<LockInfo>, BackendError> {
         self.runtime.wait(self.locks.list(prefix))
     }
 
@@ -140,7 +163,7 @@ impl<F: Kind> Locks<F> {
     ///
     /// # Errors
     /// Those of the async method.
-    pub fn check_token(&self, name: &LockName, token: u64) -> Result<TokenStatus, BackendError> {
+    pub fn check_token(&self, name: impl AsRef<str>, token: Token) -> Result<TokenStatus, BackendError> {
         self.runtime.wait(self.locks.check_token(name, token))
     }
 
@@ -150,6 +173,24 @@ impl<F: Kind> Locks<F> {
     /// Those of the async method.
     pub fn break_hold(&self, order: BreakOrder) -> Result<Broken, BackendError> {
         self.runtime.wait(self.locks.break_hold(order))
+    }
+
+    /// See [`crate::Locks::sessions`].
+    ///
+    /// # Errors
+    /// Those of the async method.
+    pub fn sessions(&self) -> Result<Vec<SessionInfo>, BackendError> {
+        self.runtime.wait(self.locks.sessions())
+    }
+
+    /// See [`crate::Locks::watch`].
+    ///
+    /// # Errors
+    /// Those of the async method.
+    pub fn watch(&self, prefix: Option<&str>) -> Result<Watch, BackendError> {
+        // A watch starts a task on the current runtime.
+        let watch = self.runtime.wait(async { self.locks.watch(prefix) })?;
+        Ok(Watch { watch, runtime: self.runtime.clone() })
     }
 
     /// See [`crate::Locks::shutdown`].
@@ -162,10 +203,40 @@ impl<F: Kind> Locks<F> {
     }
 }
 
+impl Iterator for Watch {
+    type Item = Result<WatchEvent, BackendError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.runtime.wait(self.watch.next())
+    }
+}
+
+/// Options of the async lock, by the same names.
+macro_rules! options {
+    ($($name:ident($($value:ident: $type:ty),*)),* $(,)?) => {
+        $(
+            #[doc = concat!("See [`crate::Lock::", stringify!($name), "`].")]
+            pub fn $name(self $(, $value: $type)*) -> Self {
+                Self { lock: self.lock.$name($($value),*), runtime: self.runtime }
+            }
+        )*
+    };
+}
+
 impl<F: Kind> Lock<F> {
-    /// Sets options: `lock.with(|lock| lock.ttl(ttl).wait(Wait::No))`.
-    pub fn with(self, change: impl FnOnce(crate::Lock<F>) -> crate::Lock<F>) -> Self {
-        Self { lock: change(self.lock), runtime: self.runtime }
+    options! {
+        ttl(ttl: Duration),
+        no_renew(),
+        wait(wait: Wait),
+        subtree(),
+        max_hold(max: Duration),
+        keep_closed(duration: Duration),
+        lock_delay(delay: Duration),
+        linger(linger: Duration),
+        min_validity(need: Duration),
+        grace(grace: Duration),
+        meta(key: impl Into<String>, value: impl Into<String>),
+        on_queued(tell: impl Fn(u64) + Send + Sync + 'static),
     }
 
     /// See [`crate::Lock::acquire`].
@@ -191,17 +262,14 @@ impl<F: Kind> Lock<F> {
     ///
     /// # Errors
     /// As [`crate::Lock::run`].
-    pub fn run<T, E>(&self, body: impl FnOnce(&Guard<F>) -> Result<T, E>) -> Result<T, RunError<T, E>> {
-        let guard = self.acquire()?;
+    pub fn run<T, E: From<HoldError>>(&self, body: impl FnOnce(&Guard<F>) -> Result<T, E>) -> Result<T, E> {
+        let guard = self.acquire().map_err(HoldError::from)?;
         let result = body(&guard);
-        if let Some(cause) = guard.loss() {
-            return Err(RunError::Lost { cause, body: Some(result) });
-        }
-        match (result, guard.release()) {
-            (Ok(value), Ok(())) => Ok(value),
-            (Ok(value), Err(source)) => Err(RunError::ReleaseFailed { value, source }),
-            (Err(error), _) => Err(RunError::Body(error)),
-        }
+        let released = match guard.loss() {
+            Some(cause) => Err(ReleaseError::AlreadyLost(cause)),
+            None => guard.release(),
+        };
+        run_result(Some(result), released)
     }
 }
 

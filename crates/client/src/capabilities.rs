@@ -46,6 +46,7 @@ pub struct Capabilities {
 
 /// The scope in which a backend's locks exclude.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Reach {
     /// This process only.
     Process,
@@ -67,6 +68,7 @@ impl fmt::Display for Reach {
 
 /// Whether holds have tokens, and their source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Fencing {
     /// Each grant has a higher token than every earlier one (P2).
     Tokens {
@@ -151,6 +153,7 @@ impl Promises {
 
 /// Whether the backend keeps a promise of `docs/SAFETY.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Promise {
     /// Kept.
     Kept,

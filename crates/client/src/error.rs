@@ -135,7 +135,9 @@ pub enum BackendErrorKind {
     Refused,
     /// The backend lacks the ability.
     Unsupported,
-    /// Permissions, full disk, damaged state: an operator must act.
+    /// The service refuses this client's credentials, or its user lacks a permission there.
+    Denied,
+    /// A full disk, damaged state, a limit of the service, file permissions: an operator must act.
     Operator,
     /// The service is unreachable: a later retry may succeed.
     Unreachable,
@@ -154,6 +156,12 @@ impl BackendError {
         source: impl std::error::Error + Send + Sync + 'static,
     ) -> Self {
         Self { message: message.into(), kind, source: Some(Arc::new(source)) }
+    }
+}
+
+impl From<NameError> for BackendError {
+    fn from(error: NameError) -> Self {
+        Self::new(BackendErrorKind::Refused, error.to_string())
     }
 }
 
@@ -259,30 +267,14 @@ pub enum ReleaseError {
     Ambiguous,
 }
 
-/// Why [`Lock::run`](crate::Lock::run) did not succeed.
-#[derive(Debug, thiserror::Error)]
+/// Why [`Lock::run`](crate::Lock::run) did not run its body under the lock from beginning to end.
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RunError<T, E> {
+pub enum HoldError {
     /// The body never ran.
     #[error(transparent)]
     NotAcquired(#[from] AcquireError),
-    /// The lock was lost while the body ran.
-    #[error("the lock was lost while the work ran: {cause}")]
-    Lost {
-        /// The cause of the loss.
-        cause: LossCause,
-        /// The body's result; `None` if the body was dropped ([`OnLost::DropBody`](crate::OnLost)).
-        body: Option<Result<T, E>>,
-    },
-    /// The body failed. The lock was released afterwards, but the result of the release is not reported.
-    #[error("the work failed under the lock")]
-    Body(#[source] E),
-    /// The body succeeded; only the release failed or remained without an answer.
-    #[error("the work succeeded, but its lock's release did not: {source}")]
-    ReleaseFailed {
-        /// The body's value.
-        value: T,
-        /// Why the release failed.
-        source: ReleaseError,
-    },
+    /// The lock was lost while the body ran, or just after.
+    #[error(transparent)]
+    Lost(#[from] Lost),
 }

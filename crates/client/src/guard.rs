@@ -167,6 +167,12 @@ pub struct Held<'a, F: Kind> {
     guard: &'a Guard<F>,
 }
 
+impl<F: Kind> fmt::Debug for Held<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.guard.fmt(f)
+    }
+}
+
 impl<F: Kind> std::ops::Deref for Held<'_, F> {
     type Target = Guard<F>;
     fn deref(&self) -> &Guard<F> {

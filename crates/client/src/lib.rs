@@ -24,7 +24,7 @@
 //! #     async fn read(&self) -> u64 { 41 }
 //! #     async fn write(&self, token: lockkeeper::Token, _: u64) -> Result<(), Stale> { self.enter(token).await }
 //! # }
-//! # #[derive(Debug)] struct Stale;
+//! # #[derive(Debug, thiserror::Error)] #[error("stale")] struct Stale;
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let store = Fence(std::cell::Cell::new(0));
 //! let locks = lockkeeper::Locks::connect("memory:").await?.fenced()?;
@@ -32,10 +32,10 @@
 //! lock.run(async |held| {
 //!     store.enter(held.token()).await?; // from here on, older holders can't write
 //!     let count = store.read().await;
-//!     store.write(held.token(), count + 1).await
+//!     store.write(held.token(), count + 1).await?;
+//!     anyhow::Ok(())
 //! })
-//! .await
-//! # .map_err(|error| format!("{error:?}"))?;
+//! .await?;
 //! # Ok(()) }
 //! ```
 //!
@@ -46,7 +46,7 @@
 //! A hold depends on a lease, which a thread of the library renews. If no renewal is acknowledged in time, the hold is
 //! lost at its deadline, before any other client can acquire the lock (P5): [`Guard::lost`] fires, and [`Guard::check`]
 //! and [`Guard::valid_until`] return the loss without I/O. A loss is final: stop the work and acquire again.
-//! [`Lock::run`] returns [`RunError::Lost`] with the body's result; [`OnLost`] selects how the body is treated. A hold
+//! [`Lock::run`] then returns [`HoldError::Lost`] unless its body has failed; [`OnLost`] selects how the body is treated. A hold
 //! is also lost by an operator's break, after [`Lock::max_hold`], and by [`Locks::shutdown`]; [`LossCause`] gives the
 //! reason.
 //!
@@ -64,6 +64,8 @@
 //! may hold the lock without returning it.
 //!
 //! Promises are cited as P1–P12 (`docs/SAFETY.md`), rules by the numbers of `docs/table-rules.md` (N1, R4 …).
+
+#![warn(missing_debug_implementations)]
 
 mod backend;
 pub mod backends;
@@ -96,8 +98,8 @@ pub use backup::Backup;
 pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart};
 pub use error::{
-    AcquireError, BackendError, BackendErrorKind, Busy, ConnectError, LossCause, Lost, ReleaseError,
-    RunError, Unsupported, VerifyError,
+    AcquireError, BackendError, BackendErrorKind, Busy, ConnectError, HoldError, LossCause, Lost,
+    ReleaseError, Unsupported, VerifyError,
 };
 pub use guard::{Guard, Held};
 pub use info::{Finding, HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo};

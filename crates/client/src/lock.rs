@@ -1,5 +1,6 @@
 //! A lock with its options: cheap to create and to clone, no I/O before it is acquired.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use lockkeeper_core::{LockName, Mode, NameError};
 
 use crate::backend::AcquireRequest;
 use crate::capabilities::Capabilities;
-use crate::error::{AcquireError, LossCause, RunError};
+use crate::error::{AcquireError, HoldError, LossCause, Lost, ReleaseError};
 use crate::guard::{Guard, Held};
 use crate::info::encode_meta;
 use crate::kind::{Kind, Unfenced};
@@ -20,6 +21,7 @@ use crate::time::BootInstant;
 
 /// How long an acquire waits for a lock that isn't free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Wait {
     /// Do not wait.
     No,
@@ -33,8 +35,9 @@ pub enum Wait {
 
 /// What [`Lock::run`] does when the lock is lost while the body runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum OnLost {
-    /// The body continues and is expected to watch [`Guard::lost`]; [`RunError::Lost`] returns its result.
+    /// The body continues, and is expected to watch [`Guard::lost`].
     #[default]
     Signal,
     /// The body's future is dropped at once. Only for bodies that may stop at any await point.
@@ -71,6 +74,20 @@ struct Options {
     on_queued: Option<Arc<dyn Fn(u64) + Send + Sync>>,
 }
 
+impl<F: Kind> fmt::Debug for Lock<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { core, names, mode, options, kind: _ } = self;
+        let mut shown = f.debug_struct("Lock");
+        shown.field("backend", &core.backend_name());
+        match names {
+            Ok(names) => shown.field("names", names),
+            Err(error) => shown.field("error", error),
+        };
+        shown.field("mode", mode).field("ttl", &options.ttl).field("wait", &options.wait);
+        shown.finish_non_exhaustive()
+    }
+}
+
 impl<F: Kind> Lock<F> {
     pub(crate) fn new(core: Arc<Core>, names: Result<Vec<LockName>, NameError>, mode: Mode) -> Self {
         let options = Options {
@@ -78,7 +95,7 @@ impl<F: Kind> Lock<F> {
             renew: true,
             subtree: false,
             wait: Wait::Forever,
-            max_hold: Some(Duration::from_secs(3600)),
+            max_hold: None,
             keep_closed: Duration::ZERO,
             lock_delay: Duration::ZERO,
             linger: Duration::ZERO,
@@ -118,9 +135,10 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Maximum duration of a hold, so that a hung holder does not renew forever. After it the hold counts as lost, and
-    /// it ends when the grace period is over. 1 h by default; `None` is unlimited.
-    pub fn max_hold(self, max: Option<Duration>) -> Self {
-        self.with(|options| options.max_hold = max)
+    /// it ends when the grace period is over. Unlimited by default, for leaders that work for days. For a section of
+    /// known length, about ten times its usual duration is a good value.
+    pub fn max_hold(self, max: Duration) -> Self {
+        self.with(|options| options.max_hold = Some(max))
     }
 
     /// Keeps the lock closed for this duration after the hold has ended for any reason: at most one hold per interval,
@@ -197,13 +215,61 @@ impl<F: Kind> Lock<F> {
     /// Runs `body` under the lock and releases the lock afterwards. The body should watch [`Guard::lost`] and pass
     /// [`Guard::token`] to its fence: `enter` before it reads the data that it will write.
     ///
+    /// The body's error may be of any type that can be made from a [`HoldError`], such as `anyhow::Error`:
+    ///
+    /// ```
+    /// # async fn example(locks: lockkeeper::Locks) -> anyhow::Result<()> {
+    /// let lines = locks.mutex("reports").run(async |_held| {
+    ///     let text = std::fs::read_to_string("reports.txt")?;
+    ///     anyhow::Ok(text.lines().count())
+    /// }).await?;
+    /// # drop(lines); Ok(()) }
+    /// ```
+    ///
+    /// or a boxed error:
+    ///
+    /// ```
+    /// # use std::error::Error;
+    /// # async fn example(locks: lockkeeper::Locks) -> Result<(), Box<dyn Error + Send + Sync>> {
+    /// let port = locks.mutex("reports").run(async |_held| -> Result<u16, Box<dyn Error + Send + Sync>> {
+    ///     Ok(std::fs::read_to_string("port")?.trim().parse()?)
+    /// }).await?;
+    /// # drop(port); Ok(()) }
+    /// ```
+    ///
+    /// or an enum of the program, which can tell a lost lock from its own failures:
+    ///
+    /// ```
+    /// use lockkeeper::HoldError;
+    ///
+    /// #[derive(Debug, thiserror::Error)]
+    /// enum ReportError {
+    ///     #[error("the report can't be read")]
+    ///     Io(#[from] std::io::Error),
+    ///     #[error(transparent)]
+    ///     Hold(#[from] HoldError),
+    /// }
+    ///
+    /// # async fn example(locks: lockkeeper::Locks) {
+    /// let report = locks.mutex("reports").run(async |_held| Ok(std::fs::read_to_string("reports.txt")?)).await;
+    /// match report {
+    ///     Ok(text) => println!("{text}"),
+    ///     Err(ReportError::Hold(HoldError::Lost(lost))) => println!("do it again: {lost}"),
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// # }
+    /// ```
+    ///
     /// # Errors
-    /// [`RunError`]; a failed release still returns the body's value.
-    pub async fn run<T, E>(
+    /// The body's own error, whether or not the lock was lost as well; a fence that refuses a token returns one. Otherwise
+    /// [`HoldError`]: the lock was not acquired, or it was lost before its release, and the body's value is dropped. A
+    /// release without an answer is no error: the work was done under the lock, which is free at the latest when its ttl
+    /// has passed.
+    pub async fn run<T, E: From<HoldError>>(
         &self,
         body: impl AsyncFnOnce(Held<'_, F>) -> Result<T, E>,
-    ) -> Result<T, RunError<T, E>> {
-        let guard = self.acquire().await?;
+    ) -> Result<T, E> {
+        let guard = self.acquire().await.map_err(HoldError::from)?;
         let lost = guard.lost();
         let result = {
             let mut body = std::pin::pin!(body(guard.held()));
@@ -217,19 +283,12 @@ impl<F: Kind> Lock<F> {
                 },
             }
         };
-        let loss = guard.loss();
-        match (loss, result) {
-            (Some(cause), body) => Err(RunError::Lost { cause, body }),
-            (None, None) => Err(RunError::Lost { cause: LossCause::Expired, body: None }),
-            (None, Some(result)) => {
-                let released = guard.release().await;
-                match (result, released) {
-                    (Ok(value), Ok(())) => Ok(value),
-                    (Ok(value), Err(source)) => Err(RunError::ReleaseFailed { value, source }),
-                    (Err(error), _) => Err(RunError::Body(error)),
-                }
-            }
-        }
+        // A lost hold is ended in the background: its release might wait for the service.
+        let released = match guard.loss() {
+            Some(cause) => Err(ReleaseError::AlreadyLost(cause)),
+            None => guard.release().await,
+        };
+        run_result(result, released)
     }
 
     #[tracing::instrument(name = "lockkeeper.acquire", skip_all, fields(backend = self.core.backend_name(), names = ?self.names.as_ref().ok()))]
@@ -351,6 +410,20 @@ impl<F: Kind> Lock<F> {
 const GRACE_WITHOUT_TTL: Duration = Duration::from_secs(5);
 /// Limit for an acquire without waiting when the service does not answer; long enough for a change of leader.
 const PATIENCE_WITHOUT_WAIT: Duration = Duration::from_secs(10);
+
+/// The result of [`Lock::run`]. `body`: the body's result; `None` if it was dropped because of a loss.
+pub(crate) fn run_result<T, E: From<HoldError>>(
+    body: Option<Result<T, E>>,
+    released: Result<(), ReleaseError>,
+) -> Result<T, E> {
+    let cause = match (body, released) {
+        (Some(Err(error)), _) => return Err(error),
+        (Some(Ok(value)), Ok(()) | Err(ReleaseError::Ambiguous)) => return Ok(value),
+        (_, Err(ReleaseError::AlreadyLost(cause))) => cause,
+        (None, _) => LossCause::Expired,
+    };
+    Err(HoldError::Lost(Lost { cause }).into())
+}
 
 fn outcome<F: Kind>(result: &Result<Guard<F>, AcquireError>) -> &'static str {
     match result {

@@ -1,11 +1,12 @@
 //! The client of one lock service: creates locks, answers queries, shuts down.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{LockName, Mode, NameError, TokenStatus, validate};
+use lockkeeper_core::{LockName, Mode, NameError, Token, TokenStatus, validate};
 
 use crate::backend::{Backend, BreakOrder, Broken};
 use crate::backends;
@@ -140,25 +141,25 @@ impl<F: Kind> Locks<F> {
     ///
     /// # Errors
     /// [`BackendError`].
-    pub async fn inspect(&self, name: &LockName) -> Result<LockInfo, BackendError> {
-        self.core.backend.inspect(name.clone()).await
+    pub async fn inspect(&self, name: impl AsRef<str>) -> Result<LockInfo, BackendError> {
+        self.core.backend.inspect(LockName::parse(name.as_ref())?).await
     }
 
     /// All locks in use at or below `prefix`, by name.
     ///
     /// # Errors
     /// [`BackendError`].
-    pub async fn list(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
-        self.core.backend.list(prefix.cloned()).await
+    pub async fn list(&self, prefix: Option<&str>) -> Result<Vec<LockInfo>, BackendError> {
+        self.core.backend.list(prefix.map(LockName::parse).transpose()?).await
     }
 
     /// The present status of a token. The answer may be stale on arrival: only a fence gives a guarantee.
     ///
     /// # Errors
     /// [`BackendError`].
-    pub async fn check_token(&self, name: &LockName, token: u64) -> Result<TokenStatus, BackendError> {
+    pub async fn check_token(&self, name: impl AsRef<str>, token: Token) -> Result<TokenStatus, BackendError> {
         self.needs_tokens("check a token")?;
-        self.core.backend.check_token(name.clone(), token).await
+        self.core.backend.check_token(LockName::parse(name.as_ref())?, token).await
     }
 
     /// Ends another client's hold: an operator's last resort.
@@ -191,8 +192,8 @@ impl<F: Kind> Locks<F> {
     ///
     /// # Errors
     /// [`BackendErrorKind::Unsupported`] where the service has no watches. Other errors arrive as events.
-    pub fn watch(&self, prefix: Option<&LockName>) -> Result<Watch, BackendError> {
-        self.core.backend.watch(prefix.cloned())
+    pub fn watch(&self, prefix: Option<&str>) -> Result<Watch, BackendError> {
+        self.core.backend.watch(prefix.map(LockName::parse).transpose()?)
     }
 
     /// Stores a semaphore's limit, which overrides the limits given in requests; `None` removes it. After a reduction,
@@ -201,9 +202,9 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendError`]. With [`BackendErrorKind::Unreachable`] the limit may have been stored: check it, then repeat
     /// the call.
-    pub async fn set_limit(&self, name: &LockName, permits: Option<u32>) -> Result<(), BackendError> {
+    pub async fn set_limit(&self, name: impl AsRef<str>, permits: Option<u32>) -> Result<(), BackendError> {
         permits.map_or(Ok(()), validate::permits)?;
-        self.core.backend.set_limit(name.clone(), permits).await
+        self.core.backend.set_limit(LockName::parse(name.as_ref())?, permits).await
     }
 
     /// A backup of the whole table from the leader. It contains everything acknowledged before this call.
@@ -328,8 +329,15 @@ impl<F: Kind> Clone for Locks<F> {
     }
 }
 
+impl<F: Kind> fmt::Debug for Locks<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (backend, label) = (self.core.backend_name(), &self.core.label);
+        f.debug_struct("Locks").field("backend", &backend).field("label", label).finish_non_exhaustive()
+    }
+}
+
 /// A lock that readers share and a writer holds alone. Fair: a waiting writer blocks later readers.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RwLock<F: Kind = Unfenced> {
     read: Lock<F>,
     write: Lock<F>,

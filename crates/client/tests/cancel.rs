@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use lockkeeper::backends::memory::Server;
-use lockkeeper::{Guard, Lock, Locks, LossCause, OnLost, ReleaseError, RunError, Unfenced, Wait};
+use lockkeeper::{Guard, HoldError, Lock, Locks, LossCause, Lost, OnLost, ReleaseError, Unfenced, Wait};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -155,7 +155,7 @@ async fn a_run_that_is_dropped_at_any_await_releases() {
                 let mut run = pin!(lock.run(async |_| {
                     tokio::task::yield_now().await;
                     tokio::task::yield_now().await;
-                    Ok::<_, ()>(())
+                    Ok::<_, HoldError>(())
                 }));
                 let _ = poll_times(polls, run.as_mut()).await;
             }
@@ -238,7 +238,7 @@ async fn keep_closed_applies_after_a_dropped_guard_too() {
 async fn max_hold_signals_then_ends_that_hold_only() {
     let server = Server::with_virtual_time();
     let alice = server.client("alice");
-    let short = alice.mutex("a").max_hold(Some(secs(5))).grace(secs(3)).acquire().await.unwrap();
+    let short = alice.mutex("a").max_hold(secs(5)).grace(secs(3)).acquire().await.unwrap();
     let long = alice.mutex("b").acquire().await.unwrap();
     server.advance(secs(5));
     assert_eq!(short.loss(), Some(LossCause::MaxHold));
@@ -300,10 +300,10 @@ async fn with_drop_body_the_body_is_dropped_at_the_loss() {
         .run(async |_| {
             server.cut_off("alice");
             server.advance(secs(11));
-            std::future::pending::<Result<(), ()>>().await
+            std::future::pending::<Result<(), HoldError>>().await
         })
         .await;
-    assert!(matches!(result, Err(RunError::Lost { cause: LossCause::Expired, body: None })));
+    assert!(matches!(result, Err(HoldError::Lost(Lost { cause: LossCause::Expired }))));
 }
 
 #[tokio::test]

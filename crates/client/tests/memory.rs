@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::backends::memory::Server;
-use lockkeeper::{AcquireError, BreakOrder, Broken, LossCause, ReleaseError, RunError, Wait};
+use lockkeeper::{AcquireError, BreakOrder, Broken, HoldError, LossCause, Lost, ReleaseError, Wait};
 
 const TTL: Duration = Duration::from_secs(10);
 
@@ -26,7 +26,7 @@ async fn a_second_holder_waits_until_the_first_has_released() {
 async fn a_live_holder_keeps_its_lock_without_limit() {
     let server = Server::with_virtual_time();
     let (alice, bob) = (server.client("alice"), server.client("bob"));
-    let held = alice.mutex("a").ttl(TTL).max_hold(None).acquire().await.unwrap();
+    let held = alice.mutex("a").ttl(TTL).acquire().await.unwrap();
     for _ in 0..100 {
         server.advance(secs(7));
         held.check(secs(1)).unwrap();
@@ -148,7 +148,7 @@ async fn a_stall_of_the_service_ends_no_session() {
 async fn run_returns_the_bodys_value_and_reports_a_loss() {
     let server = Server::with_virtual_time();
     let alice = server.client("alice").fenced().unwrap();
-    let value = alice.mutex("a").run(async |held| Ok::<_, ()>(held.token().get())).await.unwrap();
+    let value = alice.mutex("a").run(async |held| Ok::<_, HoldError>(held.token().get())).await.unwrap();
     assert_eq!(value, 1);
     let lock = alice.mutex("a").ttl(TTL);
     let result = lock
@@ -156,8 +156,8 @@ async fn run_returns_the_bodys_value_and_reports_a_loss() {
             server.cut_off("alice");
             server.advance(secs(11));
             assert!(held.loss().is_some());
-            Ok::<_, ()>(7)
+            Ok(7)
         })
         .await;
-    assert!(matches!(result, Err(RunError::Lost { cause: LossCause::Expired, body: Some(Ok(7)) })));
+    assert!(matches!(result, Err(HoldError::Lost(Lost { cause: LossCause::Expired }))));
 }

@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let slot = held.slot().expect("permits of a fenced lock have slots");
             let begun = now();
             train(Path::new(&directory), &job, slot, held.token()).await?;
-            Ok::<_, FileError>(format!("{job} had card {slot} from {begun} to {}", now()))
+            Ok::<_, Box<dyn Error>>(format!("{job} had card {slot} from {begun} to {}", now()))
         })
         .await?;
     println!("{report}");

@@ -59,7 +59,7 @@ async fn withdraw(
     account: &str,
     cents: i64,
     token: Token,
-) -> Result<Outcome, tokio_postgres::Error> {
+) -> Result<Outcome, Box<dyn Error>> {
     let fence = token.get() as i64; // below 2^53
 
     // Enter: one statement is one transaction, so the mark is durable before the balance is returned. (With

@@ -59,7 +59,7 @@ async fn pay(
     order: &str,
     cents: i64,
     token: Token,
-) -> Result<Option<String>, tokio_postgres::Error> {
+) -> Result<Option<String>, Box<dyn Error>> {
     let fence = token.get() as i64; // below 2^53
     // Enter before reading: from here on no worker with a lower token can change this record. The key stays the
     // first one.

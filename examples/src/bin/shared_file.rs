@@ -16,7 +16,7 @@
 
 use std::error::Error;
 
-use lockkeeper::{Locks, RunError};
+use lockkeeper::{HoldError, Locks, Token};
 use lockkeeper_fence::{FileError, FileFence, Refused, Section};
 
 #[tokio::main(flavor = "current_thread")]
@@ -26,25 +26,26 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let fence = FileFence::new(&path)?;
     let lock = locks.mutex("shared-file");
 
-    let added = lock
-        .run(async |held| {
-            let section = Section::exclusive(held.token());
-            fence.enter(section)?; // from here on writes of earlier holders are refused
-            let mut content = fence.read()?.unwrap_or_default(); // must be read after `enter`
-            content.extend_from_slice(format!("{line}\n").as_bytes());
-            fence.write(section, &content)?;
-            Ok::<_, FileError>(content.len())
-        })
-        .await;
+    let added = lock.run(async |held| Ok::<_, HoldError>(append(&fence, held.token(), &line))).await?;
     match added {
         Ok(bytes) => println!("added; the file has {bytes} bytes"),
         // Not an I/O error: another program has acquired the lock since. Retry from the acquire, or give up.
-        Err(RunError::Body(FileError::Refused(Refused::Stale { offered, highest }))) => {
+        Err(FileError::Refused(Refused::Stale { offered, highest })) => {
             return Err(format!("too late: we are {offered}, and {highest} has been here").into());
         }
         Err(error) => return Err(error.into()),
     }
     Ok(())
+}
+
+/// Adds a line to the file. Returns the file's new length in bytes.
+fn append(fence: &FileFence, token: Token, line: &str) -> Result<usize, FileError> {
+    let section = Section::exclusive(token);
+    fence.enter(section)?; // from here on writes of earlier holders are refused
+    let mut content = fence.read()?.unwrap_or_default(); // must be read after `enter`
+    content.extend_from_slice(format!("{line}\n").as_bytes());
+    fence.write(section, &content)?;
+    Ok(content.len())
 }
 
 fn arguments<const N: usize>() -> Option<[String; N]> {

@@ -9,10 +9,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use lockkeeper::backends::BACKENDS;
+use lockkeeper::Token;
+use lockkeeper::backends::{BACKENDS, BackendEntry};
 
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
@@ -29,6 +30,22 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// The help of `--locks`: the schemes of the lock services in this program.
+fn locks_help() -> String {
+    let (here, missing): (Vec<_>, Vec<_>) = BACKENDS.iter().partition(|entry| entry.is_compiled_in());
+    let names = |entries: &[&BackendEntry]| {
+        let schemes = entries.iter().flat_map(|entry| entry.schemes);
+        schemes.map(|scheme| format!("{}:", scheme.name)).collect::<Vec<_>>().join(" ")
+    };
+    let mut features: Vec<_> = missing.iter().flat_map(|entry| entry.schemes).filter_map(|it| it.feature).collect();
+    features.dedup();
+    let missing = match names(&missing) {
+        none if none.is_empty() => none,
+        missing => format!("; not in this program: {missing} (build it with the features {})", features.join(", ")),
+    };
+    format!("The lock service, by its URL: {}{missing}; by default a directory of this host", names(&here))
 }
 
 /// The list of lock services at the end of the help.
@@ -126,8 +143,8 @@ Old sessions and what they held are gone; tokens go on above all that were ever 
 /// Options that select the lock service.
 #[derive(Args, Debug, Clone)]
 pub struct ServiceArgs {
-    /// The lock service: `file:///dir`, `lockkeeper://host:port`, …; by default a directory of this host
-    #[arg(long, value_name = "URL", env = "LOCKKEEPER_URL", hide_env_values = true)]
+    #[arg(long, value_name = "URL", env = "LOCKKEEPER_URL", hide_env_values = true, help = locks_help())]
+    #[allow(missing_docs, reason = "its text is put together")]
     pub locks: Option<String>,
     /// Don't print on standard error that the default locks exclude on this host only
     #[arg(long)]
@@ -179,6 +196,9 @@ pub struct Run {
     /// Keep the lock closed for this long if this host or process dies
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lock_delay: Option<Duration>,
+    /// Who holds the lock, as others see it; by default user, host, process id and the command's name
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<String>,
     /// Metadata shown to people who inspect the lock
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub meta: Vec<(String, String)>,
@@ -188,7 +208,7 @@ pub struct Run {
     /// The exit code if the lock was lost
     #[arg(long, value_name = "CODE", default_value_t = LOST)]
     pub lost_exit: u8,
-    /// Print the wait's progress, also without a terminal
+    /// Without a terminal, say at once that the command waits, and not only after 2s
     #[arg(short, long)]
     pub verbose: bool,
     /// Write the outcome to this file, as JSON
@@ -237,8 +257,8 @@ pub struct Break {
     /// The lock's name
     pub name: OsString,
     /// The hold's token, as `show` prints it: a break never affects a later hold
-    #[arg(long)]
-    pub token: u64,
+    #[arg(long, value_parser = token)]
+    pub token: Token,
     /// The reason, for the audit log and for the holder
     #[arg(long)]
     pub reason: String,
@@ -262,7 +282,8 @@ pub struct CheckToken {
     /// The lock's name
     pub name: OsString,
     /// The token
-    pub token: u64,
+    #[arg(value_parser = token)]
+    pub token: Token,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -344,6 +365,11 @@ pub enum Postgres {
     },
 }
 
+fn token(typed: &str) -> Result<Token, String> {
+    let number = typed.parse().ok().and_then(Token::new);
+    number.ok_or_else(|| "a token is a number from 1 to 2^53 - 1".to_owned())
+}
+
 fn key_value(typed: &str) -> Result<(String, String), &'static str> {
     let pair = typed.split_once('=').filter(|(key, _)| !key.is_empty());
     pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
@@ -368,12 +394,57 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> 
         }
         _ => {}
     }
-    let mut text = one_line(&error.to_string());
+    let mut text = suggestion(&error, &words).unwrap_or_else(|| one_line(&error.to_string()));
     let is_run = words.get(1).is_some_and(|word| word == "run");
     if is_run && error.kind() == ErrorKind::UnknownArgument && !words.iter().any(|word| word == "--") {
         text.push_str("; the command goes behind `--`, as in `lockkeeper run NAME -- COMMAND`");
     }
     Err(Failure::new(USAGE, text))
+}
+
+/// Names that other tools use for commands of ours.
+const SYNONYMS: [(&str, &str); 12] = [
+    ("acquire", "run"),
+    ("delete", "break"),
+    ("exec", "run"),
+    ("health", "doctor"),
+    ("info", "show"),
+    ("inspect", "show"),
+    ("kill", "break"),
+    ("list", "ls"),
+    ("lock", "run"),
+    ("members", "cluster status"),
+    ("status", "cluster status"),
+    ("unlock", "break"),
+];
+
+/// The error text for an unknown command or option that resembles a known one. clap's own measure of similarity finds
+/// no swapped letters in short words.
+fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<String> {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(value)) => Some(value.as_str()),
+        _ => None,
+    };
+    let commands = Cli::command();
+    let (what, typed, known): (_, _, Vec<String>) = match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let typed = context(ContextKind::InvalidSubcommand)?;
+            if let Some((_, ours)) = SYNONYMS.iter().find(|(theirs, _)| *theirs == typed) {
+                return Some(format!("there is no command '{typed}'; '{ours}' is what you may look for"));
+            }
+            ("command", typed, commands.get_subcommands().map(|command| command.get_name().to_owned()).collect())
+        }
+        ErrorKind::UnknownArgument => {
+            let command = words.iter().find_map(|word| commands.find_subcommand(word))?;
+            let options = command.get_arguments().filter_map(|option| option.get_long());
+            let options = options.map(|name| format!("--{name}")).collect();
+            ("option", context(ContextKind::InvalidArg)?, options)
+        }
+        _ => return None,
+    };
+    let distance = |name: &String| strsim::damerau_levenshtein(name, typed);
+    let nearest = known.iter().min_by_key(|name| distance(name)).filter(|name| distance(name) <= 2)?;
+    Some(format!("there is no {what} '{typed}'; did you mean '{nearest}'?"))
 }
 
 /// Rewrites `--permit 3 NAME --` as `--permit=3 NAME --`. Without the `=`, clap can't distinguish the number
@@ -414,6 +485,26 @@ mod tests {
             Command::Run(run) => Some(run.permit),
             _ => None,
         }
+    }
+
+    #[test]
+    fn typos_and_names_of_other_tools_get_a_suggestion() {
+        for (line, wanted) in [
+            ("lockkeeper run --tyr x -- true", "'--try'"),
+            ("lockkeeper run --max-hodl 5s x -- true", "'--max-hold'"),
+            ("lockkeeper list", "'ls'"),
+            ("lockkeeper sho x", "'show'"),
+            ("lockkeeper status", "'cluster status'"),
+        ] {
+            let error = parse(line.split(' ').map(OsString::from)).unwrap_err();
+            assert!(error.code == USAGE && error.message.contains(wanted), "{}", error.message);
+        }
+        for (_, ours) in SYNONYMS {
+            let command = ours.split(' ').try_fold(Cli::command(), |at, word| at.find_subcommand(word).cloned());
+            assert!(command.is_some(), "{ours}");
+        }
+        let error = parse(["lockkeeper", "run", "--zzz", "x"].map(OsString::from)).unwrap_err();
+        assert!(error.message.contains("--zzz") && error.message.contains("behind `--`"), "{}", error.message);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(super) async fn backup(args: Backup) -> Result<u8, Failure> {
         move |error: std::io::Error| Failure::system(IO, &format!("cannot {doing} `{file}`"), &error)
     };
     // Created readable by this user only: the file contains the labels and metadata of holders and waiters.
-    let mut temporary = NamedTempFile::new_in(&folder).map_err(failed("write"))?;
+    let mut temporary = NamedTempFile::new_in(&folder).map_err(|error| failed("write")(without_path(error)))?;
     let mut bytes = 0;
     let mut out = BufWriter::new(temporary.as_file_mut());
     while let Some(part) = parts.next().await {
@@ -38,7 +38,7 @@ pub(super) async fn backup(args: Backup) -> Result<u8, Failure> {
     out.flush().map_err(failed("write"))?;
     drop(out);
     temporary.as_file().sync_all().map_err(failed("sync"))?;
-    let contents = inspect(temporary.path()).map_err(unusable)?;
+    let contents = inspect(temporary.path()).map_err(|error| unusable(error, temporary.path(), &args.file))?;
     temporary.persist(&args.file).map_err(|error| failed("write")(error.error))?;
     File::open(&folder).and_then(|folder| folder.sync_all()).map_err(failed("sync the folder of"))?;
 
@@ -70,9 +70,17 @@ fn folder(file: &Path) -> PathBuf {
     }
 }
 
+/// The error of the system itself: `tempfile` adds the name of the temporary file, which means nothing to the user.
+fn without_path(error: std::io::Error) -> std::io::Error {
+    let below = error.get_ref().and_then(|error| error.source());
+    let code = below.and_then(|below| below.downcast_ref::<std::io::Error>()?.raw_os_error());
+    code.map_or(error, std::io::Error::from_raw_os_error)
+}
+
 /// The received data are not a complete backup: the node ended the stream early, or uses a newer format.
-fn unusable(error: RestoreError) -> Failure {
-    let text = format!("the service sent no whole backup ({}); nothing was kept, try again", chain(&error));
+fn unusable(error: RestoreError, temporary: &Path, file: &Path) -> Failure {
+    let said = chain(&error).replace(&*temporary.to_string_lossy(), &file.to_string_lossy());
+    let text = format!("the service sent no whole backup ({said}); nothing was kept, try again");
     Failure::new(code_below(&error).unwrap_or(IO), text)
 }
 

@@ -172,18 +172,32 @@ fn killed_wrapper_releases_its_lock_and_leaves_no_command() {
 }
 
 #[test]
-fn default_lock_directory_is_per_user_and_reported() {
+fn default_lock_directory_is_per_user_and_not_reported_without_a_terminal() {
     let place = Place::new();
     if std::path::Path::new("/var/lib/lockkeeper").exists() {
         return;
     }
     let ended = place.bare(["run", "x", "--", "true"]).ended();
-    ended.is_one_line(0, &["this user on this host, nothing else", "--local", "--locks"]);
-    assert!(place.path("home/.local/state/lockkeeper").is_dir());
-    let ended = place.bare(["run", "--local", "x", "--", "true"]).ended();
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));
-    let ended =
-        place.bare(["run", "--local", "x", "--", "true"]).env("XDG_STATE_HOME", place.path("a %?b")).ended();
+    assert!(place.path("home/.local/state/lockkeeper").is_dir());
+    let ended = place.bare(["run", "x", "--", "true"]).env("XDG_STATE_HOME", place.path("a %?b")).ended();
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));
     assert!(place.path("a %?b/lockkeeper").is_dir());
+}
+
+#[test]
+fn owner_names_the_program_without_its_arguments() {
+    let place = Place::new();
+    let owner = |options: &[&str], name: &str| {
+        let script = "touch begun-$LOCKKEEPER_NAME; exec sleep 600";
+        let words = [&["run"], options, &[name, "--", "/bin/sh", "-c", script, "password=hunter2"]].concat();
+        let running = place.lockkeeper(words).current_dir(place.path("")).started();
+        wait_until("it runs", || place.path(&format!("begun-{name}")).exists());
+        let owner = place.shown(name)["holders"][0]["owner"].as_str().unwrap().to_owned();
+        running.signal(Signal::SIGTERM);
+        owner
+    };
+    let by_default = owner(&[], "a");
+    assert!(by_default.contains('@') && by_default.ends_with(": sh"), "{by_default}");
+    assert_eq!(owner(&["--label", "the nightly job"], "b"), "the nightly job");
 }

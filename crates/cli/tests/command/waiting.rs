@@ -1,5 +1,8 @@
 //! `run` while it waits for the lock.
 
+use std::path::Path;
+use std::time::{Duration, Instant};
+
 use lockkeeper_cli::exit;
 use nix::sys::signal::Signal;
 
@@ -80,21 +83,29 @@ fn lock_kept_closed_is_busy() {
 }
 
 #[test]
-fn without_a_terminal_the_wait_is_printed_once_with_verbose_only() {
+fn without_a_terminal_a_long_wait_is_printed_once_and_with_verbose_also_a_short_one() {
     let place = Place::new();
     let holder = place.holder("x", &[]);
-    let quiet = place.lockkeeper(["run", "x", "--", "true"]).started();
+    let begun = Instant::now();
+    let starts = |options: &[&str], told: &Path| {
+        let mut command = place.lockkeeper([&["run"], options, &["x", "--", "true"]].concat());
+        command.stderr(std::fs::File::create(told).unwrap()).spawn().unwrap()
+    };
+    let reports = |told: &Path| std::fs::read_to_string(told).unwrap().ends_with('\n');
+    let (told, told_later) = (place.path("told"), place.path("told-later"));
+    let verbose = starts(&["-v"], &told);
     place.wait_for_waiters("x", 1);
-    let told = place.path("told");
-    let mut command = place.lockkeeper(["run", "-v", "x", "--", "true"]);
-    let mut verbose = command.stderr(std::fs::File::create(&told).unwrap()).spawn().unwrap();
-    wait_until("it says so", || std::fs::read_to_string(&told).unwrap().ends_with('\n'));
+    let quiet = starts(&[], &told_later);
+    wait_until("the verbose one says so", || reports(&told));
+    wait_until("the other one says so", || reports(&told_later));
+    assert!(begun.elapsed() >= Duration::from_secs(2), "a short wait is not worth a line in a log");
     holder.signal(Signal::SIGTERM);
-    assert_eq!(quiet.ended().err, "");
-    assert!(verbose.wait().unwrap().success());
-    let said = std::fs::read_to_string(&told).unwrap();
-    assert_eq!(said.lines().count(), 1, "{said}");
-    for words in ["waiting for `x`", "2nd in the queue", "held by", "sleep"] {
-        assert!(said.contains(words), "no {words:?} in {said}");
+    for (mut waiter, told, place) in [(verbose, told, "2nd"), (quiet, told_later, "3rd")] {
+        assert!(waiter.wait().unwrap().success());
+        let said = std::fs::read_to_string(&told).unwrap();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        for words in ["waiting for `x`", place, "in the queue", "held by", ": sh"] {
+            assert!(said.contains(words), "no {words:?} in {said}");
+        }
     }
 }

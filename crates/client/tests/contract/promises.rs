@@ -210,7 +210,7 @@ async fn p5_overtaken(subject: &impl Subject) -> bool {
 /// Only acknowledged keep-alives extend the lease deadline. A backend without ttl has no deadline.
 async fn p6_confirmed(subject: &impl Subject) -> bool {
     let held =
-        subject.client("keeps alive").await.mutex("promises/p6").max_hold(None).acquire().await.unwrap();
+        subject.client("keeps alive").await.mutex("promises/p6").acquire().await.unwrap();
     let Ok(Some(until)) = held.valid_until() else { return !held_by_ttl(subject).await };
     subject.pass(12 * SECOND).await;
     let Ok(Some(moved)) = held.valid_until() else { return false };

@@ -32,7 +32,7 @@ const LOCKS: &str =
 async fn a_database_without_the_schema_is_refused_with_the_command_that_creates_it() {
     let server = Postgres::start();
     let (said, kind) = refused(&server.url()).await;
-    assert_eq!(kind, BackendErrorKind::Operator);
+    assert_eq!(kind, BackendErrorKind::Denied);
     let line = format!("`lockkeeper postgres init {}?connections=4&lock=row`", server.url());
     assert!(said.contains(&line), "{said}");
 }
@@ -71,7 +71,7 @@ async fn a_user_with_the_functions_can_lock_but_cannot_access_the_tables() {
     let waiter = tokio::spawn(async move { waiter.acquire().await.unwrap() });
     crate::support::until_waiting(&locks, "any", 1).await;
     let error = locks.break_hold(order("any", &held, true)).await.unwrap_err();
-    assert_eq!(error.kind, BackendErrorKind::Operator, "{error}");
+    assert_eq!(error.kind, BackendErrorKind::Denied, "{error}");
     assert!(error.to_string().contains("permission denied for function row_break"), "{error}");
     held.release().await.unwrap();
     waiter.await.unwrap().release().await.unwrap();
@@ -118,7 +118,7 @@ async fn the_error_without_schema_usage_names_the_remedy() {
     let server = server();
     server.psql("CREATE ROLE nobody LOGIN");
     let (said, kind) = refused(&server.url_as("nobody")).await;
-    assert_eq!(kind, BackendErrorKind::Operator);
+    assert_eq!(kind, BackendErrorKind::Denied);
     assert!(said.contains("may not use the schema `lockkeeper`") && said.contains("--role NAME"), "{said}");
 }
 

@@ -10,6 +10,7 @@ mod progress;
 mod status;
 mod waiting;
 
+use std::path::Path;
 use std::time::Duration;
 
 use lockkeeper::{Guard, Lock, LockName, Locks, LossCause, ReleaseError, Unfenced};
@@ -105,8 +106,13 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
     let mut signals = Signals::install()
         .map_err(|error| Failure::system(exit::INTERNAL, "cannot listen to signals", &error))?;
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
-    let purpose: Vec<_> = args.argv.iter().map(|word| word.to_string_lossy()).collect();
-    let locks = settings::connect(&url, &purpose.join(" ")).await?;
+    let locks = match (&args.label, args.argv.first()) {
+        (Some(label), _) => Locks::connect_as(&url, label).await?,
+        (None, program) => {
+            let program = program.and_then(|program| Path::new(program).file_name()).unwrap_or_default();
+            settings::connect(&url, &program.to_string_lossy()).await?
+        }
+    };
     let leased = locks.capabilities().ttl;
     let grace = grace(args, leased)?;
     let lock = lock(&locks, &name, args, grace);
@@ -175,9 +181,8 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
     let lock = lock
         .wait(wait)
         .ttl(args.ttl)
-        // The guardian enforces `--max-hold` instead of the library: the library runs in this process, and could not
-        // enforce the limit while this process is stopped.
-        .max_hold(None)
+        // `max_hold` is not set, since the guardian enforces `--max-hold`: the library runs in this process, and could
+        // not enforce the limit while this process is stopped.
         .grace(grace + GRACE_OF_THE_HOLD)
         .keep_closed(args.keep_closed.unwrap_or_default())
         .lock_delay(args.lock_delay.unwrap_or_default());

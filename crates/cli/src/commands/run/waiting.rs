@@ -24,6 +24,8 @@ pub(super) enum Waited {
 
 /// The delay before the progress line is shown, so that a short wait shows no line that disappears at once.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
+/// The delay before the wait is reported without a terminal: short waits must not fill logs.
+const FIRST_REPORT: Duration = Duration::from_secs(2);
 /// The interval between two updates of the progress line, and the time limit for fetching its text.
 const LOOKS: Duration = Duration::from_secs(1);
 
@@ -44,9 +46,10 @@ pub(super) async fn acquire(
     });
     let on_terminal = stderr().is_terminal();
     let mut line: Option<ProgressLine> = None;
-    let mut looks = interval_at(Instant::now() + FIRST_LOOK, LOOKS);
+    let first = if on_terminal || verbose { FIRST_LOOK } else { FIRST_REPORT };
+    let mut looks = interval_at(Instant::now() + first, LOOKS);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut tells = on_terminal || verbose;
+    let mut reports = true;
     let acquiring = lock.acquire();
     tokio::pin!(acquiring);
     loop {
@@ -69,7 +72,7 @@ pub(super) async fn acquire(
                     return Ok(Waited::Interrupted(received.signal));
                 }
             }
-            _ = looks.tick(), if tells => {
+            _ = looks.tick(), if reports => {
                 let text = tokio::select! {
                     biased;
                     text = describe(locks, name, ahead.load(Ordering::Relaxed)) => text,
@@ -81,7 +84,7 @@ pub(super) async fn acquire(
                     line.get_or_insert_with(ProgressLine::new).show(text);
                 } else {
                     output::say(text);
-                    tells = false;
+                    reports = false;
                 }
             }
         }

@@ -39,7 +39,7 @@ mod tests;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lockkeeper_core::{LockName, TokenStatus};
+use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use self::os::OsError;
@@ -186,8 +186,8 @@ impl Backend for FileBackend {
         self.with_store(|store| inspect::list(store, prefix))
     }
 
-    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        self.with_store(move |store| inspect::check_token(store, name, token))
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        self.with_store(move |store| inspect::check_token(store, name, token.get()))
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {

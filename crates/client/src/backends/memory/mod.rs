@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{LockName, TokenStatus};
+use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
@@ -189,8 +189,8 @@ impl Backend for Memory {
         Box::pin(async { Ok(list) })
     }
 
-    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        let status = self.service.check_token(&name, token);
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        let status = self.service.check_token(&name, token.get());
         Box::pin(async move { Ok(status) })
     }
 

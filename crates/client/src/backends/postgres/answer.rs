@@ -79,7 +79,7 @@ fn ends_the_connection(error: &Error) -> bool {
 /// Formats the refusal of a statement for users.
 fn refused(error: &Error, doing: &str) -> BackendError {
     let privilege = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
-    let kind = if privilege { BackendErrorKind::Operator } else { BackendErrorKind::Refused };
+    let kind = if privilege { BackendErrorKind::Denied } else { BackendErrorKind::Refused };
     let instead =
         if privilege { "; `lockkeeper postgres init URL --role NAME` grants what is needed" } else { "" };
     BackendError::new(kind, format!("the server refuses to {doing}: {}{instead}", chain(error)))
@@ -127,19 +127,19 @@ fn no_tls(at: &str, said: &str, settings: &Settings) -> String {
 
 /// Kind and message for a failed connection attempt, except to a read-only server.
 fn refusal(error: &Error, at: &str, settings: &Settings) -> (BackendErrorKind, String) {
-    use BackendErrorKind::{Operator, Refused, Unreachable};
+    use BackendErrorKind::{Denied, Operator, Refused, Unreachable};
     let said = chain(error);
     let (user, database) = (settings.user(), settings.database());
     match error.code().cloned() {
         Some(SqlState::INVALID_PASSWORD) => (
-            Refused,
+            Denied,
             format!("the server at {at} refuses the password of the user {user}: check both in the address"),
         ),
         Some(SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => {
             let wants_tls = said.contains("no encryption") || said.contains("SSL off");
             let tls = if wants_tls { ", or asks for TLS: add `sslmode=require`" } else { "" };
             (
-                Refused,
+                Denied,
                 format!(
                     "the server at {at} does not let the user {user} into the database {database}: {said}; its \
                      pg_hba.conf has no line for it{tls}"
@@ -153,7 +153,7 @@ fn refusal(error: &Error, at: &str, settings: &Settings) -> (BackendErrorKind, S
             ),
         ),
         Some(SqlState::INSUFFICIENT_PRIVILEGE) => (
-            Operator,
+            Denied,
             format!("the user {user} may not use the database {database} at {at}: {said}; grant it CONNECT"),
         ),
         Some(SqlState::TOO_MANY_CONNECTIONS) => (
@@ -173,7 +173,7 @@ fn refusal(error: &Error, at: &str, settings: &Settings) -> (BackendErrorKind, S
         ),
         None if error.to_string().contains("TLS") => (Refused, no_tls(at, &said, settings)),
         None if said.contains("password missing") => (
-            Refused,
+            Denied,
             format!("the server at {at} wants a password for the user {user}: `postgres://user:password@…`"),
         ),
         None => (

@@ -25,7 +25,7 @@ mod target;
 
 use std::sync::Arc;
 
-use lockkeeper_core::{LockName, TokenStatus};
+use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
@@ -160,9 +160,9 @@ impl Backend for Redis {
         })
     }
 
-    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
         let servers = self.servers.clone();
-        Box::pin(async move { servers.of(&name)?.check_token(&name, token).await })
+        Box::pin(async move { servers.of(&name)?.check_token(&name, token.get()).await })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {

@@ -19,6 +19,7 @@ pub(super) enum Meaning {
 /// A Redis error reply, formatted for users.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
+    kind: BackendErrorKind,
     text: String,
     /// The key is on another node of a cluster.
     pub(super) moved: bool,
@@ -26,7 +27,7 @@ pub(super) struct Refusal {
 
 impl Refusal {
     pub(super) fn into_error(self) -> BackendError {
-        BackendError::new(BackendErrorKind::Operator, self.text)
+        BackendError::new(self.kind, self.text)
     }
 }
 
@@ -48,32 +49,33 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     }
     // `ASK`: a slot that is migrating. Callers repeat the call.
     let moved = code == "MOVED" || code == "ASK";
-    let hint = if moved {
-        "it is a node of a cluster: write `?cluster=true`"
+    let (kind, hint) = if moved {
+        (BackendErrorKind::Operator, "it is a node of a cluster: write `?cluster=true`")
     } else if is("WRONGTYPE") {
-        "something else uses a key of this lock: choose another name or `?prefix=`"
+        let hint = "something else uses a key of this lock: choose another name or `?prefix=`";
+        (BackendErrorKind::Operator, hint)
     } else if is("OOM") {
-        "it is at its `maxmemory`: give it more, or fewer keys"
+        (BackendErrorKind::Operator, "it is at its `maxmemory`: give it more, or fewer keys")
     } else if is("MISCONF") {
-        "it can't save to its disk, and takes no writes until it can"
+        (BackendErrorKind::Operator, "it can't save to its disk, and takes no writes until it can")
     } else if lacks_permission(code, details) {
-        PERMISSION
+        (BackendErrorKind::Denied, PERMISSION)
     } else if is("NOAUTH") {
-        "it wants a login: write `redis://user:password@host`"
+        (BackendErrorKind::Denied, "it wants a login: write `redis://user:password@host`")
     } else {
-        "look into the server's log"
+        (BackendErrorKind::Operator, "look into the server's log")
     };
     let text = format!("{server} refused: {code} {details}; {hint}");
-    Meaning::Refused(Refusal { text, moved })
+    Meaning::Refused(Refusal { kind, text, moved })
 }
 
 /// The error for a failed attempt to connect.
 pub(super) fn of_connecting(error: &RedisError, target: &Target) -> BackendError {
     let (code, details) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
     let (kind, hint) = match error.kind() {
-        _ if ["WRONGPASS", "NOAUTH"].contains(&code) => (BackendErrorKind::Operator, LOGIN),
-        _ if lacks_permission(code, details) => (BackendErrorKind::Operator, PERMISSION),
-        ErrorKind::AuthenticationFailed => (BackendErrorKind::Operator, LOGIN),
+        _ if ["WRONGPASS", "NOAUTH"].contains(&code) => (BackendErrorKind::Denied, LOGIN),
+        _ if lacks_permission(code, details) => (BackendErrorKind::Denied, PERMISSION),
+        ErrorKind::AuthenticationFailed => (BackendErrorKind::Denied, LOGIN),
         ErrorKind::RESP3NotSupported => {
             (BackendErrorKind::Unsupported, "Redis 6 or later, or Valkey, is needed (RESP3)")
         }

@@ -20,7 +20,7 @@ mod unary;
 
 use std::sync::Arc;
 
-use lockkeeper_core::{LockName, TokenStatus};
+use lockkeeper_core::{LockName, Token, TokenStatus};
 use lockkeeper_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -154,8 +154,8 @@ impl Backend for Service {
         })
     }
 
-    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        let asked = v1::CheckTokenRequest { name: name.as_str().to_owned(), token };
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        let asked = v1::CheckTokenRequest { name: name.as_str().to_owned(), token: token.get() };
         let answer = self.asker.ask(Repeat::Again, move |mut client: GrpcClient| {
             let asked = asked.clone();
             async move { client.check_token(asked).await }

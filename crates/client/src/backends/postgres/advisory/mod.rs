@@ -31,7 +31,7 @@ mod wait;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{LockName, TokenStatus};
+use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -232,8 +232,8 @@ impl Backend for Advisory {
         self.with_shared(|shared| async move { look::list(&shared, prefix).await })
     }
 
-    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        self.with_shared(move |shared| async move { look::check_token(&shared, name, token).await })
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        self.with_shared(move |shared| async move { look::check_token(&shared, name, token.get()).await })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {

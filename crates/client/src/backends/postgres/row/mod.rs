@@ -222,10 +222,9 @@ impl Backend for RowBackend {
         })
     }
 
-    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
         let store = self.store.clone();
         Box::pin(async move {
-            let Some(token) = Token::new(token) else { return Ok(TokenStatus::NeverIssued) };
             let params: Params<'_> = &[&name.as_str(), &as_bigint(token)];
             let rows = store.ask(&CHECK_TOKEN, params, "check a token").await?;
             let issued: bool = column(rows.first(), 0)?;
