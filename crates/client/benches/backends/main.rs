@@ -83,7 +83,7 @@ async fn redlock() -> Outcome {
     }
     // The first turn warms up.
     println!(
-        "redlock: acquire p50 beside the slowest single node: {:.2} × (bar 1.5)",
+        "redlock: acquire p50 beside the slowest single node: {:.2} × (bar 2)",
         median(ratios.split_off(1))
     );
     Ok(())

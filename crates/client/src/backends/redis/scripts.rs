@@ -33,6 +33,7 @@ const WAY: &str = include_str!("scripts/way.lua");
 const QUEUE: &str = include_str!("scripts/queue.lua");
 const WAIT: &str = include_str!("scripts/wait.lua");
 const PERMITS: &str = include_str!("scripts/permits.lua");
+const RELEASE: &str = include_str!("scripts/release.lua");
 
 pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| {
     let (acquire, permit) = (include_str!("scripts/acquire.lua"), include_str!("scripts/permit.lua"));
@@ -42,7 +43,7 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| {
         acquire: Script::new(&[TIME, VALUE, FREE, COMMON, ASKED, WAY, QUEUE, WAIT, acquire]),
         permit: Script::new(&[TIME, VALUE, COMMON, ASKED, WAY, QUEUE, WAIT, PERMITS, permit]),
         renew: Script::new(&[TIME, COMMON, QUEUE, PERMITS, renew]),
-        finish: Script::new(&[TIME, COMMON, QUEUE, PERMITS, finish]),
+        finish: Script::new(&[RELEASE, TIME, COMMON, QUEUE, PERMITS, finish]),
         break_hold: Script::new(&[TIME, COMMON, QUEUE, PERMITS, break_hold]),
         inspect: Script::new(&[TIME, COMMON, WAY, PERMITS, inspect]),
     }
@@ -58,8 +59,9 @@ impl Script {
     /// The command that runs the script by its digest, with the keys of a name and an entry. The caller adds the
     /// arguments.
     pub(super) fn call(&self, keys: &Keys, set: KeySet, id: &EntryId) -> Cmd {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(self.digest.get_hash()).arg(set as usize).arg(keys.list(set, id));
+        // Enough for all arguments of most calls.
+        let mut command = Cmd::with_capacity(16, 512);
+        command.arg("EVALSHA").arg(self.digest.get_hash()).arg(set as usize).arg(keys.list(set, id));
         command
     }
 

@@ -249,8 +249,9 @@ impl Inner {
 
     fn set_call(&self, attempt: &Attempt) -> Cmd {
         let (keys, lives) = (self.keys(&attempt.entry.name), lives_ms(&attempt.entry));
-        let mut set = redis::cmd("SET");
-        set.arg(keys.lock()).arg(layout::plain_value(attempt, &self.client, lives));
+        let value = layout::plain_value(attempt, &self.client, lives);
+        let mut set = Cmd::with_capacity(6, keys.lock().len() + value.len() + 32);
+        set.arg("SET").arg(keys.lock()).arg(value);
         set.arg("NX").arg("PX").arg(lives);
         set
     }

@@ -176,8 +176,15 @@ impl Claim {
 
     /// The entry as it is stored on a node.
     fn node_entry(&self, number: u32, keep_closed: Duration) -> Arc<Entry> {
-        let id = EntryId(format!("{}.{number}", self.entry.id));
-        Arc::new(Entry { id, ttl: self.entry.ttl + ENTRY_EXTRA, keep_closed, ..(*self.entry).clone() })
+        let Entry { id, name, mode, ttl, keep_closed: _, lock_delay } = &*self.entry;
+        Arc::new(Entry {
+            id: EntryId([&id.0, ".", &number.to_string()].concat()),
+            name: name.clone(),
+            mode: *mode,
+            ttl: *ttl + ENTRY_EXTRA,
+            keep_closed,
+            lock_delay: *lock_delay,
+        })
     }
 
     /// Begins a round; `None` if the claim holds already or is over.
