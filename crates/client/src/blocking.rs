@@ -21,7 +21,8 @@ use lockkeeper_core::TokenStatus;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::error::{
-    AcquireError, BackendError, BackendErrorKind, ConnectError, HoldError, Lost, ReleaseError, Unsupported, VerifyError,
+    AcquireError, BackendError, BackendErrorKind, ConnectError, HoldError, Lost, ReleaseError, Unsupported,
+    VerifyError,
 };
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::run_result;

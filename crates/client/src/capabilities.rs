@@ -163,6 +163,18 @@ pub enum Promise {
     NotKept(&'static str),
 }
 
+impl Promise {
+    /// Whether it is kept, in a few words that don't change: `kept`, `kept if`, `not kept`.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Kept => "kept",
+            Self::KeptIf(_) => "kept if",
+            Self::NotKept(_) => "not kept",
+        }
+    }
+}
+
 impl fmt::Display for Promise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

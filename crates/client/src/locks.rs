@@ -157,7 +157,11 @@ impl<F: Kind> Locks<F> {
     ///
     /// # Errors
     /// [`BackendError`].
-    pub async fn check_token(&self, name: impl AsRef<str>, token: Token) -> Result<TokenStatus, BackendError> {
+    pub async fn check_token(
+        &self,
+        name: impl AsRef<str>,
+        token: Token,
+    ) -> Result<TokenStatus, BackendError> {
         self.needs_tokens("check a token")?;
         self.core.backend.check_token(LockName::parse(name.as_ref())?, token).await
     }

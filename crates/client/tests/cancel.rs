@@ -334,9 +334,8 @@ async fn an_acquire_of_a_cut_off_client_fails_and_succeeds_after_reconnecting() 
 fn blocking_guards_are_dropped_and_released_without_a_runtime() {
     let locks = lockkeeper::blocking::Locks::connect("memory:cancel-blocking").unwrap();
     drop(locks.mutex("a").acquire().unwrap());
-    let name = "a".parse().unwrap();
     let until = Instant::now() + DEADLINE;
-    while !locks.inspect(&name).unwrap().holders.is_empty() {
+    while !locks.inspect("a").unwrap().holders.is_empty() {
         assert!(Instant::now() < until, "still held");
     }
     let held = locks.mutex("a").acquire().unwrap();

@@ -91,11 +91,11 @@ async fn operators_see_sessions_locks_tokens_and_the_node() {
     let [first, second] = &sessions[..] else { panic!("{sessions:?}") };
     assert_eq!((first.owner.as_str(), first.ttl, first.requests), ("one", 12 * SECOND, 1));
     assert!(first.attached && first.left <= first.ttl && first.id < second.id);
-    let listed = two.list(Some(&name("a"))).await.unwrap();
+    let listed = two.list(Some("a")).await.unwrap();
     assert_eq!(listed.iter().map(|lock| lock.name.as_str()).collect::<Vec<_>>(), ["a/b"]);
     let token = held.token_hint().unwrap();
-    assert_eq!(two.check_token(&name("a/b"), token.get()).await.unwrap(), TokenStatus::Current);
-    let worth = two.check_token(&name("a/b"), other.token_hint().unwrap().get()).await.unwrap();
+    assert_eq!(two.check_token("a/b", token).await.unwrap(), TokenStatus::Current);
+    let worth = two.check_token("a/b", other.token_hint().unwrap()).await.unwrap();
     assert_eq!(worth, TokenStatus::NotCurrent { live: vec![token] });
     let status = one.status().await.unwrap();
     assert!(status.leads && status.leader == Some(status.node));
@@ -124,7 +124,7 @@ async fn long_lists_are_complete() {
         }
         held
     };
-    let listed = locks.list(Some(&name("many"))).await.unwrap();
+    let listed = locks.list(Some("many")).await.unwrap();
     assert_eq!(listed.len(), held.len());
     assert!(listed.windows(2).all(|pair| pair[0].name < pair[1].name));
 }
@@ -134,7 +134,7 @@ async fn a_watch_sends_the_state_and_then_every_change() {
     let service = Service::start();
     let locks = service.client("one").await;
     let held = locks.mutex("w/a").acquire().await.unwrap();
-    let mut watch = locks.watch(Some(&name("w"))).unwrap();
+    let mut watch = locks.watch(Some("w")).unwrap();
     let WatchEvent::State(state) = next(&mut watch).await else { panic!("first the state") };
     assert_eq!((state.name.as_str(), state.holders.len()), ("w/a", 1));
     assert_eq!(next(&mut watch).await, WatchEvent::Synced);
@@ -151,14 +151,14 @@ async fn a_watch_sends_the_state_and_then_every_change() {
 async fn a_stored_limit_overrides_the_limits_of_requests() {
     let service = Service::start();
     let locks = service.client("one").await;
-    locks.set_limit(&name("pool"), Some(2)).await.unwrap();
+    locks.set_limit("pool", Some(2)).await.unwrap();
     let one = locks.semaphore("pool", 7).acquire().await.unwrap();
     assert_eq!(one.permits()[0].limit, 2);
     let _two = locks.semaphore_in_force("pool").acquire().await.unwrap();
     assert!(locks.semaphore("pool", 7).try_acquire().await.unwrap().is_none());
-    let refused = locks.set_limit(&name("pool"), Some(0)).await.unwrap_err();
+    let refused = locks.set_limit("pool", Some(0)).await.unwrap_err();
     assert_eq!(refused.kind, BackendErrorKind::Refused, "{refused}");
-    locks.set_limit(&name("other"), None).await.unwrap();
+    locks.set_limit("other", None).await.unwrap();
     let none = locks.semaphore_in_force("other").acquire().await;
     assert!(matches!(none, Err(AcquireError::Backend(error)) if error.kind == BackendErrorKind::Refused));
 }
@@ -169,7 +169,7 @@ async fn other_backends_return_unsupported() {
     let error = locks.status().await.unwrap_err();
     assert!(error.kind == BackendErrorKind::Unsupported && error.message.contains("`memory`"), "{error}");
     assert!(locks.watch(None).is_err() && locks.sessions().await.is_err());
-    assert!(locks.set_limit(&name("a"), None).await.is_err());
+    assert!(locks.set_limit("a", None).await.is_err());
 }
 
 /// One case for each limit of a request. After each case another lock is acquired, and a hold of the same client must
@@ -232,7 +232,7 @@ async fn a_request_over_a_limit_is_refused_with_value_and_limit_and_ends_no_stre
         assert_eq!(error.kind, BackendErrorKind::Refused, "{error}");
         assert!(error.message.contains(&length) && error.message.contains("256"), "{error}");
     }
-    let error = locks.set_limit(&name("s"), Some(65_537)).await.unwrap_err();
+    let error = locks.set_limit("s", Some(65_537)).await.unwrap_err();
     assert!(error.message.contains("65537") && error.message.contains("65536"), "{error}");
     assert_eq!(held.loss(), None);
     assert_eq!(counter.accepted(), connections, "a stream has ended");

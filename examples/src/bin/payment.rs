@@ -54,12 +54,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Returns the receipt, or `None` if the token is stale.
-async fn pay(
-    db: &Client,
-    order: &str,
-    cents: i64,
-    token: Token,
-) -> Result<Option<String>, Box<dyn Error>> {
+async fn pay(db: &Client, order: &str, cents: i64, token: Token) -> Result<Option<String>, Box<dyn Error>> {
     let fence = token.get() as i64; // below 2^53
     // Enter before reading: from here on no worker with a lower token can change this record. The key stays the
     // first one.

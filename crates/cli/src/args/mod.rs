@@ -34,16 +34,20 @@ pub struct Cli {
 
 /// The help of `--locks`: the schemes of the lock services in this program.
 fn locks_help() -> String {
-    let (here, missing): (Vec<_>, Vec<_>) = BACKENDS.iter().partition(|entry| entry.is_compiled_in());
+    let (here, missing): (Vec<&BackendEntry>, Vec<_>) =
+        BACKENDS.iter().partition(|entry| entry.is_compiled_in());
     let names = |entries: &[&BackendEntry]| {
-        let schemes = entries.iter().flat_map(|entry| entry.schemes);
+        let schemes = entries.iter().flat_map(|entry| entry.schemes.iter());
         schemes.map(|scheme| format!("{}:", scheme.name)).collect::<Vec<_>>().join(" ")
     };
-    let mut features: Vec<_> = missing.iter().flat_map(|entry| entry.schemes).filter_map(|it| it.feature).collect();
+    let mut features: Vec<_> =
+        missing.iter().flat_map(|entry| entry.schemes.iter()).filter_map(|it| it.feature).collect();
     features.dedup();
     let missing = match names(&missing) {
         none if none.is_empty() => none,
-        missing => format!("; not in this program: {missing} (build it with the features {})", features.join(", ")),
+        missing => {
+            format!("; not in this program: {missing} (build it with the features {})", features.join(", "))
+        }
     };
     format!("The lock service, by its URL: {}{missing}; by default a directory of this host", names(&here))
 }
@@ -432,7 +436,11 @@ fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<String> {
             if let Some((_, ours)) = SYNONYMS.iter().find(|(theirs, _)| *theirs == typed) {
                 return Some(format!("there is no command '{typed}'; '{ours}' is what you may look for"));
             }
-            ("command", typed, commands.get_subcommands().map(|command| command.get_name().to_owned()).collect())
+            (
+                "command",
+                typed,
+                commands.get_subcommands().map(|command| command.get_name().to_owned()).collect(),
+            )
         }
         ErrorKind::UnknownArgument => {
             let command = words.iter().find_map(|word| commands.find_subcommand(word))?;
@@ -500,11 +508,16 @@ mod tests {
             assert!(error.code == USAGE && error.message.contains(wanted), "{}", error.message);
         }
         for (_, ours) in SYNONYMS {
-            let command = ours.split(' ').try_fold(Cli::command(), |at, word| at.find_subcommand(word).cloned());
+            let command =
+                ours.split(' ').try_fold(Cli::command(), |at, word| at.find_subcommand(word).cloned());
             assert!(command.is_some(), "{ours}");
         }
         let error = parse(["lockkeeper", "run", "--zzz", "x"].map(OsString::from)).unwrap_err();
-        assert!(error.message.contains("--zzz") && error.message.contains("behind `--`"), "{}", error.message);
+        assert!(
+            error.message.contains("--zzz") && error.message.contains("behind `--`"),
+            "{}",
+            error.message
+        );
     }
 
     #[test]

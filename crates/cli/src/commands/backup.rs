@@ -27,7 +27,8 @@ pub(super) async fn backup(args: Backup) -> Result<u8, Failure> {
         move |error: std::io::Error| Failure::system(IO, &format!("cannot {doing} `{file}`"), &error)
     };
     // Created readable by this user only: the file contains the labels and metadata of holders and waiters.
-    let mut temporary = NamedTempFile::new_in(&folder).map_err(|error| failed("write")(without_path(error)))?;
+    let mut temporary =
+        NamedTempFile::new_in(&folder).map_err(|error| failed("write")(without_path(error)))?;
     let mut bytes = 0;
     let mut out = BufWriter::new(temporary.as_file_mut());
     while let Some(part) = parts.next().await {
@@ -38,7 +39,8 @@ pub(super) async fn backup(args: Backup) -> Result<u8, Failure> {
     out.flush().map_err(failed("write"))?;
     drop(out);
     temporary.as_file().sync_all().map_err(failed("sync"))?;
-    let contents = inspect(temporary.path()).map_err(|error| unusable(error, temporary.path(), &args.file))?;
+    let contents =
+        inspect(temporary.path()).map_err(|error| unusable(error, temporary.path(), &args.file))?;
     temporary.persist(&args.file).map_err(|error| failed("write")(error.error))?;
     File::open(&folder).and_then(|folder| folder.sync_all()).map_err(failed("sync the folder of"))?;
 

@@ -1,6 +1,6 @@
 //! `ls`, `show` and `sessions`: holders, waiters, and live sessions.
 
-use lockkeeper::{LockInfo, SessionInfo};
+use lockkeeper::{LockInfo, LockName, SessionInfo};
 use serde_json::{Value, json};
 
 use crate::args::{Ls, Sessions, Show};
@@ -12,7 +12,7 @@ pub(super) async fn ls(args: Ls) -> Result<u8, Failure> {
     let prefix = args.prefix.as_deref().map(settings::lock_name).transpose()?;
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
     let locks = settings::connect(&url, "ls").await?;
-    let list = locks.list(prefix.as_ref()).await?;
+    let list = locks.list(prefix.as_ref().map(LockName::as_str)).await?;
     if args.json {
         output::json(&list.iter().map(lock_json).collect())?;
         return Ok(OK);

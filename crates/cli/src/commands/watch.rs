@@ -25,16 +25,17 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Prints the current state, then changes, until a signal arrives.
 pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
     let prefix = args.prefix.as_deref().map(settings::lock_name).transpose()?;
+    let prefix = prefix.as_ref().map(LockName::as_str);
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
     let locks = settings::connect(&url, "watch").await?;
     let mut signals =
         Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))?;
     let mut told = PrintedState::new(args.json);
     let watching = async {
-        match locks.watch(prefix.as_ref()) {
-            Ok(watch) => follow(&locks, prefix.as_ref(), watch, &mut told).await,
+        match locks.watch(prefix) {
+            Ok(watch) => follow(&locks, prefix, watch, &mut told).await,
             Err(error) if error.kind == BackendErrorKind::Unsupported => {
-                look(&locks, prefix.as_ref(), &mut told).await
+                look(&locks, prefix, &mut told).await
             }
             Err(error) => Err(error.into()),
         }
@@ -57,7 +58,7 @@ type Never = std::convert::Infallible;
 /// Prints the changes that the service pushes. If the service becomes unreachable, starts another watch.
 async fn follow(
     locks: &Locks,
-    prefix: Option<&LockName>,
+    prefix: Option<&str>,
     mut watch: Watch,
     told: &mut PrintedState,
 ) -> Result<Never, Failure> {
@@ -88,7 +89,7 @@ async fn follow_once(watch: &mut Watch, told: &mut PrintedState) -> Result<Backe
 }
 
 /// Polls the list of locks. A hold that begins and ends between two polls is not printed.
-async fn look(locks: &Locks, prefix: Option<&LockName>, told: &mut PrintedState) -> Result<Never, Failure> {
+async fn look(locks: &Locks, prefix: Option<&str>, told: &mut PrintedState) -> Result<Never, Failure> {
     loop {
         told.begin();
         for info in locks.list(prefix).await? {

@@ -16,12 +16,11 @@ const PHASES: u32 = 18;
 /// Runs a command under the lock `name`. Another client holds the lock at first, and releases it when the time `after`
 /// has passed since the wrapper was seen in the queue, which is soon after the wrapper's session was opened.
 fn run_begun_after(place: &Place, locks: &Locks, name: &str, after: Duration) -> Ended {
-    let holder = locks.mutex(name).with(|lock| lock.ttl(Duration::from_secs(60)).wait(Wait::No));
+    let holder = locks.mutex(name).ttl(Duration::from_secs(60)).wait(Wait::No);
     let held = holder.acquire().unwrap();
     let words = ["run", "--ttl", "6s", "--grace", "3s", name, "--", "sleep", "6"];
     let wrapper = place.lockkeeper(words).started();
-    let parsed = name.parse().unwrap();
-    wait_until("the wrapper waits", || locks.inspect(&parsed).unwrap().waiter_count == 1);
+    wait_until("the wrapper waits", || locks.inspect(name).unwrap().waiter_count == 1);
     let opened = Instant::now();
     std::thread::sleep(after.saturating_sub(opened.elapsed()));
     held.release().unwrap();

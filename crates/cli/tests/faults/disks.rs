@@ -77,7 +77,8 @@ impl Holding {
             self.acknowledged.push(guard);
         }
         let prefix: LockName = "held".parse().unwrap();
-        let listed = answer("the service answers", async || locks.list(Some(&prefix)).await.ok()).await;
+        let listed =
+            answer("the service answers", async || locks.list(Some(prefix.as_str())).await.ok()).await;
         let table: BTreeMap<Token, String> = listed
             .iter()
             .flat_map(|lock| {

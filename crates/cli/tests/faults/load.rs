@@ -106,7 +106,7 @@ impl Load {
         check(&mut history);
         let name: LockName = "load".parse().unwrap();
         answer("no lock and no waiter is left", async || {
-            let listed = self.clients[0].list(Some(&name)).await.ok()?;
+            let listed = self.clients[0].list(Some(name.as_str())).await.ok()?;
             listed.is_empty().then_some(())
         })
         .await;

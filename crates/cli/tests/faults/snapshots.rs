@@ -23,7 +23,7 @@ fn is_writing(data: &Path) -> bool {
 /// Names and tokens of the held locks, and the ids of all sessions.
 async fn table(locks: &Locks<Fenced>) -> (BTreeMap<String, Vec<Option<Token>>>, Vec<u64>) {
     let prefix: LockName = "held".parse().unwrap();
-    let listed = answer("the service answers", async || locks.list(Some(&prefix)).await.ok()).await;
+    let listed = answer("the service answers", async || locks.list(Some(prefix.as_str())).await.ok()).await;
     let sessions = answer("the service answers", async || locks.sessions().await.ok()).await;
     let tokens = |lock: &lockkeeper::LockInfo| lock.holders.iter().map(|holder| holder.token).collect();
     let holds = listed.iter().map(|lock| (lock.name.to_string(), tokens(lock))).collect();

@@ -29,6 +29,7 @@ use crate::error::LossCause;
 use crate::time::BootInstant;
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
+#[allow(missing_debug_implementations, reason = "public to the simulator only")]
 pub struct Machine {
     spec: Spec,
     link: SessionPhase,

@@ -123,11 +123,7 @@ impl HoldStatus {
 }
 
 impl HoldHandle {
-    pub(super) fn new(
-        session: Arc<Session>,
-        key: Key,
-        hold: Arc<HoldStatus>,
-    ) -> Self {
+    pub(super) fn new(session: Arc<Session>, key: Key, hold: Arc<HoldStatus>) -> Self {
         let since = session.now();
         Self { session, key, hold, granted: Granted::default(), since, over: false }
     }

@@ -83,9 +83,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         assert!(state.machine.is_idle(), "they are not worked off by two at once");
     });
     // The request was abandoned after it was made: its caller is forgotten.
-    let forgotten = async {
-        while !matches!(hold.next_report().await, RequestProgress::NotAcquired(_)) {}
-    };
+    let forgotten = async { while !matches!(hold.next_report().await, RequestProgress::NotAcquired(_)) {} };
     tokio::time::timeout(Duration::from_secs(10), forgotten).await.expect("the request goes on");
     inner.with_state(|_| elsewhere(vec![Input::Event(Event::Shutdown)]));
     assert!(session.is_closed());
@@ -128,7 +126,7 @@ fn a_call_that_ends_with_its_runtime_is_an_unanswered_one() {
     });
     ended.block_on(async {
         let deadline = Instant::now() + Duration::from_secs(10);
-        while locks.inspect(&"a".parse().unwrap()).await.unwrap().waiter_count == 0 {
+        while locks.inspect("a").await.unwrap().waiter_count == 0 {
             assert!(Instant::now() < deadline, "it does not wait");
             tokio::task::yield_now().await;
         }

@@ -103,10 +103,10 @@ async fn the_address_of_a_follower_is_sufficient_for_a_client() {
     let nodes = Nodes::start();
     let follower = nodes.others(nodes.leader().await)[0];
     let locks = nodes.client(follower).await;
-    let mut watch = locks.watch(Some(&name("a"))).unwrap();
+    let mut watch = locks.watch(Some("a")).unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
     let token = held.token_hint().unwrap();
-    assert_eq!(locks.check_token(&name("a"), token.get()).await.unwrap(), TokenStatus::Current);
+    assert_eq!(locks.check_token("a", token).await.unwrap(), TokenStatus::Current);
     assert_eq!(locks.list(None).await.unwrap().len(), 1);
     loop {
         let event = tokio::time::timeout(DEADLINE, watch.next()).await.expect("an event was due");

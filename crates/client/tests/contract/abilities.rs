@@ -212,7 +212,7 @@ async fn inspect(subject: &impl Subject) -> bool {
     })
     .await;
     waiting.abort();
-    let listed = two.list(Some(&"abilities".parse().unwrap())).await.unwrap();
+    let listed = two.list(Some("abilities")).await.unwrap();
     seen.holders.len() == 1
         && seen.holders[0].owner.starts_with("one")
         && seen.holders[0].meta == [("job".to_owned(), "reindex".to_owned())]

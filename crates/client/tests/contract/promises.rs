@@ -41,6 +41,7 @@ pub(crate) async fn compare(subject: &impl Subject) {
             Promise::Kept => found == Found::Kept,
             Promise::KeptIf(condition) => !condition.is_empty() && found != Found::NotKept,
             Promise::NotKept(why) => !why.is_empty() && found == Found::NotKept,
+            other => panic!("P{number}: {other}"),
         };
         if !agrees {
             wrong.push(format!("P{number} ({name}): declared `{declared}`, found {found:?}"));
@@ -209,8 +210,7 @@ async fn p5_overtaken(subject: &impl Subject) -> bool {
 
 /// Only acknowledged keep-alives extend the lease deadline. A backend without ttl has no deadline.
 async fn p6_confirmed(subject: &impl Subject) -> bool {
-    let held =
-        subject.client("keeps alive").await.mutex("promises/p6").acquire().await.unwrap();
+    let held = subject.client("keeps alive").await.mutex("promises/p6").acquire().await.unwrap();
     let Ok(Some(until)) = held.valid_until() else { return !held_by_ttl(subject).await };
     subject.pass(12 * SECOND).await;
     let Ok(Some(moved)) = held.valid_until() else { return false };
@@ -247,10 +247,9 @@ async fn p7_retries(subject: &impl Subject) -> bool {
     }
     held.release().await.unwrap();
     let tokens_rise = tokens.windows(2).all(|pair| pair[0] < pair[1]);
-    let name = name.parse().unwrap();
     until("nothing is left", async || {
         subject.pass(Duration::from_millis(100)).await;
-        let info = locks.inspect(&name).await.unwrap();
+        let info = locks.inspect(name).await.unwrap();
         (info.holders.is_empty() && info.waiter_count == 0).then_some(())
     })
     .await;
@@ -346,14 +345,13 @@ async fn p12_unknown(subject: &impl Subject) -> bool {
         return held.release().await.is_ok();
     }
     let said = held.release().await;
-    let name = name.parse().unwrap();
     let honest = match said {
         Err(ReleaseError::Ambiguous) => true,
         // The lost call was another one (such as a keep-alive), or the library has found out the outcome. Then the lock
         // must be free.
         Ok(()) => {
             let looks = subject.client("looks").await;
-            until("somebody looks", async || looks.inspect(&name).await.ok()).await.holders.is_empty()
+            until("somebody looks", async || looks.inspect(name).await.ok()).await.holders.is_empty()
         }
         // Where a connection holds the lock, the end of the connection is known to end the hold.
         Err(ReleaseError::AlreadyLost(cause)) => {
@@ -363,7 +361,7 @@ async fn p12_unknown(subject: &impl Subject) -> bool {
     };
     until("the release arrives after all", async || {
         subject.pass(SECOND).await;
-        locks.inspect(&name).await.unwrap().holders.is_empty().then_some(())
+        locks.inspect(name).await.unwrap().holders.is_empty().then_some(())
     })
     .await;
     honest

@@ -99,9 +99,8 @@ pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<
 
 /// Waits until a lock has `count` waiters.
 pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
-    let name = name.parse().unwrap();
     until(&format!("{count} waiters of {name}"), async || {
-        (locks.inspect(&name).await.unwrap().waiter_count == count).then_some(())
+        (locks.inspect(name).await.unwrap().waiter_count == count).then_some(())
     })
     .await;
 }

@@ -79,7 +79,7 @@ fn the_process_that_is_killed() {
     };
     let ttl = Duration::from_millis(ttl_ms.parse().unwrap());
     let locks = lockkeeper::blocking::Locks::connect(url).unwrap();
-    let _held = locks.mutex(name).with(|lock| lock.ttl(ttl)).acquire().unwrap();
+    let _held = locks.mutex(name).ttl(ttl).acquire().unwrap();
     let mut out = std::io::stdout();
     writeln!(out, "holding").and_then(|()| out.flush()).unwrap();
     loop {

@@ -57,7 +57,7 @@ async fn a_peer_lock_without_expiry_blocks_until_its_release() {
     peer.takes("x", Duration::ZERO);
     assert_eq!(world.0.cli(&["PTTL", "x"]).trim(), "-1");
     assert!(locks.mutex("x").try_acquire().await.unwrap().is_none());
-    let seen = locks.inspect(&"x".parse().unwrap()).await.unwrap();
+    let seen = locks.inspect("x").await.unwrap();
     assert_eq!(seen.holders.len(), 1, "{seen:?}");
     let waiter = Waiter::start(&locks, "x", TTL).await;
     assert!(peer.release("x"));

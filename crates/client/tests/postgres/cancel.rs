@@ -63,7 +63,7 @@ async fn timed_out_wait_leaves_the_queue() {
     let held = holds.mutex("a").acquire().await.unwrap();
     let short = waits.mutex("a").wait(Wait::For(Duration::from_millis(300)));
     assert!(matches!(short.acquire().await, Err(AcquireError::TimedOut { .. })));
-    let shown = holds.inspect(&"a".parse().unwrap()).await.unwrap();
+    let shown = holds.inspect("a").await.unwrap();
     assert_eq!(shown.waiter_count, 0);
     held.release().await.unwrap();
     world.until_nothing_is_left().await;

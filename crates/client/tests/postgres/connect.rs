@@ -217,7 +217,7 @@ async fn label_outside_the_database_encoding_is_accepted() {
     let at = format!("postgres://postgres@127.0.0.1:{}/latin", server.port());
     let locks = Locks::connect_as(&for_session(&at), "Łódź 😀").await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
-    let shown = locks.inspect(&"a".parse().unwrap()).await.unwrap();
+    let shown = locks.inspect("a").await.unwrap();
     assert!(shown.holders[0].owner.contains("Łódź 😀"), "{:?}", shown.holders[0]);
     held.release().await.unwrap();
 }

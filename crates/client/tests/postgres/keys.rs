@@ -92,7 +92,7 @@ async fn foreign_locks_are_inspected_but_not_listed() {
     let (client, connection) = connect(&at, NoTls).await.unwrap();
     let carried = tokio::spawn(connection);
     client.batch_execute("select pg_advisory_lock(763341982)").await.unwrap();
-    let shown = locks.inspect(&NAME.parse().unwrap()).await.unwrap();
+    let shown = locks.inspect(NAME).await.unwrap();
     assert_eq!(shown.holders.len(), 1);
     assert!(shown.holders[0].owner.starts_with("reporting (process "), "{}", shown.holders[0].owner);
     assert_eq!(shown.holders[0].token, None);

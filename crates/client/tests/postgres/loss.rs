@@ -114,7 +114,7 @@ async fn break_reaches_its_holder_and_is_shown_to_others() {
         let forged = format!(r#"{{"token":{token},"reason":"r","by":"b","key":"000000000000"}}"#);
         world.server.psql(&format!("set role stranger; notify lockkeeper_{client}, '{forged}'"));
     }
-    locks.inspect(&"a".parse().unwrap()).await.unwrap();
+    locks.inspect("a").await.unwrap();
     let stranger = Locks::connect(&for_session(&world.server.url_as("stranger"))).await.unwrap();
     assert!(stranger.break_hold(order(token)).await.is_err(), "it does not see what the holder says");
     held.verify().await.unwrap();
@@ -127,9 +127,8 @@ async fn break_reaches_its_holder_and_is_shown_to_others() {
         reason: "it's /* in */ the way; drop table x".into(),
         by: "o'brien".into(),
     };
-    let name = "a".parse().unwrap();
     until("the break is shown", async || {
-        (operator.inspect(&name).await.unwrap().holders.first()?.state == revoked).then_some(())
+        (operator.inspect("a").await.unwrap().holders.first()?.state == revoked).then_some(())
     })
     .await;
     drop(held);

@@ -109,7 +109,7 @@ async fn lock_granted_to_a_foreign_server_process_is_removed() {
 async fn statement_pooler_is_refused() {
     let world = World::start();
     let pooler = PgBouncer::with(&world.server, &["pool_mode=statement"]);
-    let error = Locks::connect(&for_session(&pooler.url())).await.err().expect("it is refused");
+    let error = Locks::connect(&for_session(&pooler.url())).await.expect_err("it is refused");
     assert!(error.to_string().contains("statement pooling mode"), "{error}");
 }
 

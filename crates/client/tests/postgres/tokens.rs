@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use lockkeeper::backends::postgres::init;
 use lockkeeper::backends::postgres::tokio_postgres::{self, NoTls};
-use lockkeeper::{AcquireError, ConnectError, Locks, TokenStatus};
+use lockkeeper::{AcquireError, ConnectError, Locks, Token, TokenStatus};
 use lockkeeper_rig::Postgres;
 
 use crate::world::{World, for_session, until};
 
 fn why_not(locks: Locks) -> String {
-    locks.fenced().err().expect("it gives no tokens").to_string()
+    locks.fenced().expect_err("it gives no tokens").to_string()
 }
 
 #[tokio::test]
@@ -20,7 +20,7 @@ async fn without_the_schema_there_are_locks_without_tokens() {
     let locks = Locks::connect(&url).await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
     assert_eq!(held.token_hint(), None);
-    let shown = locks.inspect(&"a".parse().unwrap()).await.unwrap();
+    let shown = locks.inspect("a").await.unwrap();
     assert_eq!((shown.holders.len(), shown.holders[0].token), (1, None));
     held.verify().await.unwrap();
     held.release().await.unwrap();
@@ -53,7 +53,7 @@ async fn repeats(alice: Locks, bob: Locks, tokens: bool) {
         [("a", "1"), ("a", "1"), ("a", "1"), ("b", "1"), ("b", "1"), ("b", "2"), ("b", "2"), ("a", "2")]
     {
         let held = alice.mutex(name).meta("job", job).acquire().await.unwrap();
-        let shown = alice.inspect(&name.parse().unwrap()).await.unwrap();
+        let shown = alice.inspect(name).await.unwrap();
         assert_eq!((shown.holders.len(), shown.holders[0].token), (1, held.token_hint()), "{name}");
         assert!(if tokens { held.token_hint() > last } else { held.token_hint().is_none() }, "{last:?}");
         last = held.token_hint();
@@ -79,8 +79,7 @@ async fn documented_grants_suffice_and_missing_ones_are_reported() {
     let app = Locks::connect(&for_session(&server.url_as("app"))).await.unwrap();
     let fenced = app.clone().fenced().unwrap();
     let held = fenced.mutex("a").acquire().await.unwrap();
-    let name = "a".parse().unwrap();
-    let status = app.check_token(&name, held.token().get()).await.unwrap();
+    let status = app.check_token("a", held.token()).await.unwrap();
     assert_eq!(status, TokenStatus::Current);
     held.release().await.unwrap();
 
@@ -159,25 +158,22 @@ async fn init_refuses_objects_of_another_role() {
 async fn tokens_rise_and_their_status_is_reported() {
     let world = World::start();
     let (one, two) = (world.client("one").await, world.client("two").await);
-    let name = "a".parse().unwrap();
+    let name = "a";
     let mut last = None;
     for round in 0..10 {
         let locks = if round % 2 == 0 { &one } else { &two };
-        let held = locks.mutex(&name).acquire().await.unwrap();
+        let held = locks.mutex(name).acquire().await.unwrap();
         assert!(held.token_hint() > last);
         last = held.token_hint();
         held.release().await.unwrap();
     }
-    let reader = one.rw(&name).read().acquire().await.unwrap();
-    let another = two.rw(&name).read().acquire().await.unwrap();
+    let reader = one.rw(name).read().acquire().await.unwrap();
+    let another = two.rw(name).read().acquire().await.unwrap();
     let (old, live) = (last.unwrap(), vec![reader.token_hint().unwrap(), another.token_hint().unwrap()]);
-    assert_eq!(one.check_token(&name, live[0].get()).await.unwrap(), TokenStatus::Current);
-    assert_eq!(
-        one.check_token(&name, old.get()).await.unwrap(),
-        TokenStatus::NotCurrent { live: live.clone() }
-    );
-    let above = live[1].get() + 1;
-    assert_eq!(one.check_token(&name, above).await.unwrap(), TokenStatus::NeverIssued);
+    assert_eq!(one.check_token(name, live[0]).await.unwrap(), TokenStatus::Current);
+    assert_eq!(one.check_token(name, old).await.unwrap(), TokenStatus::NotCurrent { live: live.clone() });
+    let above = Token::new(live[1].get() + 1).unwrap();
+    assert_eq!(one.check_token(name, above).await.unwrap(), TokenStatus::NeverIssued);
 }
 
 /// WAL positions: inserted and flushed.

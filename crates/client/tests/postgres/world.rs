@@ -69,8 +69,7 @@ pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<
 
 /// Waits until a lock has `count` waiters.
 pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
-    let name = name.parse().unwrap();
-    until("they wait", async || (locks.inspect(&name).await.ok()?.waiter_count == count).then_some(())).await;
+    until("they wait", async || (locks.inspect(name).await.ok()?.waiter_count == count).then_some(())).await;
 }
 
 /// Waits until the guard reports the loss of its lock.

@@ -59,7 +59,7 @@ async fn a_client_with_a_clock_a_day_off_excludes_and_is_excluded() {
 fn the_process_with_the_wrong_clock() {
     let Ok(url) = std::env::var(HOLD) else { return };
     let locks = lockkeeper::blocking::Locks::connect(&url).unwrap();
-    let held = locks.mutex("clock").with(|lock| lock.ttl(2 * SECOND)).acquire().unwrap();
+    let held = locks.mutex("clock").ttl(2 * SECOND).acquire().unwrap();
     let mut out = std::io::stdout();
     writeln!(out, "holding {} {}", held.token_hint().unwrap().get(), seconds())
         .and_then(|()| out.flush())

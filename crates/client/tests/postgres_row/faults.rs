@@ -157,7 +157,7 @@ async fn an_acquire_while_the_server_is_down_succeeds_once_it_is_up() {
     let lock = locks.mutex("later");
     let waiting = tokio::spawn(async move { lock.acquire().await });
     // The server is unreachable: a call that does not wait fails.
-    let error = locks.inspect(&"later".parse().unwrap()).await.unwrap_err();
+    let error = locks.inspect("later").await.unwrap_err();
     assert_eq!(error.kind, lockkeeper::BackendErrorKind::Unreachable, "{error}");
     server.start_again();
     waiting.await.unwrap().unwrap().release().await.unwrap();

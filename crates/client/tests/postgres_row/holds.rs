@@ -147,8 +147,7 @@ async fn a_break_notifies_the_holder_and_shows_its_reason() {
     assert_eq!((reason.as_str(), by.as_str()), ("the disk is full", "operator"));
     held.lost().cancelled().await;
     assert_eq!(held.loss(), Some(LossCause::Broken));
-    let name = "broken".parse().unwrap();
-    let worth = two.check_token(&name, token(&held)).await.unwrap();
+    let worth = two.check_token("broken", held.token_hint().unwrap()).await.unwrap();
     assert_eq!(worth, TokenStatus::NotCurrent { live: vec![] });
     assert!(two.mutex("broken").try_acquire().await.unwrap().is_none(), "it is still held");
     let released = held.release().await;
@@ -199,7 +198,7 @@ async fn a_listing_contains_the_name_and_the_names_below_it() {
         held.push(locks.mutex(name).meta("job", name).acquire().await.unwrap());
     }
     let listed = async |prefix: &str| -> Vec<String> {
-        let found = locks.list(Some(&prefix.parse().unwrap())).await.unwrap();
+        let found = locks.list(Some(prefix)).await.unwrap();
         found.into_iter().map(|info| info.name.to_string()).collect()
     };
     assert_eq!(listed("a").await, ["a", "a/b", "a/b/c"]);

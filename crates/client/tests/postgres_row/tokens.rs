@@ -1,6 +1,6 @@
 //! Tokens rise even if rows are deleted (P2), and a retry returns the first grant (P7).
 
-use lockkeeper::{Locks, TokenStatus};
+use lockkeeper::{Locks, Token, TokenStatus};
 use lockkeeper_rig::Postgres;
 
 use crate::support::{SECOND, client, server, token, until};
@@ -56,9 +56,7 @@ async fn tokens_rise_while_the_row_exists_even_if_the_clock_is_set_back() {
 async fn a_token_is_current_while_it_is_held_and_never_issued_above_the_last() {
     let server = server();
     let locks = client(&server.url(), "client").await;
-    let name = "counted".parse().unwrap();
-    let worth = async |token| locks.check_token(&name, token).await.unwrap();
-    assert_eq!(worth(0).await, TokenStatus::NeverIssued);
+    let worth = async |token| locks.check_token("counted", Token::new(token).unwrap()).await.unwrap();
     assert_eq!(worth(1 << 52).await, TokenStatus::NeverIssued, "above the clock, and there is no row");
     let held = locks.mutex("counted").acquire().await.unwrap();
     let current = token(&held);

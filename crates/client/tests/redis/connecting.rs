@@ -116,7 +116,7 @@ async fn the_permissions_that_the_page_lists_are_enough_and_needed() {
         waiting.await.unwrap();
         let held = lock.acquire().await.unwrap();
         let token = held.token_hint().unwrap();
-        locks.check_token(&name("jobs"), token.get()).await.unwrap();
+        locks.check_token("jobs", token).await.unwrap();
         let order =
             |now| BreakOrder { name: name("jobs"), token, reason: "why".into(), by: "who".into(), now };
         locks.break_hold(order(false)).await.unwrap();

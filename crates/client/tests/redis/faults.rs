@@ -11,7 +11,7 @@ use lockkeeper::{AcquireError, Lock, Locks, LossCause, ReleaseError, Unfenced, W
 use lockkeeper_rig::Redis;
 
 use crate::proxy::Faults;
-use crate::support::{SECOND, address, calls, client, durable, keys, loss, name, until, until_waiting};
+use crate::support::{SECOND, address, calls, client, durable, keys, loss, until, until_waiting};
 use crate::switch::Switch;
 
 /// Waits until there is neither a hold nor a waiter: only records of ends and counters of tokens may be left.
@@ -185,7 +185,7 @@ async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
         redis.cli(&["CONFIG", "RESETSTAT"]);
         switch.deliver_late();
         until("it arrived", async || (calls(&redis, asks_by) > 0).then_some(())).await;
-        assert!(next.inspect(&name("jobs")).await.unwrap().holders.is_empty(), "{asks_by}");
+        assert!(next.inspect("jobs").await.unwrap().holders.is_empty(), "{asks_by}");
         let taken = next.mutex("jobs").try_acquire().await.unwrap().expect("nobody holds it");
         taken.release().await.unwrap();
         until_nothing_is_left(&redis, "an acquire that came late").await;
@@ -301,7 +301,7 @@ async fn a_holds_age_is_measured_by_the_servers_clock() {
     let locks = client(&redis, "holder").await;
     redis.clock().step(3600);
     let held = locks.mutex("jobs").ttl(5 * SECOND).acquire().await.unwrap();
-    let info = locks.inspect(&name("jobs")).await.unwrap();
+    let info = locks.inspect("jobs").await.unwrap();
     assert!(info.holders[0].held_for.unwrap() < 60 * SECOND, "{info:?}");
     let before = held.valid_until().unwrap();
     until("it is renewed", async || (held.valid_until().unwrap() > before).then_some(())).await;

@@ -4,7 +4,7 @@ use lockkeeper::{AcquireError, HolderState, Wait};
 use lockkeeper_rig::Redis;
 
 use crate::proxy::Faults;
-use crate::support::{SECOND, address, client, keys, name, until, until_waiting};
+use crate::support::{SECOND, address, client, keys, until, until_waiting};
 
 #[tokio::test]
 async fn the_lowest_free_slot_is_taken() {
@@ -43,7 +43,7 @@ async fn a_limit_other_than_the_one_in_use_is_refused_with_both() {
         panic!("not refused")
     };
     assert!(error.message.contains('3') && error.message.contains('5'), "{error}");
-    assert_eq!(locks.inspect(&name("slots")).await.unwrap().limit, Some(3));
+    assert_eq!(locks.inspect("slots").await.unwrap().limit, Some(3));
     let same = locks.semaphore_in_force("slots").acquire().await.unwrap();
     assert_eq!(same.slot(), Some(1));
     same.release().await.unwrap();
@@ -116,7 +116,7 @@ async fn a_permit_that_stays_closed_keeps_its_slot() {
     let second = locks.semaphore("slots", 2).acquire().await.unwrap();
     assert_eq!(second.slot(), Some(1));
     assert!(locks.semaphore("slots", 2).try_acquire().await.unwrap().is_none());
-    let seen = locks.inspect(&name("slots")).await.unwrap();
+    let seen = locks.inspect("slots").await.unwrap();
     assert!(seen.holders.iter().any(|holder| matches!(holder.state, HolderState::Closed { .. })), "{seen:?}");
     let third = locks.semaphore("slots", 2).wait(Wait::For(20 * SECOND)).acquire().await.unwrap();
     assert_eq!(third.slot(), Some(0));

@@ -103,7 +103,7 @@ async fn without_a_counter_token_operations_fail_and_name_both_alternatives() {
     };
     let errors = [
         locks.clone().fenced().map(drop).unwrap_err().to_string(),
-        locks.check_token(&name("jobs"), 1).await.unwrap_err().to_string(),
+        locks.check_token("jobs", Token::MIN).await.unwrap_err().to_string(),
         locks.break_hold(order).await.unwrap_err().to_string(),
     ];
     for error in errors {
@@ -116,17 +116,15 @@ async fn without_a_counter_token_operations_fail_and_name_both_alternatives() {
 async fn the_status_of_a_token_follows_its_hold() {
     let redis = durable();
     let locks = with_tokens(&redis, "holder").await;
-    let jobs = name("jobs");
     let before = next(&locks).await;
     let held = locks.mutex("jobs").acquire().await.unwrap();
     let token = held.token_hint().unwrap();
-    let status = async |token: u64| locks.check_token(&jobs, token).await.unwrap();
-    assert_eq!(status(token.get()).await, TokenStatus::Current);
-    assert_eq!(status(before.get()).await, TokenStatus::NotCurrent { live: vec![token] });
-    assert_eq!(status(0).await, TokenStatus::NeverIssued);
-    assert_eq!(status(token.get() + 1).await, TokenStatus::NeverIssued);
+    let status = async |token: Token| locks.check_token("jobs", token).await.unwrap();
+    assert_eq!(status(token).await, TokenStatus::Current);
+    assert_eq!(status(before).await, TokenStatus::NotCurrent { live: vec![token] });
+    assert_eq!(status(Token::new(token.get() + 1).unwrap()).await, TokenStatus::NeverIssued);
     held.release().await.unwrap();
-    assert_eq!(status(token.get()).await, TokenStatus::NotCurrent { live: vec![] });
+    assert_eq!(status(token).await, TokenStatus::NotCurrent { live: vec![] });
 }
 
 /// Rules B1 to B3 (docs/table-rules.md), for an exclusive hold and for one permit of several.
@@ -153,7 +151,7 @@ async fn a_break_ends_the_hold_with_that_token_and_no_other() {
         assert!(live.contains(&token) && live.len() == 1 + usize::from(permits), "{live:?}");
         assert_eq!(operator.break_hold(order(token, false)).await.unwrap(), Broken::Done);
         assert_eq!(loss(&held).await, lockkeeper::LossCause::Broken);
-        let seen = operator.inspect(&name("jobs")).await.unwrap();
+        let seen = operator.inspect("jobs").await.unwrap();
         let broken = seen.holders.iter().find(|holder| holder.token == Some(token)).unwrap();
         assert_eq!(
             broken.state,

@@ -3,7 +3,7 @@
 use lockkeeper::{Locks, LossCause, Wait};
 use lockkeeper_rig::{RedisCluster, Sentinel};
 
-use crate::support::{SECOND, loss, name, until, until_waiting};
+use crate::support::{SECOND, loss, until, until_waiting};
 
 /// After the death of the primary, clients find the new one, and a replicated hold is kept. A hold whose key is missing
 /// there is lost, and its holder detects the loss.
@@ -53,7 +53,7 @@ async fn the_locks_of_a_cluster_are_spread_over_its_nodes() {
     }
     let spread = cluster.nodes().iter().filter(|node| node.cli(&["DBSIZE"]) != "0").count();
     assert_eq!(spread, 3);
-    assert_eq!(bob.list(Some(&name("jobs"))).await.unwrap().len(), 12);
+    assert_eq!(bob.list(Some("jobs")).await.unwrap().len(), 12);
     assert!(bob.mutex("jobs/7").try_acquire().await.unwrap().is_none());
     let waiting = tokio::spawn({
         let bob = bob.clone();

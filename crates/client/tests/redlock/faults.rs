@@ -189,8 +189,7 @@ async fn waits_and_releases_need_only_a_majority_of_the_servers() {
         let lock = two.mutex(NAME).ttl(2 * SECOND).wait(Wait::For(20 * SECOND));
         async move { lock.acquire().await }
     });
-    let name = NAME.parse().unwrap();
-    until("it waits", async || (one.inspect(&name).await.unwrap().waiter_count == 1).then_some(())).await;
+    until("it waits", async || (one.inspect(NAME).await.unwrap().waiter_count == 1).then_some(())).await;
     servers.0[..2].iter().for_each(Redis::kill);
     held.release().await.expect("three of five say that it is released");
     let held = waiting.await.unwrap().expect("it is granted by the three that are left");

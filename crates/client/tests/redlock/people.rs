@@ -8,18 +8,17 @@ use crate::support::{NAME, SECOND, Servers, hold, try_to_hold, until};
 async fn a_holder_is_shown_only_if_a_majority_has_it() {
     let servers = Servers::start(5);
     let locks = servers.client("ours").await;
-    let name = NAME.parse().unwrap();
     let set = |server: &Redis| drop(server.cli(&["SET", NAME, "somebody", "PX", "60000"]));
     servers.0[..2].iter().for_each(set);
-    assert_eq!(locks.inspect(&name).await.unwrap().holders, [], "two of five are nobody's lock");
+    assert_eq!(locks.inspect(NAME).await.unwrap().holders, [], "two of five are nobody's lock");
     let held = try_to_hold(&locks).await.expect("three of five are free");
-    let info = locks.inspect(&name).await.unwrap();
+    let info = locks.inspect(NAME).await.unwrap();
     assert_eq!(info.holders.len(), 1, "{info:?}");
     assert!(info.holders[0].owner.starts_with("ours"), "{info:?}");
     assert_eq!(locks.list(None).await.unwrap().len(), 1);
     held.release().await.unwrap();
     set(&servers.0[2]);
-    let info = locks.inspect(&name).await.unwrap();
+    let info = locks.inspect(NAME).await.unwrap();
     assert!(info.holders[0].owner.contains("somebody"), "{info:?}");
     let busy = locks.mutex(NAME).wait(lockkeeper::Wait::No).acquire().await.unwrap_err().to_string();
     assert!(busy.contains("somebody"), "{busy}");
@@ -33,10 +32,9 @@ async fn inspection_needs_only_a_majority() {
     let waiting = tokio::spawn(async move { hold(&two, 30 * SECOND).await.map(drop) });
     servers.0[0].stop();
     servers.0[1].kill();
-    let name = NAME.parse().unwrap();
     until("holder and waiter are shown", async || {
         // The three servers left must all answer in time, which one of them may fail to do on a busy machine.
-        let info = one.inspect(&name).await.ok()?;
+        let info = one.inspect(NAME).await.ok()?;
         let shown = info.holders.first().is_some_and(|holder| holder.owner.starts_with("one"));
         (shown && info.waiter_count == 1 && info.waiters[0].owner.starts_with("two")).then_some(())
     })
@@ -44,7 +42,7 @@ async fn inspection_needs_only_a_majority() {
     held.release().await.unwrap();
     waiting.await.unwrap().unwrap();
     servers.0[2].kill();
-    let error = one.inspect(&name).await.unwrap_err().to_string();
+    let error = one.inspect(NAME).await.unwrap_err().to_string();
     assert!(error.contains("2 of 5 servers answered, 3 must"), "{error}");
     servers.0[0].cont();
 }

@@ -5,7 +5,7 @@ mod nodes;
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Fencing, Finding, Promise, Wait};
+use lockkeeper::{Fencing, Finding, Wait};
 use serde_json::{Value, json};
 
 use crate::args::Doctor;
@@ -57,11 +57,6 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
         _ => Vec::new(),
     };
     settings.extend(harmless.into_iter().map(|finding| finding.says));
-    let promise = |promise: &Promise| match promise {
-        Promise::Kept => "kept",
-        Promise::KeptIf(_) => "kept if",
-        Promise::NotKept(_) => "not kept",
-    };
     if args.json {
         let abilities: serde_json::Map<String, Value> =
             can.abilities().into_iter().map(|(name, has)| (name.to_owned(), has.into())).collect();
@@ -70,7 +65,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             .list()
             .into_iter()
             .map(|(number, name, p)| {
-                (format!("P{number}"), json!({ "name": name, "is": promise(p), "says": p.to_string() }))
+                (format!("P{number}"), json!({ "name": name, "is": p.as_str(), "says": p.to_string() }))
             })
             .collect();
         output::json(&json!({
@@ -87,6 +82,8 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             output::line(format!("tokens: {source}; the last one is {}", show(token)))?
         }
         Fencing::None { why, instead } => output::line(format!("no tokens: {why}; {instead}"))?,
+        // A case of a newer library: `Fencing` is non-exhaustive.
+        other => output::line(format!("tokens: {other:?}"))?,
     }
     output::line(format!("works: acquired in {}, released in {}", human_us(acquired), human_us(released)))?;
     let named = |wanted: bool| -> Vec<&str> {

@@ -45,6 +45,12 @@ pub struct Server {
     service: Arc<MemoryService>,
 }
 
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").finish_non_exhaustive()
+    }
+}
+
 impl Server {
     /// A server on the system clock.
     #[must_use]

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use lockkeeper::{BreakOrder, Locks};
+use lockkeeper::{BreakOrder, LockName, Locks};
 use tempfile::TempDir;
 
 use crate::subject::Subject;
@@ -52,7 +52,7 @@ impl Subject for File {
     /// flock.
     async fn take_away(&self, _label: &str, name: &str) {
         let locks = self.client("operator").await;
-        let name = name.parse().unwrap();
+        let name: LockName = name.parse().unwrap();
         let token = locks.inspect(&name).await.unwrap().holders[0].token.unwrap();
         let order =
             BreakOrder { name, token, reason: "taken away".into(), by: "the suite".into(), now: false };
@@ -80,8 +80,7 @@ fn the_process_that_is_killed() {
     };
     let seconds = |text: &str| Duration::from_secs(text.parse().unwrap());
     let locks = lockkeeper::blocking::Locks::connect(url).unwrap();
-    let lock =
-        locks.mutex(name).with(|lock| lock.keep_closed(seconds(keep_closed)).lock_delay(seconds(lock_delay)));
+    let lock = locks.mutex(name).keep_closed(seconds(keep_closed)).lock_delay(seconds(lock_delay));
     let _held = lock.acquire().unwrap();
     let mut out = std::io::stdout();
     writeln!(out, "holding").and_then(|()| out.flush()).unwrap();

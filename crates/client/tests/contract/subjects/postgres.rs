@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use lockkeeper::backends::postgres::schema_sql;
-use lockkeeper::{BreakOrder, Locks};
+use lockkeeper::{BreakOrder, LockName, Locks};
 use lockkeeper_rig::Postgres;
 
 use crate::proxy::Faults;
@@ -60,7 +60,7 @@ impl Subject for Advisory {
     async fn take_away(&self, label: &str, name: &str) {
         self.faults.silence(label);
         let operator = self.operator().await;
-        let name = name.parse().unwrap();
+        let name: LockName = name.parse().unwrap();
         let token = operator.inspect(&name).await.unwrap().holders[0].token.unwrap();
         let order =
             BreakOrder { name, token, reason: "taken away".into(), by: "the suite".into(), now: true };

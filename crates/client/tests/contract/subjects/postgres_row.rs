@@ -32,9 +32,9 @@ impl Rows {
 
     /// Waits until the hold of a cut-off client has expired.
     async fn until_expired(&self, name: &str) {
-        let (operator, name) = (self.operator().await, name.parse().unwrap());
+        let operator = self.operator().await;
         until("the hold has expired", async || {
-            let info = operator.inspect(&name).await.unwrap();
+            let info = operator.inspect(name).await.unwrap();
             (!info.holders.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
         })
         .await;

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use lockkeeper::{BreakOrder, HolderState, Locks};
+use lockkeeper::{BreakOrder, HolderState, LockName, Locks};
 use lockkeeper_rig::Port;
 use lockkeeper_server::ServerOptions;
 use nix::sys::signal::{Signal, kill};
@@ -155,9 +155,9 @@ impl Subject for Service {
         let lock = client.mutex(name).ttl(ttl).keep_closed(keep_closed).lock_delay(lock_delay);
         let held = lock.acquire().await.unwrap();
         self.faults.cut_off(&label);
-        let (operator, name) = (self.operator().await, name.parse().unwrap());
+        let operator = self.operator().await;
         until("the session is over", async || {
-            let info = operator.inspect(&name).await.unwrap();
+            let info = operator.inspect(name).await.unwrap();
             (!info.holders.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
         })
         .await;
@@ -168,7 +168,7 @@ impl Subject for Service {
     /// suite take minutes.
     async fn take_away(&self, _label: &str, name: &str) {
         let operator = self.operator().await;
-        let name = name.parse().unwrap();
+        let name: LockName = name.parse().unwrap();
         let token = operator.inspect(&name).await.unwrap().holders[0].token.unwrap();
         let order =
             BreakOrder { name, token, reason: "taken away".into(), by: "the suite".into(), now: false };
