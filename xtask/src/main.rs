@@ -54,6 +54,8 @@ enum Task {
     },
     /// Format the code, and apply what clippy can mend by itself
     Fix,
+    /// Generate the Rust code of the wire protocol from its schema
+    Generate,
     /// Run every test; first install what the tests need
     Test(Selection),
     /// Run the simulator: a whole small world by seed (`cargo xtask sim --help` tells its options)
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
     let outcome = process::enter_workspace().and_then(|()| match Args::parse().task {
         Task::Verify { parts } => parts::verify(&parts),
         Task::Fix => parts::fix(),
+        Task::Generate => parts::generate(),
         Task::Test(selection) => testing::run(&selection),
         Task::Sim { args } => sim::run(&args),
         Task::Services(task) => services::run(&task),

@@ -70,6 +70,11 @@ pub(crate) fn fix() -> TaskResult {
     run(cargo().args(["fmt", "--all"]))
 }
 
+/// Writes the code that is generated from the schema of the wire protocol.
+pub(crate) fn generate() -> TaskResult {
+    run(cargo().args(["run", "-p", "lockkeeper-wire", "--features", "grpc", "--example", "generate"]))
+}
+
 fn check(part: Part) -> TaskResult {
     match part {
         Part::Format => run(cargo().args(["fmt", "--all", "--check"])),

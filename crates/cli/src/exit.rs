@@ -18,8 +18,8 @@ pub const USAGE: u8 = 64;
 pub const UNAVAILABLE: u8 = 69;
 /// Internal error: usually a bug in this program. `run`: the guardian was killed or could not be started.
 pub const INTERNAL: u8 = 70;
-/// A lock directory, a data directory, a status file or the ledger of `torture` can't be created; `restore`: the data
-/// directory is not empty.
+/// A lock directory, a data directory, a status file or the ledger of `torture` can't be created; `restore`, and `serve`
+/// without data: the data directory is not empty.
 pub const CANNOT_CREATE: u8 = 73;
 /// Reading or writing failed (for example, the disk is full), or the stored data are damaged or newer than this
 /// program.
@@ -40,13 +40,16 @@ pub const PERMISSION: u8 = 77;
 pub const CONFIG: u8 = 78;
 /// `fence`: the token is stale.
 pub const STALE: u8 = 79;
+/// `doctor`, `cluster status`: a node does not answer or knows no leader, or a setting of the lock service spoils a
+/// promise.
+pub const UNHEALTHY: u8 = 80;
 /// `run`: the command can't be executed.
 pub const NOT_EXECUTABLE: u8 = 126;
 /// `run`: the command was not found.
 pub const NOT_FOUND: u8 = 127;
 
 /// Every exit code of this program, in the order of `docs/cli.md`.
-pub const ALL: [u8; 14] = [
+pub const ALL: [u8; 15] = [
     OK,
     NO,
     USAGE,
@@ -59,6 +62,7 @@ pub const ALL: [u8; 14] = [
     PERMISSION,
     CONFIG,
     STALE,
+    UNHEALTHY,
     NOT_EXECUTABLE,
     NOT_FOUND,
 ];

@@ -13,3 +13,4 @@ pub mod exit;
 pub mod guardian;
 pub mod output;
 pub mod settings;
+mod table;

@@ -36,15 +36,15 @@ pub fn json(value: &Value) -> Result<(), Failure> {
     line(value.to_string())
 }
 
-/// A duration for display: whole seconds from 10 s, else milliseconds.
+/// A duration for display: whole seconds from 10 s, tenths of a second from 1 s, else milliseconds.
 #[must_use]
 pub fn human(duration: Duration) -> String {
-    let rounded = if duration.as_secs() >= 10 {
-        Duration::from_secs(duration.as_secs())
-    } else {
-        Duration::from_millis(duration.as_millis() as u64)
-    };
-    humantime::format_duration(rounded).to_string()
+    let tenths = duration.as_millis() / 100;
+    match tenths {
+        0..10 => humantime::format_duration(Duration::from_millis(duration.as_millis() as u64)).to_string(),
+        10..100 if tenths % 10 != 0 => format!("{}.{}s", tenths / 10, tenths % 10),
+        _ => humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string(),
+    }
 }
 
 /// A lock as JSON, with every field of [`LockInfo`].
@@ -92,17 +92,24 @@ fn waiter_json(waiter: &WaiterInfo) -> Value {
     json!({ "owner": waiter.owner, "mode": waiter.mode.to_string(), "meta": meta_json(&waiter.meta) })
 }
 
-/// A hold on one line: `token 7, exclusive, held by x for 5s`.
+/// What a hold covers: `exclusive`, `permit (slot 2)`, `exclusive with everything below`.
 #[must_use]
-pub fn holder_text(holder: &HolderInfo) -> String {
-    let mut text = holder.token.map(|token| format!("token {token}, ")).unwrap_or_default();
-    text += &holder.mode.to_string();
+pub fn mode_text(holder: &HolderInfo) -> String {
+    let mut text = holder.mode.to_string();
     if let Some(slot) = holder.slot {
         text += &format!(" (slot {slot})");
     }
     if holder.subtree {
         text += " with everything below";
     }
+    text
+}
+
+/// A hold on one line: `token 7, exclusive, held by x for 5s`.
+#[must_use]
+pub fn holder_text(holder: &HolderInfo) -> String {
+    let mut text = holder.token.map(|token| format!("token {token}, ")).unwrap_or_default();
+    text += &mode_text(holder);
     match &holder.state {
         HolderState::Closed { left } => text += &format!(", over, closed for another {}", human(*left)),
         state => {

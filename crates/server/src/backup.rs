@@ -4,7 +4,6 @@
 //! directory that is empty or has an unfinished restore; the new cluster's tokens are above all that the old cluster
 //! issued, also after the backup was taken (P2, T1).
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,12 +14,11 @@ use lockkeeper_replica::storage::{self, BackupError, BackupReader, OpenError};
 use lockkeeper_wire::store::{Founding, Member};
 
 use crate::data::{first_tokens, id, random};
-use crate::disk::{DataDirectory, DataFile, DirectoryError};
+use crate::disk::{DataDirectory, DataFile, DirectoryError, names_in};
 use crate::error::ServeError;
 
 /// Entries that an empty directory may have: the lock file of its owner, and the directory `lost+found` of a new
 /// filesystem.
-const NOTHING: [&str; 2] = ["lock", "lost+found"];
 
 /// A summary of a backup.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -211,23 +209,11 @@ fn read(file: &Path) -> Result<(Contents, Table), RestoreError> {
 /// directory with an unfinished restore is accepted here; the storage checks it, since only the storage recognizes
 /// that restore's files.
 fn check_empty(data: &Path) -> Result<(), RestoreError> {
-    let read = || -> io::Result<Vec<String>> {
-        let names = fs::read_dir(data)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
-        names.collect()
-    };
-    let names = match read() {
-        Ok(names) => names,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => {
-            let path = data.to_owned();
-            let error = DirectoryError::Io { doing: "read", path, source };
-            return Err(RestoreError::Node(ServeError::Directory(error)));
-        }
-    };
+    let names = names_in(data).map_err(|error| RestoreError::Node(ServeError::Directory(error)))?;
     if names.iter().any(|name| name == storage::RESTORE_MARKER) {
         return Ok(());
     }
-    match names.into_iter().find(|name| !NOTHING.contains(&name.as_str())) {
+    match names.into_iter().next() {
         Some(found) => Err(RestoreError::NotEmpty { data: data.to_owned(), found }),
         None => Ok(()),
     }

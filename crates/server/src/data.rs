@@ -15,6 +15,7 @@ use lockkeeper_replica::{Change, Members, Recovered};
 use lockkeeper_wire::store::{Candidate, ConfChange, EntryKind, Founding, Listed, Member, MembersChange};
 use prost::Message;
 
+use crate::disk;
 use crate::error::ServeError;
 use crate::options::ServerOptions;
 
@@ -182,6 +183,22 @@ pub(crate) fn condemn(disk: &impl Disk, verdict: Unusable, why: &str) -> io::Res
     file.write_at(0, why.as_bytes())?;
     file.sync()?;
     disk.sync_names()
+}
+
+/// Refuses a directory with files of others and none of a node. Called before the directory is owned, since that
+/// creates a file in it.
+///
+/// # Errors
+/// [`ServeError::NotOurs`], or the directory can't be read.
+pub(crate) fn refuse_foreign(directory: &Path) -> Result<(), ServeError> {
+    let names = disk::names_in(directory).map_err(ServeError::Directory)?;
+    let is_ours = |name: &str| storage::is_data(name) || Unusable::ALL.iter().any(|it| it.file() == name);
+    match names.first() {
+        Some(found) if !names.iter().any(|name| is_ours(name)) => {
+            Err(ServeError::NotOurs { directory: directory.to_owned(), found: found.clone() })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn refuse_condemned(disk: &impl Disk, directory: &Path) -> Result<(), ServeError> {

@@ -140,6 +140,22 @@ fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Direc
     move |source| DirectoryError::Io { doing, path, source }
 }
 
+/// The names in a directory, without those that mean nothing: the lock file, and what a new file system contains. Empty
+/// if there is no such directory.
+///
+/// # Errors
+/// The directory can't be read.
+pub(crate) fn names_in(path: &Path) -> Result<Vec<String>, DirectoryError> {
+    let read = || -> io::Result<Vec<String>> {
+        let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        names.filter(|name| !name.as_ref().is_ok_and(|name| name == LOCK || name == "lost+found")).collect()
+    };
+    match read() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        read => read.map_err(io_error("read", path)),
+    }
+}
+
 /// Creates a directory and its missing ancestors, durably: a new entry is synced in its parent before anything is
 /// created below it. `sync` makes the entries of a directory durable.
 fn make(path: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {

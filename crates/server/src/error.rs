@@ -64,6 +64,17 @@ pub enum ServeError {
         /// The other nodes.
         others: Vec<u64>,
     },
+    /// The directory has files, and none of them is a node's.
+    #[error(
+        "`{directory}` is not empty and holds no data of a node: `{found}` is there; give a directory of its own to \
+         `--data`, one that is empty or does not exist"
+    )]
+    NotOurs {
+        /// The directory.
+        directory: PathBuf,
+        /// One of the files in it.
+        found: String,
+    },
     /// The data are of another node than the one that was to be started.
     #[error(
         "the data directory `{directory}` belongs to node {found}, not to node {told}: start it with `--node {found}`, or \

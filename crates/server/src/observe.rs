@@ -44,3 +44,10 @@ pub(crate) fn connections(open: usize) {
 pub(crate) fn stream_refused(reason: &'static str) {
     metrics::counter!("lockkeeper_streams_refused_total", "reason" => reason).increment(1);
 }
+
+/// Reports the state of this process to systemd, if that has started it.
+pub(crate) fn notify(state: sd_notify::NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::debug!(%error, "the service manager could not be told: {error}");
+    }
+}

@@ -18,6 +18,7 @@ use lockkeeper_replica::{
 use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::{Candidate, Founding};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use sd_notify::NotifyState;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -33,6 +34,7 @@ use crate::front::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::Leadership;
 use crate::node::NodeThread;
+use crate::observe::notify;
 use crate::options::ServerOptions;
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 
@@ -88,6 +90,7 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
     // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
+    data::refuse_foreign(&options.data)?;
     let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
     let advertised = advertised(&options, address);
     let addresses = Addresses { client: &advertised, peer: peers.as_ref().map_or("", |it| &it.told) };
@@ -101,6 +104,9 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
                 directory: options.data.clone(),
                 node: options.node.unwrap_or_default(),
             })?;
+            // Otherwise a service manager that starts the nodes one after the other would wait for the first one, and
+            // that for the second.
+            notify(NotifyState::Ready);
             let (keeper, told) = (disk.clone(), options.clone());
             let keep = move |candidate: &Candidate| data::stand(&keeper, &told, candidate);
             let forming = form(candidate, options.join.clone(), &peers.listener, keep);
@@ -407,6 +413,7 @@ async fn serve(
         let _ = front.directory.set(directory.clone());
         talk(listener, directory, handover, node.inbox.clone(), bulk, to_send, refused.clone());
     }
+    notify(NotifyState::Ready);
     let running = Running { address, stop: CancellationToken::new() };
     let mut ready = Some(ready);
     let mut result = Ok(());
@@ -414,12 +421,19 @@ async fn serve(
         let now = *state.borrow_and_update();
         match now {
             ReplicaStatus::Ended => break,
-            ReplicaStatus::Waiting | ReplicaStatus::Left => set_health(&health, false).await,
+            ReplicaStatus::Waiting | ReplicaStatus::Left => {
+                set_health(&health, false).await;
+                notify(NotifyState::Status("no leader"));
+            }
             ReplicaStatus::Ready | ReplicaStatus::Following { .. } => {
                 set_health(&health, true).await;
+                let status = match now {
+                    ReplicaStatus::Following { leader } => format!("follows node {leader}"),
+                    _ => "leads".to_owned(),
+                };
+                notify(NotifyState::Status(&status));
                 if let Some(ready) = ready.take() {
                     tracing::info!(%address, "serving clients at {address}");
-                    notify(sd_notify::NotifyState::Ready);
                     ready(running.clone());
                 }
             }
@@ -434,7 +448,7 @@ async fn serve(
             }
         }
     }
-    notify(sd_notify::NotifyState::Stopping);
+    notify(NotifyState::Stopping);
     if *state.borrow() != ReplicaStatus::Ended {
         tracing::info!("stopping: clients are told to go elsewhere");
         set_health(&health, false).await;
@@ -472,16 +486,11 @@ async fn flush(front: &Front, state: &mut watch::Receiver<ReplicaStatus>) {
     }
 }
 
-async fn set_health(health: &tonic_health::server::HealthReporter, is_serving: bool) {
+/// Sets whether this node knows a leader. The health of the whole process, of the service named by an empty string, is
+/// always good: a restart would not give the node a leader.
+async fn set_health(health: &tonic_health::server::HealthReporter, has_leader: bool) {
     use lockkeeper_wire::v1::lockkeeper_server::SERVICE_NAME;
     use tonic_health::ServingStatus::{NotServing, Serving};
-    let status = if is_serving { Serving } else { NotServing };
-    health.set_service_status(SERVICE_NAME, status).await;
-    health.set_service_status("", status).await;
-}
-
-fn notify(state: sd_notify::NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::debug!(%error, "the service manager could not be told: {error}");
-    }
+    health.set_service_status(SERVICE_NAME, if has_leader { Serving } else { NotServing }).await;
+    health.set_service_status("", Serving).await;
 }

@@ -20,7 +20,7 @@ pub mod request;
 pub use fields::{Malformed, mode_number};
 pub use limits::{FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
 
-/// Generated code, in the same modules as the protobuf packages, because its types refer to each other by these paths.
+/// Generated code (`cargo xtask generate`), in the same modules as the protobuf packages, because its types refer to each other by these paths.
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -31,16 +31,16 @@ pub use limits::{FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
 mod lockkeeper {
     pub mod v1 {
         pub use crate::frame::ClientFrame;
-        include!(concat!(env!("OUT_DIR"), "/lockkeeper.v1.rs"));
+        include!("generated/lockkeeper.v1.rs");
     }
     pub mod store {
         pub mod v1 {
-            include!(concat!(env!("OUT_DIR"), "/lockkeeper.store.v1.rs"));
+            include!("generated/lockkeeper.store.v1.rs");
         }
     }
     pub mod peer {
         pub mod v1 {
-            include!(concat!(env!("OUT_DIR"), "/lockkeeper.peer.v1.rs"));
+            include!("generated/lockkeeper.peer.v1.rs");
         }
     }
 }
@@ -56,7 +56,7 @@ pub use lockkeeper::store::v1 as store;
 pub use lockkeeper::v1;
 
 /// The public interface as a `FileDescriptorSet`, for gRPC reflection.
-pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/lockkeeper.v1.descriptors.bin"));
+pub const DESCRIPTORS: &[u8] = include_bytes!("generated/lockkeeper.v1.descriptors.bin");
 
 /// The default port for clients: the keys of "LOCK" on a phone.
 pub const DEFAULT_PORT: u16 = 5625;

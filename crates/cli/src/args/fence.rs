@@ -12,7 +12,7 @@ pub enum Fence {
     /// Check whether a write with this token would pass now (exit code 79 if not)
     Check(FenceArgs),
     /// Replace the file by standard input, if the token still passes
-    Write(FenceArgs),
+    Write(FenceWrite),
     /// Print the marks: the highest tokens accepted so far
     #[command(after_help = "Example:\n  lockkeeper fence show stock.txt")]
     Show(FenceShow),
@@ -44,6 +44,17 @@ pub struct FenceArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `fence write`.
+#[derive(Args, Debug)]
+pub struct FenceWrite {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub args: FenceArgs,
+    /// Accept an empty standard input: the file will be empty
+    #[arg(long)]
+    pub allow_empty: bool,
 }
 
 /// Selects a fence by its target and resource.

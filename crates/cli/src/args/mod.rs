@@ -1,6 +1,7 @@
 //! The command line: argument definitions and help texts only. `settings` and the commands interpret the values.
 
 mod cluster;
+mod config;
 mod fence;
 mod service;
 mod torture;
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use lockkeeper::Token;
 use lockkeeper::backends::{BACKENDS, BackendEntry};
@@ -19,7 +20,7 @@ use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
 
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
-pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget};
+pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
@@ -200,6 +201,9 @@ pub struct Run {
     /// Keep the lock closed for this long if this host or process dies
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lock_delay: Option<Duration>,
+    /// Free the lock this long after this program's connection was closed, instead of after the ttl; see docs/run.md
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub linger: Option<Duration>,
     /// Who holds the lock, as others see it; by default user, host, process id and the command's name
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
@@ -384,10 +388,22 @@ fn key_value(typed: &str) -> Result<(String, String), &'static str> {
 /// # Errors
 /// [`USAGE`], with a one-line message.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> {
-    let words = permits_joined(words.into_iter().collect());
-    let error = match Cli::try_parse_from(&words) {
+    let mut words = permits_joined(words.into_iter().collect());
+    let commands = Cli::command();
+    let serve = commands.find_subcommand("serve").filter(|_| words.get(1).is_some_and(|word| word == "serve"));
+    if let Some(serve) = serve {
+        words = config::with_file(words, serve)?;
+    }
+    let parsed = Cli::command().try_get_matches_from(&words).and_then(|matches| {
+        let mut cli = Cli::from_arg_matches(&matches)?;
+        if let (Command::Serve(args), Some(serve), Some((_, matches))) = (&mut cli.command, serve, matches.subcommand()) {
+            args.in_force = config::in_force(serve, matches);
+        }
+        Ok(cli)
+    });
+    let error = match parsed {
         Ok(cli) => return Ok(cli),
-        Err(error) => error,
+        Err(error) => error.format(&mut Cli::command()),
     };
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),
@@ -450,9 +466,13 @@ fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<String> {
         }
         _ => return None,
     };
+    nearest(typed, &known).map(|name| format!("there is no {what} '{typed}'; did you mean '{name}'?"))
+}
+
+/// The known name that differs from the typed one by no more than two letters.
+fn nearest<'a>(typed: &str, known: &'a [String]) -> Option<&'a String> {
     let distance = |name: &String| strsim::damerau_levenshtein(name, typed);
-    let nearest = known.iter().min_by_key(|name| distance(name)).filter(|name| distance(name) <= 2)?;
-    Some(format!("there is no {what} '{typed}'; did you mean '{nearest}'?"))
+    known.iter().min_by_key(|name| distance(name)).filter(|name| distance(name) <= 2)
 }
 
 /// Rewrites `--permit 3 NAME --` as `--permit=3 NAME --`. Without the `=`, clap can't distinguish the number

@@ -21,8 +21,18 @@ One of three nodes that form a cluster (the others: --node 2, --node 3):
   lockkeeper serve --data ./data-1 --node 1 --listen 127.0.0.1:5625 \\
     --cluster 1=127.0.0.1:5641,2=127.0.0.1:5642,3=127.0.0.1:5643
 
-It serves until SIGTERM or SIGINT (exit code 0). docs/service.md says what is promised, docs/operating.md how to run it.")]
+It serves until SIGTERM or SIGINT (exit code 0). docs/service.md says what is promised, docs/operating.md how to run it.",
+args_override_self = true)]
 pub struct Serve {
+    /// Take options from this TOML file; its keys are the long names, and the command line wins
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the options in force as such a file, and do nothing else
+    #[arg(long)]
+    pub print_config: bool,
+    /// The options in force, as TOML.
+    #[arg(skip)]
+    pub in_force: String,
     /// The data directory; created if it doesn't exist. One process at a time
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,

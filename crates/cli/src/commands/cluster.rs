@@ -6,9 +6,10 @@ use lockkeeper::{ClusterInfo, Locks, MembersChange, NodeInfo, NodePart};
 use serde_json::{Value, json};
 
 use crate::args::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer, ServiceArgs};
-use crate::exit::{Failure, OK};
+use crate::exit::{Failure, OK, UNHEALTHY};
 use crate::output;
 use crate::settings;
+use crate::table::Table;
 
 /// The interval at which a membership change is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -29,17 +30,18 @@ async fn connect(service: &ServiceArgs) -> Result<Locks, Failure> {
 
 async fn status(args: ClusterStatus) -> Result<u8, Failure> {
     let info = connect(&args.service).await?.cluster().await?;
+    let code = if info.nodes.iter().all(|node| node.answers) { OK } else { UNHEALTHY };
     if args.json {
         output::json(&cluster_json(&info))?;
-        return Ok(OK);
+        return Ok(code);
     }
-    for node in &info.nodes {
-        output::line(node_text(node, &info))?;
-    }
+    let mut table = Table::new(["NODE", "ROLE", "STATE", "CLIENTS", "PEERS"]);
+    info.nodes.iter().for_each(|node| table.row(node_row(node, &info)));
+    table.print()?;
     if info.changing {
         output::line("a change of the nodes is under way")?;
     }
-    Ok(OK)
+    Ok(code)
 }
 
 fn cluster_json(info: &ClusterInfo) -> Value {
@@ -65,7 +67,7 @@ fn cluster_json(info: &ClusterInfo) -> Value {
     })
 }
 
-fn node_text(node: &NodeInfo, info: &ClusterInfo) -> String {
+fn node_row(node: &NodeInfo, info: &ClusterInfo) -> [String; 5] {
     let part = if node.node == info.leader { "leader".to_owned() } else { node.part.to_string() };
     let behind = info.last.saturating_sub(node.matched);
     let how = match () {
@@ -75,7 +77,7 @@ fn node_text(node: &NodeInfo, info: &ClusterInfo) -> String {
         () => format!("{behind} entries behind"),
     };
     let peers = if node.peer_address.is_empty() { "-" } else { &node.peer_address };
-    format!("{}  {part}  {how}  clients {}  peers {peers}", node.node, node.client_address)
+    [node.node.to_string(), part, how, node.client_address.clone(), peers.to_owned()]
 }
 
 async fn add(args: ClusterAdd) -> Result<u8, Failure> {

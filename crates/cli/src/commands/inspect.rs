@@ -1,12 +1,13 @@
 //! `ls`, `show` and `sessions`: holders, waiters, and live sessions.
 
-use lockkeeper::{LockInfo, LockName, SessionInfo};
+use lockkeeper::{HolderState, LockInfo, LockName, SessionInfo};
 use serde_json::{Value, json};
 
 use crate::args::{Ls, Sessions, Show};
 use crate::exit::{Failure, OK};
-use crate::output::{self, holder_text, human, lock_json};
+use crate::output::{self, holder_text, human, lock_json, mode_text};
 use crate::settings;
+use crate::table::Table;
 
 pub(super) async fn ls(args: Ls) -> Result<u8, Failure> {
     let prefix = args.prefix.as_deref().map(settings::lock_name).transpose()?;
@@ -17,10 +18,46 @@ pub(super) async fn ls(args: Ls) -> Result<u8, Failure> {
         output::json(&list.iter().map(lock_json).collect())?;
         return Ok(OK);
     }
-    for info in list {
-        output::line(summary(&info))?;
+    if list.is_empty() {
+        output::say("no locks in use");
+        return Ok(OK);
     }
+    let mut table = Table::new(["NAME", "TOKEN", "MODE", "OWNER", "HELD FOR", "WAITING", "NOTE"]);
+    list.iter().for_each(|info| rows(info, &mut table));
+    table.print()?;
     Ok(OK)
+}
+
+/// A row for each holder of a lock; for a lock without holders, one row.
+fn rows(info: &LockInfo, table: &mut Table) {
+    let waiting = if info.waiter_count == 0 { String::new() } else { info.waiter_count.to_string() };
+    let limit = info.limit.map(|limit| format!("{} of {limit} permits taken", info.holder_count));
+    let mut first = [info.name.to_string(), waiting, limit.unwrap_or_default()];
+    for holder in &info.holders {
+        let state = match &holder.state {
+            HolderState::Revoked { reason, by } => format!("being broken by {by}: {reason}"),
+            HolderState::Closed { left } => format!("over, closed for another {}", human(*left)),
+            _ => String::new(),
+        };
+        let meta = holder.meta.iter().map(|(key, value)| format!("{key}={value}"));
+        let [name, waiting, limit] = std::mem::take(&mut first);
+        let notes = [limit, state].into_iter().filter(|note| !note.is_empty()).chain(meta);
+        table.row([
+            name,
+            holder.token.map(|token| token.to_string()).unwrap_or_default(),
+            mode_text(holder),
+            holder.owner.clone(),
+            holder.held_for.map(human).unwrap_or_default(),
+            waiting,
+            notes.collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    let more = info.holder_count - info.holders.len().min(info.holder_count);
+    if info.holders.is_empty() || more > 0 {
+        let [name, waiting, limit] = first;
+        let state = if more > 0 { format!("and {more} more") } else { "free".to_owned() };
+        table.row([name, String::new(), state, String::new(), String::new(), waiting, limit]);
+    }
 }
 
 /// Formats a lock on one line.
@@ -74,9 +111,22 @@ pub(super) async fn sessions(args: Sessions) -> Result<u8, Failure> {
         output::json(&sessions.iter().map(session_json).collect())?;
         return Ok(OK);
     }
-    for session in sessions {
-        output::line(session_text(&session))?;
+    if sessions.is_empty() {
+        output::say("no sessions");
+        return Ok(OK);
     }
+    let mut table = Table::new(["ID", "OWNER", "REQUESTS", "TTL", "LEFT", "NOTE"]);
+    for session in &sessions {
+        table.row([
+            session.id.to_string(),
+            session.owner.clone(),
+            session.requests.to_string(),
+            human(session.ttl),
+            human(session.left),
+            session_note(session),
+        ]);
+    }
+    table.print()?;
     Ok(OK)
 }
 
@@ -93,24 +143,16 @@ fn session_json(session: &SessionInfo) -> Value {
     })
 }
 
-fn session_text(session: &SessionInfo) -> String {
-    let requests = if session.requests == 1 { "request" } else { "requests" };
-    let mut text = format!(
-        "{}  {}: {} {requests}, ttl {}, {} left",
-        session.id,
-        session.owner,
-        session.requests,
-        human(session.ttl),
-        human(session.left)
-    );
+fn session_note(session: &SessionInfo) -> String {
+    let mut notes = Vec::new();
     if !session.lock_delay.is_zero() {
-        text += &format!(", lock-delay {}", human(session.lock_delay));
+        notes.push(format!("lock-delay {}", human(session.lock_delay)));
     }
     if !session.linger.is_zero() {
-        text += &format!(", linger {}", human(session.linger));
+        notes.push(format!("linger {}", human(session.linger)));
     }
     if !session.attached {
-        text += ", not connected";
+        notes.push("not connected".to_owned());
     }
-    text
+    notes.join(", ")
 }

@@ -19,6 +19,10 @@ use crate::exit::{
 use crate::output;
 
 pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
+    if args.print_config {
+        output::line(args.in_force.trim_end())?;
+        return Ok(OK);
+    }
     log(&args)?;
     let data = std::path::absolute(&args.data).unwrap_or_else(|_| args.data.clone());
     let advertise = args.advertise.clone();
@@ -109,6 +113,7 @@ pub(super) fn failure(error: ServeError) -> Failure {
         | E::Unreachable { .. }
         | E::Nodes { .. } => USAGE,
         E::AddressInUse { .. } | E::Directory(DirectoryError::InUse { .. }) => BUSY,
+        E::NotOurs { .. } => CANNOT_CREATE,
         E::Listen { .. } => code_below(&error).unwrap_or(UNAVAILABLE),
         E::Directory(_) => code_below(&error).unwrap_or(CANNOT_CREATE),
         E::ClockBehind

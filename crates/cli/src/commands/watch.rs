@@ -5,7 +5,7 @@
 //! after an interruption.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper::{BackendError, BackendErrorKind, LockInfo, LockName, Locks, Watch, WatchEvent};
 use serde_json::{Value, json};
@@ -195,9 +195,10 @@ impl PrintedState {
             let lock = info.map_or(Value::Null, lock_json);
             return output::json(&json!({ "event": event, "name": name.as_str(), "lock": lock }));
         }
+        let now = humantime::format_rfc3339_seconds(SystemTime::now());
         match info {
-            Some(info) => output::line(summary(info)),
-            None => output::line(format!("{name}  free")),
+            Some(info) => output::line(format!("{now}  {}", summary(info))),
+            None => output::line(format!("{now}  {name}  free")),
         }
     }
 }

@@ -148,7 +148,7 @@ fn invalid_arguments_are_refused() {
     place.ran("run --meta nonsense x -- true").is_one_line(exit::USAGE, &["nonsense", "KEY=VALUE"]);
     place.ran("run --try --wait 5s x -- true").is_one_line(exit::USAGE, &["--wait", "--try"]);
     place.ran("check-token x 1.5").is_one_line(exit::USAGE, &["1.5"]);
-    place.ran("break x --token 0 --reason y").is_one_line(exit::USAGE, &["0 is not a token", "2^53"]);
+    place.ran("break x --token 0 --reason y").is_one_line(exit::USAGE, &["'0'", "1 to 2^53"]);
     place.ran("bench --clients 0").is_one_line(exit::USAGE, &["0", "1.."]);
 }
 

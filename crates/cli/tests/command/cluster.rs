@@ -1,5 +1,7 @@
 //! `cluster`: adds real nodes, queries their status, transfers the leadership, and removes nodes.
 
+use std::time::Duration;
+
 use lockkeeper_cli::exit::{CONFIG, OK, USAGE};
 use lockkeeper_rig::Port;
 use nix::sys::signal::Signal;
@@ -119,7 +121,7 @@ fn restarted_node_forwards_calls_to_a_leader_that_joined_later() {
     let to_two = place.ran("cluster transfer --to 2");
     assert_eq!((to_two.code, to_two.out.as_str()), (i32::from(OK), "node 2 leads\n"), "{to_two:?}");
     let place = place.over(&one.url());
-    for line in ["ls", "set-limit gpu 4"] {
+    for line in ["ls --json", "set-limit gpu 4"] {
         let passed = place.ran(line);
         assert_eq!((passed.code, passed.err.as_str()), (i32::from(OK), ""), "{line}: {passed:?}");
     }
@@ -270,4 +272,64 @@ fn nodes_join_a_restored_cluster_and_a_follower_serves_the_next_backup() {
     let next: Value = serde_json::from_str(&next.out).unwrap();
     assert_eq!(next["node"], 5, "the leader's, by way of a follower");
     assert!(next["last_token"].as_u64() > Some(held.token), "{next}");
+}
+
+/// A service manager that starts three nodes one after the other must not wait for the first of them for ever.
+#[test]
+fn founding_node_is_ready_for_systemd_and_says_what_it_waits_for() {
+    let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
+    let place = Place::new();
+    let (log, notified) = (place.path("log"), place.path("notified"));
+    let socket = std::os::unix::net::UnixDatagram::bind(&notified).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let list = format!("1={},2={}", peers(&ports[0]), peers(&ports[1]));
+    let listen = place.address();
+    let words = ["serve", "--data", "node1", "--node", "1", "--listen", &listen, "--cluster", &list];
+    let mut command = place.lockkeeper(words);
+    let mut node =
+        command.env("NOTIFY_SOCKET", &notified).stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+    let hear = || {
+        let mut bytes = [0; 1024];
+        let length = socket.recv(&mut bytes).expect("a message to systemd");
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    };
+    assert_eq!(hear().trim(), "READY=1");
+    let waits = format!("waiting for the other nodes of the new cluster: 2 at {} (nobody listens there)", peers(&ports[1]));
+    assert_eq!(hear().trim(), format!("STATUS={waits}"));
+    wait_until("the log says so too", || std::fs::read_to_string(&log).unwrap().contains(&waits));
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(node.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(node.wait().unwrap().code(), Some(i32::from(OK)));
+}
+
+#[test]
+fn arguments_of_the_kubernetes_pods_start_a_cluster() {
+    let manifest = include_str!("../../../../packaging/kubernetes/statefulset.yaml");
+    let lines = manifest.lines().map(str::trim).skip_while(|line| *line != "args:").skip(1);
+    let lines = lines.take_while(|line| line.starts_with(['-', '#']));
+    let args: Vec<&str> = lines.filter_map(|line| line.strip_prefix("- ")).collect();
+    assert_eq!(args[..2], ["serve", "--data=/data"], "{args:?}");
+    let place = Place::new();
+    let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
+    let listens: Vec<String> = (0..3).map(|_| place.address()).collect();
+    let nodes: Vec<Starting> = (0..3)
+        .map(|node| {
+            let local = |arg: &str| {
+                let arg = arg.replace("$(NODE)", &(node + 1).to_string());
+                let arg = arg.replace("0.0.0.0:5625", &listens[node]).replace("0.0.0.0:5626", &peers(&ports[node]));
+                (0..3).fold(arg, |arg, other| {
+                    let pod = format!("lockkeeper-{}.lockkeeper", other + 1);
+                    let arg = arg.replace(&format!("{pod}:5625"), &listens[other]);
+                    arg.replace(&format!("{pod}:5626"), &peers(&ports[other]))
+                })
+            };
+            let options: Vec<String> = args[2..].iter().map(|arg| local(arg)).collect();
+            let options: Vec<&str> = options.iter().map(String::as_str).collect();
+            place.begin(&format!("node{node}"), &options)
+        })
+        .collect();
+    let nodes: Vec<Node> = nodes.into_iter().map(Starting::ready).collect();
+    let place = place.over(&format!("lockkeeper://{}", listens.join(",")));
+    assert_eq!(place.ran("run x -- true").code, i32::from(OK));
+    assert_eq!(parts(&place.status()), [(1, "voter"), (2, "voter"), (3, "voter")]);
+    drop(nodes);
 }

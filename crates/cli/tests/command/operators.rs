@@ -12,7 +12,7 @@ use crate::support::{CommandExt, Place};
 #[test]
 fn ls_and_show_list_holders_and_waiters() {
     let place = Place::new();
-    assert_eq!(place.ran("ls").out, "");
+    place.ran("ls").is_one_line(0, &["no locks in use"]);
     assert_eq!(place.ran("ls --json").out, "[]\n");
     let holder = place.holder("orders/42", &["--meta", "ticket=5"]);
     let _waiter = place.lockkeeper(["run", "orders/42", "--", "true"]).started();
@@ -34,7 +34,14 @@ fn ls_and_show_list_holders_and_waiters() {
     }
     let listed: Value = serde_json::from_str(&place.ran("ls orders --json").out).unwrap();
     assert_eq!(listed.as_array().unwrap().len(), 1, "only what is below the prefix");
-    assert_eq!(place.ran("ls").out.lines().count(), 2);
+    let table = place.ran("ls").out;
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["NAME", "TOKEN", "MODE", "OWNER", "HELD", "FOR", "WAITING", "NOTE"]);
+    assert_eq!(rows[1][..3], ["orders/42", &holder.token.to_string(), "exclusive"], "{table}");
+    assert!(rows[1].ends_with(&["1", "ticket=5"]) && rows[2][0] == "other" && rows.len() == 3, "{table}");
+    let column = |words: &str| table.lines().map(|line| line.find(words)).collect::<Vec<_>>();
+    assert_eq!(column("exclusive")[1], column("exclusive")[2], "aligned: {table}");
+    assert_eq!(column("MODE")[0], column("exclusive")[1], "aligned with the header: {table}");
 }
 
 #[test]
@@ -76,6 +83,12 @@ fn watch_prints_state_then_changes_and_vacancies() {
     let _second = place.holder("b", &[]);
     let said = next();
     assert_eq!((&said["event"], &said["name"]), (&json!("changed"), &json!("b")));
+    let mut as_text = place.lockkeeper(["watch", "b"]).stdout(Stdio::piped()).spawn().unwrap();
+    let line = BufReader::new(as_text.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    let (time, text) = line.split_once("  ").unwrap();
+    assert!(time.starts_with("20") && time.ends_with('Z') && text.starts_with("b  token"), "{line}");
+    as_text.kill().unwrap();
+    as_text.wait().unwrap();
     first.signal(Signal::SIGTERM);
     // A poll after the hold's end, but before the removal of its record, prints a `changed` event first.
     let vacant = std::iter::repeat_with(next).find(|said| said["event"] == "vacant").unwrap();

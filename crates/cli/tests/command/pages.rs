@@ -60,8 +60,8 @@ fn readme_service_example_works() {
     let first = ended.out.lines().next().unwrap();
     let token = first.strip_prefix("token ").unwrap();
     assert!(ended.out.contains(&format!("token {token}, exclusive, held by")), "{ended:?}");
-    assert!(ended.out.contains("1 request, ttl 30s"), "{ended:?}");
-    assert!(ended.out.contains("leads in term"), "{ended:?}");
+    assert!(ended.out.contains("REQUESTS") && ended.out.contains("30s"), "{ended:?}");
+    assert!(ended.out.contains("LAST TOKEN") && ended.out.contains("leader"), "{ended:?}");
 }
 
 #[test]

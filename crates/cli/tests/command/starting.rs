@@ -118,6 +118,17 @@ fn unusable_data_directory_is_refused() {
     is_refused(&ended, exit::PERMISSION, &["/sys/lockkeeper"]);
 }
 
+#[test]
+fn data_directory_with_files_of_others_is_refused_unchanged() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("documents")).unwrap();
+    std::fs::write(place.path("documents/letter"), "").unwrap();
+    let ended = place.ran("serve --data documents --listen 127.0.0.1:0");
+    is_refused(&ended, exit::CANNOT_CREATE, &["documents", "`letter` is there", "--data"]);
+    let left: Vec<_> = std::fs::read_dir(place.path("documents")).unwrap().collect();
+    assert_eq!(left.len(), 1, "nothing was added: {left:?}");
+}
+
 /// A test directory with the data of a stopped node. `change` was applied to the header of the bootstrap record,
 /// and its checksum recomputed.
 fn with_header(change: impl Fn(&mut [u8])) -> Place {
@@ -207,4 +218,49 @@ fn unresponsive_server_is_reported_after_a_timeout() {
     let place = Place::new().over(&format!("lockkeeper://{address}"));
     // The kernel accepts the connection, and the process never reads from it.
     place.ran("ls").is_one_line(exit::UNAVAILABLE, &[&address, "no answer within"]);
+}
+
+#[test]
+fn another_kind_of_server_on_the_port_is_reported_as_such() {
+    let place = Place::new();
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in other.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 64]);
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let place = place.over(&format!("lockkeeper://{address}"));
+    place.ran("ls").is_one_line(exit::UNAVAILABLE, &[&address, "something else listens there"]);
+}
+
+#[test]
+fn options_are_taken_from_a_file_and_the_command_line_wins() {
+    let place = Place::new();
+    let listen = place.address();
+    let config = format!("data = \"from-file\"\nlisten = \"{listen}\"\nmax-connections = 77\nlog = \"json\"\n");
+    std::fs::write(place.path("serve.toml"), config).unwrap();
+    let printed = place.ran("serve --config serve.toml --data given --print-config");
+    assert_eq!((printed.code, printed.err.as_str()), (0, ""));
+    for line in ["data = \"given\"", &format!("listen = \"{listen}\""), "max-connections = 77", "insecure = false"] {
+        assert!(printed.out.lines().any(|printed| printed == line), "no {line} in {}", printed.out);
+    }
+    assert!(!place.path("given").exists(), "nothing is done");
+    std::fs::write(place.path("printed.toml"), &printed.out).unwrap();
+    assert_eq!(place.ran("serve --config printed.toml --print-config").out, printed.out, "it can be used again");
+    let node = place.start(&["--config", "serve.toml"], "log").ready();
+    assert_eq!(node.listening(), listen);
+    assert!(place.path("from-file").exists());
+    for (config, words) in [
+        ("data = \"x\"\nlissten = \"y\"", ["`lissten`", "did you mean `listen`?"]),
+        ("data = \"x\"\ninsecure = 1", ["`insecure`", "true or false"]),
+        ("data = \"x\"\nlisten = 1.5", ["`listen`", "neither"]),
+        ("data = ", ["bad.toml", "value"]),
+    ] {
+        std::fs::write(place.path("bad.toml"), config).unwrap();
+        place.ran("serve --config bad.toml").is_one_line(exit::USAGE, &words);
+    }
+    place.ran("serve --config missing.toml").is_one_line(exit::USAGE, &["missing.toml", "can't be read"]);
 }

@@ -100,7 +100,7 @@ fn without_a_terminal_a_long_wait_is_printed_once_and_with_verbose_also_a_short_
     wait_until("the other one says so", || reports(&told_later));
     assert!(begun.elapsed() >= Duration::from_secs(2), "a short wait is not worth a line in a log");
     holder.signal(Signal::SIGTERM);
-    for (mut waiter, told, place) in [(verbose, told, "2nd"), (quiet, told_later, "3rd")] {
+    for (mut waiter, told, place) in [(verbose, told, "1st"), (quiet, told_later, "2nd")] {
         assert!(waiter.wait().unwrap().success());
         let said = std::fs::read_to_string(&told).unwrap();
         assert_eq!(said.lines().count(), 1, "{said}");

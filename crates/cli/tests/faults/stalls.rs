@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{BootInstant, Fenced, LockName, Locks, LossCause};
 use lockkeeper_fence::{FileError, FileFence, Refused, Section};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::task::JoinSet;
 
 use crate::server::{LONG, PATIENCE, Server, answer, within};
 
@@ -104,6 +106,39 @@ async fn service_stopped_longer_than_every_ttl_expires_no_session() {
     within("the hold is given back", long.release()).await.unwrap();
     let (who, _client, granted) = within("the last waiter has its turn", told.recv()).await.unwrap();
     assert!(who == "third" && granted.is_ok());
+}
+
+/// Each client has a connection of its own, and its keep-alives wait in that connection's buffer during the stall. Expiries
+/// must not be decided before all of them are read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_service_expires_none_of_a_thousand_clients() {
+    const CLIENTS: usize = 1000;
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+    let server = Server::started("");
+    let holder = server.client("holder").await;
+    let _held = holder.mutex("crowded").ttl(LONG).acquire().await.unwrap();
+    let mut waiting = JoinSet::new();
+    for number in 0..CLIENTS {
+        let client = server.client(&format!("client {number}")).await;
+        waiting.spawn(async move { client.mutex("crowded").ttl(SHORT).acquire().await.map(drop) });
+    }
+    answer("all are in the queue", async || {
+        (holder.inspect("crowded").await.ok()?.waiter_count == CLIENTS).then_some(())
+    })
+    .await;
+    let before = sessions(&holder).await;
+    assert_eq!(before.len(), CLIENTS + 1);
+    for _ in 0..2 {
+        server.signal(Signal::SIGSTOP);
+        tokio::time::sleep(STALL).await;
+        server.signal(Signal::SIGCONT);
+        assert_eq!(sessions(&holder).await, before, "nobody has expired when it answers again");
+        // A session that was given a deadline by mistake would expire in this time.
+        tokio::time::sleep(SHORT + SECOND).await;
+        assert_eq!(sessions(&holder).await, before, "nor later");
+    }
+    assert!(waiting.try_join_next().is_none(), "all still wait");
 }
 
 /// A process that holds a lock and writes through a fence. The test stops it and continues it by signals; killed on

@@ -32,7 +32,7 @@ const LOCKS: &str =
 async fn a_database_without_the_schema_is_refused_with_the_command_that_creates_it() {
     let server = Postgres::start();
     let (said, kind) = refused(&server.url()).await;
-    assert_eq!(kind, BackendErrorKind::Denied);
+    assert_eq!(kind, BackendErrorKind::Operator);
     let line = format!("`lockkeeper postgres init {}?connections=4&lock=row`", server.url());
     assert!(said.contains(&line), "{said}");
 }

@@ -160,6 +160,12 @@ struct Names {
     temporary: Vec<String>,
 }
 
+/// Whether the storage layer writes files of this name.
+#[must_use]
+pub fn is_data(name: &str) -> bool {
+    name == RESTORE_MARKER || Names::is_data(name)
+}
+
 impl Names {
     /// Lists the directory.
     ///

@@ -2,8 +2,10 @@
 //!
 //! Responsible for: every decision of the `Bootstrap` is durable before any message that depends on it is sent.
 
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_replica::bootstrap::{Bootstrap, BootstrapStep};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
@@ -16,9 +18,12 @@ use super::dial::{PAUSE_MAX, PAUSE_MIN, is_final};
 use super::handshake::{self, Greeter, NoLink};
 use super::listen::listen;
 use crate::error::ServeError;
+use crate::observe::notify;
 
-/// The interval of log messages about missing nodes.
-const SAY_EVERY: Duration = Duration::from_secs(10);
+/// How often the state of the other nodes is looked at; a change is logged then.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// After this time, the state is logged again although it has not changed.
+const SAY_AGAIN: Duration = Duration::from_secs(30);
 
 /// The outcome of [`form`].
 #[derive(Clone, Debug)]
@@ -36,6 +41,8 @@ struct Forming {
     keep: Keep,
     outcome: watch::Sender<Option<FormationOutcome>>,
     failed: Mutex<Option<ServeError>>,
+    /// The outcome of the latest handshake with each address, for the log.
+    heard: Mutex<BTreeMap<String, String>>,
     /// Notified when this node's hello has changed.
     moved: Notify,
 }
@@ -57,6 +64,7 @@ pub(crate) async fn form(
         keep: Box::new(keep),
         outcome: sender,
         failed: Mutex::default(),
+        heard: Mutex::default(),
         moved: Notify::new(),
     });
     forming.follow(|founder| founder.step()).map_err(ServeError::Refused)?;
@@ -65,10 +73,10 @@ pub(crate) async fn form(
     for listed in own.nodes.iter().filter(|listed| listed.node != me) {
         tasks.spawn(forming.clone().ask(listed.node, listed.peer_address.clone()));
     }
-    if let Some(address) = join {
-        tasks.spawn(forming.clone().ask(0, address));
+    if let Some(address) = &join {
+        tasks.spawn(forming.clone().ask(0, address.clone()));
     }
-    tasks.spawn(forming.clone().say());
+    tasks.spawn(forming.clone().say(join));
     let greeter: Arc<dyn Greeter> = forming.clone();
     let decided = tokio::select! {
         decided = outcome.wait_for(Option::is_some) => decided.ok().and_then(|decided| decided.clone()),
@@ -126,25 +134,21 @@ impl Forming {
     async fn ask(self: Arc<Self>, node: u64, address: String) {
         let me = self.founder().own().member.as_ref().map_or(0, |member| member.node);
         let mut pause = PAUSE_MIN;
-        let mut said = String::new();
         loop {
             let moved = self.moved.notified();
-            let text = match handshake::open(&address, node, Lane::Greeting, &*self).await {
-                Ok(_) => String::new(),
+            let heard = match handshake::open(&address, node, Lane::Greeting, &*self).await {
+                Ok(_) => "it answers".to_owned(),
                 Err(NoLink::Refused(refusal)) if is_final(&refusal, me) => {
                     self.outcome.send_replace(Some(FormationOutcome::Stop(refusal)));
                     return;
                 }
-                Err(NoLink::Unreachable(error)) => {
-                    tracing::debug!(node, address, %error, "nobody answers at {address}: {error}");
-                    String::new()
+                Err(NoLink::Unreachable(error)) if error.kind() == ErrorKind::ConnectionRefused => {
+                    "nobody listens there".to_owned()
                 }
+                Err(NoLink::Unreachable(error)) if error.kind() == ErrorKind::TimedOut => "no answer".to_owned(),
                 Err(why) => why.to_string(),
             };
-            if !text.is_empty() && text != said {
-                tracing::warn!(address, "the node at {address}: {text}");
-            }
-            said = text;
+            self.heard().insert(address.clone(), heard);
             tokio::select! {
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
                 () = moved => pause = PAUSE_MIN,
@@ -152,30 +156,48 @@ impl Forming {
         }
     }
 
-    /// Logs every [`SAY_EVERY`] which nodes are missing, or that this node waits to be added.
-    async fn say(self: Arc<Self>) {
+    fn heard(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Logs what this node waits for: soon after its start, at each change, and from time to time.
+    async fn say(self: Arc<Self>, join: Option<String>) {
+        let (mut said, mut last) = (String::new(), Instant::now());
         loop {
-            tokio::time::sleep(SAY_EVERY).await;
-            let (step, own) = {
-                let founder = self.founder();
-                (founder.step(), founder.own().clone())
-            };
-            match step {
-                BootstrapStep::Wait { missing } if missing.is_empty() => {
-                    let member = own.member.unwrap_or_default();
-                    tracing::info!(
-                        "waiting to be added: `lockkeeper cluster add {}={}`",
-                        member.node,
-                        member.peer_address
-                    );
-                }
-                BootstrapStep::Wait { missing } => {
-                    let of = own.nodes.iter().filter(|listed| missing.contains(&listed.node));
-                    let text: Vec<_> = of.map(|it| format!("{}={}", it.node, it.peer_address)).collect();
-                    tracing::info!("waiting for the other nodes of the new cluster: {}", text.join(", "));
-                }
-                _ => {}
+            tokio::time::sleep(LOOK_EVERY).await;
+            let text = self.waits_for(join.as_deref());
+            if text != said || last.elapsed() >= SAY_AGAIN {
+                tracing::info!("{text}");
+                notify(sd_notify::NotifyState::Status(&text));
+                (said, last) = (text, Instant::now());
             }
+        }
+    }
+
+    fn waits_for(&self, join: Option<&str>) -> String {
+        let (step, own) = {
+            let founder = self.founder();
+            (founder.step(), founder.own().clone())
+        };
+        let heard = self.heard();
+        let state = |address: &str| heard.get(address).map_or("not asked yet", String::as_str);
+        match (step, join) {
+            (BootstrapStep::Wait { missing }, None) if !missing.is_empty() => {
+                let of = own.nodes.iter().filter(|listed| missing.contains(&listed.node));
+                let nodes =
+                    of.map(|it| format!("{} at {} ({})", it.node, it.peer_address, state(&it.peer_address)));
+                format!("waiting for the other nodes of the new cluster: {}", nodes.collect::<Vec<_>>().join(", "))
+            }
+            (_, Some(join)) => {
+                let member = own.member.unwrap_or_default();
+                format!(
+                    "waiting to be added to the cluster of {join} ({}): `lockkeeper cluster add {}={}`",
+                    state(join),
+                    member.node,
+                    member.peer_address
+                )
+            }
+            _ => "all nodes of the new cluster have answered".to_owned(),
         }
     }
 }

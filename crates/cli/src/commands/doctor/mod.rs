@@ -9,7 +9,7 @@ use lockkeeper::{Fencing, Finding, Wait};
 use serde_json::{Value, json};
 
 use crate::args::Doctor;
-use crate::exit::{Failure, OK};
+use crate::exit::{Failure, OK, UNHEALTHY};
 use crate::output::{self, human};
 use crate::settings;
 
@@ -33,6 +33,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             (Vec::new(), Vec::new())
         }
     };
+    let code = if spoiling.is_empty() && nodes::are_healthy(&nodes) { OK } else { UNHEALTHY };
     warnings.extend(spoiling.into_iter().map(|finding| finding.says));
     let shown = settings::shown(&url);
 
@@ -74,7 +75,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             "token": token.map(lockkeeper::Token::get), "settings": settings, "nodes": nodes::json(&nodes),
             "warnings": warnings,
         }))?;
-        return Ok(OK);
+        return Ok(code);
     }
     output::line(format!("{shown}: excludes {}", can.reach))?;
     match can.fencing {
@@ -101,13 +102,13 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     for said in settings {
         output::line(format!("here: {said}"))?;
     }
-    for said in nodes::lines(&nodes) {
-        output::line(said)?;
+    if !nodes.is_empty() {
+        nodes::print(&nodes)?;
     }
     for said in warnings {
         output::line(format!("warning: {said}"))?;
     }
-    Ok(OK)
+    Ok(code)
 }
 
 fn show(token: Option<lockkeeper::Token>) -> String {

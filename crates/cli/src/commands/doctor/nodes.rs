@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::exit::Failure;
 use crate::settings;
+use crate::table::Table;
 
 /// A node with more unapplied entries than this gets a warning. A node applies committed entries within one or two
 /// iterations of its event loop, so a larger number is a sign of slowness, not of normal load.
@@ -68,29 +69,49 @@ pub(super) fn json(nodes: &[ProbedNode]) -> Value {
     nodes.iter().map(one).collect()
 }
 
-/// The nodes' status as text.
-pub(super) fn lines(nodes: &[ProbedNode]) -> Vec<String> {
-    let one = |node: &ProbedNode| {
-        let address = &node.address;
-        let Ok(status) = &node.status else { return format!("{address}: does not answer") };
-        let role = if status.leads { "leads" } else { "follows" };
-        format!(
-            "{address}: node {}, {role} in term {}, version {}, rules {}; log: applied {}, decided {}, snapshot {}; \
-             last token {}, {} sessions, {} requests, {} streams",
-            status.node,
-            status.term,
-            status.version,
-            status.rules,
-            status.applied,
-            status.committed,
-            status.snapshot,
-            status.last_token,
-            status.sessions,
-            status.requests,
-            status.streams,
-        )
-    };
-    nodes.iter().map(one).collect()
+/// Whether each node answers and knows a leader.
+pub(super) fn are_healthy(nodes: &[ProbedNode]) -> bool {
+    nodes.iter().all(|node| node.status.as_ref().is_ok_and(|status| status.leader.is_some()))
+}
+
+/// Prints the nodes' status as a table.
+///
+/// # Errors
+/// Standard output can't be written.
+pub(super) fn print(nodes: &[ProbedNode]) -> Result<(), Failure> {
+    let mut table = Table::new([
+        "ADDRESS", "NODE", "ROLE", "TERM", "VERSION", "RULES", "APPLIED", "COMMITTED", "SNAPSHOT", "LAST TOKEN",
+        "SESSIONS", "REQUESTS", "STREAMS",
+    ]);
+    for ProbedNode { address, status } in nodes {
+        let Ok(status) = status else {
+            let mut row = [const { String::new() }; 13];
+            (row[0], row[2]) = (address.clone(), "does not answer".to_owned());
+            table.row(row);
+            continue;
+        };
+        let role = match status.leader {
+            _ if status.leads => "leader",
+            Some(_) => "follower",
+            None => "no leader",
+        };
+        table.row([
+            address.clone(),
+            status.node.to_string(),
+            role.to_owned(),
+            status.term.to_string(),
+            status.version.clone(),
+            status.rules.to_string(),
+            status.applied.to_string(),
+            status.committed.to_string(),
+            status.snapshot.to_string(),
+            status.last_token.to_string(),
+            status.sessions.to_string(),
+            status.requests.to_string(),
+            status.streams.to_string(),
+        ]);
+    }
+    table.print()
 }
 
 /// Problems and their remedies.

@@ -20,7 +20,8 @@ pub(super) use store::{LIMIT, postgres};
 
 pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
     let args = match command {
-        Fence::Enter(args) | Fence::Check(args) | Fence::Write(args) => args,
+        Fence::Enter(args) | Fence::Check(args) => args,
+        Fence::Write(write) => &write.args,
         Fence::Show(args) => return super::block_on(marks::show(args)),
         Fence::Reset(args) => return super::block_on(marks::reset(args)),
     };
@@ -28,13 +29,21 @@ pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
     let fence = FileFence::new(&args.file).map_err(|error| Failure::new(USAGE, chain(&error)))?;
     let result = match command {
         Fence::Enter(_) => fence.enter(section),
-        Fence::Check(_) => fence.check(section),
-        _ => {
+        Fence::Write(write) => {
             // All input is read before the check, so that a slow pipe does not block other users of the fence.
             let mut bytes = Vec::new();
             std::io::stdin().read_to_end(&mut bytes)?;
+            if bytes.is_empty() && !write.allow_empty {
+                let file = args.file.display();
+                let text = format!(
+                    "standard input is empty, so `{file}` was left as it is: did the command before the pipe fail? \
+                     `--allow-empty` empties the file"
+                );
+                return Err(Failure::new(USAGE, text));
+            }
             fence.write(section, &bytes)
         }
+        _ => fence.check(section),
     };
     if args.json {
         let refused = result.as_ref().err().and_then(stale);

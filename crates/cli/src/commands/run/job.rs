@@ -3,12 +3,16 @@
 
 use std::time::Duration;
 
-use lockkeeper::{BootInstant, Guard, LockName, LossCause, Lost, Unfenced};
+use lockkeeper::{BootInstant, Guard, HolderState, LockName, Locks, LossCause, Lost, Unfenced};
+use tokio::time::timeout;
 
 use super::RunEnd;
 use crate::args::Run;
 use crate::guardian::{CommandEnd, Guarded, GuardianEvent, Reason, Signals, SpawnError, Spec, boot_now};
 use crate::output::say;
+
+/// Time limit for the question who broke a hold.
+const BREAK_LOOK: Duration = Duration::from_secs(1);
 
 /// Limits on the command's run time.
 pub(super) struct Limits {
@@ -60,15 +64,26 @@ pub(super) fn spec(
     })
 }
 
+/// Who broke the hold, and why, if the lock service still knows it.
+async fn broken(locks: &Locks, name: &LockName, guard: &Guard<Unfenced>) -> Option<String> {
+    let info = timeout(BREAK_LOOK, locks.inspect(name)).await.ok()?.ok()?;
+    let holder = info.holders.into_iter().find(|holder| holder.token == guard.token_hint())?;
+    match holder.state {
+        HolderState::Revoked { reason, by } => Some(format!("{by} broke it: {reason:?}")),
+        _ => None,
+    }
+}
+
 /// Runs the command until its last descendant has ended.
 pub(super) async fn supervise(
     spec: Spec,
-    name: &LockName,
+    locks: &Locks,
+    lock: &LockName,
     guard: &Guard<Unfenced>,
     limits: &Limits,
     signals: &mut Signals,
 ) -> Result<RunEnd, SpawnError> {
-    let name = name.as_str();
+    let name = lock.as_str();
     let mut told_until = spec.valid_until;
     let mut guarded = Guarded::spawn(spec).await?;
     let mut outcome: Option<CommandEnd> = None;
@@ -108,11 +123,13 @@ pub(super) async fn supervise(
             () = lost.cancelled(), if cause.is_none() => {
                 let why = guard.loss().unwrap_or(LossCause::Expired);
                 cause = Some(why);
-                say(format_args!("the lock `{name}` was lost: {why}; ending the command"));
                 // Only a break leaves the holder time to stop: in the other cases another client may hold the lock
                 // already.
                 let grace = if why == LossCause::Broken { nanos(limits.grace) } else { 0 };
                 guarded.end(boot_now().saturating_add(grace));
+                let text = if why == LossCause::Broken { broken(locks, lock, guard).await } else { None };
+                let text = text.unwrap_or_else(|| why.to_string());
+                say(format_args!("the lock `{name}` was lost: {text}; ending the command"));
             }
             received = signals.next() => guarded.relay(received),
             // Each renewal is sent to the guardian at once, since SIGTERM could come too early otherwise: with the

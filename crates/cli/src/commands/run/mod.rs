@@ -26,6 +26,8 @@ const GRACE_WITHOUT_LEASE: Duration = Duration::from_secs(5);
 /// After a break, the library ends the hold when the hold's grace is over. That grace is this much longer than the
 /// guardian's, so that the command has ended and this process has released the hold before.
 const GRACE_OF_THE_HOLD: Duration = Duration::from_secs(5);
+/// How much longer than the grace `--linger` must be.
+const LINGER_MARGIN: Duration = Duration::from_secs(1);
 /// The time limit for closing the session, which ends with the process in any case.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -135,7 +137,7 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
     let limits = job::Limits::from_now(args.max_hold, grace);
     *held = HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() };
     let ended = match job::spec(args, &name, &guard, &limits) {
-        Ok(spec) => job::supervise(spec, &name, &guard, &limits, &mut signals).await,
+        Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, &mut signals).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
     give_back(guard, &name, &ended).await;
@@ -185,7 +187,8 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
         // not enforce the limit while this process is stopped.
         .grace(grace + GRACE_OF_THE_HOLD)
         .keep_closed(args.keep_closed.unwrap_or_default())
-        .lock_delay(args.lock_delay.unwrap_or_default());
+        .lock_delay(args.lock_delay.unwrap_or_default())
+        .linger(args.linger.unwrap_or_default());
     args.meta.iter().fold(lock, |lock, (key, value)| lock.meta(key, value))
 }
 
@@ -200,6 +203,19 @@ fn grace(args: &Run, leased: bool) -> Result<Duration, Failure> {
             "--grace is {}, at most half the ttl ({}) is allowed; use a longer --ttl",
             output::human(grace),
             output::human(most)
+        );
+        return Err(Failure::new(exit::USAGE, text));
+    }
+    // The guardian needs the grace to end the command of a killed wrapper, and a moment more.
+    let least = grace + LINGER_MARGIN;
+    if let Some(linger) = args.linger
+        && linger < least
+    {
+        let text = format!(
+            "--linger is {}, at least the grace and a second ({}) are needed: the command must have ended before the lock \
+             is free; use a shorter --grace",
+            output::human(linger),
+            output::human(least)
         );
         return Err(Failure::new(exit::USAGE, text));
     }

@@ -1,6 +1,5 @@
 //! Keeps one stream to the leader while a session needs one.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::addresses::{Address, Addresses};
 use super::carrier::StreamEnding;
+use super::failures::{NO_LEADER, cause};
 use super::shared::{Cut, ServiceShared, StreamRequests};
 use crate::observe;
 
@@ -96,10 +96,8 @@ fn says(ending: &StreamEnding) -> String {
     match ending {
         StreamEnding::Silent => "no answer in time".to_owned(),
         StreamEnding::Garbage(what) => format!("no lock service: {what}"),
+        StreamEnding::Announced { leader: None, reason: StreamEndReason::NotLeader, .. } => NO_LEADER.to_owned(),
         StreamEnding::Announced { text, .. } if !text.is_empty() => text.clone(),
-        StreamEnding::Announced { leader: None, reason: StreamEndReason::NotLeader, .. } => {
-            "it does not lead, and knows of no node that does".to_owned()
-        }
         StreamEnding::Announced { .. } => word(ending).to_owned(),
     }
 }
@@ -211,15 +209,6 @@ pub(super) async fn connect(address: &Address, limit: Duration) -> Result<GrpcCl
 pub(super) struct ConnectFailed {
     address: Address,
     why: String,
-}
-
-/// The innermost cause, which is the most specific one.
-pub(super) fn cause(error: &dyn Error) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
 }
 
 /// Used only to spread load and pauses, so 0 is good enough if the system has no random bytes.

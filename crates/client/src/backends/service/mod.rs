@@ -12,6 +12,7 @@ pub(crate) mod carrier;
 mod cluster;
 mod describe;
 mod driver;
+mod failures;
 mod search;
 mod shared;
 #[cfg(test)]

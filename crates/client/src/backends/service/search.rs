@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::addresses::{Address, Addresses};
-use super::driver::{CONNECT_LIMIT, GrpcClient, cause, connect};
+use super::driver::{CONNECT_LIMIT, GrpcClient, connect};
+use super::failures;
 
 /// Time limit for a node's answer to one call.
 pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
@@ -97,7 +98,7 @@ async fn reach(address: Address) -> Result<(Address, GrpcClient), (Address, Stri
     let answer = asked.status(lockkeeper_wire::v1::StatusRequest {});
     let why = match tokio::time::timeout(NODE_LIMIT, answer).await {
         Ok(Ok(_)) => return Ok((address, client)),
-        Ok(Err(status)) => cause(&status),
+        Ok(Err(status)) => failures::refused(&status),
         Err(_) => format!("no answer within {NODE_LIMIT:?}"),
     };
     let why = format!("{address}: {why}");

@@ -18,6 +18,7 @@ use tonic::codegen::tokio_stream::Stream;
 use super::addresses::{Address, Addresses};
 use super::caller_runtimes::{Batch, CallerRuntimes};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
+use super::failures;
 use crate::backend::{Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{LeaseThread, SharedLeaseThread};
@@ -215,8 +216,8 @@ impl ServiceShared {
     /// The recorded errors of the nodes, if there are any.
     pub(super) fn trouble(&self) -> Option<String> {
         let state = self.state();
-        let errors: Vec<_> = state.troubles.iter().map(|(node, why)| format!("{node}: {why}")).collect();
-        (!errors.is_empty()).then(|| errors.join("; "))
+        let failures: Vec<_> = state.troubles.iter().map(|(node, why)| format!("{node}: {why}")).collect();
+        (!failures.is_empty()).then(|| failures::summary(failures))
     }
 
     /// Waits until a stream is needed. `false`: the client shuts down.

@@ -7,7 +7,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Code, Response, Status, Streaming};
 
-use super::driver::{GrpcClient, cause, random};
+use super::driver::{GrpcClient, random};
+use super::failures::{self, LEADER_METADATA, NO_LEADER, cause};
 use super::search::{NODE_LIMIT, Search};
 use super::shared::ServiceShared;
 use crate::backend::BoxFuture;
@@ -18,8 +19,6 @@ use crate::io::LeaseThread;
 const ASK_LIMIT: Duration = Duration::from_secs(10);
 /// Longest pause between rounds over all nodes.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Metadata key in a node's refusal; the value is the leader's client address, or empty if unknown.
-const LEADER_METADATA: &str = "lockkeeper-leader";
 /// Number of answers buffered for the reader of a watch or a backup.
 const WATCH_BUFFER: usize = 64;
 
@@ -147,7 +146,7 @@ where
                 Ok(Err(status)) => {
                     let leader = status.metadata().get(LEADER_METADATA).and_then(|it| it.to_str().ok());
                     search.addresses.leader_is(leader, 0);
-                    search.failures.push(format!("{whose}: {}", cause(&status)));
+                    search.failures.push(format!("{whose}: {}", failures::refused(&status)));
                 }
                 Err(_) => search.failures.push(format!("{whose}: no answer within {NODE_LIMIT:?}")),
             }
@@ -187,7 +186,11 @@ pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
 }
 
 fn unreachable(failures: &[String], doubt: &str) -> BackendError {
-    let failures = failures.join("; ");
+    let leaderless = failures.iter().any(|failure| failure.ends_with(NO_LEADER));
+    let failures = failures::summary(failures.to_vec());
+    if leaderless {
+        return BackendError::new(BackendErrorKind::Unreachable, format!("{failures}{doubt}"));
+    }
     let what = format!(
         "no lock service answers ({failures}){doubt}; start one with `lockkeeper serve`, or correct the address \
          in `--locks` or LOCKKEEPER_URL"

@@ -154,7 +154,7 @@ async fn check(store: &RowStore) -> Result<(), BackendError> {
             "this user may not use the schema `lockkeeper`: let its owner run `{init} --role NAME` with the user, or \
              one of its roles, as NAME"
         );
-        BackendError::new(BackendErrorKind::Operator, what)
+        BackendError::new(BackendErrorKind::Denied, what)
     })?;
     let version: i32 = column(rows.first(), 0)?;
     if version < VERSION {

@@ -1,7 +1,8 @@
-//! Compiles the schema with protox, in pure Rust, so protoc need not be installed.
+//! Writes `src/generated` from the schema in `proto`: `cargo xtask generate`. The result is kept in the repository, so that
+//! users of the crate build no generator. Compiles the schema with protox, in pure Rust: protoc need not be installed.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::Path;
 
 use prost::Message;
 
@@ -13,20 +14,24 @@ const SCHEMAS: [&str; 4] = [
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed=proto");
-    let files = protox::compile(SCHEMAS, ["proto"])?;
-    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    write_to(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/generated"))
+}
+
+/// Writes the generated files into an existing directory.
+pub fn write_to(directory: &Path) -> Result<(), Box<dyn Error>> {
+    const GRPC: &str = "#[cfg(feature = \"grpc\")]";
+    let files = protox::compile(SCHEMAS, [Path::new(env!("CARGO_MANIFEST_DIR")).join("proto")])?;
     // For gRPC reflection. It covers the public interface only, not the formats on disk and between nodes.
     let mut public = files.clone();
     public.file.retain(|file| file.package() == "lockkeeper.v1");
-    std::fs::write(out.join("lockkeeper.v1.descriptors.bin"), public.encode_to_vec())?;
-    let grpc = std::env::var_os("CARGO_FEATURE_GRPC").is_some();
+    std::fs::write(directory.join("lockkeeper.v1.descriptors.bin"), public.encode_to_vec())?;
     tonic_prost_build::configure()
-        .build_client(grpc)
+        .out_dir(directory)
+        .client_mod_attribute(".", GRPC)
+        .server_mod_attribute(".", GRPC)
         .build_transport(false)
         // As `Bytes`, an entry's data are shared instead of copied.
         .bytes(".lockkeeper.store.v1.Entry.data")
-        .build_server(grpc)
         // The crate's own type counts the items before it decodes them.
         .extern_path(".lockkeeper.v1.ClientFrame", "crate::frame::ClientFrame")
         .compile_fds(files)?;

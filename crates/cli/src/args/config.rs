@@ -1,0 +1,102 @@
+//! The configuration file of `serve`: TOML whose keys are the long names of the options. What is given on the command line
+//! as well, counts.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use toml::{Table, Value};
+
+use super::nearest;
+use crate::exit::{Failure, USAGE};
+
+/// Options of `serve` that have no place in a file.
+const NOT_IN_A_FILE: [&str; 5] = ["config", "help", "json", "print-config", "version"];
+
+/// Adds the options of the file named by `--config`, if there is one, in front of those of the command line.
+///
+/// # Errors
+/// [`USAGE`]: the file can't be read, is no TOML, or has an unknown key or a value of another type than text, number,
+/// boolean, or a list of texts.
+pub(super) fn with_file(mut words: Vec<OsString>, serve: &Command) -> Result<Vec<OsString>, Failure> {
+    let Some(path) = path(&words) else { return Ok(words) };
+    let refused = |what: String| Failure::new(USAGE, format!("{}: {what}", Path::new(&path).display()));
+    let text = std::fs::read_to_string(&path).map_err(|error| refused(format!("it can't be read: {error}")))?;
+    let table: Table = text.parse().map_err(|error: toml::de::Error| refused(error.message().to_owned()))?;
+    let mut given = Vec::new();
+    for (key, value) in table {
+        let options = options(serve);
+        let Some(option) = options.iter().find(|option| option.get_long() == Some(&key)) else {
+            let names: Vec<String> = options.iter().filter_map(|option| option.get_long().map(str::to_owned)).collect();
+            let hint = nearest(&key, &names).map_or_else(String::new, |name| format!("; did you mean `{name}`?"));
+            return Err(refused(format!("`serve` has no option `{key}`{hint}")));
+        };
+        let is_switch = matches!(option.get_action(), ArgAction::SetTrue);
+        match (is_switch, value) {
+            (true, Value::Boolean(false)) => {}
+            (true, Value::Boolean(true)) => given.push(format!("--{key}").into()),
+            (true, _) => return Err(refused(format!("`{key}` is true or false"))),
+            (false, value) => {
+                let value = plain(value).ok_or_else(|| {
+                    refused(format!("`{key}` is neither a text nor a number, and no list of texts"))
+                })?;
+                given.push(format!("--{key}={value}").into());
+            }
+        }
+    }
+    // Behind the word `serve`: of an option that is given twice, the last one counts.
+    words.splice(2..2, given);
+    Ok(words)
+}
+
+/// The options in force, as a configuration file.
+pub(super) fn in_force(serve: &Command, matches: &ArgMatches) -> String {
+    let mut table = Table::new();
+    for option in options(serve) {
+        let (id, Some(long)) = (option.get_id().as_str(), option.get_long()) else { continue };
+        let is_switch = matches!(option.get_action(), ArgAction::SetTrue);
+        if is_switch {
+            table.insert(long.to_owned(), Value::Boolean(matches.get_flag(id)));
+            continue;
+        }
+        let Some(values) = matches.get_raw(id) else { continue };
+        let mut values: Vec<String> = values.map(|value| value.to_string_lossy().into_owned()).collect();
+        let value = match option.get_value_delimiter() {
+            Some(_) => Value::Array(values.into_iter().map(Value::String).collect()),
+            None => values.pop().map(|text| text.parse().map_or(Value::String(text), Value::Integer)).unwrap_or_else(|| Value::String(String::new())),
+        };
+        table.insert(long.to_owned(), value);
+    }
+    table.to_string()
+}
+
+fn options(serve: &Command) -> Vec<&Arg> {
+    let is_in_file = |option: &&Arg| option.get_long().is_some_and(|name| !NOT_IN_A_FILE.contains(&name));
+    serve.get_arguments().filter(|option| !option.is_hide_set()).filter(is_in_file).collect()
+}
+
+/// The file named by `--config FILE` or `--config=FILE`.
+fn path(words: &[OsString]) -> Option<OsString> {
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let Some(word) = word.to_str() else { continue };
+        match word.split_once('=') {
+            _ if word == "--config" => return words.next().cloned(),
+            Some(("--config", file)) => return Some(file.into()),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn plain(value: Value) -> Option<String> {
+    Some(match value {
+        Value::String(text) => text,
+        Value::Integer(number) => number.to_string(),
+        Value::Array(items) => {
+            let texts: Option<Vec<String>> = items.into_iter().map(plain).collect();
+            texts?.join(",")
+        }
+        Value::Float(_) | Value::Boolean(_) | Value::Datetime(_) | Value::Table(_) => return None,
+    })
+}

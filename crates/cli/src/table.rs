@@ -1,0 +1,39 @@
+//! Tables for people: a header, aligned columns, and lines no wider than the terminal.
+
+use std::io::{IsTerminal, stdout};
+
+use comfy_table::{ContentArrangement, presets};
+
+use crate::exit::Failure;
+use crate::output;
+
+/// A table that is printed on standard output.
+pub(crate) struct Table(comfy_table::Table);
+
+impl Table {
+    /// A table with these column headers.
+    pub(crate) fn new<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Self {
+        let mut table = comfy_table::Table::new();
+        table.load_preset(presets::NOTHING).set_header(header);
+        // In a pipe or a file, each row is one line, whatever its length.
+        table.set_content_arrangement(ContentArrangement::Disabled);
+        if stdout().is_terminal()
+            && let Some((width, _)) = terminal_size::terminal_size()
+        {
+            table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width.0);
+        }
+        Self(table)
+    }
+
+    /// Adds a row, with as many cells as there are headers.
+    pub(crate) fn row<const COLUMNS: usize>(&mut self, cells: [String; COLUMNS]) {
+        // A line break in somebody's label must not look like another row.
+        self.0.add_row(cells.map(|cell| cell.replace(char::is_control, " ")));
+    }
+
+    /// # Errors
+    /// Standard output can't be written.
+    pub(crate) fn print(&self) -> Result<(), Failure> {
+        self.0.lines().try_for_each(|line| output::line(line.trim()))
+    }
+}
