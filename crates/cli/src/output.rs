@@ -42,7 +42,7 @@ pub fn human(duration: Duration) -> String {
     let tenths = duration.as_millis() / 100;
     match tenths {
         0..10 => humantime::format_duration(Duration::from_millis(duration.as_millis() as u64)).to_string(),
-        10..100 if tenths % 10 != 0 => format!("{}.{}s", tenths / 10, tenths % 10),
+        10..100 if !tenths.is_multiple_of(10) => format!("{}.{}s", tenths / 10, tenths % 10),
         _ => humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string(),
     }
 }

@@ -14,7 +14,7 @@ impl Table {
     /// A table with these column headers.
     pub(crate) fn new<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Self {
         let mut table = comfy_table::Table::new();
-        table.load_preset(presets::NOTHING).set_header(header);
+        table.load_style(presets::NOTHING).set_header(header);
         // In a pipe or a file, each row is one line, whatever its length.
         table.set_content_arrangement(ContentArrangement::Disabled);
         if stdout().is_terminal()
@@ -34,6 +34,7 @@ impl Table {
     /// # Errors
     /// Standard output can't be written.
     pub(crate) fn print(&self) -> Result<(), Failure> {
-        self.0.lines().try_for_each(|line| output::line(line.trim()))
+        // The first column's padding would indent everything.
+        self.0.lines().try_for_each(|line| output::line(line.strip_prefix(' ').unwrap_or(&line).trim_end()))
     }
 }

@@ -4,7 +4,6 @@
 //! directory that is empty or has an unfinished restore; the new cluster's tokens are above all that the old cluster
 //! issued, also after the backup was taken (P2, T1).
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,11 +13,8 @@ use lockkeeper_replica::storage::{self, BackupError, BackupReader, OpenError};
 use lockkeeper_wire::store::{Founding, Member};
 
 use crate::data::{first_tokens, id, random};
-use crate::disk::{DataDirectory, DataFile, DirectoryError, names_in};
+use crate::disk::{DataDirectory, DataFile, names_in};
 use crate::error::ServeError;
-
-/// Entries that an empty directory may have: the lock file of its owner, and the directory `lost+found` of a new
-/// filesystem.
 
 /// A summary of a backup.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Writes the generated files into an existing directory.
-pub fn write_to(directory: &Path) -> Result<(), Box<dyn Error>> {
+pub(crate) fn write_to(directory: &Path) -> Result<(), Box<dyn Error>> {
     const GRPC: &str = "#[cfg(feature = \"grpc\")]";
     let files = protox::compile(SCHEMAS, [Path::new(env!("CARGO_MANIFEST_DIR")).join("proto")])?;
     // For gRPC reflection. It covers the public interface only, not the formats on disk and between nodes.

@@ -19,7 +19,8 @@ fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
 fn generated_code_is_that_of_the_schema() {
     let fresh = tempfile::tempdir().unwrap();
     generate::write_to(fresh.path()).unwrap();
-    let (fresh, kept) = (files(fresh.path()), files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/generated")));
+    let (fresh, kept) =
+        (files(fresh.path()), files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/generated")));
     assert_eq!(fresh.keys().collect::<Vec<_>>(), kept.keys().collect::<Vec<_>>());
     for (name, bytes) in fresh {
         assert!(kept[&name] == bytes, "{name} is out of date: run `cargo xtask generate`");

@@ -21,14 +21,17 @@ const NOT_IN_A_FILE: [&str; 5] = ["config", "help", "json", "print-config", "ver
 pub(super) fn with_file(mut words: Vec<OsString>, serve: &Command) -> Result<Vec<OsString>, Failure> {
     let Some(path) = path(&words) else { return Ok(words) };
     let refused = |what: String| Failure::new(USAGE, format!("{}: {what}", Path::new(&path).display()));
-    let text = std::fs::read_to_string(&path).map_err(|error| refused(format!("it can't be read: {error}")))?;
+    let text =
+        std::fs::read_to_string(&path).map_err(|error| refused(format!("it can't be read: {error}")))?;
     let table: Table = text.parse().map_err(|error: toml::de::Error| refused(error.message().to_owned()))?;
     let mut given = Vec::new();
     for (key, value) in table {
         let options = options(serve);
         let Some(option) = options.iter().find(|option| option.get_long() == Some(&key)) else {
-            let names: Vec<String> = options.iter().filter_map(|option| option.get_long().map(str::to_owned)).collect();
-            let hint = nearest(&key, &names).map_or_else(String::new, |name| format!("; did you mean `{name}`?"));
+            let names: Vec<String> =
+                options.iter().filter_map(|option| option.get_long().map(str::to_owned)).collect();
+            let hint =
+                nearest(&key, &names).map_or_else(String::new, |name| format!("; did you mean `{name}`?"));
             return Err(refused(format!("`serve` has no option `{key}`{hint}")));
         };
         let is_switch = matches!(option.get_action(), ArgAction::SetTrue);
@@ -63,7 +66,10 @@ pub(super) fn in_force(serve: &Command, matches: &ArgMatches) -> String {
         let mut values: Vec<String> = values.map(|value| value.to_string_lossy().into_owned()).collect();
         let value = match option.get_value_delimiter() {
             Some(_) => Value::Array(values.into_iter().map(Value::String).collect()),
-            None => values.pop().map(|text| text.parse().map_or(Value::String(text), Value::Integer)).unwrap_or_else(|| Value::String(String::new())),
+            None => values
+                .pop()
+                .map(|text| text.parse().map_or(Value::String(text), Value::Integer))
+                .unwrap_or_else(|| Value::String(String::new())),
         };
         table.insert(long.to_owned(), value);
     }

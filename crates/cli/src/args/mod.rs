@@ -390,13 +390,16 @@ fn key_value(typed: &str) -> Result<(String, String), &'static str> {
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> {
     let mut words = permits_joined(words.into_iter().collect());
     let commands = Cli::command();
-    let serve = commands.find_subcommand("serve").filter(|_| words.get(1).is_some_and(|word| word == "serve"));
+    let serve =
+        commands.find_subcommand("serve").filter(|_| words.get(1).is_some_and(|word| word == "serve"));
     if let Some(serve) = serve {
         words = config::with_file(words, serve)?;
     }
     let parsed = Cli::command().try_get_matches_from(&words).and_then(|matches| {
         let mut cli = Cli::from_arg_matches(&matches)?;
-        if let (Command::Serve(args), Some(serve), Some((_, matches))) = (&mut cli.command, serve, matches.subcommand()) {
+        if let (Command::Serve(args), Some(serve), Some((_, matches))) =
+            (&mut cli.command, serve, matches.subcommand())
+        {
             args.in_force = config::in_force(serve, matches);
         }
         Ok(cli)

@@ -11,7 +11,8 @@ use crate::settings::duration;
 
 /// `serve`.
 #[derive(Args, Debug)]
-#[command(after_help = "\
+#[command(
+    after_help = "\
 Examples:
   lockkeeper serve --data /var/lib/lockkeeper-serve
   lockkeeper serve --data ./data --listen 127.0.0.1:0 --json     # any free port
@@ -22,7 +23,8 @@ One of three nodes that form a cluster (the others: --node 2, --node 3):
     --cluster 1=127.0.0.1:5641,2=127.0.0.1:5642,3=127.0.0.1:5643
 
 It serves until SIGTERM or SIGINT (exit code 0). docs/service.md says what is promised, docs/operating.md how to run it.",
-args_override_self = true)]
+    args_override_self = true
+)]
 pub struct Serve {
     /// Take options from this TOML file; its keys are the long names, and the command line wins
     #[arg(long, value_name = "FILE")]

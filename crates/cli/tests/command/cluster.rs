@@ -294,7 +294,10 @@ fn founding_node_is_ready_for_systemd_and_says_what_it_waits_for() {
         String::from_utf8_lossy(&bytes[..length]).into_owned()
     };
     assert_eq!(hear().trim(), "READY=1");
-    let waits = format!("waiting for the other nodes of the new cluster: 2 at {} (nobody listens there)", peers(&ports[1]));
+    let waits = format!(
+        "waiting for the other nodes of the new cluster: 2 at {} (nobody listens there)",
+        peers(&ports[1])
+    );
     assert_eq!(hear().trim(), format!("STATUS={waits}"));
     wait_until("the log says so too", || std::fs::read_to_string(&log).unwrap().contains(&waits));
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(node.id().cast_signed()), Signal::SIGTERM).unwrap();
@@ -315,7 +318,8 @@ fn arguments_of_the_kubernetes_pods_start_a_cluster() {
         .map(|node| {
             let local = |arg: &str| {
                 let arg = arg.replace("$(NODE)", &(node + 1).to_string());
-                let arg = arg.replace("0.0.0.0:5625", &listens[node]).replace("0.0.0.0:5626", &peers(&ports[node]));
+                let arg =
+                    arg.replace("0.0.0.0:5625", &listens[node]).replace("0.0.0.0:5626", &peers(&ports[node]));
                 (0..3).fold(arg, |arg, other| {
                     let pod = format!("lockkeeper-{}.lockkeeper", other + 1);
                     let arg = arg.replace(&format!("{pod}:5625"), &listens[other]);

@@ -17,7 +17,8 @@ fn stale_writer_is_refused_with_the_current_mark() {
     place.ran("fence check stock --token 5").is_one_line(exit::STALE, &["token 5 is stale"]);
     place.ran("fence enter stock --token 5").is_one_line(exit::STALE, &["token 5 is stale"]);
     assert_eq!(std::fs::read(place.path("stock")).unwrap(), b"five");
-    let write = |more: &str| place.lockkeeper(format!("fence write stock --token 6{more}").split(' ')).fed(b"");
+    let write =
+        |more: &str| place.lockkeeper(format!("fence write stock --token 6{more}").split(' ')).fed(b"");
     write("").is_one_line(exit::USAGE, &["standard input is empty", "--allow-empty"]);
     assert_eq!(std::fs::read(place.path("stock")).unwrap(), b"five");
     assert_eq!(write(" --allow-empty").code, 0);

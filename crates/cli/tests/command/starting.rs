@@ -240,16 +240,23 @@ fn another_kind_of_server_on_the_port_is_reported_as_such() {
 fn options_are_taken_from_a_file_and_the_command_line_wins() {
     let place = Place::new();
     let listen = place.address();
-    let config = format!("data = \"from-file\"\nlisten = \"{listen}\"\nmax-connections = 77\nlog = \"json\"\n");
+    let config =
+        format!("data = \"from-file\"\nlisten = \"{listen}\"\nmax-connections = 77\nlog = \"json\"\n");
     std::fs::write(place.path("serve.toml"), config).unwrap();
     let printed = place.ran("serve --config serve.toml --data given --print-config");
     assert_eq!((printed.code, printed.err.as_str()), (0, ""));
-    for line in ["data = \"given\"", &format!("listen = \"{listen}\""), "max-connections = 77", "insecure = false"] {
+    for line in
+        ["data = \"given\"", &format!("listen = \"{listen}\""), "max-connections = 77", "insecure = false"]
+    {
         assert!(printed.out.lines().any(|printed| printed == line), "no {line} in {}", printed.out);
     }
     assert!(!place.path("given").exists(), "nothing is done");
     std::fs::write(place.path("printed.toml"), &printed.out).unwrap();
-    assert_eq!(place.ran("serve --config printed.toml --print-config").out, printed.out, "it can be used again");
+    assert_eq!(
+        place.ran("serve --config printed.toml --print-config").out,
+        printed.out,
+        "it can be used again"
+    );
     let node = place.start(&["--config", "serve.toml"], "log").ready();
     assert_eq!(node.listening(), listen);
     assert!(place.path("from-file").exists());

@@ -145,7 +145,9 @@ impl Forming {
                 Err(NoLink::Unreachable(error)) if error.kind() == ErrorKind::ConnectionRefused => {
                     "nobody listens there".to_owned()
                 }
-                Err(NoLink::Unreachable(error)) if error.kind() == ErrorKind::TimedOut => "no answer".to_owned(),
+                Err(NoLink::Unreachable(error)) if error.kind() == ErrorKind::TimedOut => {
+                    "no answer".to_owned()
+                }
                 Err(why) => why.to_string(),
             };
             self.heard().insert(address.clone(), heard);
@@ -186,7 +188,10 @@ impl Forming {
                 let of = own.nodes.iter().filter(|listed| missing.contains(&listed.node));
                 let nodes =
                     of.map(|it| format!("{} at {} ({})", it.node, it.peer_address, state(&it.peer_address)));
-                format!("waiting for the other nodes of the new cluster: {}", nodes.collect::<Vec<_>>().join(", "))
+                format!(
+                    "waiting for the other nodes of the new cluster: {}",
+                    nodes.collect::<Vec<_>>().join(", ")
+                )
             }
             (_, Some(join)) => {
                 let member = own.member.unwrap_or_default();

@@ -80,8 +80,19 @@ pub(super) fn are_healthy(nodes: &[ProbedNode]) -> bool {
 /// Standard output can't be written.
 pub(super) fn print(nodes: &[ProbedNode]) -> Result<(), Failure> {
     let mut table = Table::new([
-        "ADDRESS", "NODE", "ROLE", "TERM", "VERSION", "RULES", "APPLIED", "COMMITTED", "SNAPSHOT", "LAST TOKEN",
-        "SESSIONS", "REQUESTS", "STREAMS",
+        "ADDRESS",
+        "NODE",
+        "ROLE",
+        "TERM",
+        "VERSION",
+        "RULES",
+        "APPLIED",
+        "COMMITTED",
+        "SNAPSHOT",
+        "LAST TOKEN",
+        "SESSIONS",
+        "REQUESTS",
+        "STREAMS",
     ]);
     for ProbedNode { address, status } in nodes {
         let Ok(status) = status else {

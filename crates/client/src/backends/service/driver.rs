@@ -96,7 +96,9 @@ fn says(ending: &StreamEnding) -> String {
     match ending {
         StreamEnding::Silent => "no answer in time".to_owned(),
         StreamEnding::Garbage(what) => format!("no lock service: {what}"),
-        StreamEnding::Announced { leader: None, reason: StreamEndReason::NotLeader, .. } => NO_LEADER.to_owned(),
+        StreamEnding::Announced { leader: None, reason: StreamEndReason::NotLeader, .. } => {
+            NO_LEADER.to_owned()
+        }
         StreamEnding::Announced { text, .. } if !text.is_empty() => text.clone(),
         StreamEnding::Announced { .. } => word(ending).to_owned(),
     }
