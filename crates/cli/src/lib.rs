@@ -12,5 +12,6 @@ pub mod commands;
 pub mod exit;
 pub mod guardian;
 pub mod output;
+mod progress;
 pub mod settings;
 mod table;

@@ -18,8 +18,10 @@ use serde_json::{Value, json};
 
 use crate::args::{Bench, Workload};
 use crate::exit::{Failure, INTERNAL, OK, UNAVAILABLE};
+use crate::guardian::Signals;
 use crate::output;
 use crate::settings;
+use crate::table::Table;
 
 /// The time limit for closing sessions; a session that is not closed in time expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
@@ -153,6 +155,8 @@ async fn connections(args: &Bench, url: &str) -> Result<Vec<Locks>, Failure> {
 async fn tasks(args: &Bench, url: &str) -> Result<Figures, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let connections = connections(args, url).await?;
+    let mut signals =
+        Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))?;
     let cpu = cpu_us(UsageWho::RUSAGE_SELF);
     let began = BootInstant::now();
     let mut running = tokio::task::JoinSet::new();
@@ -161,7 +165,11 @@ async fn tasks(args: &Bench, url: &str) -> Result<Figures, Failure> {
         let (workload, stop) = (args.workload, stop.clone());
         running.spawn(async move { client(&locks, workload, number, stop, None).await });
     }
-    tokio::time::sleep(Duration::from_secs(args.seconds)).await;
+    tokio::select! {
+        () = tokio::time::sleep(Duration::from_secs(args.seconds)) => {}
+        // What was measured so far is printed.
+        () = signals.until_end() => {}
+    }
     stop.store(true, Ordering::Relaxed);
     let mut figures = Figures { connections: Some(connections.len()), ..Figures::default() };
     while let Some(done) = running.join_next().await {
@@ -244,56 +252,145 @@ fn percentile(sorted: &[u64], percent: usize) -> Option<f64> {
     Some((sorted[index] as f64 / 10.0).round() / 100.0)
 }
 
+/// The latencies of a run in nanoseconds, each ascending.
+struct Latencies {
+    acquire: Vec<u64>,
+    release: Vec<u64>,
+    /// From the call of a release to the next holder's grant; only if that holder was already waiting.
+    handoff: Vec<u64>,
+}
+
+impl Latencies {
+    fn of(figures: &Figures, workload: Workload) -> Self {
+        let mut pairs = figures.pairs.clone();
+        pairs.sort_unstable_by_key(|pair| pair.token);
+        let sorted = |mut values: Vec<u64>| {
+            values.sort_unstable();
+            values
+        };
+        let handoff = match workload {
+            Workload::Handoff => {
+                let waited = pairs.windows(2).filter(|two| two[1].asked < two[0].releasing);
+                waited.map(|two| two[1].granted.saturating_sub(two[0].releasing)).collect()
+            }
+            _ => Vec::new(),
+        };
+        Self {
+            acquire: sorted(pairs.iter().map(|pair| pair.granted - pair.asked).collect()),
+            release: sorted(pairs.iter().map(|pair| pair.released - pair.releasing).collect()),
+            handoff: sorted(handoff),
+        }
+    }
+}
+
 fn print(args: &Bench, url: &str, figures: &Figures) -> Result<(), Failure> {
-    let sorted = |values: Vec<u64>| {
-        let mut values = values;
-        values.sort_unstable();
-        values
+    let latencies = Latencies::of(figures, args.workload);
+    if args.json {
+        return output::json(&in_json(args, url, figures, &latencies));
+    }
+    let connections =
+        figures.connections.map_or_else(String::new, |count| format!(" on {count} connections"));
+    let workload = format!("{:?}", args.workload).to_lowercase();
+    output::line(format!(
+        "{url}: {workload}, {} clients{connections}, {:.1} s",
+        args.clients, figures.seconds
+    ))?;
+    if let Some(bytes) = figures.bytes_per_lock {
+        return output::line(format!("{bytes:.0} bytes of memory for each of {} held locks", args.held));
+    }
+    let cores = figures.cpu_us / figures.seconds / 1e6;
+    let pairs = figures.pairs.len();
+    if pairs == 0 {
+        return output::line(format!("{cores:.2} cores"));
+    }
+    let per_second = |count: usize| count as f64 / figures.seconds;
+    output::line(format!(
+        "{:.0} pairs of acquire and release a second, {:.1} µs of CPU each, {cores:.2} cores",
+        per_second(pairs),
+        figures.cpu_us / pairs as f64
+    ))?;
+    let mut table = Table::new(["", "P50", "P90", "P99", "MAX"]);
+    let rows =
+        [("acquire", &latencies.acquire), ("release", &latencies.release), ("hand-over", &latencies.handoff)];
+    for (name, values) in rows.into_iter().filter(|(_, values)| !values.is_empty()) {
+        let at = |percent| micros(percentile(values, percent).unwrap_or_default());
+        table.row([name.to_owned(), at(50), at(90), at(99), at(100)]);
+    }
+    table.print()?;
+    let (name, values) = match latencies.handoff.is_empty() {
+        true => ("acquire", &latencies.acquire),
+        false => ("hand-over", &latencies.handoff),
     };
-    let mut pairs = figures.pairs.clone();
-    pairs.sort_unstable_by_key(|pair| pair.token);
-    let acquire = sorted(pairs.iter().map(|pair| pair.granted - pair.asked).collect());
-    let release = sorted(pairs.iter().map(|pair| pair.released - pair.releasing).collect());
-    // The time from the call of a release to the next holder's grant; only if that holder was already waiting.
-    let handoffs: Vec<u64> = if args.workload == Workload::Handoff {
-        let waited = pairs.windows(2).filter(|two| two[1].asked < two[0].releasing);
-        sorted(waited.map(|two| two[1].granted.saturating_sub(two[0].releasing)).collect())
-    } else {
-        Vec::new()
+    output::line(format!("{name}, how long it took:"))?;
+    histogram(values).into_iter().try_for_each(output::line)
+}
+
+/// The length of the longest bar of a histogram, in characters.
+const BAR: usize = 40;
+
+/// A line for each power of two of microseconds, from the shortest latency to the longest, with its share.
+fn histogram(sorted: &[u64]) -> Vec<String> {
+    let bucket = |nanos: u64| (nanos / 1000).max(1).ilog2();
+    let (Some(&first), Some(&last)) = (sorted.first(), sorted.last()) else { return Vec::new() };
+    let buckets = bucket(first)..=bucket(last);
+    let counts: Vec<(u32, usize)> =
+        buckets.map(|at| (at, sorted.iter().filter(|&&nanos| bucket(nanos) == at).count())).collect();
+    let most = counts.iter().map(|(_, count)| *count).max().unwrap_or(1).max(1);
+    let line = |(at, count): (u32, usize)| {
+        let below = micros((1_u64 << (at + 1)) as f64);
+        let share = count as f64 * 100.0 / sorted.len() as f64;
+        let bar = "#".repeat((count * BAR).div_ceil(most));
+        format!("  < {below:>8}  {share:5.1} %  {bar}").trim_end().to_owned()
     };
-    let count = pairs.len();
+    counts.into_iter().map(line).collect()
+}
+
+/// Microseconds for display, in milliseconds or seconds where that is shorter.
+fn micros(micros: f64) -> String {
+    match micros {
+        ..1e3 => format!("{micros:.0} µs"),
+        ..1e6 => format!("{:.1} ms", micros / 1e3),
+        _ => format!("{:.1} s", micros / 1e6),
+    }
+}
+
+fn in_json(args: &Bench, url: &str, figures: &Figures, latencies: &Latencies) -> Value {
+    let Latencies { acquire, release, handoff } = latencies;
+    let count = figures.pairs.len();
     let rate = |count: usize| (count > 0).then(|| (count as f64 / figures.seconds).round());
     let cpu_per_pair = (count > 0).then(|| (figures.cpu_us / count as f64 * 10.0).round() / 10.0);
-    let value = json!({
+    json!({
         "locks": url,
         "workload": format!("{:?}", args.workload).to_lowercase(),
         "clients": args.clients,
         "connections": figures.connections,
         "seconds": args.seconds,
         "pairs_per_s": rate(count),
-        "acquire_us": { "p50": percentile(&acquire, 50), "p99": percentile(&acquire, 99) },
-        "release_us": { "p50": percentile(&release, 50) },
-        "handoffs_per_s": rate(handoffs.len()),
-        "handoff_us": { "p50": percentile(&handoffs, 50), "p99": percentile(&handoffs, 99) },
+        "acquire_us": { "p50": percentile(acquire, 50), "p99": percentile(acquire, 99) },
+        "release_us": { "p50": percentile(release, 50) },
+        "handoffs_per_s": rate(handoff.len()),
+        "handoff_us": { "p50": percentile(handoff, 50), "p99": percentile(handoff, 99) },
         "cpu_us_per_pair": cpu_per_pair,
         "cpu_percent": (figures.seconds > 0.0).then(|| (figures.cpu_us / figures.seconds / 1e2).round() / 100.0),
         "bytes_per_lock": figures.bytes_per_lock.map(f64::round),
-    });
-    if args.json {
-        return output::json(&value);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn histogram_has_a_line_for_each_power_of_two_and_shares() {
+        let lines = histogram(&[3_000, 3_000, 3_000, 100_000]);
+        assert_eq!(lines.len(), 6, "2 to 4 µs, and so on to 64 to 128 µs: {lines:#?}");
+        assert!(lines[0].contains("4 µs   75.0 %") && lines[0].ends_with(&"#".repeat(BAR)), "{lines:#?}");
+        assert!(lines[1].ends_with("0.0 %") && lines[5].contains("128 µs   25.0 %"), "{lines:#?}");
+        assert!(histogram(&[]).is_empty());
     }
-    let Value::Object(fields) = value else { return Ok(()) };
-    for (field, value) in fields {
-        match value {
-            Value::Null => {}
-            Value::Object(parts) => {
-                for (part, value) in parts.into_iter().filter(|(_, value)| !value.is_null()) {
-                    output::line(format!("{:<18} {value}", format!("{field}.{part}")))?;
-                }
-            }
-            Value::String(text) => output::line(format!("{field:<18} {text}"))?,
-            other => output::line(format!("{field:<18} {other}"))?,
-        }
+
+    #[test]
+    fn latencies_are_shown_in_a_fitting_unit() {
+        assert_eq!([7.4, 1_500.0, 2_340_000.0].map(micros), ["7 µs", "1.5 ms", "2.3 s"]);
     }
-    Ok(())
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::inspect::summary;
 use crate::args::Ls;
 use crate::exit::{Failure, INTERNAL, OK, chain};
-use crate::guardian::{Signal, Signals};
+use crate::guardian::Signals;
 use crate::output::{self, lock_json, say};
 use crate::settings;
 
@@ -42,14 +42,8 @@ pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
     };
     tokio::select! {
         failed = watching => failed.map(|never| match never {}),
-        () = ended(&mut signals) => Ok(OK),
+        () = signals.until_end() => Ok(OK),
     }
-}
-
-/// Returns at the first signal that must end the program.
-async fn ended(signals: &mut Signals) {
-    use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-    while !matches!(signals.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {}
 }
 
 /// Watching ends only with an error or a signal.

@@ -70,6 +70,12 @@ impl Signals {
         Ok(signals)
     }
 
+    /// Returns at the first signal that ends a program.
+    pub async fn until_end(&mut self) {
+        use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+        while !matches!(self.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {}
+    }
+
     /// The next signal. Cancel-safe.
     pub async fn next(&mut self) -> Received {
         loop {

@@ -226,4 +226,19 @@ fn bench_measures_the_service() {
         }
     }
     assert_eq!(place.ran("ls").out, "", "nothing is left");
+    // Ctrl-C ends the measurement, and what was measured is printed.
+    let endless = place.lockkeeper("bench --seconds 3600".split(' ')).started();
+    wait_until("it measures", || place.ran("ls").out.contains("lockkeeper-bench/0"));
+    endless.signal(Signal::SIGINT);
+    let ended = endless.ended();
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    for words in [
+        "uncontended, 1 clients on 1 connections",
+        "pairs of acquire and release a second",
+        "P99",
+        "acquire ",
+    ] {
+        assert!(ended.out.contains(words), "no {words:?} in {}", ended.out);
+    }
+    assert!(ended.out.lines().any(|line| line.starts_with("  < ") && line.contains('#')), "{}", ended.out);
 }

@@ -6,7 +6,6 @@
 //! (the *wrapper*) is stopped or killed.
 
 mod job;
-mod progress;
 mod status;
 mod waiting;
 

@@ -9,10 +9,10 @@ use std::time::Duration;
 use lockkeeper::{AcquireError, Busy, Guard, Lock, LockName, Locks, Unfenced};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use super::progress::ProgressLine;
 use crate::exit::Failure;
 use crate::guardian::{Signal, Signals};
 use crate::output;
+use crate::progress::ProgressLine;
 
 /// The outcome of the wait.
 pub(super) enum Waited {

@@ -22,6 +22,8 @@ use super::journal::now;
 use super::worker::Point;
 use crate::args::HolderFault;
 use crate::exit::{Failure, UNAVAILABLE, USAGE};
+use crate::output::human;
+use crate::progress::ProgressLine;
 
 /// The time limit for a worker's next step, in addition to three ttls (and to the pause, while A stalls): far longer
 /// than a healthy lock service needs.
@@ -134,9 +136,14 @@ impl Conductor {
             self.crew.start()?;
         }
         let rounds = rounds(faults);
+        let (begun, line) = (Instant::now(), ProgressLine::on_terminal());
         for (number, round) in rounds.iter().cycle().enumerate() {
             if number >= rounds.len() && Instant::now() >= end {
                 break;
+            }
+            if let Some(line) = &line {
+                let (passed, of) = (human(begun.elapsed()), human(self.times.duration));
+                line.show(format!("{passed} of {of} or more, {} faults injected", self.injected.len()));
             }
             match round.fault {
                 HolderFault::Kill => self.killed(*round)?,

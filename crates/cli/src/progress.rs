@@ -1,12 +1,14 @@
-//! The progress line that is shown on a terminal while `run` waits.
+//! A progress line on a terminal.
+
+use std::io::{IsTerminal, stderr};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A line on standard error, cut to the terminal's width. Cleared on drop.
-pub(super) struct ProgressLine(ProgressBar);
+pub(crate) struct ProgressLine(ProgressBar);
 
 impl ProgressLine {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         // The template is constant and valid. If it were not, the line would have the default style.
         if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
@@ -15,7 +17,12 @@ impl ProgressLine {
         Self(bar)
     }
 
-    pub(super) fn show(&self, text: String) {
+    /// `None` if standard error is no terminal.
+    pub(crate) fn on_terminal() -> Option<Self> {
+        stderr().is_terminal().then(Self::new)
+    }
+
+    pub(crate) fn show(&self, text: String) {
         self.0.set_message(text);
     }
 }
