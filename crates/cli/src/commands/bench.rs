@@ -289,12 +289,10 @@ fn print(args: &Bench, url: &str, figures: &Figures) -> Result<(), Failure> {
         return output::json(&in_json(args, url, figures, &latencies));
     }
     let connections =
-        figures.connections.map_or_else(String::new, |count| format!(" on {count} connections"));
+        figures.connections.map_or_else(String::new, |count| format!(" on {}", counted(count, "connection")));
     let workload = format!("{:?}", args.workload).to_lowercase();
-    output::line(format!(
-        "{url}: {workload}, {} clients{connections}, {:.1} s",
-        args.clients, figures.seconds
-    ))?;
+    let clients = counted(args.clients as usize, "client");
+    output::line(format!("{url}: {workload}, {clients}{connections}, {:.1} s", figures.seconds))?;
     if let Some(bytes) = figures.bytes_per_lock {
         return output::line(format!("{bytes:.0} bytes of memory for each of {} held locks", args.held));
     }
@@ -323,6 +321,11 @@ fn print(args: &Bench, url: &str, figures: &Figures) -> Result<(), Failure> {
     };
     output::line(format!("{name}, how long it took:"))?;
     histogram(values).into_iter().try_for_each(output::line)
+}
+
+fn counted(count: usize, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
 }
 
 /// The length of the longest bar of a histogram, in characters.

@@ -232,12 +232,9 @@ fn bench_measures_the_service() {
     endless.signal(Signal::SIGINT);
     let ended = endless.ended();
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));
-    for words in [
-        "uncontended, 1 clients on 1 connections",
-        "pairs of acquire and release a second",
-        "P99",
-        "acquire ",
-    ] {
+    for words in
+        ["uncontended, 1 client on 1 connection", "pairs of acquire and release a second", "P99", "acquire "]
+    {
         assert!(ended.out.contains(words), "no {words:?} in {}", ended.out);
     }
     assert!(ended.out.lines().any(|line| line.starts_with("  < ") && line.contains('#')), "{}", ended.out);
