@@ -53,7 +53,9 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
             Ok(OK)
         }
         Command::Man { dir } => {
-            let failed = |error| Failure::new(crate::exit::IO, format!("{}: {error}", dir.display()));
+            let failed = |error: std::io::Error| {
+                Failure::system(crate::exit::CANNOT_CREATE, &format!("cannot write to `{}`", dir.display()), &error)
+            };
             std::fs::create_dir_all(&dir).map_err(failed)?;
             clap_mangen::generate_to(Cli::command(), &dir).map_err(failed)?;
             Ok(OK)

@@ -103,6 +103,8 @@ fn every_command_has_help_with_an_example_or_a_page() {
 fn completions_and_manual_pages_name_every_command() {
     let place = Place::new();
     assert_eq!(place.ran("man pages").code, 0);
+    std::fs::write(place.path("file"), "").unwrap();
+    place.ran("man file/pages").is_one_line(exit::CANNOT_CREATE, &["file/pages"]);
     for command in Cli::command().get_subcommands() {
         let name = command.get_name();
         assert!(place.path(&format!("pages/lockkeeper-{name}.1")).exists(), "{name}");
