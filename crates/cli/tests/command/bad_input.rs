@@ -65,7 +65,7 @@ fn durations_out_of_range_or_without_a_unit_are_refused() {
 #[test]
 fn grace_above_half_the_ttl_is_refused() {
     let ended = Place::new().ran("run --locks memory: --ttl 2s --grace 1500ms x -- true");
-    ended.is_one_line(exit::USAGE, &["--grace is 1s 500ms", "half the ttl (1s)", "longer --ttl"]);
+    ended.is_one_line(exit::USAGE, &["--grace is 1.5s", "half the ttl (1s)", "longer --ttl"]);
 }
 
 #[test]

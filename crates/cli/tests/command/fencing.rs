@@ -49,7 +49,8 @@ fn script_under_run_updates_a_fenced_file() {
 fn readers_enter_and_never_write() {
     let place = Place::new();
     assert_eq!(place.ran("fence enter stock --token 5 --mode shared").code, 0);
-    place.ran("fence write stock --token 5 --mode shared").is_one_line(exit::USAGE, &["shared"]);
+    let write = place.lockkeeper("fence write stock --token 5 --mode shared".split(' ')).fed(b"five");
+    write.is_one_line(exit::USAGE, &["shared"]);
     place.ran("fence enter stock --token 5 --slot 1").is_one_line(exit::USAGE, &["slot 1"]);
     assert_eq!(place.ran("fence enter stock --token 7 --mode permit --slot 1").code, 0);
     assert_eq!(place.ran("fence enter stock --token 6 --mode permit --slot 0").code, 0, "another slot");

@@ -71,7 +71,7 @@ impl Three {
 fn cluster_bootstraps_with_all_nodes_and_survives_the_loss_of_any_one() {
     let three = Three::new();
     let (third, first) = (three.start(3), three.start(1));
-    let late = format!("nobody answers at 127.0.0.1:{}", three.ports[&2].0.number());
+    let late = format!("2 at 127.0.0.1:{} (nobody listens there)", three.ports[&2].0.number());
     wait_until("both ask for the second", || third.log().contains(&late) && first.log().contains(&late));
     assert!(!third.serves() && !first.serves(), "two of three must not found a cluster");
     let second = three.start(2);

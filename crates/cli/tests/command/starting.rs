@@ -226,10 +226,12 @@ fn another_kind_of_server_on_the_port_is_reported_as_such() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
+        // Each connection stays open, so that the client reads the answer.
+        let mut open = Vec::new();
         for stream in other.incoming() {
             let mut stream = stream.unwrap();
-            let _ = stream.read(&mut [0; 64]);
             let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+            open.push(stream);
         }
     });
     let place = place.over(&format!("lockkeeper://{address}"));
