@@ -54,7 +54,11 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         }
         Command::Man { dir } => {
             let failed = |error: std::io::Error| {
-                Failure::system(crate::exit::CANNOT_CREATE, &format!("cannot write to `{}`", dir.display()), &error)
+                Failure::system(
+                    crate::exit::CANNOT_CREATE,
+                    &format!("cannot write to `{}`", dir.display()),
+                    &error,
+                )
             };
             std::fs::create_dir_all(&dir).map_err(failed)?;
             clap_mangen::generate_to(Cli::command(), &dir).map_err(failed)?;
