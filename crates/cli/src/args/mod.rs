@@ -389,16 +389,18 @@ fn key_value(typed: &str) -> Result<(String, String), &'static str> {
 /// [`USAGE`], with a one-line message.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> {
     let mut words = permits_joined(words.into_iter().collect());
-    let commands = Cli::command();
-    let serve =
-        commands.find_subcommand("serve").filter(|_| words.get(1).is_some_and(|word| word == "serve"));
-    if let Some(serve) = serve {
+    let mut commands = Cli::command();
+    if words.get(1).is_some_and(|word| word == "serve")
+        && let Some(serve) = commands.find_subcommand("serve")
+    {
         words = config::with_file(words, serve)?;
     }
-    let parsed = Cli::command().try_get_matches_from(&words).and_then(|matches| {
+    let parsed = commands.try_get_matches_from_mut(&words).and_then(|matches| {
         let mut cli = Cli::from_arg_matches(&matches)?;
-        if let (Command::Serve(args), Some(serve), Some((_, matches))) =
-            (&mut cli.command, serve, matches.subcommand())
+        if let Command::Serve(args) = &mut cli.command
+            && args.print_config
+            && let Some((name, matches)) = matches.subcommand()
+            && let Some(serve) = commands.find_subcommand(name)
         {
             args.in_force = config::in_force(serve, matches);
         }
@@ -406,7 +408,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> 
     });
     let error = match parsed {
         Ok(cli) => return Ok(cli),
-        Err(error) => error.format(&mut Cli::command()),
+        Err(error) => error.format(&mut commands),
     };
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),

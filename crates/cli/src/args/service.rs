@@ -32,7 +32,7 @@ pub struct Serve {
     /// Print the options in force as such a file, and do nothing else
     #[arg(long)]
     pub print_config: bool,
-    /// The options in force, as TOML.
+    /// With `print_config`: the options in force, as TOML.
     #[arg(skip)]
     pub in_force: String,
     /// The data directory; created if it doesn't exist. One process at a time

@@ -32,15 +32,16 @@ pub(super) fn refused(status: &Status) -> String {
     }
 }
 
-/// The failures of the nodes, each with the node's address. Says so if the cause is a lost majority.
-pub(super) fn summary(mut failures: Vec<String>) -> String {
+/// The failures of the nodes, each with the node's address. `Err` if some node answers, but none knows a leader: the
+/// cause is known then.
+pub(super) fn summary(mut failures: Vec<String>) -> Result<String, String> {
     failures.sort_unstable();
     let leaderless = failures.iter().filter(|failure| failure.ends_with(NO_LEADER)).count();
     let each = failures.join("; ");
     match leaderless {
-        0 => each,
-        all if all == failures.len() => format!("no node leads at the moment: {each}"),
-        _ => format!("no majority of the nodes: {each}; start those that do not answer"),
+        0 => Ok(each),
+        all if all == failures.len() => Err(format!("no node leads at the moment: {each}")),
+        _ => Err(format!("no majority of the nodes: {each}; start those that do not answer")),
     }
 }
 
@@ -53,8 +54,11 @@ mod tests {
         let [one, two] = ["a:1", "b:2"].map(|node| format!("{node}: {NO_LEADER}"));
         let dead = "c:3: Connection refused".to_owned();
         let said = summary(vec![dead.clone(), one.clone()]);
-        assert_eq!(said, format!("no majority of the nodes: {one}; {dead}; start those that do not answer"));
-        assert!(summary(vec![one, two]).starts_with("no node leads at the moment: a:1"));
-        assert_eq!(summary(vec![dead.clone()]), dead);
+        assert_eq!(
+            said,
+            Err(format!("no majority of the nodes: {one}; {dead}; start those that do not answer"))
+        );
+        assert!(summary(vec![one, two]).unwrap_err().starts_with("no node leads at the moment: a:1"));
+        assert_eq!(summary(vec![dead.clone()]), Ok(dead));
     }
 }

@@ -217,7 +217,7 @@ impl ServiceShared {
     pub(super) fn trouble(&self) -> Option<String> {
         let state = self.state();
         let failures: Vec<_> = state.troubles.iter().map(|(node, why)| format!("{node}: {why}")).collect();
-        (!failures.is_empty()).then(|| failures::summary(failures))
+        (!failures.is_empty()).then(|| failures::summary(failures).unwrap_or_else(|cause| cause))
     }
 
     /// Waits until a stream is needed. `false`: the client shuts down.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tonic::{Code, Response, Status, Streaming};
 
 use super::driver::{GrpcClient, random};
-use super::failures::{self, LEADER_METADATA, NO_LEADER, cause};
+use super::failures::{self, LEADER_METADATA, cause};
 use super::search::{NODE_LIMIT, Search};
 use super::shared::ServiceShared;
 use crate::backend::BoxFuture;
@@ -186,15 +186,13 @@ pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
 }
 
 fn unreachable(failures: &[String], doubt: &str) -> BackendError {
-    let leaderless = failures.iter().any(|failure| failure.ends_with(NO_LEADER));
-    let failures = failures::summary(failures.to_vec());
-    if leaderless {
-        return BackendError::new(BackendErrorKind::Unreachable, format!("{failures}{doubt}"));
-    }
-    let what = format!(
-        "no lock service answers ({failures}){doubt}; start one with `lockkeeper serve`, or correct the address \
-         in `--locks` or LOCKKEEPER_URL"
-    );
+    let what = match failures::summary(failures.to_vec()) {
+        Err(cause) => format!("{cause}{doubt}"),
+        Ok(failures) => format!(
+            "no lock service answers ({failures}){doubt}; start one with `lockkeeper serve`, or correct the address \
+             in `--locks` or LOCKKEEPER_URL"
+        ),
+    };
     BackendError::new(BackendErrorKind::Unreachable, what)
 }
 
