@@ -233,8 +233,6 @@ pub enum Output {
     SnapshotUnused(u64),
     /// The cluster members from now on, with their known addresses.
     Members(Members),
-    /// This node was removed from the cluster: stop it for good.
-    Removed,
     /// This leader and another node built different tables from the same log: report it.
     Differs(Difference),
     /// A majority of the voters has another table than this node: stop this node for good, and send nothing more.

@@ -200,6 +200,14 @@ impl Members {
         self.nodes.contains_key(&node) && !voters.contains(&node) && !learners.contains(&node)
     }
 
+    /// The number of members that must refuse `node` as no longer a member before it stops. Two, so that one alone can't
+    /// stop it, and its removal is not forgotten if one of the two fails. One if there is only one other member, since
+    /// without that one there is no majority.
+    #[must_use]
+    pub fn witnesses_needed(&self, node: u64) -> usize {
+        self.nodes.keys().filter(|other| **other != node).count().clamp(1, 2)
+    }
+
     /// The lowest id above all ids ever used.
     fn next_id(&self) -> u64 {
         let highest = self.nodes.keys().chain(self.removed.keys()).max().copied().unwrap_or(0);

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use lockkeeper_replica::bootstrap;
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::storage::Log;
 use lockkeeper_replica::{Difference, Event, Output, Replica};
@@ -211,7 +210,6 @@ impl<D: Disk> NodeThread<D> {
                     self.peers.applied(&members, self.replica.table().rules());
                     outputs.push(Output::Members(members));
                 }
-                Output::Removed => result = Err(ServeError::Refused(bootstrap::removed(self.node))),
                 Output::Differs(it) => {
                     observe::differs();
                     let Difference { index, own, node, theirs } = it;

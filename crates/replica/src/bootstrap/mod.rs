@@ -33,8 +33,8 @@ use sha2::{Digest, Sha256};
 use crate::members::Members;
 pub use admit::NodeIdentity;
 use admit::check;
-use refusals::{gone, gone_while_founding, malformed, not_added, refusal, too_old};
-pub use refusals::{not_reached, removed};
+pub use refusals::not_reached;
+use refusals::{gone, gone_while_founding, malformed, not_added, refusal, removed, too_old};
 
 /// The version of the protocol between peers.
 pub const PROTOCOL: u32 = 1;

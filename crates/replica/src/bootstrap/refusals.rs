@@ -43,7 +43,7 @@ pub(super) fn gone_while_founding(node: u64) -> Refusal {
 
 /// The refusal for a node that was removed.
 #[must_use]
-pub fn removed(node: u64) -> Refusal {
+pub(super) fn removed(node: u64) -> Refusal {
     let text = format!(
         "node {node} was removed from the cluster, and ids never come back. To take part again it needs a new id and an \
          empty data directory: `lockkeeper cluster add`"

@@ -118,6 +118,7 @@ mod tests {
         Progress {
             node,
             matched,
+            committed: 0,
             was_heard,
             is_active: was_heard,
             is_learner: false,

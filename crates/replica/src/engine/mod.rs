@@ -320,6 +320,7 @@ impl Engine {
             .map(|(&node, it)| Progress {
                 node,
                 matched: it.matched,
+                committed: it.committed_index,
                 was_heard: it.recent_active,
                 is_active: it.recent_active || self.lag.silent(node) <= SILENT_TICKS,
                 is_learner: !voters.contains(node),

@@ -102,6 +102,8 @@ pub(crate) struct Released {
 pub(crate) struct Progress {
     pub(crate) node: u64,
     pub(crate) matched: u64,
+    /// Index up to which the follower is known to know the commit of entries.
+    pub(crate) committed: u64,
     /// Whether a message from the follower arrived since the engine's last quorum check.
     pub(crate) was_heard: bool,
     /// Whether the follower responds: a message from it arrived since the engine's last quorum check; or that check

@@ -69,6 +69,11 @@ impl ApplyQueue {
         self.begun.as_ref().map(|begun| begun.entry.at.index)
     }
 
+    /// Whether the next entry to apply is a membership change.
+    pub(super) fn is_next_of_members(&self) -> bool {
+        self.begun.is_none() && self.committed.front().is_some_and(|next| next.is_members)
+    }
+
     /// Whether committed entries are left to apply.
     pub(super) fn has_more(&self) -> bool {
         self.begun.is_some() || !self.committed.is_empty()
@@ -84,10 +89,10 @@ impl ApplyQueue {
 impl Replica {
     /// Applies committed entries in order within this turn's budget; a later turn continues, if necessary in the
     /// middle of an entry. Without `with_members` it stops before the first membership change, since raft-rs does not
-    /// allow one to be applied while it waits for a write.
+    /// allow one to be applied while it waits for a write. It always stops before the end of this node's own removal.
     pub(super) fn apply_committed(&mut self, with_members: bool) -> Result<(), Fatal> {
         let (rules, applied) = (self.table.rules(), self.applied.index);
-        while !self.turn.is_spent() || self.is(Mutant::TurnUnbounded) {
+        while (!self.turn.is_spent() || self.is(Mutant::TurnUnbounded)) && !self.waits_to_be_removed() {
             let Some(Begun { entry, mut rest }) = self.turn.begun.take() else {
                 let may = |next: &&Committed| with_members || !next.is_members;
                 if self.turn.committed.front().filter(may).is_none() {

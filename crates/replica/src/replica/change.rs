@@ -2,8 +2,9 @@
 //!
 //! Responsible for: one change at a time; a learner becomes a voter only once it has caught up; every leader
 //! completes the removals that earlier leaders began (until a removal is completed, each commit needs a majority of
-//! the old voters and one of the new voters); and no leader removes itself, since raft-rs would let it go on leading
-//! a cluster of which it is no member.
+//! the old voters and one of the new voters); no leader removes itself, since raft-rs would let it go on leading
+//! a cluster of which it is no member; and a voter that is removed goes on voting until the others say that they have
+//! removed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -111,9 +112,7 @@ impl Replica {
             return;
         }
         if self.members.is_joint() {
-            if self.members.is_leaving(self.config.node) {
-                self.hand_over_to_stay_out();
-            } else if !self.is(Mutant::NeverLeavesJoint) {
+            if !self.members.is_leaving(self.config.node) && !self.is(Mutant::NeverLeavesJoint) {
                 self.propose_change(Change::Leave(Leave {}), None);
             }
         } else if !self.members.configuration.learners.is_empty() {
@@ -128,6 +127,14 @@ impl Replica {
             }
         }
         self.raise_rules();
+    }
+
+    /// Whether the next entry to apply ends the removal of this node, a voter. The node does not apply it, so it remains
+    /// a voter of the joint configuration until the other nodes refuse it and its process stops. If it stopped by
+    /// itself, and a power cut made the others forget that the entry is committed, they would need its vote for ever.
+    pub(super) fn waits_to_be_removed(&self) -> bool {
+        // A joint configuration allows no change but the one that ends it.
+        self.turn.is_next_of_members() && self.members.is_leaving(self.config.node)
     }
 
     /// Raises the rules version once every other member, learners included, is connected and supports it (V1).
@@ -192,9 +199,6 @@ impl Replica {
         }
         self.clients.retain(|node, _| self.members.nodes.contains_key(node));
         self.tell_members();
-        if self.members.removed.contains_key(&self.config.node) {
-            self.outputs.push(Output::Removed);
-        }
     }
 
     /// Outputs the members with their known client addresses, for the code that manages connections.
@@ -206,6 +210,17 @@ impl Replica {
             }
         }
         self.outputs.push(Output::Members(members));
+    }
+
+    /// Whether a majority of the voters knows the commit of the last change. A removed node may be destroyed only then:
+    /// voters that don't know it need the removed node's vote.
+    fn is_change_known(&self) -> bool {
+        let (voters, at) = (&self.members.configuration.voters, self.members.at);
+        let progress = self.engine.progress();
+        let knows = |voter: &&u64| {
+            **voter == self.config.node || progress.iter().any(|it| it.node == **voter && it.committed >= at)
+        };
+        2 * voters.iter().filter(knows).count() > voters.len()
     }
 
     pub(super) fn members_status(&self) -> v1::MembersResponse {
@@ -234,7 +249,7 @@ impl Replica {
             leader: self.config.node,
             term: self.engine.term(),
             last: self.engine.last_index(),
-            changing: self.members.is_joint() || self.changes.in_flight.is_some(),
+            changing: self.members.is_joint() || self.changes.in_flight.is_some() || !self.is_change_known(),
             removed: self.members.removed.keys().copied().collect(),
         }
     }

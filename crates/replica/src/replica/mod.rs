@@ -356,6 +356,7 @@ impl Replica {
         self.read_timers();
         self.settle_parked();
         self.tend_handover();
+        self.hand_over_if_leaving();
         self.judge();
         if self.lead.is_ready() {
             if self.may_end() {
@@ -436,7 +437,7 @@ impl Replica {
         let due = self.book.sleep_max(self.clock.now()).filter(|_| self.may_end() && self.has_room());
         let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
         let held = self.held_until();
-        let at_once = self.turn.has_more()
+        let at_once = (self.turn.has_more() && !self.waits_to_be_removed())
             || self.reading.is_some()
             || self.engine.has_ready()
             || (!self.queue.is_empty() && !self.is_refused && held.is_none())

@@ -106,9 +106,11 @@ impl Replica {
     }
 
     /// Transfers the leadership of a node that leads although it is being removed; the next leader completes the
-    /// removal.
-    pub(super) fn hand_over_to_stay_out(&mut self) {
-        if self.handover.to.is_none()
+    /// removal. It may have to be transferred before this leader is ready, see [`Replica::waits_to_be_removed`].
+    pub(super) fn hand_over_if_leaving(&mut self) {
+        if self.engine.is_leader()
+            && self.members.is_leaving(self.config.node)
+            && self.handover.to.is_none()
             && let Some(to) = self.successor()
         {
             self.begin_handover(to);

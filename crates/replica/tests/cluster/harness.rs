@@ -47,7 +47,6 @@ pub(crate) struct Node {
     /// Snapshots to be sent; the next field: indices of received snapshots that were not used.
     pub(crate) offers: Vec<SnapshotOffer>,
     pub(crate) unused: Vec<u64>,
-    pub(crate) is_removed: bool,
     /// Reported differences; the next field: the difference that stops this node.
     pub(crate) differ: Vec<Difference>,
     pub(crate) wrong: Option<Difference>,
@@ -101,7 +100,6 @@ impl World {
             sealed: None,
             offers: Vec::new(),
             unused: Vec::new(),
-            is_removed: false,
             differ: Vec::new(),
             wrong: None,
             lost: None,
@@ -459,7 +457,6 @@ impl Node {
                     self.unused.push(index);
                     self.sealed = None;
                 }
-                Output::Removed => self.is_removed = true,
                 Output::Differs(it) => self.differ.push(it),
                 Output::Wrong(it) => self.wrong = Some(it),
             }

@@ -168,7 +168,6 @@ impl Node {
                 other @ (Output::SendSnapshot(_)
                 | Output::SnapshotUnused(_)
                 | Output::Members(_)
-                | Output::Removed
                 | Output::Differs(_)
                 | Output::Wrong(_)) => panic!("alone, and yet: {other:?}"),
             }

@@ -94,7 +94,6 @@ impl Pump {
                 | Output::Compact(_)
                 | Output::SendSnapshot(_)
                 | Output::SnapshotUnused(_)
-                | Output::Removed
                 | Output::Differs(_)
                 | Output::Wrong(_) => {}
             }

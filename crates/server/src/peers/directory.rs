@@ -127,11 +127,9 @@ impl Directory {
         addresses
     }
 
-    /// The number of members that must refuse this node as no longer a member before it stops. Two; one if there is
-    /// only one other member, as no third could contradict that one, and without it there is no majority.
+    /// See [`Members::witnesses_needed`].
     pub(super) fn witnesses_needed(&self) -> usize {
-        let others = self.known.borrow().members.nodes.len().saturating_sub(1);
-        others.clamp(1, 2)
+        self.known.borrow().members.witnesses_needed(self.founding.node)
     }
 
     /// Whether the node is a member, as of the last applied entry.

@@ -22,11 +22,19 @@ pub(super) struct Directory {
     news: Members,
     /// Nodes that are connected, or being dialled.
     dialled: BTreeSet<Id>,
+    /// Members that have refused this node as no longer a member.
+    witnesses: BTreeSet<Id>,
 }
 
 impl Directory {
     pub(super) fn new(founding: Founding, members: Members) -> Self {
-        Self { founding, members, news: Members::default(), dialled: BTreeSet::new() }
+        Self {
+            founding,
+            members,
+            news: Members::default(),
+            dialled: BTreeSet::new(),
+            witnesses: BTreeSet::new(),
+        }
     }
 
     /// The other nodes to connect to.
@@ -49,10 +57,13 @@ impl SimNode {
         self.process.as_ref().is_some_and(|process| process.directory.members.removed.contains_key(&other))
     }
 
-    /// Whether the node would connect to any of these nodes; true for a node that has not joined yet.
-    pub(crate) fn knows_any(&self, of: &[Id]) -> bool {
-        let others = self.process.as_ref().map(|process| process.directory.others());
-        others.is_none_or(|others| of.iter().any(|node| others.contains(node)))
+    /// Whether these nodes are enough to tell the node that it was removed; true for a node that has not joined yet.
+    pub(crate) fn believes(&self, nodes: &[Id]) -> bool {
+        self.process.as_ref().is_none_or(|process| {
+            let members = &process.directory.members;
+            let known = nodes.iter().filter(|node| members.nodes.contains_key(node)).count();
+            known >= members.witnesses_needed(self.id)
+        })
     }
 
     /// Whether the node still tries to connect to `to`; 0 means any node.
@@ -127,11 +138,21 @@ impl SimNode {
         Some(Ok(own))
     }
 
-    /// Handles a refusal. If it is final for this node, the node's process ends.
+    /// Handles a refusal. Once enough members have refused this node for good, its process ends.
     pub(crate) fn is_refused(&mut self, core: &mut Core, by: Id, refusal: &Refusal) {
         let is_final = matches!(refusal.code(), RefusalCode::Wiped | RefusalCode::Removed);
-        if is_final && refusal.node == self.id {
-            core.note(format_args!("node {} is refused by node {by}: {}", self.id, refusal.text));
+        if !is_final || refusal.node != self.id {
+            return;
+        }
+        core.note(format_args!("node {} is refused by node {by}: {}", self.id, refusal.text));
+        let is_settled = self.process.as_mut().is_none_or(|process| {
+            let Directory { members, witnesses, .. } = &mut process.directory;
+            if members.nodes.contains_key(&by) {
+                witnesses.insert(by);
+            }
+            witnesses.len() >= members.witnesses_needed(self.id)
+        });
+        if is_settled {
             self.ends(core);
         }
     }

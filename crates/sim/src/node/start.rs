@@ -193,7 +193,7 @@ impl SimNode {
         core.after(pause, Happening::NodeStarts { node: self.id });
     }
 
-    /// Ends the process, because the cluster refuses the node for good or has removed it. A supervisor may restart it.
+    /// Ends the process, because the cluster refuses the node for good. A supervisor may restart it.
     pub(super) fn ends(&mut self, core: &mut Core) {
         self.dies(core, false);
         if core.is_stormy && core.dice.chance(60) {

@@ -207,7 +207,7 @@ impl SimNode {
     fn put_out(&mut self, core: &mut Core) {
         let Some(process) = &mut self.process else { return };
         observe(core, self.id, process);
-        let (mut frames, mut offers, mut members, mut is_removed) = (Vec::new(), Vec::new(), None, false);
+        let (mut frames, mut offers, mut members) = (Vec::new(), Vec::new(), None);
         let visits = process.replica.table().visits();
         let outputs = process.replica.take_outputs();
         let reads = process.replica.table().visits() - visits;
@@ -274,7 +274,6 @@ impl SimNode {
                     }
                 }
                 Output::Members(it) => members = Some(it),
-                Output::Removed => is_removed = true,
                 Output::Differs(it) | Output::Wrong(it) => {
                     let what =
                         format!("node {} and node {} have different tables: {it:x?}", self.id, it.node);
@@ -297,10 +296,6 @@ impl SimNode {
         }
         if let Some(members) = members {
             self.applied_members(core, members);
-        }
-        if is_removed {
-            core.note(format_args!("node {} knows that it was removed", self.id));
-            self.ends(core);
         }
     }
 

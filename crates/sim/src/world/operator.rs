@@ -68,7 +68,7 @@ impl World {
     pub(super) fn is_settled(&self) -> bool {
         let stays = |node: &&SimNode| {
             let is_removed = self.core.members.removed.contains_key(&node.id);
-            is_removed && node.is_up() && node.knows_any(&self.core.present)
+            is_removed && node.is_up() && node.believes(&self.core.present)
         };
         self.operator.wish.is_none() && self.wiped().is_empty() && !self.nodes.iter().any(|node| stays(&node))
     }
