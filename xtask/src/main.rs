@@ -5,11 +5,13 @@
 //!
 //! Reading order: [`parts`] (`verify` and `fix`), [`testing`] (`test`), [`tally`] (counting tests), [`needs`]
 //! (required programs and their installation), [`foreign`] (libraries of other languages), [`sim`], [`services`]
-//! (other lock services), [`mod@bench`] (comparison with those), [`process`].
+//! (other lock services), [`mod@bench`] (comparison with those), [`mod@dist`] (a release's files), [`book`], [`process`].
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
 mod bench;
+mod book;
+mod dist;
 mod features;
 mod foreign;
 mod needs;
@@ -26,6 +28,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::bench::Bench;
+use crate::dist::Dist;
 use crate::parts::Part;
 use crate::services::Services;
 use crate::testing::Selection;
@@ -37,7 +40,7 @@ pub(crate) type TaskResult<T = ()> = Result<T, String>;
 #[command(
     name = "cargo xtask",
     bin_name = "cargo xtask",
-    about = "Lockkeeper's own tool: verify, fix, test, services, bench"
+    about = "Lockkeeper's own tool: verify, fix, test, services, bench, dist"
 )]
 struct Args {
     #[command(subcommand)]
@@ -70,6 +73,10 @@ enum Task {
     Services(Services),
     /// Measure our lock service and those of others, alternately, on this machine
     Bench(Bench),
+    /// Make the archive and the Debian package of a release
+    Dist(Dist),
+    /// Make a site of the docs
+    Book,
     /// Install the cargo tools that `verify` needs and that are missing
     Tools,
 }
@@ -83,6 +90,8 @@ fn main() -> ExitCode {
         Task::Sim { args } => sim::run(&args),
         Task::Services(task) => services::run(&task),
         Task::Bench(choice) => bench::run(&choice),
+        Task::Dist(choice) => dist::make(&choice),
+        Task::Book => book::make(),
         Task::Tools => needs::install_cargo_tools(),
     });
     match outcome {

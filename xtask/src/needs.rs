@@ -11,20 +11,22 @@ use lockkeeper_rig::{Program, find, network, pgbouncer, postgres, redis};
 
 use crate::TaskResult;
 use crate::foreign;
-use crate::process::{cargo, has_cargo_tool, run};
+use crate::process::{cargo, is_installed, run};
 
-/// A cargo subcommand that `verify` calls.
+/// A tool that is installed by `cargo install`.
 pub(crate) struct CargoTool {
-    /// The tool is run by `cargo NAME`, and installed from the package `cargo-NAME`.
-    pub(crate) name: &'static str,
+    /// The program, and the package that it comes from.
+    program: &'static str,
     /// The version that the project's settings were written for.
     version: &'static str,
 }
 
 /// Checks the dependencies by deny.toml.
-pub(crate) const DENY: CargoTool = CargoTool { name: "deny", version: "0.20.2" };
+pub(crate) const DENY: CargoTool = CargoTool { program: "cargo-deny", version: "0.20.2" };
+/// Makes the site of the docs.
+pub(crate) const MDBOOK: CargoTool = CargoTool { program: "mdbook", version: "0.5.4" };
 
-/// All cargo tools that `verify` needs.
+/// The tools that `verify` needs.
 const CARGO_TOOLS: &[CargoTool] = &[DENY];
 
 /// A required file, and the Debian package that contains it.
@@ -67,6 +69,7 @@ const TEST_NEEDS: &[Need] = &[
         package: "libsqlite3-dev",
         used_by: "the SQLite fence, whose tests link the system's library",
     },
+    Need { program: "dpkg-deb", package: "dpkg", used_by: "the tests of the Debian package" },
     Need { program: "git", package: "git", used_by: "tidy, which reads the list of tracked files" },
     Need {
         program: "python3",
@@ -85,24 +88,22 @@ const TEST_NEEDS: &[Need] = &[
 impl CargoTool {
     /// Returns an error with the install command, unless the tool is present.
     pub(crate) fn require(&self) -> TaskResult {
-        if has_cargo_tool(self.name) {
+        let CargoTool { program, version } = self;
+        if is_installed(program) {
             return Ok(());
         }
-        let CargoTool { name, version } = self;
-        Err(format!(
-            "cargo-{name} is missing; install it with `cargo xtask tools`, or `cargo install --locked cargo-{name}@{version}`"
-        ))
+        Err(format!("{program} is missing; install it with `cargo install --locked {program}@{version}`"))
     }
 }
 
 /// Installs the missing tools of [`CARGO_TOOLS`] into cargo's folder for programs.
 pub(crate) fn install_cargo_tools() -> TaskResult {
-    for CargoTool { name, version } in CARGO_TOOLS {
-        if has_cargo_tool(name) {
-            println!("cargo-{name}: found");
+    for CargoTool { program, version } in CARGO_TOOLS {
+        if is_installed(program) {
+            println!("{program}: found");
             continue;
         }
-        run(cargo().args(["install", "--locked", &format!("cargo-{name}@{version}")]))?;
+        run(cargo().args(["install", "--locked", &format!("{program}@{version}")]))?;
     }
     Ok(())
 }

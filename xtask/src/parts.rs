@@ -13,6 +13,9 @@ use crate::features;
 use crate::needs::DENY;
 use crate::process::{cargo, run};
 
+/// Features of the library that are checked alone; the empty one stands for none.
+const LIBRARY_FEATURES: [&str; 5] = ["", "file", "service", "redis", "postgres"];
+
 /// One check of `verify`. They run in this order.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Part {
@@ -20,6 +23,8 @@ pub(crate) enum Part {
     Format,
     /// No clippy warning in any target of any package
     Clippy,
+    /// The library compiles with each of its lock services alone, and with none
+    Features,
     /// The docs build without a warning, private items included
     Docs,
     /// Licenses, bans and sources of all dependencies, by deny.toml
@@ -31,6 +36,7 @@ impl fmt::Display for Part {
         f.write_str(match self {
             Part::Format => "format",
             Part::Clippy => "clippy",
+            Part::Features => "features",
             Part::Docs => "docs",
             Part::Deny => "deny",
         })
@@ -52,7 +58,7 @@ pub(crate) fn verify(parts: &[Part]) -> TaskResult {
                 "FAILED"
             }
         };
-        lines.push(format!("{:<8}{:>7.1} s  {verdict}", part.to_string(), start.elapsed().as_secs_f64()));
+        lines.push(format!("{:<9}{:>7.1} s  {verdict}", part.to_string(), start.elapsed().as_secs_f64()));
     }
     println!("{}", lines.join("\n"));
     if failed.is_empty() { Ok(()) } else { Err(format!("verify failed: {}", failed.join(", "))) }
@@ -84,6 +90,19 @@ fn check(part: Part) -> TaskResult {
             features::turn_on(&mut cargo, &[])?;
             run(cargo.args(["--", "-D", "warnings"]))
         }
+        Part::Features => LIBRARY_FEATURES.into_iter().try_for_each(|feature| {
+            let mut cargo = cargo();
+            cargo.args([
+                "clippy",
+                "--locked",
+                "-p",
+                "lockkeeper",
+                "--no-default-features",
+                "--features",
+                feature,
+            ]);
+            run(cargo.args(["--", "-D", "warnings"]))
+        }),
         Part::Docs => docs(),
         Part::Deny => {
             DENY.require()?;

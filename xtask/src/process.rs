@@ -26,10 +26,14 @@ pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Whether `cargo NAME` exists and runs.
-pub(crate) fn has_cargo_tool(name: &str) -> bool {
-    cargo()
-        .args([name, "--version"])
+/// Whether this program of `cargo install` exists and runs.
+pub(crate) fn is_installed(program: &str) -> bool {
+    // A cargo subcommand gets its own name as the first argument.
+    let subcommand = program.strip_prefix("cargo-");
+    let mut command = if subcommand.is_some() { cargo() } else { Command::new(program) };
+    command
+        .args(subcommand)
+        .arg("--version")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -42,6 +46,16 @@ pub(crate) fn run(command: &mut Command) -> TaskResult {
     eprintln!("$ {}", shown(command));
     let status = command.status().map_err(|error| not_started(command, &error))?;
     if status.success() { Ok(()) } else { Err(format!("`{}` failed: {status}", shown(command))) }
+}
+
+/// Runs `command` and returns what it prints on stdout, without the end of the last line.
+pub(crate) fn output(command: &mut Command) -> TaskResult<String> {
+    let output = command.stderr(Stdio::inherit()).output().map_err(|error| not_started(command, &error))?;
+    if !output.status.success() {
+        return Err(format!("`{}` failed: {}", shown(command), output.status));
+    }
+    let text = String::from_utf8(output.stdout);
+    text.map(|text| text.trim_end().to_owned()).map_err(|_| format!("`{}` printed no UTF-8", shown(command)))
 }
 
 /// Formats the error of a command that could not be started.

@@ -16,7 +16,7 @@ use clap::Args;
 use crate::TaskResult;
 use crate::features;
 use crate::needs::install_test_needs;
-use crate::process::{cargo, has_cargo_tool, not_started, shown};
+use crate::process::{cargo, is_installed, not_started, shown};
 use crate::tally::{Runner, Tally};
 
 /// If the output is still open this long after the test runner has exited, a leaked process is reported.
@@ -36,7 +36,7 @@ pub(crate) struct Selection {
 pub(crate) fn run(selection: &Selection) -> TaskResult {
     install_test_needs()?;
     let with_doctests = selection.with_doctests()?;
-    let nextest = has_cargo_tool("nextest");
+    let nextest = is_installed("cargo-nextest");
 
     let mut commands = if nextest {
         vec![("tests", Runner::Nextest, selection.nextest()?)]

@@ -1,7 +1,7 @@
 //! All exit codes of the program. `docs/cli.md` lists the same codes, with their meanings for users; a test checks that
 //! no code is missing there.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 
 use lockkeeper::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
@@ -88,11 +88,17 @@ impl Failure {
         Self::new(code_of(error).unwrap_or(fallback), format!("{doing}: {error}"))
     }
 
-    /// Prints the message on standard error and returns the exit code.
+    /// Prints the message on standard error, as JSON if data are printed as JSON too, and returns the exit code.
     #[must_use]
-    pub fn report(&self) -> u8 {
-        if !self.message.is_empty() {
-            crate::output::say(&self.message);
+    pub fn report(&self, as_json: bool) -> u8 {
+        match self.message.as_str() {
+            "" => {}
+            message if as_json => {
+                let error = serde_json::json!({ "error": message, "code": self.code });
+                // A write error is ignored: there is nowhere to report it.
+                let _ = writeln!(std::io::stderr().lock(), "{error}");
+            }
+            message => crate::output::say(message),
         }
         self.code
     }

@@ -10,5 +10,5 @@ fn main() -> ExitCode {
         return code;
     }
     let ended = args::parse(std::env::args_os()).and_then(commands::run);
-    ExitCode::from(ended.unwrap_or_else(|failure| failure.report()))
+    ExitCode::from(ended.unwrap_or_else(|failure| failure.report(args::asks_for_json(std::env::args_os()))))
 }

@@ -1,7 +1,7 @@
-//! Output: text or JSON data on standard output only, messages on standard error. Only clap's help is coloured,
-//! and it honours `NO_COLOR`.
+//! Output: text or JSON data on standard output only, messages on standard error. Help texts and tables are coloured
+//! on a terminal, unless `NO_COLOR` is set.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use lockkeeper::{HolderInfo, HolderState, LockInfo, WaiterInfo};
@@ -12,6 +12,11 @@ use crate::exit::{Failure, IO};
 /// Prints a message on standard error. A write error is ignored: it must not stop a job.
 pub fn say(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "lockkeeper: {text}");
+}
+
+/// Whether standard output may be coloured: it is a terminal, and `NO_COLOR` is not set or empty.
+pub(crate) fn is_coloured() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Prints a line. A closed pipe ends the process with exit code 0, without a message.
@@ -76,6 +81,7 @@ fn holder_json(holder: &HolderInfo) -> Value {
         "owner": holder.owner,
         "held_for_ms": holder.held_for.map(|held| held.as_millis() as u64),
         "meta": meta_json(&holder.meta),
+        "value": String::from_utf8_lossy(&holder.value),
     });
     let state = match &holder.state {
         HolderState::Revoked { reason, by } => json!({ "state": "revoked", "reason": reason, "by": by }),
@@ -105,25 +111,35 @@ pub fn mode_text(holder: &HolderInfo) -> String {
     text
 }
 
+/// What is special about a hold; `None` if nothing is.
+#[must_use]
+pub fn state_text(state: &HolderState) -> Option<String> {
+    match state {
+        HolderState::Revoked { reason, by } => Some(format!("being broken by {by}: {reason}")),
+        HolderState::Closed { left } => Some(format!("over, closed for another {}", human(*left))),
+        _ => None,
+    }
+}
+
 /// A hold on one line: `token 7, exclusive, held by x for 5s`.
 #[must_use]
 pub fn holder_text(holder: &HolderInfo) -> String {
     let mut text = holder.token.map(|token| format!("token {token}, ")).unwrap_or_default();
     text += &mode_text(holder);
-    match &holder.state {
-        HolderState::Closed { left } => text += &format!(", over, closed for another {}", human(*left)),
-        state => {
-            text += &format!(", held by {}", holder.owner);
-            if let Some(held) = holder.held_for {
-                text += &format!(" for {}", human(held));
-            }
-            if let HolderState::Revoked { reason, by } = state {
-                text += &format!(", being broken by {by}: {reason}");
-            }
+    if !matches!(holder.state, HolderState::Closed { .. }) {
+        text += &format!(", held by {}", holder.owner);
+        if let Some(held) = holder.held_for {
+            text += &format!(" for {}", human(held));
         }
+    }
+    if let Some(state) = state_text(&holder.state) {
+        text += &format!(", {state}");
     }
     for (key, value) in &holder.meta {
         text += &format!(", {key}={value}");
+    }
+    if !holder.value.is_empty() {
+        text += &format!(", value {:?}", String::from_utf8_lossy(&holder.value));
     }
     text
 }

@@ -1,8 +1,8 @@
-//! Tables for people: a header, aligned columns, and lines no wider than the terminal.
+//! Tables for people: a header, aligned columns, lines no wider than the terminal, and bad news in red.
 
 use std::io::{IsTerminal, stdout};
 
-use comfy_table::{ContentArrangement, presets};
+use comfy_table::{Attribute, Cell, Color, ContentArrangement, presets};
 
 use crate::exit::Failure;
 use crate::output;
@@ -14,7 +14,8 @@ impl Table {
     /// A table with these column headers.
     pub(crate) fn new<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Self {
         let mut table = comfy_table::Table::new();
-        table.load_style(presets::NOTHING).set_header(header);
+        table.load_style(presets::NOTHING);
+        table.set_header(header.map(|title| Cell::new(title).add_attribute(Attribute::Bold)));
         // In a pipe or a file, each row is one line, whatever its length.
         table.set_content_arrangement(ContentArrangement::Disabled);
         if stdout().is_terminal()
@@ -22,13 +23,20 @@ impl Table {
         {
             table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width.0);
         }
+        if !output::is_coloured() {
+            table.force_no_tty();
+        }
         Self(table)
     }
 
     /// Adds a row, with as many cells as there are headers.
     pub(crate) fn row<const COLUMNS: usize>(&mut self, cells: [String; COLUMNS]) {
-        // A line break in somebody's label must not look like another row.
-        self.0.add_row(cells.map(|cell| cell.replace(char::is_control, " ")));
+        self.0.add_row(cells.map(|cell| on_one_line(&cell)));
+    }
+
+    /// Adds a row about something that an operator should look at.
+    pub(crate) fn bad_row<const COLUMNS: usize>(&mut self, cells: [String; COLUMNS]) {
+        self.0.add_row(cells.map(|cell| Cell::new(on_one_line(&cell)).fg(Color::Red)));
     }
 
     /// # Errors
@@ -37,4 +45,9 @@ impl Table {
         // The first column's padding would indent everything.
         self.0.lines().try_for_each(|line| output::line(line.strip_prefix(' ').unwrap_or(&line).trim_end()))
     }
+}
+
+/// A line break in somebody's label must not look like another row.
+fn on_one_line(cell: &str) -> String {
+    cell.replace(char::is_control, " ")
 }

@@ -169,7 +169,22 @@ pub enum Call {
         target: Seq,
         done_through: Seq,
     },
+    /// Changes the hold `target`. Sent once: its caller may repeat it, under another seq.
+    Change {
+        seq: Seq,
+        target: Seq,
+        done_through: Seq,
+        change: HoldChange,
+    },
     Close,
+}
+
+/// A change of a hold that leaves it as it is if it is applied twice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
+pub enum HoldChange {
+    SetValue(Arc<[u8]>),
+    Downgrade,
 }
 
 /// The content of an acquire, as the service receives it.

@@ -266,9 +266,9 @@ impl<F: Kind> Lock<F> {
     pub fn run<T, E: From<HoldError>>(&self, body: impl FnOnce(&Guard<F>) -> Result<T, E>) -> Result<T, E> {
         let guard = self.acquire().map_err(HoldError::from)?;
         let result = body(&guard);
-        let released = match guard.loss() {
-            Some(cause) => Err(ReleaseError::AlreadyLost(cause)),
-            None => guard.release(),
+        let released = match guard.valid_until() {
+            Err(lost) => Err(ReleaseError::AlreadyLost(lost)),
+            Ok(_) => guard.release(),
         };
         run_result(Some(result), released)
     }

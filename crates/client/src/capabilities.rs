@@ -40,6 +40,8 @@ pub struct Capabilities {
     pub break_hold: bool,
     /// Breaking another client's hold at once.
     pub break_now: bool,
+    /// A value of a hold that its holder replaces, and an exclusive hold that becomes a shared one.
+    pub changes: bool,
     /// The promises P1 to P12.
     pub promises: Promises,
 }
@@ -216,7 +218,7 @@ impl Capabilities {
 
     /// Every boolean ability with its name, in the order used by the backends' pages.
     #[must_use]
-    pub fn abilities(&self) -> [(&'static str, bool); 13] {
+    pub fn abilities(&self) -> [(&'static str, bool); 14] {
         [
             ("fencing", self.has_tokens()),
             ("ttl", self.ttl),
@@ -231,6 +233,7 @@ impl Capabilities {
             ("inspect", self.inspect),
             ("break", self.break_hold),
             ("break_now", self.break_now),
+            ("changes", self.changes),
         ]
     }
 }

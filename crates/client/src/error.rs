@@ -56,16 +56,50 @@ impl fmt::Display for LossCause {
     }
 }
 
+/// The order with which an operator broke a hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct BreakNotice {
+    /// The operator.
+    pub by: String,
+    /// The reason.
+    pub reason: String,
+}
+
+impl BreakNotice {
+    #[cfg_attr(not(feature = "service"), allow(dead_code, reason = "only tables know it"))]
+    pub(crate) fn new(by: &str, reason: &str) -> Self {
+        Self { by: by.to_owned(), reason: reason.to_owned() }
+    }
+}
+
 /// The hold is lost.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the lock was lost: {cause}; stop using its token, then acquire again")]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the lock was lost: {}; stop using its token, then acquire again", self.why())]
+#[non_exhaustive]
 pub struct Lost {
     /// The cause of the loss.
     pub cause: LossCause,
+    /// Who broke the hold, and why; `None` if it was not broken, or if the lock service did not say.
+    pub broken: Option<Arc<BreakNotice>>,
+}
+
+impl Lost {
+    pub(crate) fn new(cause: LossCause) -> Self {
+        Self { cause, broken: None }
+    }
+
+    /// The cause as a text, with the operator's reason.
+    fn why(&self) -> String {
+        match self.broken.as_deref() {
+            Some(BreakNotice { by, reason }) => format!("{by} broke it: {reason:?}"),
+            None => self.cause.to_string(),
+        }
+    }
 }
 
 /// The result of [`Guard::verify`](crate::Guard::verify) when the hold is not confirmed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
     /// The hold is lost.
@@ -73,6 +107,25 @@ pub enum VerifyError {
     Lost(#[from] Lost),
     /// The service did not answer; the hold remains valid until its deadline.
     #[error("the lock service did not answer; the hold can be relied on until its deadline, not longer")]
+    NoAnswer,
+}
+
+/// The reason why a hold was not changed, or perhaps not: see [`Guard::set_value`](crate::Guard::set_value) and
+/// [`Guard::downgrade`](crate::Guard::downgrade). The hold is as valid as before unless it is lost.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChangeError {
+    /// The hold is lost.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+    /// The backend lacks the ability.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// The lock service refused the change: the value is too long, or a permit can't be shared.
+    #[error(transparent)]
+    Backend(BackendError),
+    /// The service did not answer: the change may have been made (P12). Asking again does no harm.
+    #[error("the lock service did not answer; the change may have been made, and asking again does no harm")]
     NoAnswer,
 }
 
@@ -259,8 +312,8 @@ fn because(why: &Option<String>) -> String {
 #[non_exhaustive]
 pub enum ReleaseError {
     /// The hold was lost before the release: another client may have held the lock meanwhile.
-    #[error("the lock was lost before it was released: {0}; check what you wrote with its token")]
-    AlreadyLost(LossCause),
+    #[error("the lock was lost before it was released: {}; check what you wrote with its token", .0.why())]
+    AlreadyLost(Lost),
     /// No answer arrived. The client keeps trying to release; the lock is free no later than when its ttl has passed
     /// (P12).
     #[error("the release was not answered; the lock is free at the latest when its ttl has passed")]

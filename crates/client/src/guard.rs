@@ -8,7 +8,8 @@ use std::time::Duration;
 use lockkeeper_core::{PermitGrant, Slot, Token};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::{LossCause, Lost, ReleaseError, VerifyError};
+use crate::backend::HoldChange;
+use crate::error::{ChangeError, LossCause, Lost, ReleaseError, VerifyError};
 use crate::kind::{Fenced, Kind};
 use crate::machine::Releasing;
 use crate::observe;
@@ -70,7 +71,7 @@ impl<F: Kind> Guard<F> {
     /// [`Lost`]; also with [`LossCause::Expired`] if the remaining validity is merely shorter than `need`.
     pub fn check(&self, need: Duration) -> Result<(), Lost> {
         match self.valid_until()? {
-            Some(until) if until - self.inner.hold.now() < need => Err(Lost { cause: LossCause::Expired }),
+            Some(until) if until - self.inner.hold.now() < need => Err(Lost::new(LossCause::Expired)),
             _ => Ok(()),
         }
     }
@@ -82,6 +83,35 @@ impl<F: Kind> Guard<F> {
     /// [`VerifyError`].
     pub async fn verify(&self) -> Result<(), VerifyError> {
         self.inner.hold.verify().await
+    }
+
+    /// Replaces the value of this hold, which others read by [`Locks::inspect`](crate::Locks::inspect) and
+    /// [`Locks::watch`](crate::Locks::watch): for example the address of a leader. At most 4,096 bytes; empty at first.
+    /// One round trip. If the future is dropped, the value may or may not be set.
+    ///
+    /// # Errors
+    /// [`ChangeError`]; [`ChangeError::Unsupported`] if the lock service has no values.
+    pub async fn set_value(&self, value: impl Into<Vec<u8>>) -> Result<(), ChangeError> {
+        self.change("keep a value of a hold", HoldChange::SetValue(value.into().into())).await
+    }
+
+    /// Makes an exclusive hold a shared one, without letting any other exclusive holder in between: waiting readers are
+    /// granted at once. The token stays the same. No effect on a shared hold. One round trip.
+    ///
+    /// At a fence, a section that was entered as exclusive stays that; enter again as shared.
+    ///
+    /// # Errors
+    /// [`ChangeError`]; [`ChangeError::Backend`] for a permit.
+    pub async fn downgrade(&self) -> Result<(), ChangeError> {
+        self.change("share an exclusive hold", HoldChange::Downgrade).await
+    }
+
+    async fn change(&self, what: &'static str, change: HoldChange) -> Result<(), ChangeError> {
+        let capabilities = self.inner.hold.capabilities();
+        if !capabilities.changes {
+            return Err(capabilities.lacks(what).into());
+        }
+        self.inner.hold.change(change).await
     }
 
     /// The slot of the permit at the first name; `None` in other modes.
@@ -122,9 +152,9 @@ impl<F: Kind> Guard<F> {
         observe::released(backend, hold.now() - hold.since);
         let lost = hold.valid_until().err();
         match (lost, hold.release().await) {
-            (Some(lost), _) => Err(ReleaseError::AlreadyLost(lost.cause)),
+            (Some(lost), _) => Err(ReleaseError::AlreadyLost(lost)),
             (None, Releasing::Released) => Ok(()),
-            (None, Releasing::AlreadyLost(cause)) => Err(ReleaseError::AlreadyLost(cause)),
+            (None, Releasing::AlreadyLost(cause)) => Err(ReleaseError::AlreadyLost(Lost::new(cause))),
             (None, Releasing::Ambiguous) => Err(ReleaseError::Ambiguous),
         }
     }

@@ -42,6 +42,8 @@ pub struct HolderInfo {
     pub state: HolderState,
     /// The holder's meta data.
     pub meta: Vec<(String, String)>,
+    /// The value that the holder has set ([`Guard::set_value`](crate::Guard::set_value)); empty if none.
+    pub value: Vec<u8>,
 }
 
 /// The state of a hold.
@@ -185,6 +187,7 @@ impl LockInfo {
                 HoldState::Closed { ms } => HolderState::Closed { left: closed_left(hold.token, ms) },
             },
             meta: decode_meta(&hold.meta),
+            value: hold.value.to_vec(),
         });
         let waiters = description.waiters.into_iter().map(|waiter| WaiterInfo {
             owner: label(waiter.owner.0),

@@ -66,6 +66,10 @@
 //! Promises are cited as P1–P12 (`docs/SAFETY.md`), rules by the numbers of `docs/table-rules.md` (N1, R4 …).
 
 #![warn(missing_debug_implementations)]
+#![cfg_attr(
+    not(all(feature = "file", feature = "postgres", feature = "redlock", feature = "service")),
+    allow(dead_code, unused_imports, reason = "what only some lock services use")
+)]
 
 mod backend;
 pub mod backends;
@@ -98,8 +102,8 @@ pub use backup::Backup;
 pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart};
 pub use error::{
-    AcquireError, BackendError, BackendErrorKind, Busy, ConnectError, HoldError, LossCause, Lost,
-    ReleaseError, Unsupported, VerifyError,
+    AcquireError, BackendError, BackendErrorKind, BreakNotice, Busy, ChangeError, ConnectError, HoldError,
+    LossCause, Lost, ReleaseError, Unsupported, VerifyError,
 };
 pub use guard::{Guard, Held};
 pub use info::{Finding, HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo};

@@ -284,9 +284,9 @@ impl<F: Kind> Lock<F> {
             }
         };
         // A lost hold is ended in the background: its release might wait for the service.
-        let released = match guard.loss() {
-            Some(cause) => Err(ReleaseError::AlreadyLost(cause)),
-            None => guard.release().await,
+        let released = match guard.valid_until() {
+            Err(lost) => Err(ReleaseError::AlreadyLost(lost)),
+            Ok(_) => guard.release().await,
         };
         run_result(result, released)
     }
@@ -416,13 +416,13 @@ pub(crate) fn run_result<T, E: From<HoldError>>(
     body: Option<Result<T, E>>,
     released: Result<(), ReleaseError>,
 ) -> Result<T, E> {
-    let cause = match (body, released) {
+    let lost = match (body, released) {
         (Some(Err(error)), _) => return Err(error),
         (Some(Ok(value)), Ok(()) | Err(ReleaseError::Ambiguous)) => return Ok(value),
-        (_, Err(ReleaseError::AlreadyLost(cause))) => cause,
-        (None, _) => LossCause::Expired,
+        (_, Err(ReleaseError::AlreadyLost(lost))) => lost,
+        (None, _) => Lost::new(LossCause::Expired),
     };
-    Err(HoldError::Lost(Lost { cause }).into())
+    Err(HoldError::Lost(lost).into())
 }
 
 fn outcome<F: Kind>(result: &Result<Guard<F>, AcquireError>) -> &'static str {

@@ -287,7 +287,15 @@ impl SessionInner {
                 Event::Abandon { key }
             }
             Input::Pushed(generation, _) if generation != state.generation => return,
-            Input::Pushed(_, push) => Event::Pushed(push),
+            Input::Pushed(_, mut push) => {
+                if let Push::Revoked { seq, notice } = &mut push
+                    && let Some(notice) = notice.take()
+                    && let Some(caller) = state.machine.key_of(*seq).and_then(|key| state.callers.get(&key))
+                {
+                    caller.hold.break_ordered(notice);
+                }
+                Event::Pushed(push)
+            }
             Input::Event(event) => event,
         };
         self.feed(state, event);

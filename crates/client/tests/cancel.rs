@@ -247,7 +247,10 @@ async fn max_hold_signals_then_ends_that_hold_only() {
     server.advance(secs(4));
     assert!(bob.mutex("a").try_acquire().await.unwrap().is_some());
     long.verify().await.unwrap();
-    assert!(matches!(short.release().await, Err(ReleaseError::AlreadyLost(LossCause::MaxHold))));
+    assert!(matches!(
+        short.release().await,
+        Err(ReleaseError::AlreadyLost(Lost { cause: LossCause::MaxHold, .. }))
+    ));
 }
 
 #[tokio::test]
@@ -303,7 +306,7 @@ async fn with_drop_body_the_body_is_dropped_at_the_loss() {
             std::future::pending::<Result<(), HoldError>>().await
         })
         .await;
-    assert!(matches!(result, Err(HoldError::Lost(Lost { cause: LossCause::Expired }))));
+    assert!(matches!(result, Err(HoldError::Lost(Lost { cause: LossCause::Expired, .. }))));
 }
 
 #[tokio::test]

@@ -24,7 +24,9 @@ pub fn reply_item(
             queued_ahead,
         }),
         Reply::Finished(end) => What::Finished(finished(end)),
-        Reply::Revoked { token } => What::Revoked(v1::Revoked { token: token.get() }),
+        Reply::Revoked { token } => {
+            What::Revoked(v1::Revoked { token: token.get(), ..v1::Revoked::default() })
+        }
         Reply::Refused(rejection) => What::Refused(refused(&rejection)),
         Reply::Done => What::Done(v1::Done {}),
         // Only `SessionGone` occurs here: `Opened`, `NotCurrent` and `StillClosed` are replies to `OpenSession` and

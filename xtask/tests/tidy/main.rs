@@ -170,6 +170,17 @@ fn every_relative_link_leads_to_a_file_and_a_heading_that_exist() {
 }
 
 #[test]
+fn book_has_every_page_of_the_docs_once() {
+    let mut listed = page("docs/SUMMARY.md").links;
+    listed.sort();
+    let pages = texts("md").into_iter().map(|(file, _)| file);
+    let below = |file: PathBuf| file.strip_prefix("docs").map(|page| page.display().to_string()).ok();
+    let mut pages: Vec<String> = pages.filter_map(below).filter(|page| page != "SUMMARY.md").collect();
+    pages.sort();
+    assert_eq!(listed, pages, "the links of docs/SUMMARY.md, and the pages in docs/");
+}
+
+#[test]
 fn no_source_file_is_too_long() {
     let too_long = |(file, text): (PathBuf, String)| {
         let lines = text.lines().count();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use lockkeeper::Token;
 
 /// `fence`.
 #[derive(Subcommand, Debug)]
@@ -33,8 +34,8 @@ pub struct FenceArgs {
     /// The file
     pub file: PathBuf,
     /// The token of the lock that guards it
-    #[arg(long, env = "LOCKKEEPER_TOKEN")]
-    pub token: u64,
+    #[arg(long, env = "LOCKKEEPER_TOKEN", value_parser = super::token)]
+    pub token: Token,
     /// How the lock is held
     #[arg(long, value_enum, default_value_t = FenceMode::Exclusive)]
     pub mode: FenceMode,
@@ -84,8 +85,8 @@ pub struct FenceReset {
     #[allow(missing_docs)]
     pub which: FenceTarget,
     /// The new marks: the last token of the lock service that continues
-    #[arg(long, value_name = "TOKEN")]
-    pub to: u64,
+    #[arg(long, value_name = "TOKEN", value_parser = super::token)]
+    pub to: Token,
     /// Do it; without this, only print the planned change (exit code 64)
     #[arg(long)]
     pub yes: bool,

@@ -375,12 +375,17 @@ pub enum Postgres {
 
 fn token(typed: &str) -> Result<Token, String> {
     let number = typed.parse().ok().and_then(Token::new);
-    number.ok_or_else(|| "a token is a number from 1 to 2^53 - 1".to_owned())
+    number.ok_or_else(|| format!("{typed} is not a token; 1 to 2^53 - 1 are"))
 }
 
 fn key_value(typed: &str) -> Result<(String, String), &'static str> {
     let pair = typed.split_once('=').filter(|(key, _)| !key.is_empty());
     pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
+}
+
+/// Whether this command line asks for JSON, even if it is wrong otherwise. The words after `--` belong to another command.
+pub fn asks_for_json(words: impl IntoIterator<Item = OsString>) -> bool {
+    words.into_iter().take_while(|word| word != "--").any(|word| word == "--json")
 }
 
 /// Parses the command line. Help and version are printed here, and end the process.

@@ -36,7 +36,10 @@ async fn status(args: ClusterStatus) -> Result<u8, Failure> {
         return Ok(code);
     }
     let mut table = Table::new(["NODE", "ROLE", "STATE", "CLIENTS", "PEERS"]);
-    info.nodes.iter().for_each(|node| table.row(node_row(node, &info)));
+    for node in &info.nodes {
+        let row = node_row(node, &info);
+        if node.answers { table.row(row) } else { table.bad_row(row) }
+    }
     table.print()?;
     if info.changing {
         output::line("a change of the nodes is under way")?;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Ls, Sessions, Show};
 use crate::exit::{Failure, OK};
-use crate::output::{self, holder_text, human, lock_json, mode_text};
+use crate::output::{self, holder_text, human, lock_json, mode_text, state_text};
 use crate::settings;
 use crate::table::Table;
 
@@ -34,15 +34,11 @@ fn rows(info: &LockInfo, table: &mut Table) {
     let limit = info.limit.map(|limit| format!("{} of {limit} permits taken", info.holder_count));
     let mut first = [info.name.to_string(), waiting, limit.unwrap_or_default()];
     for holder in &info.holders {
-        let state = match &holder.state {
-            HolderState::Revoked { reason, by } => format!("being broken by {by}: {reason}"),
-            HolderState::Closed { left } => format!("over, closed for another {}", human(*left)),
-            _ => String::new(),
-        };
         let meta = holder.meta.iter().map(|(key, value)| format!("{key}={value}"));
         let [name, waiting, limit] = std::mem::take(&mut first);
-        let notes = [limit, state].into_iter().filter(|note| !note.is_empty()).chain(meta);
-        table.row([
+        let notes =
+            [limit].into_iter().filter(|note| !note.is_empty()).chain(state_text(&holder.state)).chain(meta);
+        let row = [
             name,
             holder.token.map(|token| token.to_string()).unwrap_or_default(),
             mode_text(holder),
@@ -50,7 +46,8 @@ fn rows(info: &LockInfo, table: &mut Table) {
             holder.held_for.map(human).unwrap_or_default(),
             waiting,
             notes.collect::<Vec<_>>().join(", "),
-        ]);
+        ];
+        if matches!(holder.state, HolderState::Revoked { .. }) { table.bad_row(row) } else { table.row(row) }
     }
     let more = info.holder_count - info.holders.len().min(info.holder_count);
     if info.holders.is_empty() || more > 0 {

@@ -3,6 +3,7 @@
 mod backups;
 mod bad_input;
 mod cluster;
+mod dist;
 mod documents;
 mod fencing;
 mod forming;

@@ -1,5 +1,6 @@
 //! Backends: the lock services behind the API, selected by URL scheme. [`BACKENDS`] is the table of all of them.
 
+#[cfg(feature = "file")]
 pub(crate) mod file;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) mod leased;
@@ -77,10 +78,10 @@ pub static BACKENDS: [BackendEntry; 6] = [
     BackendEntry {
         example: "file:///dir",
         summary: "a directory, for the processes of this host",
-        schemes: &[always("file")],
+        schemes: &[scheme("file", "file")],
         default_port: None,
         pages: &["file"],
-        connect: Some(|url| Box::pin(std::future::ready(file::FileBackend::open(url)))),
+        connect: connect!("file", file),
     },
     BackendEntry {
         example: "memory:",

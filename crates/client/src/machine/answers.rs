@@ -76,7 +76,7 @@ impl Machine {
             // The request ended before its grant arrived (by a break, say), or the service ignored its seq as too low
             // (R5): request the lock again.
             Answer::Finished(_) | Answer::Revoked => self.ask_anew(now, key, seq),
-            Answer::Opened | Answer::KeptAlive | Answer::SessionGone | Answer::Closed => {}
+            Answer::Opened | Answer::KeptAlive | Answer::Changed | Answer::SessionGone | Answer::Closed => {}
         }
     }
 
@@ -150,7 +150,7 @@ impl Machine {
                     out.push(Output::Queued { key, position });
                 }
             }
-            Push::Revoked { seq } => {
+            Push::Revoked { seq, .. } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
                 let Some(request) = self.requests.get_mut(&key) else { return };
                 let AcquireStage::Held(hold) = &mut request.stage else {

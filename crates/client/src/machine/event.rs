@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{End, PermitGrant, Seq, Token};
 
-use crate::error::{BackendError, Busy, LossCause};
+use crate::error::{BackendError, BreakNotice, Busy, LossCause};
 use crate::time::BootInstant;
 
 /// Identifies a caller's request for its whole life, across changes of the session.
@@ -67,8 +67,10 @@ pub enum Push {
         seq: Seq,
         position: u64,
     },
+    /// `notice`: who broke the hold, if the service says so.
     Revoked {
         seq: Seq,
+        notice: Option<BreakNotice>,
     },
     Ended {
         seq: Seq,
@@ -102,6 +104,8 @@ pub enum Answer {
     Busy(Busy),
     Refused(BackendError),
     Finished(End),
+    /// The hold is changed as asked.
+    Changed,
     Revoked,
     SessionGone,
     Closed,

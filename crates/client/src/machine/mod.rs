@@ -208,6 +208,27 @@ impl Machine {
         }
     }
 
+    /// The caller whose request has this seq at the backend.
+    pub fn key_of(&self, seq: Seq) -> Option<Key> {
+        self.by_seq.get(&seq).copied()
+    }
+
+    /// Numbers a change of a caller's hold, which the caller sends at once: the change's seq, the hold's seq, and
+    /// `done_through`. `None` if the hold is over or lost. Until [`Machine::end_change`], the change counts as unanswered.
+    pub fn begin_change(&mut self, key: Key) -> Option<(Seq, Seq, Seq)> {
+        let AcquireStage::Held(HoldState { seq: target, lost: None, .. }) = self.requests.get(&key)?.stage
+        else {
+            return None;
+        };
+        let seq = self.new_seq();
+        Some((seq, target, self.done_through()))
+    }
+
+    /// A change is answered, or its caller waits for it no more.
+    pub fn end_change(&mut self, seq: Seq) {
+        self.unanswered.remove(&seq);
+    }
+
     /// Whether there is no request and no unanswered Finish.
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.finishing.is_empty()

@@ -8,9 +8,10 @@ use lockkeeper_core::Seq;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{Input, RequestProgress, Session};
-use crate::backend::Call;
-use crate::error::{LossCause, Lost, VerifyError};
+use super::{Input, RequestProgress, Session, SessionInner};
+use crate::backend::{Call, HoldChange};
+use crate::capabilities::Capabilities;
+use crate::error::{BreakNotice, ChangeError, LossCause, Lost, VerifyError};
 use crate::io::Place;
 use crate::machine::{AcquireLimits, Answer, Granted, Key, NotAcquired, Push, Releasing};
 use crate::observe;
@@ -21,6 +22,8 @@ use crate::time::BootInstant;
 pub(crate) struct HoldStatus {
     lost: CancellationToken,
     cause: OnceLock<LossCause>,
+    /// Set before the loss is signalled, if the service says who broke the hold.
+    broken: OnceLock<Arc<BreakNotice>>,
     /// The hold's own deadline (`max_hold`), in nanoseconds.
     ends_at: AtomicU64,
     reports: Mutex<Reports>,
@@ -52,6 +55,7 @@ impl HoldStatus {
         Self {
             lost: CancellationToken::new(),
             cause: OnceLock::new(),
+            broken: OnceLock::new(),
             ends_at: AtomicU64::new(u64::MAX),
             reports: Mutex::default(),
             reported: Notify::new(),
@@ -89,6 +93,18 @@ impl HoldStatus {
         }
     }
 
+    pub(super) fn break_ordered(&self, notice: BreakNotice) {
+        // The first order counts (B3).
+        let _ = self.broken.set(Arc::new(notice));
+    }
+
+    /// The loss; `cause` if none is recorded.
+    fn loss(&self, cause: LossCause) -> Lost {
+        let cause = self.cause.get().copied().unwrap_or(cause);
+        let broken = self.broken.get().filter(|_| cause == LossCause::Broken).cloned();
+        Lost { broken, ..Lost::new(cause) }
+    }
+
     pub(super) fn lose(&self, cause: LossCause, backend: &'static str) {
         if self.cause.set(cause).is_ok() {
             observe::lost(backend, cause);
@@ -109,7 +125,7 @@ impl HoldStatus {
         // Read after the deadline: a loss is signalled before a later deadline is stored, so a thread that reads the
         // later deadline also sees the loss.
         if let Some(&cause) = self.cause.get() {
-            return Err(Lost { cause });
+            return Err(self.loss(cause));
         }
         let until = BootInstant::from_nanos(own.min(deadline));
         if now() < until {
@@ -118,7 +134,7 @@ impl HoldStatus {
         let cause = if own < deadline { LossCause::MaxHold } else { LossCause::Expired };
         self.lose(cause, backend);
         // The cell holds the first cause, which the machine may have set concurrently.
-        Err(Lost { cause: self.cause.get().copied().unwrap_or(cause) })
+        Err(self.loss(cause))
     }
 }
 
@@ -233,7 +249,7 @@ impl HoldHandle {
         let says = match answer {
             Answer::Granted(granted) if granted.token == self.granted.token => None,
             Answer::Granted(_) => return Err(self.lost_now(LossCause::SessionEnded).into()),
-            Answer::Revoked => Some(Push::Revoked { seq }),
+            Answer::Revoked => Some(Push::Revoked { seq, notice: None }),
             Answer::SessionGone => Some(Push::Lost(LossCause::SessionEnded)),
             Answer::Finished(end) => Some(Push::Ended { seq, end }),
             _ => return Err(VerifyError::NoAnswer),
@@ -244,9 +260,40 @@ impl HoldHandle {
         self.valid_until().map(drop).map_err(VerifyError::from)
     }
 
+    /// Changes the hold at the backend. One round trip. If the future is dropped, the change may or may not be made.
+    pub(crate) async fn change(&self, change: HoldChange) -> Result<(), ChangeError> {
+        self.valid_until()?;
+        let inner = &self.session.0;
+        let begun = inner.with_state(|state| {
+            let (seq, target, done_through) = state.machine.begin_change(self.key)?;
+            let (responder, answer) = Responder::to_caller();
+            // Submitted under the lock, so that commands arrive in the order of their seqs (R5).
+            state.conn.submit(Call::Change { seq, target, done_through, change }, responder);
+            let unanswered = UnansweredChange { session: inner, generation: state.generation, seq };
+            Some((unanswered, target, answer))
+        });
+        let Some((unanswered, seq, answer)) = begun else {
+            return Err(self.lost_now(LossCause::SessionEnded).into());
+        };
+        let says = match answer.await {
+            Ok(Answer::Changed) => return Ok(()),
+            Ok(Answer::Refused(error)) => return Err(ChangeError::Backend(error)),
+            Ok(Answer::Revoked) => Push::Revoked { seq, notice: None },
+            Ok(Answer::SessionGone) => Push::Lost(LossCause::SessionEnded),
+            _ => return Err(ChangeError::NoAnswer),
+        };
+        inner.input_now(Input::Pushed(unanswered.generation, says));
+        self.valid_until()?;
+        Err(ChangeError::NoAnswer)
+    }
+
     fn lost_now(&self, cause: LossCause) -> Lost {
         self.hold.lose(cause, self.session.0.name());
-        Lost { cause: self.hold.cause.get().copied().unwrap_or(cause) }
+        self.hold.loss(cause)
+    }
+
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        self.session.0.backend.capabilities()
     }
 
     /// Descriptors that keep the hold alive in any process that has them; empty where no descriptor holds it.
@@ -256,6 +303,24 @@ impl HoldHandle {
             .0
             .with_state(|state| state.machine.seq_of(self.key).map(|seq| (state.conn.clone(), seq)));
         found.map_or_else(Vec::new, |(conn, seq)| conn.descriptors(seq))
+    }
+}
+
+/// A change that was sent. Until it is dropped, the service keeps the change's answer for a retry.
+struct UnansweredChange<'a> {
+    session: &'a Arc<SessionInner>,
+    generation: u64,
+    seq: Seq,
+}
+
+impl Drop for UnansweredChange<'_> {
+    fn drop(&mut self) {
+        self.session.with_state(|state| {
+            // A later session has other commands of the same numbers.
+            if state.generation == self.generation {
+                state.machine.end_change(self.seq);
+            }
+        });
     }
 }
 
@@ -280,6 +345,6 @@ mod tests {
             2_000
         };
         let read = hold.valid_until(deadline, || BootInstant::from_nanos(1_000), "memory");
-        assert_eq!(read, Err(Lost { cause: LossCause::Broken }));
+        assert_eq!(read, Err(Lost::new(LossCause::Broken)));
     }
 }

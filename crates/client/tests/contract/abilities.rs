@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use lockkeeper::{
-    AcquireError, BackendErrorKind, BreakOrder, Fenced, Guard, Lock, LockName, Locks, Unfenced, Wait,
+    AcquireError, BackendErrorKind, BreakOrder, ChangeError, Fenced, Guard, Lock, LockName, Locks, Unfenced,
+    Wait,
 };
 
 use crate::subject::{Subject, until, until_waiting};
@@ -29,6 +30,7 @@ pub(crate) async fn compare(subject: &impl Subject) {
             "inspect" => inspect(subject).await,
             "break" => breaks(subject).await,
             "break_now" => break_now(subject).await,
+            "changes" => changes(subject).await,
             other => panic!("the suite has no way to derive the ability `{other}`"),
         };
         derived.push((ability, declared, found));
@@ -238,6 +240,11 @@ async fn breaks(subject: &impl Subject) -> bool {
     let Some((held, two)) = break_it(subject, "abilities/break", false).await else { return false };
     let lost = held.lost();
     until("the holder hears of the break", async || lost.is_cancelled().then_some(())).await;
+    // Services with our own table say who ordered the break, and why; those have all that it can.
+    let said =
+        held.valid_until().unwrap_err().broken.map(|notice| (notice.by.clone(), notice.reason.clone()));
+    let order = ("operator".to_owned(), "the suite tries it".to_owned());
+    assert_eq!(said, two.capabilities().changes.then_some(order));
     let early = attempt(two.mutex("abilities/break")).await.is_busy();
     // The holder's library releases the lock when the grace period is over, long before a ttl.
     subject.pass(2 * SECOND).await;
@@ -247,4 +254,40 @@ async fn breaks(subject: &impl Subject) -> bool {
 async fn break_now(subject: &impl Subject) -> bool {
     let Some((_held, two)) = break_it(subject, "abilities/break_now", true).await else { return false };
     attempt(two.mutex("abilities/break_now")).await.is_held()
+}
+
+/// A hold's value, and an exclusive hold that becomes a shared one.
+async fn changes(subject: &impl Subject) -> bool {
+    let (one, two) = (subject.client("one").await, subject.client("two").await);
+    let name = "abilities/changes";
+    let held = one.mutex(name).acquire().await.unwrap();
+    match held.set_value(*b"10.0.0.5:80").await {
+        Ok(()) => {}
+        Err(ChangeError::Unsupported(error)) => {
+            assert!(!error.why.is_empty() && !error.instead.is_empty(), "P11: {error}");
+            assert!(matches!(held.downgrade().await, Err(ChangeError::Unsupported(_))));
+            return false;
+        }
+        Err(other) => panic!("neither changed nor unsupported: {other}"),
+    }
+    let value = async || {
+        let holders = two.inspect(&name.parse().unwrap()).await.unwrap().holders;
+        holders.into_iter().next().map(|holder| holder.value)
+    };
+    assert_eq!(value().await.as_deref(), Some(&b"10.0.0.5:80"[..]));
+    let too_long = held.set_value(vec![0; 4_097]).await;
+    assert!(
+        matches!(&too_long, Err(ChangeError::Backend(error)) if error.to_string().contains("4096")),
+        "{too_long:?}"
+    );
+    held.set_value(Vec::new()).await.unwrap();
+    assert_eq!(value().await, Some(Vec::new()));
+
+    assert!(attempt(two.rw(name).read()).await.is_busy());
+    held.downgrade().await.unwrap();
+    held.downgrade().await.expect("once more has no effect");
+    let shared = attempt(two.rw(name).read()).await;
+    assert!(shared.is_held() && held.loss().is_none());
+    held.verify().await.unwrap();
+    true
 }

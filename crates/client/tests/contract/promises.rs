@@ -354,8 +354,8 @@ async fn p12_unknown(subject: &impl Subject) -> bool {
             until("somebody looks", async || looks.inspect(name).await.ok()).await.holders.is_empty()
         }
         // Where a connection holds the lock, the end of the connection is known to end the hold.
-        Err(ReleaseError::AlreadyLost(cause)) => {
-            cause == LossCause::Disconnected && !locks.capabilities().ttl
+        Err(ReleaseError::AlreadyLost(lost)) => {
+            lost.cause == LossCause::Disconnected && !locks.capabilities().ttl
         }
         Err(_) => false,
     };

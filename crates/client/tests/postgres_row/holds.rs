@@ -151,7 +151,10 @@ async fn a_break_notifies_the_holder_and_shows_its_reason() {
     assert_eq!(worth, TokenStatus::NotCurrent { live: vec![] });
     assert!(two.mutex("broken").try_acquire().await.unwrap().is_none(), "it is still held");
     let released = held.release().await;
-    assert!(matches!(released, Err(ReleaseError::AlreadyLost(LossCause::Broken))), "{released:?}");
+    assert!(
+        matches!(released, Err(ReleaseError::AlreadyLost(Lost { cause: LossCause::Broken, .. }))),
+        "{released:?}"
+    );
     drop(until("it is given back", async || two.mutex("broken").try_acquire().await.unwrap()).await);
 }
 

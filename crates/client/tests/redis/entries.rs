@@ -26,7 +26,10 @@ async fn another_holders_key_is_neither_renewed_nor_released() {
     let held = locks.mutex("jobs").ttl(2 * SECOND).acquire().await.unwrap();
     redis.cli(&["SET", "jobs", "theirs", "PX", "600000"]);
     assert_eq!(loss(&held).await, LossCause::Forgotten);
-    assert!(matches!(held.release().await, Err(ReleaseError::AlreadyLost(LossCause::Forgotten))));
+    assert!(matches!(
+        held.release().await,
+        Err(ReleaseError::AlreadyLost(Lost { cause: LossCause::Forgotten, .. }))
+    ));
     assert_eq!(redis.cli(&["GET", "jobs"]), "theirs");
     let left: u64 = redis.cli(&["PTTL", "jobs"]).parse().unwrap();
     assert!(left > 300_000, "{left}");

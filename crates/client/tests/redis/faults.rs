@@ -37,7 +37,10 @@ async fn a_pause_longer_than_the_ttl_expires_holds_and_grants_the_next_waiter() 
     assert!(lockkeeper::BootInstant::now() < until_then + SECOND, "and it knew in time, without an answer");
     redis.cont();
     let next = tokio::time::timeout(20 * SECOND, waiting).await.unwrap().unwrap().unwrap();
-    assert!(matches!(held.release().await, Err(ReleaseError::AlreadyLost(LossCause::Expired))));
+    assert!(matches!(
+        held.release().await,
+        Err(ReleaseError::AlreadyLost(Lost { cause: LossCause::Expired, .. }))
+    ));
     next.verify().await.expect("the late end of the former holder ends nothing of the next one");
 }
 

@@ -105,7 +105,10 @@ async fn a_hold_without_a_majority_is_lost_at_its_deadline() {
         lockkeeper::BootInstant::now() >= last,
         "not before its deadline, since the two may be a majority's rest"
     );
-    assert!(matches!(held.release().await, Err(ReleaseError::AlreadyLost(LossCause::Expired))));
+    assert!(matches!(
+        held.release().await,
+        Err(ReleaseError::AlreadyLost(Lost { cause: LossCause::Expired, .. }))
+    ));
     servers.until_nothing_is_left(NAME).await;
 }
 

@@ -271,6 +271,13 @@ impl Table {
         })
     }
 
+    /// Who ordered the break that waits for the holder of this token, and why.
+    #[must_use]
+    pub fn break_order(&self, token: Token) -> Option<(&str, &str)> {
+        let request = &self.requests[*self.revoked.get(&token)? as usize];
+        request.extras.as_deref().map(|extras| (&*extras.by, &*extras.reason))
+    }
+
     fn hold_info(&self, id: RequestId, asked: Option<NodeId>) -> Option<HoldInfo> {
         let request = &self.requests[id as usize];
         let extras = request.extras.as_deref();

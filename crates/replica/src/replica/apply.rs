@@ -324,7 +324,9 @@ impl Replica {
         lease.revoked.insert(seq);
         let until = if at_once { now } else { now + lease.ttl };
         self.book.revoked(token, until);
-        self.tell_session(session, seq, What::Revoked(v1::Revoked { token: token.get() }));
+        let (by, reason) = self.table.break_order(token).unwrap_or_default();
+        let revoked = v1::Revoked { token: token.get(), by: by.to_owned(), reason: reason.to_owned() };
+        self.tell_session(session, seq, What::Revoked(revoked));
     }
 
     fn tell_session(&mut self, session: SessionId, seq: Seq, what: What) {

@@ -47,7 +47,8 @@ async fn unary_calls_show_holds_and_break_them() {
     };
     let broken = calls.r#break(order).await.unwrap().into_inner();
     assert_eq!(broken.result(), v1::BreakResult::Done);
-    assert!(matches!(client.what().await, What::Revoked(v1::Revoked { token: it }) if it == token));
+    let What::Revoked(told) = client.what().await else { panic!("not revoked") };
+    assert_eq!((told.token, &*told.by, &*told.reason), (token, "me", "stuck"));
 
     let limit = v1::SetLimitRequest { name: "pool".to_owned(), permits: Some(3) };
     calls.set_limit(limit).await.unwrap();

@@ -290,10 +290,15 @@ pub struct Finished {
     #[prost(enumeration = "End", tag = "1")]
     pub end: i32,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Revoked {
     #[prost(uint64, tag = "1")]
     pub token: u64,
+    /// Who ordered the break, and why; both empty in the answer to a request that is sent again.
+    #[prost(string, tag = "2")]
+    pub by: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
 }
 /// A rule was violated or a limit reached; the state is unchanged.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

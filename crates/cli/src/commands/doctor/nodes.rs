@@ -98,7 +98,7 @@ pub(super) fn print(nodes: &[ProbedNode]) -> Result<(), Failure> {
         let Ok(status) = status else {
             let mut row = [const { String::new() }; 13];
             (row[0], row[2]) = (address.clone(), "does not answer".to_owned());
-            table.row(row);
+            table.bad_row(row);
             continue;
         };
         let role = match status.leader {
@@ -106,7 +106,7 @@ pub(super) fn print(nodes: &[ProbedNode]) -> Result<(), Failure> {
             Some(_) => "follower",
             None => "no leader",
         };
-        table.row([
+        let row = [
             address.clone(),
             status.node.to_string(),
             role.to_owned(),
@@ -120,7 +120,8 @@ pub(super) fn print(nodes: &[ProbedNode]) -> Result<(), Failure> {
             status.sessions.to_string(),
             status.requests.to_string(),
             status.streams.to_string(),
-        ]);
+        ];
+        if status.leader.is_some() { table.row(row) } else { table.bad_row(row) }
     }
     table.print()
 }

@@ -5,7 +5,6 @@ use lockkeeper_fence::{Marks, Pair};
 use serde_json::{Value, json};
 
 use super::store::FenceStore;
-use super::token;
 use crate::args::{FenceReset, FenceShow};
 use crate::exit::{Failure, OK, USAGE};
 use crate::{output, settings};
@@ -17,7 +16,7 @@ pub(super) async fn show(args: &FenceShow) -> Result<u8, Failure> {
 }
 
 pub(super) async fn reset(args: &FenceReset) -> Result<u8, Failure> {
-    let to = token(args.to)?;
+    let to = args.to;
     let store = FenceStore::open(&args.which).await?;
     // Marks that can't be read do not prevent the reset: they may be the reason for it. (The file fence itself refuses
     // to reset unreadable marks.)

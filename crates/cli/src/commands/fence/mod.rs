@@ -50,7 +50,7 @@ pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
         let highest = refused.map(|(_, highest)| highest.get());
         let says = result.as_ref().err().map(|error| chain(error));
         output::json(
-            &json!({ "passed": result.is_ok(), "token": args.token, "highest": highest, "says": says }),
+            &json!({ "passed": result.is_ok(), "token": args.token.get(), "highest": highest, "says": says }),
         )?;
     }
     match result {
@@ -71,10 +71,6 @@ fn failed(error: &FileError) -> Failure {
     Failure::new(code, chain(error))
 }
 
-fn token(typed: u64) -> Result<Token, Failure> {
-    Token::new(typed).ok_or_else(|| Failure::new(USAGE, format!("{typed} is not a token; 1 to 2^53 − 1 are")))
-}
-
 fn stale(error: &FileError) -> Option<(Token, Token)> {
     match error {
         FileError::Refused(Refused::Stale { offered, highest }) => Some((*offered, *highest)),
@@ -83,11 +79,10 @@ fn stale(error: &FileError) -> Option<(Token, Token)> {
 }
 
 fn section(args: &FenceArgs) -> Result<Section, Failure> {
-    let token = token(args.token)?;
     let mode = match args.mode {
         FenceMode::Exclusive => Mode::Exclusive,
         FenceMode::Shared => Mode::Shared,
         FenceMode::Permit => Mode::Permit,
     };
-    Section::new(mode, args.slot, token).map_err(|error| Failure::new(USAGE, chain(&error)))
+    Section::new(mode, args.slot, args.token).map_err(|error| Failure::new(USAGE, chain(&error)))
 }

@@ -64,8 +64,11 @@ pub(super) fn spec(
     })
 }
 
-/// Who broke the hold, and why, if the lock service still knows it.
+/// Who broke the hold, and why: as the loss said, or else as the lock service still shows it.
 async fn broken(locks: &Locks, name: &LockName, guard: &Guard<Unfenced>) -> Option<String> {
+    if let Some(notice) = guard.valid_until().err().and_then(|lost| lost.broken) {
+        return Some(format!("{} broke it: {:?}", notice.by, notice.reason));
+    }
     let info = timeout(BREAK_LOOK, locks.inspect(name)).await.ok()?.ok()?;
     let holder = info.holders.into_iter().find(|holder| holder.token == guard.token_hint())?;
     match holder.state {

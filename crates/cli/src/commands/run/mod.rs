@@ -76,7 +76,11 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
         }
         if let Err(failure) = file.write(&status) {
             // A failed run's own exit code takes precedence over the status file's error.
-            return if code == exit::OK { Err(failure) } else { end.map(|_| failure.report()).map(|_| code) };
+            return if code == exit::OK {
+                Err(failure)
+            } else {
+                end.map(|_| failure.report(false)).map(|_| code)
+            };
         }
     }
     end.map(|_| code)

@@ -68,6 +68,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: false,
+    changes: false,
     promises: Promises {
         rising_tokens: Promise::KeptIf(
             "the directory grants fewer than 10^6 times a second over its life and the wall clock is not set back \
@@ -102,13 +103,18 @@ struct FileShared {
     store: Mutex<Arc<FileStore>>,
 }
 
+/// Opens the directory of a URL.
+pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+    FileBackend::open(url)
+}
+
 impl FileBackend {
     /// Opens `file:///dir?tokens_above=N&fuse=allow`, and creates the directory if it is missing.
     ///
     /// # Errors
     /// An invalid URL; a directory that cannot carry locks, is not writable, is damaged, or was made by a newer
     /// program.
-    pub(crate) fn open(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+    fn open(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
         url.only_parameters(&["tokens_above", "fuse"])?;
         if let Some(host) = url.hosts.first() {
             let wanted = "empty: a directory of this host has three slashes, as in `file:///var/lib/locks`";

@@ -197,6 +197,8 @@ impl Conn for FileConn {
                     Err(end) => responder.send(Ok(Answer::Finished(end))),
                 }
             }
+            // Refused before: the capability is missing.
+            Call::Change { .. } => responder.send(Err(CallError { sent: false })),
             Call::Close => {
                 let live = Arc::clone(&self.live);
                 responder.send_when(Box::pin(async move {
@@ -393,7 +395,7 @@ impl FileSession {
                 let found = record.state().request(self.file.tag, seq);
                 if found.is_some_and(|found| matches!(found.phase, Phase::Revoked { .. })) {
                     request.progress().revoked = true;
-                    let _ = self.pushes.send(Push::Revoked { seq: request.seq });
+                    let _ = self.pushes.send(Push::Revoked { seq: request.seq, notice: None });
                     break;
                 }
             }
@@ -433,7 +435,7 @@ impl FileSession {
             let progress = request.progress();
             if progress.revoked && !request.is_over() {
                 // Repeated until the client finishes the request, in case an earlier push had no effect.
-                let _ = self.pushes.send(Push::Revoked { seq: request.seq });
+                let _ = self.pushes.send(Push::Revoked { seq: request.seq, notice: None });
             }
         }
         true

@@ -253,7 +253,7 @@ impl LeasedRequests {
         match &request.stage {
             Stage::Holds(_) => {
                 request.stage = Stage::Revoked;
-                self.push(Push::Revoked { seq });
+                self.push(Push::Revoked { seq, notice: None });
                 true
             }
             // A grant may be on its way. Before it is returned, `LeasedInner::hand_out` renews the entry and finds the

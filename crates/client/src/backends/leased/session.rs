@@ -93,6 +93,8 @@ impl Conn for LeasedConn {
                 }
                 None => responder.send(Ok(Answer::Finished(End::Gone))),
             },
+            // Refused before: the capability is missing.
+            Call::Change { .. } => responder.send(Err(CallError { sent: false })),
             Call::Close => responder.send_when(Box::pin(async move { inner.close().await })),
         }
     }

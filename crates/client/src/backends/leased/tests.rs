@@ -207,7 +207,7 @@ async fn a_broken_hold_is_reported_once_and_not_renewed() {
     session.held(1).await;
     session.wakes.deliver(&session.id(1), Wake::Revoked);
     session.wakes.deliver(&session.id(1), Wake::Revoked);
-    assert!(matches!(session.pushes.recv().await, Some(Push::Revoked { seq: Seq(1) })));
+    assert!(matches!(session.pushes.recv().await, Some(Push::Revoked { seq: Seq(1), .. })));
     assert!(session.pushes.try_recv().is_err());
     session.store.asked();
     session.call(Call::KeepAlive).await.unwrap();

@@ -165,6 +165,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: true,
+    changes: true,
     promises: Promises {
         rising_tokens: Promise::KeptIf("the process lives: a new one starts at 1 again"),
         durable: Promise::NotKept("nothing outlives the process"),

@@ -12,8 +12,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::deadlines::{Due, MemoryDeadlines};
-use crate::backend::{AcquireRequest, BreakOrder, Broken, Call, CallError, Conn};
-use crate::error::{BackendError, Busy, LossCause};
+use crate::backend::{AcquireRequest, BreakOrder, Broken, Call, CallError, Conn, HoldChange};
+use crate::error::{BackendError, BreakNotice, Busy, LossCause};
 use crate::info::LockInfo;
 use crate::io::LeaseThread;
 use crate::machine::{Answer, Granted, Push, Spec};
@@ -250,7 +250,8 @@ impl MemoryState {
                 // The push below notifies the holder. The hold ends a ttl after the break at the latest (B1).
                 let ttl_ms = self.table.session(session).map_or(0, |session| session.ttl_ms);
                 self.book.after(Duration::from_millis(ttl_ms), Due::EndRevoked(token));
-                self.push(session, Push::Revoked { seq });
+                let notice = self.table.break_order(token).map(|(by, reason)| BreakNotice::new(by, reason));
+                self.push(session, Push::Revoked { seq, notice });
             }
             Effect::Ended { session, seq, end } => {
                 if !self.answer((session, seq), Answer::Finished(end)) {
@@ -326,6 +327,15 @@ impl MemoryState {
                 self.waiting.remove(&(session, target));
                 self.apply(Command::Finish { session, seq, target, done_through }, now)
             }
+            Call::Change { seq, target, done_through, change } => self.apply(
+                match change {
+                    HoldChange::SetValue(value) => {
+                        Command::SetValue { session, seq, target, value: (&*value).into(), done_through }
+                    }
+                    HoldChange::Downgrade => Command::Downgrade { session, seq, target, done_through },
+                },
+                now,
+            ),
             Call::Close => {
                 let _ = self.apply(Command::CloseSession { session }, now);
                 return CallOutcome::Now(Ok(Answer::Closed));
@@ -425,6 +435,7 @@ impl MemoryState {
                 Answer::Busy(Busy { holder: holder.map(|holder| self.label(holder)), queued_ahead })
             }
             Reply::Finished(end) => Answer::Finished(end),
+            Reply::Done => Answer::Changed,
             Reply::Revoked { .. } => Answer::Revoked,
             Reply::Refused(rejection) => Answer::Refused(rejection.into()),
             // `Reply::SessionGone`, and replies to commands that a client session does not send.

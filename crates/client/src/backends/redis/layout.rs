@@ -299,6 +299,7 @@ impl Hold {
                 _ => HolderState::Held,
             },
             meta: decode_meta(&self.meta),
+            value: Vec::new(),
         }
     }
 }
@@ -314,6 +315,7 @@ pub(super) fn foreign_holder(shown: String) -> HolderInfo {
         held_for: None,
         state: HolderState::Held,
         meta: Vec::new(),
+        value: Vec::new(),
     }
 }
 

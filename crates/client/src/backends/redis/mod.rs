@@ -114,6 +114,7 @@ fn capabilities(fencing: bool) -> Capabilities {
         inspect: true,
         break_hold: fencing,
         break_now: fencing,
+        changes: false,
         promises: Promises {
             exclusion: Promise::KeptIf(RIGHT),
             rising_tokens: if fencing { Promise::KeptIf(LAST) } else { none },

@@ -58,6 +58,7 @@ fn hold(hold: v1::Hold) -> Result<HolderInfo, BackendError> {
         },
         owner: hold.label,
         meta: decode_meta(&hold.meta),
+        value: hold.value,
     })
 }
 

@@ -131,7 +131,9 @@ impl Checked {
                 self.unanswered.remove(seq);
             }
             // The end of a request that is not held answers its acquire.
-            Event::Pushed(Push::Ended { seq, .. } | Push::HoldLost { seq, .. } | Push::Revoked { seq }) => {
+            Event::Pushed(
+                Push::Ended { seq, .. } | Push::HoldLost { seq, .. } | Push::Revoked { seq, .. },
+            ) => {
                 if self.live.get(seq).is_some_and(|key| self.callers[key].0 == Caller::Waits) {
                     self.unanswered.remove(seq);
                 }

@@ -70,7 +70,7 @@ fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
     for &seq in state.machine.by_seq.keys() {
         events.extend([
             Event::Pushed(Push::Queued { seq, position: 0 }),
-            Event::Pushed(Push::Revoked { seq }),
+            Event::Pushed(Push::Revoked { seq, notice: None }),
             Event::Pushed(Push::Ended { seq, end: End::Broken }),
             Event::Pushed(Push::HoldLost { seq, cause: LossCause::Disconnected }),
         ]);

@@ -301,7 +301,7 @@ fn the_end_of_a_stream_never_extends_a_deadline_and_is_ignored_without_linger() 
 /// The push that a request has ended can overtake its grant, if the caller's task processes the grant late.
 #[test]
 fn a_grant_received_after_the_end_of_its_request_is_ignored() {
-    for push in [Push::Ended { seq: Seq(3), end: End::Broken }, Push::Revoked { seq: Seq(3) }] {
+    for push in [Push::Ended { seq: Seq(3), end: End::Broken }, Push::Revoked { seq: Seq(3), notice: None }] {
         let mut state = open();
         let out = acquire(&mut state, 100, limits());
         let [Output::Call { call, kind: CallKind::Acquire { seq: Seq(3), .. }, .. }] = out[..] else {

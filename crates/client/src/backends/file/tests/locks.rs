@@ -244,7 +244,9 @@ async fn a_break_notifies_the_holder_which_keeps_the_lock() {
     assert_eq!(other, Broken::NotCurrent { live: granted.token.into_iter().collect() });
 
     assert_eq!(within(backend.break_hold(order(token(&granted), false))).await.unwrap(), Broken::Done);
-    let Push::Revoked { seq } = a.push(|push| matches!(push, Push::Revoked { .. })).await else { panic!() };
+    let Push::Revoked { seq, .. } = a.push(|push| matches!(push, Push::Revoked { .. })).await else {
+        panic!()
+    };
     assert_eq!(seq, held);
     let shown = within(backend.inspect(name("x"))).await.unwrap();
     let HolderState::Revoked { reason, .. } = &shown.holders[0].state else { panic!("{shown:?}") };

@@ -82,7 +82,7 @@ pub(super) fn revoke(request: &AdvisoryRequest, revocation: Revocation) {
         is_first.then(|| (used.connection.clone(), says.verify(note)))
     });
     let Some((connection, show)) = revoked.flatten() else { return };
-    request.push(Push::Revoked { seq: request.seq });
+    request.push(Push::Revoked { seq: request.seq, notice: None });
     tokio::spawn(async move {
         if let Err(none) = connection.ask(&show).await {
             tracing::debug!("{}", none.explained("show a break"));

@@ -103,6 +103,7 @@ impl Seen {
                 None => HolderState::Held,
             },
             meta: self.meta(),
+            value: Vec::new(),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::Shared;
 use super::acquire::{Unanswered, acquire};
 use super::hold::{finish, verify};
 use super::request::AdvisoryRequest;
-use crate::backend::{AcquireRequest, Call, Conn};
+use crate::backend::{AcquireRequest, Call, CallError, Conn};
 use crate::machine::{Answer, Push};
 use crate::responder::Responder;
 
@@ -88,6 +88,8 @@ impl Conn for AdvisoryConn {
                     Ok(Answer::Finished(end))
                 }));
             }
+            // Refused before: the capability is missing.
+            Call::Change { .. } => responder.send(Err(CallError { sent: false })),
             Call::Close => {
                 let left = self.requests.all();
                 left.iter().for_each(|request| request.over.cancel());

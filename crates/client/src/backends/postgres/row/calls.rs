@@ -177,6 +177,7 @@ pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
         let state = state(row)?;
         lock.holder_count += 1;
         lock.holders.push(HolderInfo {
+            value: Vec::new(),
             token: token(held),
             mode,
             subtree: false,

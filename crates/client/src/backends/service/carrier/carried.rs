@@ -10,7 +10,7 @@ use lockkeeper_wire::request::{Secret, secret_prefix};
 use lockkeeper_wire::v1::{self, client_item};
 
 use super::{CarrierOutput, Outbox, earlier, items};
-use crate::backend::{AcquireRequest, Call, CallError};
+use crate::backend::{AcquireRequest, Call, CallError, HoldChange};
 use crate::machine::{Answer, Spec};
 use crate::time::BootInstant;
 
@@ -88,6 +88,7 @@ struct PendingCommand<H> {
 enum Numbered {
     Acquire { done_through: Seq, request: std::sync::Arc<AcquireRequest>, wait_until: Option<BootInstant> },
     Finish { target: Seq, done_through: Seq },
+    Change { target: Seq, done_through: Seq, change: HoldChange },
 }
 
 #[derive(Debug)]
@@ -195,6 +196,9 @@ impl<H> CarriedSession<H> {
                 let acquire = self.queued.remove(&target).into_iter().chain(self.asked.remove(&target));
                 out.extend(acquire.flat_map(|command| command.handles).map(CarrierOutput::Dropped));
                 self.command(now, seq, Numbered::Finish { target, done_through }, handle, outbox)
+            }
+            Call::Change { seq, target, done_through, change } => {
+                self.command(now, seq, Numbered::Change { target, done_through, change }, handle, outbox)
             }
             Call::Close if self.place == AttachState::Unwanted => {
                 out.push(CarrierOutput::Resolved(handle, Ok(Answer::Closed)));
@@ -377,6 +381,21 @@ impl Numbered {
                 target: target.0,
                 done_through: done_through.0,
             }),
+            Self::Change { target, done_through, change: HoldChange::SetValue(value) } => {
+                client_item::What::SetValue(v1::SetValue {
+                    seq: seq.0,
+                    target: target.0,
+                    value: value.to_vec(),
+                    done_through: done_through.0,
+                })
+            }
+            Self::Change { target, done_through, change: HoldChange::Downgrade } => {
+                client_item::What::Downgrade(v1::Downgrade {
+                    seq: seq.0,
+                    target: target.0,
+                    done_through: done_through.0,
+                })
+            }
         }
     }
 }

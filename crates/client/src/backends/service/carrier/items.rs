@@ -92,6 +92,7 @@ pub(super) fn answer(what: What) -> Result<Option<Answer>, Nonsense> {
         What::Finished(finished) | What::Ended(finished) => {
             Answer::Finished(read_end(finished).map_err(|error| Nonsense(error.to_string()))?)
         }
+        What::Done(_) => Answer::Changed,
         What::Revoked(_) => Answer::Revoked,
         What::Refused(refused) => Answer::Refused(refusal(&refused)),
         _ => return Ok(None),

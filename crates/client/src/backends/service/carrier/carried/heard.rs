@@ -6,7 +6,7 @@ use lockkeeper_wire::v1::server_item::What;
 use super::super::{CarrierOutput, Nonsense, Outbox, SessionKey, items};
 use super::{AttachState, CarriedSession, Numbered, Sign};
 use crate::backend::CallError;
-use crate::error::{BackendError, LossCause};
+use crate::error::{BackendError, BreakNotice, LossCause};
 use crate::machine::{Answer, Push};
 use crate::time::BootInstant;
 
@@ -83,8 +83,8 @@ impl<H> CarriedSession<H> {
             }
             What::Queued(queued) => {
                 let asked = self.asked.get(&seq);
-                if asked.is_some_and(|command| matches!(command.what, Numbered::Finish { .. })) {
-                    return Err(Nonsense(format!("the finish {seq} is queued")));
+                if asked.is_some_and(|command| !matches!(command.what, Numbered::Acquire { .. })) {
+                    return Err(Nonsense(format!("command {seq} is queued, which is no acquire")));
                 }
                 if let Some(command) = self.asked.remove(&seq) {
                     self.queued.insert(seq, command);
@@ -120,6 +120,10 @@ impl<H> CarriedSession<H> {
         out: &mut Vec<CarrierOutput<H>>,
     ) -> Result<(), Nonsense> {
         let unasked = matches!(what, What::Revoked(_) | What::Ended(_));
+        let notice = match &what {
+            What::Revoked(it) if !it.by.is_empty() => Some(BreakNotice::new(&it.by, &it.reason)),
+            _ => None,
+        };
         let Some(answer) = items::answer(what)? else {
             return Err(Nonsense(format!("what came for command {seq} answers no such command")));
         };
@@ -129,7 +133,7 @@ impl<H> CarriedSession<H> {
             return Ok(());
         }
         match answer {
-            Answer::Revoked if unasked => out.push(CarrierOutput::Push(key, Push::Revoked { seq })),
+            Answer::Revoked if unasked => out.push(CarrierOutput::Push(key, Push::Revoked { seq, notice })),
             Answer::Finished(end) if unasked => out.push(CarrierOutput::Push(key, Push::Ended { seq, end })),
             // A late answer to a command that timed out or was dropped. A retry of that command is answered separately
             // (P7).
@@ -195,5 +199,7 @@ impl<H> CarriedSession<H> {
 }
 
 fn revoked<H>(key: SessionKey, seqs: Vec<u64>, out: &mut Vec<CarrierOutput<H>>) {
-    out.extend(seqs.into_iter().map(|seq| CarrierOutput::Push(key, Push::Revoked { seq: Seq(seq) })));
+    out.extend(
+        seqs.into_iter().map(|seq| CarrierOutput::Push(key, Push::Revoked { seq: Seq(seq), notice: None })),
+    );
 }

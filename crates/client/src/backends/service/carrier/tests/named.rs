@@ -233,10 +233,10 @@ fn unsolicited_items_become_pushes() {
         line.hears(100, 5, ended)[..],
         [CarrierOutput::Push(_, Push::Ended { seq: Seq(5), .. })]
     ));
-    let revoked = What::Revoked(v1::Revoked { token: 3 });
+    let revoked = What::Revoked(v1::Revoked { token: 3, ..v1::Revoked::default() });
     assert!(matches!(
         line.hears(100, 6, revoked)[..],
-        [CarrierOutput::Push(_, Push::Revoked { seq: Seq(6) })]
+        [CarrierOutput::Push(_, Push::Revoked { seq: Seq(6), .. })]
     ));
     let _ = line.submit(101, Call::KeepAlive, 1);
     let out = line.hears(101, 0, What::KeptAlive(v1::KeptAlive { id: 2, revoked: vec![6] }));

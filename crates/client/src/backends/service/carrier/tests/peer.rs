@@ -185,7 +185,11 @@ impl Peer {
                     let lease = self.leases.get_mut(&session).expect("its session lives");
                     lease.revoked.insert(seq);
                     self.opened_revoked.insert(self.now_ms + lease.ttl_ms, token);
-                    self.tell_session(session, seq, What::Revoked(v1::Revoked { token: token.get() }));
+                    self.tell_session(
+                        session,
+                        seq,
+                        What::Revoked(v1::Revoked { token: token.get(), ..v1::Revoked::default() }),
+                    );
                 }
                 Effect::Closed { .. } => {}
             }

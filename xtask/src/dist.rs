@@ -1,0 +1,145 @@
+//! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package.
+//!
+//! Both contain the same tree below their prefix: the program, its man pages and completions, and the systemd unit. The
+//! Debian package is made by dpkg-deb alone, which every Debian has: cargo-deb would take minutes to build on each
+//! machine that runs the tests.
+
+use std::env::consts::{ARCH, OS};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+
+use crate::TaskResult;
+use crate::features;
+use crate::process::{cargo, output, run};
+
+/// What to pack, and where to put it.
+#[derive(Args)]
+pub(crate) struct Dist {
+    /// Pack this program, instead of building one for release
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+    /// The directory for the files; created if it doesn't exist
+    #[arg(long, value_name = "DIR", default_value = "target/dist")]
+    out: PathBuf,
+}
+
+/// The files of the tree that are copied as they are, by their place below the prefix.
+const COPIED: [(&str, &str); 6] = [
+    ("packaging/systemd/lockkeeper.service", "lib/systemd/system/lockkeeper.service"),
+    ("README.md", "share/doc/lockkeeper/README.md"),
+    ("CHANGELOG.md", "share/doc/lockkeeper/CHANGELOG.md"),
+    ("LICENSE-APACHE", "share/doc/lockkeeper/LICENSE-APACHE"),
+    ("LICENSE-MIT", "share/doc/lockkeeper/LICENSE-MIT"),
+    ("docs/operating.md", "share/doc/lockkeeper/operating.md"),
+];
+
+/// The shells with completions, and where each looks for them.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "share/bash-completion/completions/lockkeeper"),
+    ("zsh", "share/zsh/vendor-completions/_lockkeeper"),
+    ("fish", "share/fish/vendor_completions.d/lockkeeper.fish"),
+];
+
+/// systemd reads its units again after an installation and after a removal.
+const RELOAD: &str =
+    "#!/bin/sh\nset -e\nif [ -d /run/systemd/system ]; then systemctl --system daemon-reload || true; fi\n";
+
+pub(crate) fn make(choice: &Dist) -> TaskResult {
+    let metadata = features::metadata()?;
+    let version = metadata
+        .packages
+        .iter()
+        .find(|package| package.name.as_str() == "lockkeeper-cli")
+        .map(|package| package.version.to_string())
+        .ok_or_else(|| "the workspace has no package lockkeeper-cli".to_owned())?;
+    let binary = match &choice.binary {
+        Some(binary) => binary.clone(),
+        None => {
+            run(cargo().args(["build", "--release", "--locked", "--package", "lockkeeper-cli"]))?;
+            metadata.target_directory.join("release/lockkeeper").into()
+        }
+    };
+    fs::create_dir_all(&choice.out).map_err(|error| format!("{}: {error}", choice.out.display()))?;
+    let name = format!("lockkeeper-{version}-{ARCH}-{OS}");
+    let made = [archive(&binary, &choice.out, &name)?, package(&binary, &choice.out, &version)?];
+    println!("{}\n{}", made[0].display(), made[1].display());
+    Ok(())
+}
+
+/// A gzipped tar archive whose one folder can be copied to `/usr/local`.
+fn archive(binary: &Path, out: &Path, name: &str) -> TaskResult<PathBuf> {
+    let root = fresh(&out.join("archive"))?;
+    fill(&root.join(name), binary)?;
+    let file = out.join(format!("{name}.tar.gz"));
+    run(Command::new("tar")
+        .args(["--create", "--gzip", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"])
+        .arg("--file")
+        .arg(&file)
+        .arg("--directory")
+        .arg(&root)
+        .arg(name))?;
+    Ok(file)
+}
+
+fn package(binary: &Path, out: &Path, version: &str) -> TaskResult<PathBuf> {
+    let root = fresh(&out.join("debian"))?;
+    fill(&root.join("usr"), binary)?;
+    let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
+    // `glibc 2.36`: symbols of the library that this machine has may be in the program.
+    let libc = output(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
+    let libc = libc.rsplit(' ').next().unwrap_or_default();
+    let control = format!(
+        "Package: lockkeeper\nVersion: {version}\nArchitecture: {architecture}\nSection: admin\nPriority: optional\n\
+         Maintainer: The Lockkeeper developers <lockkeeper@lockkeeper.invalid>\nDepends: libc6 (>= {libc}), libgcc-s1\n\
+         Homepage: https://github.com/lockkeeper/lockkeeper\n\
+         Description: distributed locks that keep their promise even when a holder stalls\n \
+         The command `lockkeeper`, which runs a job under a lock of Redis, PostgreSQL, a directory or its own service,\n \
+         and that service. The unit lockkeeper.service is neither enabled nor started by the installation.\n"
+    );
+    write(&root.join("DEBIAN/control"), control.as_bytes(), false)?;
+    for script in ["postinst", "postrm"] {
+        write(&root.join("DEBIAN").join(script), RELOAD.as_bytes(), true)?;
+    }
+    let file = out.join(format!("lockkeeper_{version}_{architecture}.deb"));
+    run(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(&root).arg(&file))?;
+    Ok(file)
+}
+
+/// Fills the tree below a prefix.
+fn fill(prefix: &Path, binary: &Path) -> TaskResult {
+    let program = prefix.join("bin/lockkeeper");
+    let contents = fs::read(binary).map_err(|error| format!("{}: {error}", binary.display()))?;
+    write(&program, &contents, true)?;
+    for (from, to) in COPIED {
+        let contents = fs::read(from).map_err(|error| format!("{from}: {error}"))?;
+        write(&prefix.join(to), &contents, false)?;
+    }
+    for (shell, to) in COMPLETIONS {
+        let script = output(Command::new(&program).args(["completions", shell]))?;
+        write(&prefix.join(to), script.as_bytes(), false)?;
+    }
+    run(Command::new(&program).arg("man").arg(prefix.join("share/man/man1")))
+}
+
+/// An empty directory in the place of whatever was there.
+fn fresh(directory: &Path) -> TaskResult<PathBuf> {
+    if directory.exists() {
+        fs::remove_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    }
+    Ok(directory.to_owned())
+}
+
+fn write(path: &Path, contents: &[u8], is_program: bool) -> TaskResult {
+    use std::os::unix::fs::PermissionsExt;
+
+    let problem = |error| format!("{}: {error}", path.display());
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(problem)?;
+    }
+    fs::write(path, contents).map_err(problem)?;
+    let mode = if is_program { 0o755 } else { 0o644 };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(problem)
+}
