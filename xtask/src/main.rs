@@ -3,12 +3,13 @@
 //! Responsible for calling the right tools with the right arguments in the right order, and for reporting the results.
 //! Must not contain knowledge about locks: properties of locks are checked by tests.
 //!
-//! Reading order: [`parts`] (`verify` and `fix`), [`testing`] (`test`), [`tally`] (counting tests), [`needs`]
+//! Reading order: [`parts`] (`verify` and `fix`), [`api`] (the text of the public API), [`testing`] (`test`), [`tally`] (counting tests), [`needs`]
 //! (required programs and their installation), [`foreign`] (libraries of other languages), [`sim`], [`services`]
 //! (other lock services), [`mod@bench`] (comparison with those), [`mod@dist`] (a release's files), [`book`], [`process`].
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
+mod api;
 mod bench;
 mod book;
 mod dist;
@@ -57,7 +58,7 @@ enum Task {
     },
     /// Format the code, and apply what clippy can mend by itself
     Fix,
-    /// Generate the Rust code of the wire protocol from its schema
+    /// Generate the Rust code of the wire protocol from its schema, and the text of the public API
     Generate,
     /// Run every test; first install what the tests need
     Test(Selection),

@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_missing_cargo_tool_is_reported_with_its_install_command() {
-        let error = CargoTool { name: "no-such-tool", version: "1.2.3" }.require().unwrap_err();
+        let error = CargoTool { program: "cargo-no-such-tool", version: "1.2.3" }.require().unwrap_err();
         assert!(error.contains("cargo install --locked cargo-no-such-tool@1.2.3"), "{error}");
     }
 }

@@ -9,12 +9,13 @@ use std::time::Instant;
 use clap::ValueEnum;
 
 use crate::TaskResult;
+use crate::api;
 use crate::features;
 use crate::needs::DENY;
 use crate::process::{cargo, run};
 
 /// Features of the library that are checked alone; the empty one stands for none.
-const LIBRARY_FEATURES: [&str; 5] = ["", "file", "service", "redis", "postgres"];
+const LIBRARY_FEATURES: [&str; 5] = ["", "file", "service", "redis-tls", "postgres-tls"];
 
 /// One check of `verify`. They run in this order.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -25,7 +26,7 @@ pub(crate) enum Part {
     Clippy,
     /// The library compiles with each of its lock services alone, and with none
     Features,
-    /// The docs build without a warning, private items included
+    /// The docs build without a warning, private items included; the library's public API is that of its text
     Docs,
     /// Licenses, bans and sources of all dependencies, by deny.toml
     Deny,
@@ -76,9 +77,10 @@ pub(crate) fn fix() -> TaskResult {
     run(cargo().args(["fmt", "--all"]))
 }
 
-/// Writes the code that is generated from the schema of the wire protocol.
+/// Writes the code that is generated from the schema of the wire protocol, and the text of the public API.
 pub(crate) fn generate() -> TaskResult {
-    run(cargo().args(["run", "-p", "lockkeeper-wire", "--features", "grpc", "--example", "generate"]))
+    run(cargo().args(["run", "-p", "lockkeeper-wire", "--features", "grpc", "--example", "generate"]))?;
+    api::write()
 }
 
 fn check(part: Part) -> TaskResult {
@@ -111,7 +113,7 @@ fn check(part: Part) -> TaskResult {
     }
 }
 
-/// Builds the docs in two runs. The library and the command are both called `lockkeeper`, so their pages have the same
+/// Compares the public API with its text, then builds the docs in two runs. The library and the command are both called `lockkeeper`, so their pages have the same
 /// address, and cargo warns if one run builds both. The run with the library is the last one, so that its pages remain.
 fn docs() -> TaskResult {
     const COMMAND: &str = "lockkeeper-cli";
@@ -121,6 +123,7 @@ fn docs() -> TaskResult {
         cargo.args(["doc", "--no-deps", "--document-private-items", "--locked"]);
         cargo
     };
+    api::check()?;
     run(doc().args(["--package", COMMAND]))?;
     let mut rest = doc();
     rest.args(["--workspace", "--exclude", COMMAND]);

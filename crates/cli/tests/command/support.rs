@@ -122,6 +122,19 @@ impl Ended {
         }
     }
 
+    /// Asserts a failure under `--json`: one object.
+    #[track_caller]
+    pub(crate) fn is_json_error(&self, code: u8, words: &[&str]) {
+        assert_eq!((self.code, self.out.as_str()), (i32::from(code), ""), "{self:?}");
+        let said: serde_json::Value = serde_json::from_str(&self.err).expect("one object");
+        assert_eq!(said["code"], code, "{self:?}");
+        let text = said["error"].as_str().expect("a text");
+        assert!(!text.starts_with("lockkeeper:"), "{self:?}");
+        for word in words {
+            assert!(text.contains(word), "no {word:?} in {self:?}");
+        }
+    }
+
     /// Asserts that the program failed with this code, printed one line on standard error that contains all these
     /// words, and printed nothing else.
     #[track_caller]

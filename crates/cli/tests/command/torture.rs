@@ -194,7 +194,8 @@ fn redlock_loses_updates_and_cannot_be_fenced() {
     let place = Place::new().over(&format!("redlock://{}", hosts.join(",")));
     for fence in ["write", "enter"] {
         let ended = place.torture(&format!("--fence {fence}"));
-        ended.is_one_line(exit::USAGE, &[&format!("--fence {fence}"), "not possible", "redlock", "counter"]);
+        ended
+            .is_json_error(exit::USAGE, &[&format!("--fence {fence}"), "not possible", "redlock", "counter"]);
     }
     let figures = place.tortured("--fence none --faults pause", exit::NO);
     assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
@@ -215,14 +216,16 @@ fn stopped_lock_server_causes_its_holder_to_lose_the_lock() {
 #[test]
 fn impossible_options_are_refused_before_the_run() {
     let place = Place::new();
-    place.torture("--faults cut").is_one_line(exit::USAGE, &["--faults cut", "file:", "--faults pause,kill"]);
-    place.torture("--locks memory:").is_one_line(exit::USAGE, &["memory:", "process"]);
-    place.torture("--faults server").is_one_line(exit::USAGE, &["--server-pid"]);
+    place
+        .torture("--faults cut")
+        .is_json_error(exit::USAGE, &["--faults cut", "file:", "--faults pause,kill"]);
+    place.torture("--locks memory:").is_json_error(exit::USAGE, &["memory:", "process"]);
+    place.torture("--faults server").is_json_error(exit::USAGE, &["--server-pid"]);
     place.ran("torture --resource file:///tmp --pause 2x").is_one_line(exit::USAGE, &["2x", "2m"]);
     place
         .ran("torture --resource file:///tmp --pause 1e9x-ttl")
         .is_one_line(exit::USAGE, &["1e9x-ttl", "100"]);
-    place.torture("--workers 1").is_one_line(exit::USAGE, &["1", "2..=64"]);
+    place.torture("--workers 1").is_json_error(exit::USAGE, &["1", "2..=64"]);
     place.ran("torture").is_one_line(exit::USAGE, &["--resource"]);
     place.ran("torture --worker").is_one_line(exit::INTERNAL, &["no orders"]);
     let own = std::process::id();
@@ -340,7 +343,7 @@ fn ledger_in_postgres_is_fenced_and_removed() {
             "torture --resource {resource} --fence {fence} --faults pause --pause 1200ms --duration 1s --json"
         )
     };
-    place.ran(&line("enter")).is_one_line(exit::USAGE, &["lockkeeper_fence", "SCHEMA_SQL"]);
+    place.ran(&line("enter")).is_json_error(exit::USAGE, &["lockkeeper_fence", "SCHEMA_SQL"]);
     server.psql(lockkeeper_fence::postgres::SCHEMA_SQL);
     let tortured = |fence: &str, code: u8| {
         let ended = place.ran(&line(fence));

@@ -271,7 +271,7 @@ async fn changes(subject: &impl Subject) -> bool {
         Err(other) => panic!("neither changed nor unsupported: {other}"),
     }
     let value = async || {
-        let holders = two.inspect(&name.parse().unwrap()).await.unwrap().holders;
+        let holders = two.inspect(name).await.unwrap().holders;
         holders.into_iter().next().map(|holder| holder.value)
     };
     assert_eq!(value().await.as_deref(), Some(&b"10.0.0.5:80"[..]));

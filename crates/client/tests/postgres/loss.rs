@@ -19,7 +19,10 @@ async fn terminated_server_process_costs_one_hold_only() {
     let next = other.mutex("lost").acquire().await.unwrap();
     assert!(next.token_hint() > lost.token_hint());
     let released = lost.release().await;
-    assert!(matches!(released, Err(ReleaseError::AlreadyLost(Lost { cause: LossCause::Disconnected, .. }))));
+    assert!(matches!(
+        released,
+        Err(ReleaseError::AlreadyLost(lockkeeper::Lost { cause: LossCause::Disconnected, .. }))
+    ));
     kept.verify().await.unwrap();
     next.verify().await.unwrap();
 }

@@ -152,7 +152,7 @@ async fn a_break_notifies_the_holder_and_shows_its_reason() {
     assert!(two.mutex("broken").try_acquire().await.unwrap().is_none(), "it is still held");
     let released = held.release().await;
     assert!(
-        matches!(released, Err(ReleaseError::AlreadyLost(Lost { cause: LossCause::Broken, .. }))),
+        matches!(released, Err(ReleaseError::AlreadyLost(lockkeeper::Lost { cause: LossCause::Broken, .. }))),
         "{released:?}"
     );
     drop(until("it is given back", async || two.mutex("broken").try_acquire().await.unwrap()).await);

@@ -28,7 +28,7 @@ async fn another_holders_key_is_neither_renewed_nor_released() {
     assert_eq!(loss(&held).await, LossCause::Forgotten);
     assert!(matches!(
         held.release().await,
-        Err(ReleaseError::AlreadyLost(Lost { cause: LossCause::Forgotten, .. }))
+        Err(ReleaseError::AlreadyLost(lockkeeper::Lost { cause: LossCause::Forgotten, .. }))
     ));
     assert_eq!(redis.cli(&["GET", "jobs"]), "theirs");
     let left: u64 = redis.cli(&["PTTL", "jobs"]).parse().unwrap();

@@ -39,7 +39,7 @@ async fn a_pause_longer_than_the_ttl_expires_holds_and_grants_the_next_waiter() 
     let next = tokio::time::timeout(20 * SECOND, waiting).await.unwrap().unwrap().unwrap();
     assert!(matches!(
         held.release().await,
-        Err(ReleaseError::AlreadyLost(Lost { cause: LossCause::Expired, .. }))
+        Err(ReleaseError::AlreadyLost(lockkeeper::Lost { cause: LossCause::Expired, .. }))
     ));
     next.verify().await.expect("the late end of the former holder ends nothing of the next one");
 }

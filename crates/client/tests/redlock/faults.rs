@@ -107,7 +107,7 @@ async fn a_hold_without_a_majority_is_lost_at_its_deadline() {
     );
     assert!(matches!(
         held.release().await,
-        Err(ReleaseError::AlreadyLost(Lost { cause: LossCause::Expired, .. }))
+        Err(ReleaseError::AlreadyLost(lockkeeper::Lost { cause: LossCause::Expired, .. }))
     ));
     servers.until_nothing_is_left(NAME).await;
 }

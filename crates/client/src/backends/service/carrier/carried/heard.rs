@@ -4,7 +4,7 @@ use lockkeeper_core::Seq;
 use lockkeeper_wire::v1::server_item::What;
 
 use super::super::{CarrierOutput, Nonsense, Outbox, SessionKey, items};
-use super::{AttachState, CarriedSession, Numbered, Sign};
+use super::{AttachState, CarriedSession, Numbered, PendingCommand, Sign};
 use crate::backend::CallError;
 use crate::error::{BackendError, BreakNotice, LossCause};
 use crate::machine::{Answer, Push};
@@ -124,7 +124,11 @@ impl<H> CarriedSession<H> {
             What::Revoked(it) if !it.by.is_empty() => Some(BreakNotice::new(&it.by, &it.reason)),
             _ => None,
         };
-        let Some(answer) = items::answer(what)? else {
+        let is_done = matches!(what, What::Done(_));
+        let answers =
+            |command: &PendingCommand<H>| matches!(command.what, Numbered::Change { .. }) || !is_done;
+        let fits = self.asked.get(&seq).or_else(|| self.queued.get(&seq)).is_none_or(answers);
+        let Some(answer) = items::answer(what)?.filter(|_| fits) else {
             return Err(Nonsense(format!("what came for command {seq} answers no such command")));
         };
         if let Some(command) = self.asked.remove(&seq).or_else(|| self.queued.remove(&seq)) {
