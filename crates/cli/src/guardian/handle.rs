@@ -41,6 +41,17 @@ pub struct Spec {
     /// The longest time from SIGTERM to SIGKILL. SIGTERM is sent this long before the deadline; SIGKILL is sent a
     /// quarter of this (50 ms to 1 s) before the deadline.
     pub grace: Duration,
+    /// What the guardian runs in its own place once no descendant is left, if this process was killed before.
+    pub epilogue: Option<Epilogue>,
+}
+
+/// A call of this program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Epilogue {
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Its `LOCKKEEPER_URL`. It may contain a password, so the command does not get it.
+    pub url: OsString,
 }
 
 /// Why the command was not started. The guardian has ended.
@@ -185,6 +196,7 @@ impl Guarded {
             inherited: inherited(),
             valid_until: spec.valid_until,
             grace,
+            epilogue: spec.epilogue.as_ref().map(|epilogue| epilogue.arguments.clone()).unwrap_or_default(),
             argv: spec.argv,
         };
         // Executes the running binary, even if an upgrade has replaced its file.
@@ -195,6 +207,9 @@ impl Guarded {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),
             };
+        }
+        if let Some(epilogue) = spec.epilogue {
+            command.env(EPILOGUE_URL, epilogue.url);
         }
         let passed: Vec<RawFd> = startup.lock_fds.iter().copied().chain([startup.socket]).collect();
         let prepare = move || {

@@ -14,8 +14,11 @@
 //! the wrapper was stopped or killed. The guardian also holds the lock's file descriptors until the last descendant is
 //! gone, so that a lock which *is* a descriptor (`file:`) can't pass to the next holder earlier.
 //!
+//! If the wrapper was killed, the guardian's last act is to become another program, the [`Epilogue`], which frees the
+//! lock.
+//!
 //! This module must not depend on locks or leases, choose exit codes of `run`, or print. Its only inputs from the
-//! lock are a deadline ("valid until", `CLOCK_BOOTTIME` nanoseconds) and descriptors to keep open.
+//! lock are a deadline ("valid until", `CLOCK_BOOTTIME` nanoseconds), descriptors to keep open, and the epilogue.
 //!
 //! Reading order: `protocol` (messages between wrapper and guardian), `deadline` (when to send SIGTERM and
 //! SIGKILL), `tree` (descendant processes), `process` (the guardian), `handle` and `signals` (the wrapper's
@@ -39,13 +42,15 @@ mod tree;
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
-pub use handle::{Guarded, GuardianEvent, SpawnError, Spec};
+pub use handle::{Epilogue, Guarded, GuardianEvent, SpawnError, Spec};
 pub use nix::sys::signal::Signal;
 pub use protocol::{CommandEnd, Reason};
 pub use signals::{Received, Signals};
 
 /// The first argument that makes this binary a guardian. Internal: users never type it.
 const GUARDIAN_ARGUMENT: &str = "__guardian";
+/// The variable in which a guardian gets the URL of its [`Epilogue`].
+const EPILOGUE_URL: &str = "LOCKKEEPER_EPILOGUE_URL";
 
 /// Runs the guardian and returns its exit code if this process was started as one; otherwise returns `None` at
 /// once.

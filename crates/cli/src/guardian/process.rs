@@ -23,7 +23,7 @@ use super::channel::{Channel, Incoming};
 use super::deadline::{DeadlineStep, Schedule};
 use super::inherited::Inherited;
 use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, PIDS_MAX, Reason};
-use super::{boot_now, tree};
+use super::{EPILOGUE_URL, boot_now, tree};
 
 /// The longest interval that the timer is set to, in ns. The clock is read at each wake-up, so a timer that
 /// misbehaves during suspend or migration is late by at most this interval.
@@ -42,6 +42,8 @@ pub(crate) struct Startup {
     pub(crate) valid_until: Option<u64>,
     /// The grace in ns.
     pub(crate) grace: u64,
+    /// The arguments of the epilogue; empty if there is none.
+    pub(crate) epilogue: Vec<OsString>,
     pub(crate) argv: Vec<OsString>,
 }
 
@@ -55,9 +57,10 @@ impl Startup {
             format!("blocked={}", self.inherited.blocked),
             format!("until={}", self.valid_until.map_or_else(String::new, |at| at.to_string())),
             format!("grace={}", self.grace),
-            "--".to_owned(),
+            format!("epilogue={}", self.epilogue.len()),
         ];
-        words.into_iter().map(OsString::from).chain(self.argv.iter().cloned()).collect()
+        let words = words.into_iter().map(OsString::from).chain(self.epilogue.iter().cloned());
+        words.chain(["--".into()]).chain(self.argv.iter().cloned()).collect()
     }
 
     fn from_arguments(mut arguments: impl Iterator<Item = OsString>) -> Option<Self> {
@@ -75,6 +78,8 @@ impl Startup {
             at => Some(at.parse().ok()?),
         };
         let grace = word("grace")?.parse().ok()?;
+        let epilogue_count: usize = word("epilogue")?.parse().ok()?;
+        let epilogue: Vec<_> = arguments.by_ref().take(epilogue_count).collect();
         let is_separated = arguments.next()? == "--";
         let argv: Vec<_> = arguments.collect();
         (is_separated && !argv.is_empty()).then_some(Self {
@@ -83,6 +88,7 @@ impl Startup {
             inherited,
             valid_until,
             grace,
+            epilogue,
             argv,
         })
     }
@@ -130,6 +136,7 @@ struct Guardian {
     wrapper_paused: bool,
     left_behind_told: bool,
     kill_pause: u64,
+    epilogue: Vec<OsString>,
 }
 
 impl Guardian {
@@ -166,6 +173,7 @@ impl Guardian {
             wrapper_paused: false,
             left_behind_told: false,
             kill_pause: KILL_PAUSE_NS_MIN,
+            epilogue: startup.epilogue.clone(),
         };
         if !guardian.take_orders(channel) {
             return Ok(None);
@@ -185,7 +193,11 @@ impl Guardian {
         let mut channel = Some(channel);
         loop {
             if self.reap_all(&mut channel) {
+                let is_alone = channel.as_mut().is_none_or(|open| !self.take_orders(open));
                 tell(&mut channel, &GuardianReport::Gone { at: boot_now() });
+                if is_alone && !self.epilogue.is_empty() {
+                    become_epilogue(&self.epilogue);
+                }
                 return ExitCode::SUCCESS;
             }
             if self.command.is_none() && !self.left_behind_told {
@@ -345,6 +357,17 @@ impl Guardian {
     }
 }
 
+/// Replaces this process by the epilogue. Returns only if that fails: the lock is then free when its lease ends.
+fn become_epilogue(arguments: &[OsString]) {
+    let _ = SigSet::all().thread_unblock();
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("lockkeeper").args(arguments).env_remove(EPILOGUE_URL);
+    if let Some(url) = std::env::var_os(EPILOGUE_URL) {
+        command.env("LOCKKEEPER_URL", url);
+    }
+    let _ = command.exec();
+}
+
 fn tell(channel: &mut Option<Channel>, report: &GuardianReport) {
     if let Some(channel) = channel {
         channel.send(report.encode(), false);
@@ -366,7 +389,7 @@ fn spawn(startup: &Startup) -> Result<Pid, Errno> {
     let (program, arguments) = startup.argv.split_first().ok_or(Errno::EINVAL)?;
     let inherited = startup.inherited;
     let mut command = Command::new(program);
-    command.args(arguments);
+    command.args(arguments).env_remove(EPILOGUE_URL);
     // SAFETY: `restore` makes system calls only, as code between fork and exec must.
     unsafe { command.pre_exec(move || inherited.restore()) };
     let child = command.spawn().map_err(|error| errno_of(&error))?;
@@ -398,13 +421,17 @@ mod tests {
 
     #[test]
     fn startup_arguments_round_trip() {
-        for (lock_fds, valid_until) in [(vec![], None), (vec![7, 9], Some(u64::MAX))] {
+        let breaks = vec!["break".into(), "--".into(), "a b".into()];
+        for (lock_fds, valid_until, epilogue) in
+            [(vec![], None, vec![]), (vec![7, 9], Some(u64::MAX), breaks)]
+        {
             let startup = Startup {
                 socket: 5,
                 lock_fds,
                 inherited: Inherited { ignored: 1, blocked: u64::MAX },
                 valid_until,
                 grace: 3,
+                epilogue,
                 argv: vec!["--".into(), "a b".into(), "".into()],
             };
             assert_eq!(parsed(&startup.to_arguments()), Some(startup));

@@ -178,6 +178,20 @@ fn stored_permit_limit_applies_to_all_requests() {
     assert_eq!(place.ran("set-limit gpu none").code, 0);
 }
 
+/// Without waiting for the end of the ttl, but not if the lock must stay closed when its holder dies.
+#[test]
+fn guardian_frees_the_lock_of_a_killed_wrapper_once_the_job_has_ended() {
+    let (place, _node) = Place::new().served();
+    let options = ["--ttl", "10m", "--grace", "1s"];
+    let holder = place.holder("x", &options);
+    let delayed = place.holder("y", &[&options[..], &["--lock-delay", "1m"]].concat());
+    holder.signal(Signal::SIGKILL);
+    delayed.signal(Signal::SIGKILL);
+    let next = place.ran("run --wait 1m x -- true");
+    assert_eq!(next.code, 0, "{next:?}");
+    assert_eq!(place.ran("run --try y -- true").code, i32::from(exit::BUSY));
+}
+
 #[test]
 fn with_linger_the_lock_of_a_killed_wrapper_is_free_before_its_ttl_has_passed() {
     let (place, _node) = Place::new().served();

@@ -86,6 +86,7 @@ async fn guarded_run(options: &Options, argv: Vec<OsString>, lock: &Flock<File>)
         lock_fds: vec![lock.as_raw_fd()],
         valid_until: first_deadline,
         grace,
+        epilogue: None,
     };
     let mut guarded = match Guarded::spawn(spec).await {
         Ok(guarded) => guarded,

@@ -1,14 +1,19 @@
 //! Supervises the running command from the wrapper (this process): handles events of the guardian (the process that
 //! starts the command and ends it by the lock's deadline), events of the lock, and signals that this process receives.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
-use lockkeeper::{BootInstant, Guard, HolderState, LockName, Locks, LossCause, Lost, Unfenced};
+use lockkeeper::{
+    BootInstant, Capabilities, Guard, HolderState, LockName, Locks, LossCause, Lost, Reach, Unfenced,
+};
 use tokio::time::timeout;
 
 use super::RunEnd;
 use crate::args::Run;
-use crate::guardian::{CommandEnd, Guarded, GuardianEvent, Reason, Signals, SpawnError, Spec, boot_now};
+use crate::guardian::{
+    CommandEnd, Epilogue, Guarded, GuardianEvent, Reason, Signals, SpawnError, Spec, boot_now,
+};
 use crate::output::say;
 
 /// Time limit for the question who broke a hold.
@@ -48,6 +53,7 @@ pub(super) fn spec(
     name: &LockName,
     guard: &Guard<Unfenced>,
     limits: &Limits,
+    epilogue: Option<Epilogue>,
 ) -> Result<Spec, Lost> {
     let text = |value: Option<String>| value.map(Into::into);
     Ok(Spec {
@@ -61,7 +67,30 @@ pub(super) fn spec(
         lock_fds: guard.descriptors(),
         valid_until: limits.deadline(guard.valid_until()?),
         grace: limits.grace,
+        epilogue,
     })
+}
+
+/// How the guardian frees the lock if this process is killed: by an audited break of this very hold (P4), after it has
+/// ended the command and all its descendants. Otherwise others would wait until the lease has ended.
+///
+/// `None` if the lock is freed otherwise, or must stay closed.
+pub(super) fn epilogue(
+    args: &Run,
+    url: &str,
+    name: &LockName,
+    capabilities: &Capabilities,
+    guard: &Guard<Unfenced>,
+) -> Option<Epilogue> {
+    let stays_closed = args.keep_closed.is_some() || args.lock_delay.is_some();
+    let is_possible = capabilities.ttl && capabilities.break_now && capabilities.reach == Reach::Network;
+    let token = guard.token_hint().filter(|_| is_possible && !stays_closed)?.to_string();
+    let by = format!("the guardian of process {}", std::process::id());
+    let reason = "that process was killed, and its job has ended";
+    let arguments =
+        ["break", "--token", &token, "--now", "--by", &by, "--reason", reason, "--", name.as_str()]
+            .map(OsString::from);
+    Some(Epilogue { arguments: arguments.to_vec(), url: url.into() })
 }
 
 /// Who broke the hold, and why: as the loss said, or else as the lock service still shows it.

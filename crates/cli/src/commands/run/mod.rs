@@ -139,7 +139,8 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
     };
     let limits = job::Limits::from_now(args.max_hold, grace);
     *held = HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() };
-    let ended = match job::spec(args, &name, &guard, &limits) {
+    let epilogue = job::epilogue(args, &url, &name, locks.capabilities(), &guard);
+    let ended = match job::spec(args, &name, &guard, &limits, epilogue) {
         Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, &mut signals).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
