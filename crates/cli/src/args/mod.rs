@@ -383,9 +383,11 @@ fn key_value(typed: &str) -> Result<(String, String), &'static str> {
     pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
 }
 
-/// Whether this command line asks for JSON, even if it is wrong otherwise. The words after `--` belong to another command.
+/// Whether this command line asks for errors as JSON, even if it is wrong otherwise. The words after `--` belong to
+/// another command; and what `serve` prints on standard error is a log, whose format `--log` sets.
 pub fn asks_for_json(words: impl IntoIterator<Item = OsString>) -> bool {
-    words.into_iter().take_while(|word| word != "--").any(|word| word == "--json")
+    let mut own = words.into_iter().skip(1).take_while(|word| word != "--").peekable();
+    own.peek().is_some_and(|command| command != "serve") && own.any(|word| word == "--json")
 }
 
 /// Parses the command line. Help and version are printed here, and end the process.
