@@ -23,7 +23,7 @@ use super::inherited::inherited;
 use super::process::Startup;
 use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, Reason};
 use super::signals::{Received, hand_terminal_to, stop_self};
-use super::{GUARDIAN_ARGUMENT, boot_now, tree};
+use super::{EPILOGUE_URL, GUARDIAN_ARGUMENT, boot_now, tree};
 
 /// The command, and the lock under which it runs.
 #[derive(Debug, Clone)]
