@@ -98,7 +98,7 @@ async fn reach(address: Address) -> Result<(Address, GrpcClient), (Address, Stri
     let answer = asked.status(lockkeeper_wire::v1::StatusRequest {});
     let why = match tokio::time::timeout(NODE_LIMIT, answer).await {
         Ok(Ok(_)) => return Ok((address, client)),
-        Ok(Err(status)) => failures::refused(&status),
+        Ok(Err(status)) => failures::explained(&address, failures::refused(&status)).await,
         Err(_) => format!("no answer within {NODE_LIMIT:?}"),
     };
     let why = format!("{address}: {why}");
