@@ -25,6 +25,7 @@ pub const CANNOT_CREATE: u8 = 73;
 /// program.
 pub const IO: u8 = 74;
 /// `run`, `doctor`: the lock was not free, or not within the wait limit (for `run`, `--busy-exit` changes the code).
+/// `break --wait`: the hold has not ended within the wait limit.
 /// `serve`: another process has the address or the data directory.
 pub const BUSY: u8 = 75;
 /// `run`: the lock was lost before the command was started or while it ran (`--lost-exit` changes the code); or its

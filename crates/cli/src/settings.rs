@@ -25,13 +25,24 @@ pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
     // Without a terminal, the line would be in the mail of each cron job.
     if !local && stderr().is_terminal() {
         crate::output::say(format_args!(
-            "locks in {}: they exclude {whom} on this host, nothing else (--local silences this line; \
-             --locks URL names another lock service)",
+            "the locks are in {}, for {whom} on this host only (--local silences this line; --locks URL names another \
+             lock service)",
             dir.display()
         ));
     }
     let path: String = dir.as_os_str().as_bytes().iter().map(|&byte| encoded(byte)).collect();
     Ok(format!("file://{path}"))
+}
+
+/// Returns the address of Lockkeeper's own service, for commands that have no other. Those that refuse the default
+/// directory of this host would speak of a directory that nobody has named.
+///
+/// # Errors
+/// No address was given.
+pub fn service_url(given: Option<&str>) -> Result<String, Failure> {
+    let given = given.filter(|given| !given.is_empty());
+    let missing = "which service? Name it with `--locks lockkeeper://HOST` or LOCKKEEPER_URL";
+    given.map(ToOwned::to_owned).ok_or_else(|| Failure::new(USAGE, missing))
 }
 
 /// Returns the address for display, without its password.
@@ -101,5 +112,5 @@ pub fn duration(typed: &str) -> Result<Duration, String> {
         return Ok(Duration::ZERO);
     }
     humantime::parse_duration(typed)
-        .map_err(|error| format!("`{typed}` is not a duration ({error}); write 500ms, 5s, 2m or 1h"))
+        .map_err(|_| "a duration is a number with a unit, as in 500ms, 5s, 2m or 1h".to_owned())
 }

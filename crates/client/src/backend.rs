@@ -23,7 +23,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backup::Backup;
 use crate::capabilities::Capabilities;
-use crate::cluster::{ClusterInfo, MembersChange};
+use crate::cluster::{ClusterInfo, MembersChange, NodeReport};
 use crate::error::{BackendError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
 use crate::io::LeaseThread;
@@ -106,6 +106,11 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// The status of the node that answers.
     fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
         failed(self.capabilities().lacks_own_service("say how it is"))
+    }
+
+    /// The status of each node of the URL, and of each further member that those name.
+    fn nodes(&self) -> BoxFuture<Result<Vec<NodeReport>, BackendError>> {
+        failed(self.capabilities().lacks_own_service("say how its nodes are"))
     }
 
     /// The members of the cluster.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::info::ServiceStatus;
+
 /// The cluster as seen by its leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -38,6 +40,16 @@ pub struct NodeInfo {
     pub matched: u64,
     /// Whether a snapshot is being sent to it, because the log no longer reaches back to its position.
     pub receives_snapshot: bool,
+}
+
+/// The answer of one node to a call for its status, or why there was none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct NodeReport {
+    /// The client address that was called.
+    pub address: String,
+    /// Its status; `Err` says why it did not answer.
+    pub status: Result<ServiceStatus, String>,
 }
 
 /// A node's role in its cluster.

@@ -269,7 +269,7 @@ pub enum AcquireError {
     #[error("the lock is busy: {0}")]
     Busy(Busy),
     /// The lock did not become free in time.
-    #[error("the lock did not become free within {waited:?}")]
+    #[error("the lock did not become free within {}", brief(.waited))]
     TimedOut {
         /// The duration of the wait.
         waited: Duration,
@@ -281,7 +281,7 @@ pub enum AcquireError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// The backend didn't answer, and nothing was sent.
-    #[error("the lock service did not answer for {waited:?}; nothing was acquired{}", because(.why))]
+    #[error("the lock service did not answer for {}; nothing was acquired{}", brief(.waited), because(.why))]
     Unreachable {
         /// The duration of the attempts.
         waited: Duration,
@@ -290,7 +290,7 @@ pub enum AcquireError {
     },
     /// A request was sent and no answer arrived: the lock may be held by this client for up to its ttl (P12). The
     /// client keeps trying to release it.
-    #[error("the lock service did not answer for {waited:?}; the lock may be held until its ttl has passed{}", because(.why))]
+    #[error("the lock service did not answer for {}; the lock may be held until its ttl has passed{}", brief(.waited), because(.why))]
     Ambiguous {
         /// The duration of the attempts.
         waited: Duration,
@@ -300,6 +300,11 @@ pub enum AcquireError {
     /// The client is shutting down.
     #[error("the client is shutting down")]
     ShuttingDown,
+}
+
+/// A duration in whole milliseconds: finer digits say nothing about a wait.
+fn brief(waited: &Duration) -> String {
+    format!("{:?}", Duration::from_millis(waited.as_millis() as u64))
 }
 
 /// The reason as a suffix of an error message.

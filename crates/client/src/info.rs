@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{LockName, ModeKind, Slot, Token};
 
+use crate::cluster::NodeInfo;
+
 /// The holders and the waiters of a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -134,6 +136,11 @@ pub struct ServiceStatus {
     pub streams: u64,
     /// The version of the table rules in force.
     pub rules: u32,
+    /// The members of the cluster, by id, as far as this node knows. Their progress, and which of them answer, is known
+    /// to the leader only.
+    pub members: Vec<NodeInfo>,
+    /// Ids of removed nodes, as far as this node knows.
+    pub removed: Vec<u64>,
 }
 
 /// What one setting of a lock service implies for its locks.

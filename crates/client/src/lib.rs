@@ -100,7 +100,7 @@ mod watch;
 pub use backend::{BreakOrder, Broken};
 pub use backup::Backup;
 pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart};
+pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart, NodeReport};
 pub use error::{
     AcquireError, BackendError, BackendErrorKind, BreakNotice, Busy, ChangeError, ConnectError, HoldError,
     LossCause, Lost, ReleaseError, Unsupported, VerifyError,

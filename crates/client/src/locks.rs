@@ -12,7 +12,7 @@ use crate::backend::{Backend, BreakOrder, Broken};
 use crate::backends;
 use crate::backup::Backup;
 use crate::capabilities::Capabilities;
-use crate::cluster::{ClusterInfo, MembersChange};
+use crate::cluster::{ClusterInfo, MembersChange, NodeReport};
 use crate::error::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
 use crate::io::LeaseThread;
@@ -252,6 +252,15 @@ impl<F: Kind> Locks<F> {
     /// [`BackendError`].
     pub async fn status(&self) -> Result<ServiceStatus, BackendError> {
         self.core.backend.status().await
+    }
+
+    /// The status of every node: those of the URL in its order, then the members that they name. Needs no majority. A
+    /// node that does not answer takes up to 5 s; all are called at once.
+    ///
+    /// # Errors
+    /// [`BackendErrorKind::Unsupported`] where the service is not Lockkeeper's own.
+    pub async fn nodes(&self) -> Result<Vec<NodeReport>, BackendError> {
+        self.core.backend.nodes().await
     }
 
     /// What the service's own settings (persistence, eviction, poolers, caches) imply for its locks.

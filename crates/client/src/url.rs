@@ -59,7 +59,7 @@ pub struct Host {
 #[non_exhaustive]
 pub enum UrlError {
     /// No `scheme:` in front.
-    #[error("`{url}` has no scheme; write `file:///dir`, `memory:` or another of: {schemes}")]
+    #[error("`{url}` has no scheme; write `lockkeeper://host:port`, `file:///dir` or another of: {schemes}")]
     NoScheme {
         /// The whole text.
         url: String,

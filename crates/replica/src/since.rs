@@ -1,5 +1,5 @@
 //! Issue times of tokens, to within a second except for old ones, in memory that does not grow with the number of
-//! holds (E3).
+//! holds (E3). Every node notes the times at which it applied the grants, so that they survive a change of leader.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,7 +16,8 @@ pub(crate) struct Since(VecDeque<(Duration, u64)>);
 const ENTRIES_MAX: usize = 1 << 14;
 
 impl Since {
-    pub(crate) fn granted(&mut self, now: Duration, token: Token) {
+    /// To be called when tokens from `token` on were issued.
+    pub(crate) fn issued(&mut self, now: Duration, token: Token) {
         match self.0.back() {
             Some((at, _)) if now < *at + Duration::from_secs(1) => {}
             Some((_, first)) if token.get() <= *first => {}
@@ -31,8 +32,8 @@ impl Since {
         }
     }
 
-    /// The earliest time at which the token may have been issued; `None` if it was issued before this leader took
-    /// over.
+    /// The earliest time at which the token may have been issued; `None` if it was issued before this node
+    /// started or received a snapshot.
     pub(crate) fn of(&self, token: Token) -> Option<Duration> {
         let after = self.0.partition_point(|&(_, first)| first <= token.get());
         after.checked_sub(1).map(|index| self.0[index].0)
@@ -52,9 +53,9 @@ mod tests {
         let mut since = Since::default();
         let at = |ms| Duration::from_millis(ms);
         for (ms, value) in [(0, 5), (200, 6), (1_500, 7), (9_000, 20)] {
-            since.granted(at(ms), token(value));
+            since.issued(at(ms), token(value));
         }
-        assert_eq!(since.of(token(4)), None, "before this leader");
+        assert_eq!(since.of(token(4)), None, "before this node started");
         assert_eq!(since.of(token(6)), Some(at(0)));
         assert_eq!(since.of(token(7)), Some(at(1_500)));
         assert_eq!(since.of(token(25)), Some(at(9_000)));
@@ -64,7 +65,7 @@ mod tests {
     fn size_is_bounded_and_only_old_tokens_lose_precision() {
         let mut since = Since::default();
         for second in 0..200_000 {
-            since.granted(Duration::from_secs(second), token(second + 1));
+            since.issued(Duration::from_secs(second), token(second + 1));
         }
         assert!(since.0.len() <= ENTRIES_MAX + 1);
         assert_eq!(since.of(token(200_000)), Some(Duration::from_secs(199_999)));

@@ -30,7 +30,7 @@ use crate::data::{self, Addresses, Data, DirectoryContents, Unusable};
 use crate::disk::DataDirectory;
 use crate::disk_worker::Chores;
 use crate::error::ServeError;
-use crate::front::{About, Acceptor, Front, pump};
+use crate::front::{About, Acceptor, Front, answer_while_forming, pump};
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::Leadership;
 use crate::node::NodeThread;
@@ -109,11 +109,15 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
             notify(NotifyState::Ready);
             let (keeper, told) = (disk.clone(), options.clone());
             let keep = move |candidate: &Candidate| data::stand(&keeper, &told, candidate);
-            let forming = form(candidate, options.join.clone(), &peers.listener, keep);
+            let (progress, waits_for) = watch::channel("waiting for its cluster".to_owned());
+            let forming = form(candidate, options.join.clone(), &peers.listener, progress, keep);
             let formed = runtime.block_on(async {
+                let (health, health_service) = tonic_health::server::health_reporter();
+                set_health(&health, false).await;
                 tokio::select! {
                     formed = forming => formed.map(Some),
                     () = signals.wait() => Ok(None),
+                    never = answer_while_forming(&listener, health_service, connections_max, waits_for) => match never {},
                 }
             })?;
             let Some(founding) = formed else { return Ok(()) };

@@ -12,7 +12,11 @@ use crate::settings::duration;
 #[derive(Subcommand, Debug)]
 pub enum ClusterCommand {
     /// List the nodes: the leader, the voters, and how far each is behind
-    #[command(after_help = "Example:\n  lockkeeper cluster status --locks lockkeeper://db1,db2,db3")]
+    #[command(after_help = "\
+Example:
+  lockkeeper cluster status --locks lockkeeper://db1,db2,db3
+
+Exit code 80 if a node does not answer, 69 if too few do for the service to work.")]
     Status(ClusterStatus),
     /// Add a node that runs `serve --join`, and wait until it votes
     #[command(after_help = "\

@@ -15,6 +15,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use lockkeeper::Token;
 use lockkeeper::backends::{BACKENDS, BackendEntry};
+use lockkeeper_core::limits;
 
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
@@ -121,7 +122,11 @@ Old sessions and what they held are gone; tokens go on above all that were ever 
     /// Stop, kill and cut off holders, and count lost updates, with a fence and without
     Torture(Torture),
     /// Show what a lock service can do, and test it
-    #[command(after_help = "Example:\n  lockkeeper doctor file:///var/lib/lockkeeper")]
+    #[command(after_help = "\
+Example:
+  lockkeeper doctor file:///var/lib/lockkeeper
+
+Exit code 80 if a node does not answer or knows no leader, or if a setting of the lock service breaks a promise.")]
     Doctor(Doctor),
     /// Prepare a PostgreSQL database for locks
     #[cfg(feature = "postgres")]
@@ -151,7 +156,7 @@ pub struct ServiceArgs {
     #[arg(long, value_name = "URL", env = "LOCKKEEPER_URL", hide_env_values = true, help = locks_help())]
     #[allow(missing_docs, reason = "its text is put together")]
     pub locks: Option<String>,
-    /// Don't print on standard error that the default locks exclude on this host only
+    /// Use the default locks, of this host only, without a line about that on standard error
     #[arg(long)]
     pub local: bool,
 }
@@ -180,9 +185,9 @@ pub struct Run {
     /// Don't wait (exit code 75 if the lock isn't free)
     #[arg(long = "try")]
     pub try_: bool,
-    /// How long the lock outlives its last keep-alive, on services with leases: 1s to 1h
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
-    pub ttl: Duration,
+    /// How long the lock outlives its last keep-alive, on services with leases: 1s to 1h; 30s by default
+    #[arg(long, value_name = "DURATION", value_parser = ttl)]
+    pub ttl: Option<Duration>,
     /// Share the lock with other readers
     #[arg(long, conflicts_with = "permit")]
     pub shared: bool,
@@ -196,10 +201,10 @@ pub struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub grace: Option<Duration>,
     /// Keep the lock closed for this long after the command: at most one run per interval
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = keep_closed)]
     pub keep_closed: Option<Duration>,
     /// Keep the lock closed for this long if this host or process dies
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = lock_delay)]
     pub lock_delay: Option<Duration>,
     /// Free the lock this long after this program's connection was closed, instead of after the ttl; see docs/run.md
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -276,6 +281,9 @@ pub struct Break {
     /// Don't wait for the holder to stop: there is no mutual exclusion until it has
     #[arg(long)]
     pub now: bool,
+    /// Wait at most this long until the hold has ended (exit code 75)
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub wait: Option<Duration>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -373,6 +381,30 @@ pub enum Postgres {
     },
 }
 
+fn ttl(typed: &str) -> Result<Duration, String> {
+    let allowed = Duration::from_millis(limits::TTL_MS_MIN)..=Duration::from_millis(limits::TTL_MS_MAX);
+    let ttl = duration(typed)?;
+    if allowed.contains(&ttl) { Ok(ttl) } else { Err("a ttl is 1s to 1h".to_owned()) }
+}
+
+/// Parses a duration of at most so many milliseconds, a whole number of hours.
+fn at_most(typed: &str, ms: u64) -> Result<Duration, String> {
+    let (duration, most) = (duration(typed)?, Duration::from_millis(ms));
+    if duration <= most {
+        Ok(duration)
+    } else {
+        Err(format!("at most {}h is allowed", most.as_secs() / 3600))
+    }
+}
+
+fn keep_closed(typed: &str) -> Result<Duration, String> {
+    at_most(typed, limits::KEEP_CLOSED_MS_MAX)
+}
+
+fn lock_delay(typed: &str) -> Result<Duration, String> {
+    at_most(typed, limits::LOCK_DELAY_MS_MAX)
+}
+
 fn token(typed: &str) -> Result<Token, String> {
     let number = typed.parse().ok().and_then(Token::new);
     number.ok_or_else(|| format!("{typed} is not a token; 1 to 2^53 - 1 are"))
@@ -397,10 +429,11 @@ pub fn asks_for_json(words: impl IntoIterator<Item = OsString>) -> bool {
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> {
     let mut words = permits_joined(words.into_iter().collect());
     let mut commands = Cli::command();
+    let (typed, mut file) = (words.clone(), None);
     if words.get(1).is_some_and(|word| word == "serve")
         && let Some(serve) = commands.find_subcommand("serve")
     {
-        words = config::with_file(words, serve)?;
+        (words, file) = config::with_file(words, serve)?;
     }
     let parsed = commands.try_get_matches_from_mut(&words).and_then(|matches| {
         let mut cli = Cli::from_arg_matches(&matches)?;
@@ -430,6 +463,12 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> 
     let is_run = words.get(1).is_some_and(|word| word == "run");
     if is_run && error.kind() == ErrorKind::UnknownArgument && !words.iter().any(|word| word == "--") {
         text.push_str("; the command goes behind `--`, as in `lockkeeper run NAME -- COMMAND`");
+    }
+    if let Some(file) = file {
+        text = file.place_of(&text, &typed) + &text;
+    }
+    if error.kind() == ErrorKind::MissingRequiredArgument && text.contains("--token") {
+        text.push_str("; `lockkeeper show NAME` prints the tokens");
     }
     Err(Failure::new(USAGE, text))
 }
@@ -507,12 +546,14 @@ fn permits_joined(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
-/// The paragraphs of clap's message before its usage text, on one line.
+/// The paragraphs of clap's message before its usage text, on one line, without its tips: they suggest to pass what was
+/// mistyped as a name.
 fn one_line(message: &str) -> String {
     let message = message.strip_prefix("error: ").unwrap_or(message);
     let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
-    let told =
-        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
+    let told = lines
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.starts_with("tip:"));
     told.collect::<Vec<_>>().join(" ")
 }
 

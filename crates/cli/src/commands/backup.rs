@@ -18,7 +18,7 @@ use crate::output;
 use crate::settings;
 
 pub(super) async fn backup(args: Backup) -> Result<u8, Failure> {
-    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let url = settings::service_url(args.service.locks.as_deref())?;
     let mut parts = settings::connect(&url, "backup").await?.backup()?;
 
     let folder = folder(&args.file);

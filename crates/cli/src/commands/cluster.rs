@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::{ClusterInfo, Locks, MembersChange, NodeInfo, NodePart};
 use serde_json::{Value, json};
 
+use super::nodes;
 use crate::args::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer, ServiceArgs};
 use crate::exit::{Failure, OK, UNHEALTHY};
 use crate::output;
@@ -24,12 +25,22 @@ pub(super) async fn cluster(task: ClusterCommand) -> Result<u8, Failure> {
 }
 
 async fn connect(service: &ServiceArgs) -> Result<Locks, Failure> {
-    let url = settings::locks_url(service.locks.as_deref(), service.local)?;
+    let url = settings::service_url(service.locks.as_deref())?;
     settings::connect(&url, "cluster").await
 }
 
 async fn status(args: ClusterStatus) -> Result<u8, Failure> {
-    let info = connect(&args.service).await?.cluster().await?;
+    let locks = connect(&args.service).await?;
+    // The members can only be read with a majority. Without one, the nodes that answer say what they know.
+    let nodes = locks.nodes().await?;
+    if let Some(lost) = nodes::lost_majority(&nodes) {
+        if !args.json {
+            nodes::print(&nodes)?;
+        }
+        nodes::warnings(&nodes).iter().for_each(output::say);
+        return Err(lost);
+    }
+    let info = locks.cluster().await?;
     let code = if info.nodes.iter().all(|node| node.answers) { OK } else { UNHEALTHY };
     if args.json {
         output::json(&cluster_json(&info))?;

@@ -102,7 +102,7 @@ pub(super) async fn show(args: Show) -> Result<u8, Failure> {
 }
 
 pub(super) async fn sessions(args: Sessions) -> Result<u8, Failure> {
-    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let url = settings::service_url(args.service.locks.as_deref())?;
     let sessions = settings::connect(&url, "sessions").await?.sessions().await?;
     if args.json {
         output::json(&sessions.iter().map(session_json).collect())?;

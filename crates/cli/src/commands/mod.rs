@@ -6,6 +6,7 @@ mod cluster;
 mod doctor;
 mod fence;
 mod inspect;
+mod nodes;
 mod operate;
 #[cfg(feature = "postgres")]
 mod postgres;

@@ -1,12 +1,17 @@
 //! `break`, `set-limit` and `check-token`: operations on locks and tokens for operators.
 
-use lockkeeper::{BreakOrder, Broken, TokenStatus};
+use std::time::{Duration, Instant};
+
+use lockkeeper::{BreakOrder, Broken, LockName, Locks, Token, TokenStatus};
 use serde_json::json;
 
 use crate::args::{Break, CheckToken, SetLimit};
-use crate::exit::{Failure, NO, OK};
+use crate::exit::{BUSY, Failure, NO, OK};
 use crate::output;
 use crate::settings;
+
+/// The interval at which `break --wait` looks whether the hold has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 pub(super) async fn break_hold(args: Break) -> Result<u8, Failure> {
     let name = settings::lock_name(&args.name)?;
@@ -17,20 +22,49 @@ pub(super) async fn break_hold(args: Break) -> Result<u8, Failure> {
         user.map_or_else(|| "unknown".to_owned(), |user| user.name)
     });
     let order = BreakOrder { name, token: args.token, reason: args.reason, by, now: args.now };
+    let (name, token) = (order.name.clone(), order.token);
     let broken = locks.break_hold(order).await?;
+    let is_over = match args.wait {
+        Some(limit) if broken == Broken::Done => Some(until_over(&locks, &name, token, limit).await?),
+        _ => None,
+    };
     let live: Vec<u64> = match &broken {
         Broken::NotCurrent { live } => live.iter().map(|token| token.get()).collect(),
         _ => Vec::new(),
     };
     let done = broken == Broken::Done;
     if args.json {
-        output::json(&json!({ "broken": done, "says": broken.to_string(), "live_tokens": live }))?;
-    } else if done && !args.now {
-        output::line("told its holder to stop; the lock is free when it has")?;
+        let says = broken.to_string();
+        output::json(&json!({ "broken": done, "over": is_over, "says": says, "live_tokens": live }))?;
+    } else if !done {
+        output::say(format_args!("{name}: {broken}"));
     } else {
-        output::line(broken.to_string())?;
+        output::line(match is_over {
+            Some(true) => "its hold has ended",
+            Some(false) => "told its holder to stop, and it has not yet; `lockkeeper show` tells when it has",
+            None if args.now => "broken",
+            None => "told its holder to stop; the lock is free when it has",
+        })?;
     }
-    Ok(if done { OK } else { NO })
+    Ok(match (done, is_over) {
+        (false, _) => NO,
+        (true, Some(false)) => BUSY,
+        (true, _) => OK,
+    })
+}
+
+/// Polls until no live hold has the token, at most for `limit`. Returns whether it has ended.
+async fn until_over(locks: &Locks, name: &LockName, token: Token, limit: Duration) -> Result<bool, Failure> {
+    let end = Instant::now() + limit;
+    loop {
+        if locks.check_token(name, token).await? != TokenStatus::Current {
+            return Ok(true);
+        }
+        if Instant::now() + LOOK_EVERY > end {
+            return Ok(false);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 pub(super) async fn check_token(args: CheckToken) -> Result<u8, Failure> {
@@ -56,7 +90,7 @@ pub(super) async fn check_token(args: CheckToken) -> Result<u8, Failure> {
 
 pub(super) async fn set_limit(args: SetLimit) -> Result<u8, Failure> {
     let name = settings::lock_name(&args.name)?;
-    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let url = settings::service_url(args.service.locks.as_deref())?;
     let permits = args.permits.0;
     settings::connect(&url, "set-limit").await?.set_limit(&name, permits).await?;
     if args.json {

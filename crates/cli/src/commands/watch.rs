@@ -35,6 +35,7 @@ pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
         match locks.watch(prefix) {
             Ok(watch) => follow(&locks, prefix, watch, &mut told).await,
             Err(error) if error.kind == BackendErrorKind::Unsupported => {
+                say("this lock service is asked four times a second: what lasts shorter may be missing here");
                 look(&locks, prefix, &mut told).await
             }
             Err(error) => Err(error.into()),

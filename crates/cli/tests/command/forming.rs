@@ -74,6 +74,10 @@ fn cluster_bootstraps_with_all_nodes_and_survives_the_loss_of_any_one() {
     let late = format!("2 at 127.0.0.1:{} (nobody listens there)", three.ports[&2].0.number());
     wait_until("both ask for the second", || third.log().contains(&late) && first.log().contains(&late));
     assert!(!third.serves() && !first.serves(), "two of three must not found a cluster");
+    let of_first = format!("lockkeeper://127.0.0.1:{}", three.ports[&1].1.number());
+    let refused = three.place.bare(["ls", "--locks", &of_first]).ended();
+    refused.is_one_line(exit::UNAVAILABLE, &["does not serve", &late]);
+    assert!(!refused.err.contains("lockkeeper serve"), "one is started: {refused:?}");
     let second = three.start(2);
     let mut nodes = BTreeMap::from([(3, third.ready()), (1, first.ready()), (2, second.ready())]);
     wait_until("the log says who leads, and who follows", || {
@@ -120,6 +124,40 @@ fn without_a_leader_a_lock_is_not_reported_as_busy() {
         ended.is_one_line(exit::UNAVAILABLE, &["did not answer for", "nothing was acquired"]);
     }
     assert!(!three.place.path("it-ran").exists());
+}
+
+#[test]
+fn lost_majority_is_reported_with_the_nodes_to_start_though_the_url_names_one_node() {
+    let three = Three::new();
+    let mut nodes = three.founded();
+    let url = nodes[&1].url();
+    nodes.remove(&3).expect("it runs").kill();
+    let doctor = three.place.bare(["doctor", &url]).ended();
+    assert_eq!(doctor.code, i32::from(exit::UNHEALTHY), "{doctor:?}");
+    let dead = format!("node 3, 127.0.0.1:{}, does not answer", three.ports[&3].1.number());
+    assert!(doctor.out.contains(&dead) && !doctor.out.contains("lockkeeper serve"), "{doctor:?}");
+    nodes.remove(&2).expect("it runs").kill();
+    for line in ["doctor", "cluster status"] {
+        let words = line.split(' ').chain(["--locks", &url]);
+        let ended = three.place.bare(words).ended();
+        assert_eq!(ended.code, i32::from(exit::UNAVAILABLE), "{ended:?}");
+        let lost = "no majority: 1 of the 3 nodes that vote answer, 2 are needed";
+        assert!(ended.err.contains(lost) && ended.err.contains("start node 2 and 3"), "{ended:?}");
+        assert!(ended.out.matches("does not answer").count() == 2, "{ended:?}");
+    }
+}
+
+/// Operators look for what was held long before a leader failed.
+#[test]
+fn next_leader_knows_for_how_long_a_lock_is_held() {
+    let three = Three::new();
+    let nodes = three.founded();
+    let place = Place::new().over(&format!("{},{}", nodes[&1].url(), nodes[&2].listening()));
+    let _holder = place.holder("x", &[]);
+    let held = || place.shown("x")["holders"][0]["held_for_ms"].as_u64();
+    let before = held().expect("the leader knows");
+    assert_eq!(place.ran("cluster transfer").code, i32::from(exit::OK));
+    wait_until("the next leader says it", || held().is_some_and(|after| after >= before));
 }
 
 #[test]

@@ -63,8 +63,9 @@ fn break_applies_only_to_the_hold_with_the_given_token() {
     let place = Place::new();
     let holder = place.holder("x", &[]);
     let ended = place.ran(&format!("break x --token {} --reason test", holder.token - 1));
-    assert_eq!(ended.code, i32::from(exit::NO));
-    assert!(ended.out.contains(&holder.token.to_string()), "{ended:?}");
+    ended.is_one_line(exit::NO, &["not held with that token", &holder.token.to_string()]);
+    let missing = place.ran("break x --reason test");
+    missing.is_one_line(exit::USAGE, &["--token", "`lockkeeper show NAME` prints the tokens"]);
     let ended = place.ran(&format!("break x --token {} --reason test --now", holder.token));
     ended.is_one_line(exit::USAGE, &["only the kernel ends a flock", "kill -9"]);
     assert_eq!(place.shown("x")["holders"][0]["state"], "held");

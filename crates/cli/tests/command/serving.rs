@@ -53,7 +53,7 @@ impl Drop for Watching {
 
 #[test]
 fn holders_waiters_and_sessions_are_listed() {
-    let (place, _node) = Place::new().served();
+    let (place, node) = Place::new().served();
     assert_eq!(place.ran("ls").out, "");
     assert_eq!(place.ran("sessions --json").out, "[]\n");
     let holder = place.holder("orders/42", &["--meta", "ticket=5"]);
@@ -82,8 +82,10 @@ fn holders_waiters_and_sessions_are_listed() {
     assert_eq!(check(holder.token - 1).code, i32::from(exit::NO));
     assert_eq!(check(holder.token + 1).out, "never issued\n");
 
-    let ended = place.ran(&format!("break orders/42 --token {} --reason test", holder.token));
-    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    let ended = place.ran(&format!("break orders/42 --token {} --reason test --wait 1m", holder.token));
+    assert_eq!((ended.code, ended.err.as_str(), ended.out.as_str()), (0, "", "its hold has ended\n"));
+    let audited = format!("break of `orders/42`, token {}, by ", holder.token);
+    assert!(node.log().contains(&audited) && node.log().contains(": \"test\""), "{}", node.log());
     holder.ended().is_one_line(exit::LOST, &["`orders/42`", "broke it: \"test\""]);
     let ended = waiter.ended();
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));
@@ -221,9 +223,9 @@ fn doctor_reports_node_status_and_warnings() {
     // The second node of the address list does not exist.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let ended = place.ran(&format!("doctor {},{gone}", node.url()));
-    assert_eq!(ended.code, i32::from(exit::UNHEALTHY), "{ended:?}");
+    assert_eq!(ended.code, i32::from(exit::OK), "the only member answers: {ended:?}");
     let warning = ended.out.lines().find(|line| line.starts_with("warning: ")).unwrap();
-    assert!(warning.contains(&gone.to_string()), "{warning}");
+    assert!(warning.contains(&gone.to_string()) && warning.contains("leave it out"), "{warning}");
 }
 
 #[test]

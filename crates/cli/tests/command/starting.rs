@@ -264,9 +264,10 @@ fn options_are_taken_from_a_file_and_the_command_line_wins() {
     assert!(place.path("from-file").exists());
     for (config, words) in [
         ("data = \"x\"\nlissten = \"y\"", ["`lissten`", "did you mean `listen`?"]),
-        ("data = \"x\"\ninsecure = 1", ["`insecure`", "true or false"]),
+        ("data = \"x\"\ninsecure = 1", ["bad.toml:2: `insecure`", "true or false"]),
+        ("data = \"x\"\n\nlog = \"yaml\"", ["bad.toml:3: ", "yaml"]),
         ("data = \"x\"\nlisten = 1.5", ["`listen`", "neither"]),
-        ("data = ", ["bad.toml", "value"]),
+        ("listen = \"x\"\ndata = ", ["bad.toml:2: ", "value"]),
     ] {
         std::fs::write(place.path("bad.toml"), config).unwrap();
         place.ran("serve --config bad.toml").is_one_line(exit::USAGE, &words);

@@ -150,7 +150,11 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError>
     Err(match feature {
         Some(feature) => UrlError::NotCompiledIn { scheme: url.scheme, feature },
         None => UrlError::UnknownScheme {
-            hint: did_you_mean(&url.scheme, &known, ":"),
+            hint: match url.path.parse::<u16>() {
+                // `host:port`, without a scheme.
+                Ok(port) => format!(" (did you mean `lockkeeper://{}:{port}`?)", url.scheme),
+                Err(_) => did_you_mean(&url.scheme, &known, ":"),
+            },
             known: known.join(", "),
             scheme: url.scheme,
         },

@@ -175,10 +175,17 @@ impl Replica {
             self.is_resuming = false;
         }
         let (visits, visits_max) = (self.table.visits(), command.visits_max());
+        let last_token = self.table.last_token();
         let reply = self.table.apply(command, &mut self.effects);
         let visits = self.table.visits() - visits;
         debug_assert!(visits <= visits_max, "{visits} entries looked at, {visits_max} are allowed (M2)");
         self.turn.spend(visits);
+        if let Some(token) = Token::new(last_token + 1)
+            && self.table.last_token() > last_token
+            && self.turn.begun() > Some(self.recovered_through)
+        {
+            self.since.issued(self.now, token);
+        }
         if let Reply::Refused(rejection @ Rejection::UnknownRules { .. }) = &reply {
             return Err(Fatal(rejection.to_string()));
         }
@@ -229,7 +236,6 @@ impl Replica {
                         let until = self.lease_now.saturating_add(*at_most);
                         self.book.waits(session, seq, until);
                     }
-                    (_, Reply::Granted(grant)) => self.since.granted(self.now, grant.token),
                     (CommandSummary::Finish { target }, _) => self.over(session, *target),
                     _ => {}
                 }
@@ -300,7 +306,6 @@ impl Replica {
                 if !self.is(Mutant::TimeOutUnchecked) {
                     self.book.waits_no_more(session, seq);
                 }
-                self.since.granted(self.now, grant.token);
                 self.tell_session(session, seq, answer::granted(&grant));
             }
         }

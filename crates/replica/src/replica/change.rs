@@ -223,7 +223,8 @@ impl Replica {
         2 * voters.iter().filter(knows).count() > voters.len()
     }
 
-    pub(super) fn members_status(&self) -> v1::MembersResponse {
+    /// The members, by id. Only a leader knows their progress.
+    pub(super) fn member_list(&self) -> Vec<v1::ClusterNode> {
         let progress = self.engine.progress();
         let node = |member: &Member| {
             let node = member.node;
@@ -234,18 +235,23 @@ impl Replica {
                 () => v1::NodePart::Voter,
             };
             let is_self = node == self.config.node;
+            let client_address = self.clients.get(&node).unwrap_or(&member.client_address);
             v1::ClusterNode {
                 node,
                 peer_address: member.peer_address.clone(),
-                client_address: self.clients.get(&node).cloned().unwrap_or_default(),
+                client_address: client_address.clone(),
                 part: part.into(),
                 answers: is_self || it.is_some_and(|it| it.is_active),
                 matched: if is_self { self.engine.last_index() } else { it.map_or(0, |it| it.matched) },
                 receives_snapshot: it.is_some_and(|it| it.waits_for_snapshot),
             }
         };
+        self.members.nodes.values().map(node).collect()
+    }
+
+    pub(super) fn members_status(&self) -> v1::MembersResponse {
         v1::MembersResponse {
-            nodes: self.members.nodes.values().map(node).collect(),
+            nodes: self.member_list(),
             leader: self.config.node,
             term: self.engine.term(),
             last: self.engine.last_index(),

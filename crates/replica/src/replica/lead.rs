@@ -9,7 +9,6 @@ use crate::deadlines::Deadlines;
 use crate::event::{Answer, Output};
 use crate::lease::LeaseClock;
 use crate::mutant::Mutant;
-use crate::since::Since;
 
 /// This node's leadership.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -165,7 +164,6 @@ impl Replica {
         self.lead = Lead::Ready(term);
         self.clock = LeaseClock::new(self.now);
         self.lease_now = Duration::ZERO;
-        self.since = Since::default();
         if self.table.last_token() == 0 && !self.is(Mutant::TokensFromOne) {
             // A table without history: the counter is raised before any grant, and through the log, so that all nodes
             // agree (T1).

@@ -142,6 +142,8 @@ pub struct Replica {
     lead: Lead,
     book: Deadlines,
     since: Since,
+    /// The last entry of the log at the start. When the tokens up to here were issued is not known.
+    recovered_through: u64,
     streams: BTreeMap<StreamId, ClientStream>,
     /// Client events received before this leader was ready, and the number of requests in them; an event that is no
     /// frame counts as one.
@@ -217,6 +219,7 @@ impl Replica {
         }
         let clients = recovered.members.nodes.values();
         let clients = clients.map(|member| (member.node, member.client_address.clone())).collect();
+        let recovered_through = engine.last_index();
         let mut replica = Self {
             next_tick: now + config.tick,
             config,
@@ -233,6 +236,7 @@ impl Replica {
             lead: Lead::No,
             book: Deadlines::default(),
             since: Since::default(),
+            recovered_through,
             streams: BTreeMap::new(),
             early: VecDeque::new(),
             early_requests: 0,

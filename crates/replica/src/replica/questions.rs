@@ -75,6 +75,8 @@ impl Replica {
             requests: self.table.request_count() as u64,
             streams: self.streams.len() as u64,
             rules: self.table.rules(),
+            members: self.member_list(),
+            removed: self.members.removed.keys().copied().collect(),
             ..v1::StatusResponse::default()
         }
     }

@@ -31,15 +31,15 @@ const CONNECTION_WINDOW: u32 = 4 << 20;
 /// The limit of a stream's unsent bytes in h2, in addition to the stream's own buffer here.
 const SEND_BYTES_MAX: usize = 256 << 10;
 /// Most concurrent streams and calls of one connection.
-const STREAMS_MAX: u32 = 256;
-const HEADER_BYTES_MAX: u32 = 16 << 10;
+pub(super) const STREAMS_MAX: u32 = 256;
+pub(super) const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// The idle time after which a connection is pinged, and the time limit for the answer.
 const PING_AFTER: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that a new connection has for its first stream or call.
 const FIRST_CALL: Duration = Duration::from_secs(30);
 /// The pause after a failed accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections.
 pub(crate) struct Acceptor {

@@ -137,6 +137,7 @@ impl Lockkeeper for Api {
         request: Request<v1::BreakRequest>,
     ) -> Result<Response<v1::BreakResponse>, Status> {
         let (metadata, _, asked) = request.into_parts();
+        let audited = asked.clone();
         let question = Question::Break(Break {
             name: name("name", &asked.name)?,
             token: token(asked.token)?,
@@ -145,7 +146,13 @@ impl Lockkeeper for Api {
             now: asked.now,
         });
         match self.0.ask(&metadata, question).await? {
-            Answer::Broken(response) => Ok(Response::new(response)),
+            Answer::Broken(response) => {
+                let v1::BreakRequest { name, token, reason, by, now } = audited;
+                let result = response.result().as_str_name();
+                // Quoted: a text from a client must not look like another line of the log.
+                tracing::info!(token, now, result, "break of `{name}`, token {token}, by {by:?}: {reason:?}");
+                Ok(Response::new(response))
+            }
             _ => Err(unexpected()),
         }
     }
@@ -223,6 +230,9 @@ impl Lockkeeper for Api {
                 status.version = env!("CARGO_PKG_VERSION").to_owned();
                 status.cluster.clone_from(&self.0.about.cluster);
                 status.incarnation.clone_from(&self.0.about.incarnation);
+                if let Some(directory) = self.0.directory.get() {
+                    directory.introduce(&mut status.members);
+                }
                 Ok(Response::new(status))
             }
             _ => Err(unexpected()),

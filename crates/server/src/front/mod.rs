@@ -3,7 +3,8 @@
 //! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the drain
 //! barrier, which lets the replica expire a session only after all input that had arrived was handed to it (P9).
 //! Contains no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `drain_barrier.rs`
-//! and `connection.rs` (the drain barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`.
+//! and `connection.rs` (the drain barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`, `forming.rs`
+//! (a node whose cluster does not exist yet).
 
 mod accept;
 mod api;
@@ -11,6 +12,7 @@ mod ask;
 mod backup;
 mod connection;
 mod drain_barrier;
+mod forming;
 mod forward;
 mod join;
 mod pump;
@@ -39,6 +41,7 @@ use watch::Watcher;
 
 pub(crate) use accept::Acceptor;
 pub use ask::LEADER_METADATA;
+pub(crate) use forming::answer_while_forming;
 pub(crate) use pump::pump;
 
 /// Facts about this process that the replica does not have.

@@ -58,6 +58,9 @@ impl Dialler {
         loop {
             changes.mark_unchanged();
             let addresses = self.directory.addresses();
+            for node in tasks.keys().filter(|node| self.directory.has_removed(**node)) {
+                tracing::info!(node, "node {node} was removed from the cluster; its connection is closed");
+            }
             tasks.retain(|node, (known, _)| addresses.get(node) == Some(known));
             for (node, addresses) in addresses {
                 tasks.entry(node).or_insert_with(|| {

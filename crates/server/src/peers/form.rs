@@ -45,10 +45,13 @@ struct Forming {
     heard: Mutex<BTreeMap<String, String>>,
     /// Notified when this node's hello has changed.
     moved: Notify,
+    /// What this node waits for, in words.
+    progress: watch::Sender<String>,
 }
 
 /// Bootstraps or joins a cluster. Returns the bootstrap record, which makes this node a member once it is written.
-/// `join` is the address of a member. `keep` makes a candidate durable.
+/// `join` is the address of a member. `progress` gets what this node waits for, in words. `keep` makes a candidate
+/// durable.
 ///
 /// # Errors
 /// The cluster refuses this node, or a candidate can't be stored.
@@ -56,6 +59,7 @@ pub(crate) async fn form(
     own: Candidate,
     join: Option<String>,
     listener: &TcpListener,
+    progress: watch::Sender<String>,
     keep: impl Fn(&Candidate) -> Result<(), ServeError> + Send + Sync + 'static,
 ) -> Result<Founding, ServeError> {
     let (sender, mut outcome) = watch::channel(None);
@@ -66,6 +70,7 @@ pub(crate) async fn form(
         failed: Mutex::default(),
         heard: Mutex::default(),
         moved: Notify::new(),
+        progress,
     });
     forming.follow(|founder| founder.step()).map_err(ServeError::Refused)?;
     let mut tasks = JoinSet::new();
@@ -171,6 +176,7 @@ impl Forming {
             if text != said || last.elapsed() >= SAY_AGAIN {
                 tracing::info!("{text}");
                 notify(sd_notify::NotifyState::Status(&text));
+                self.progress.send_replace(text.clone());
                 (said, last) = (text, Instant::now());
             }
         }

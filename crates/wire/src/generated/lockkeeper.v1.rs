@@ -560,7 +560,8 @@ pub struct Hold {
     /// Permits only: the slot.
     #[prost(uint32, optional, tag = "7")]
     pub slot: ::core::option::Option<u32>,
-    /// The time since the grant, as far as this leader knows it; after a fail-over, a lower bound (E3).
+    /// The time since the leader applied the grant, as a leader or as a follower (E3). Absent if it was granted before this
+    /// node started, or before it received a snapshot.
     #[prost(uint64, optional, tag = "8")]
     pub held_for_ms: ::core::option::Option<u64>,
     /// Closed holds only: the time for which it stays closed.
@@ -732,7 +733,7 @@ pub struct BackupResponse {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusRequest {}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatusResponse {
     /// The software's version.
     #[prost(string, tag = "1")]
@@ -769,6 +770,12 @@ pub struct StatusResponse {
     pub streams: u64,
     #[prost(uint32, tag = "15")]
     pub rules: u32,
+    /// The members, ordered by id, as far as this node knows. Progress and `answers` are known to the leader only.
+    #[prost(message, repeated, tag = "16")]
+    pub members: ::prost::alloc::vec::Vec<ClusterNode>,
+    /// Ids of former members.
+    #[prost(uint64, repeated, tag = "17")]
+    pub removed: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MembersRequest {}

@@ -1,13 +1,13 @@
 //! `doctor`: the capabilities and guarantees of a lock service, and a test of whether it works now.
 
 mod directory;
-mod nodes;
 
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Fencing, Finding, Wait};
 use serde_json::{Value, json};
 
+use super::nodes;
 use crate::args::Doctor;
 use crate::exit::{Failure, OK, UNHEALTHY};
 use crate::output::{self, human};
@@ -24,8 +24,15 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let locks = settings::connect(&url, "doctor").await?;
     let can = locks.capabilities().clone();
 
-    let nodes = if can.backend == "lockkeeper" { nodes::ask(&url).await } else { Vec::new() };
+    let nodes = if can.backend == "lockkeeper" { locks.nodes().await? } else { Vec::new() };
     let mut warnings = nodes::warnings(&nodes);
+    if let Some(lost) = nodes::lost_majority(&nodes) {
+        if !args.json {
+            nodes::print(&nodes)?;
+        }
+        warnings.iter().for_each(output::say);
+        return Err(lost);
+    }
     let (spoiling, harmless): (Vec<Finding>, Vec<Finding>) = match locks.findings().await {
         Ok(findings) => findings.into_iter().partition(|finding| finding.spoils),
         Err(error) => {
@@ -80,7 +87,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     output::line(format!("{shown}: excludes {}", can.reach))?;
     match can.fencing {
         Fencing::Tokens { source } => {
-            output::line(format!("tokens: {source}; the last one is {}", show(token)))?
+            output::line(format!("tokens: {source}; this test got {}", show(token)))?
         }
         Fencing::None { why, instead } => output::line(format!("no tokens: {why}; {instead}"))?,
         // A case of a newer library: `Fencing` is non-exhaustive.

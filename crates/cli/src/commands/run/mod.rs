@@ -20,6 +20,8 @@ use crate::exit::{self, Failure};
 use crate::guardian::{self, Signals, SpawnError};
 use crate::{output, settings};
 
+/// The default ttl.
+const TTL: Duration = Duration::from_secs(30);
 /// The default grace for locks without a lease; the library has the same default.
 const GRACE_WITHOUT_LEASE: Duration = Duration::from_secs(5);
 /// After a break, the library ends the hold when the hold's grace is over. That grace is this much longer than the
@@ -119,13 +121,22 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
         }
     };
     let leased = locks.capabilities().ttl;
-    let grace = grace(args, leased)?;
-    let lock = lock(&locks, &name, args, grace);
+    if args.ttl.is_some() && !leased {
+        let text = format!(
+            "--ttl is for lock services with leases, and `{}` has none: its locks end with the process that holds them",
+            locks.capabilities().backend
+        );
+        return Err(Failure::new(exit::USAGE, text));
+    }
+    let ttl = args.ttl.unwrap_or(TTL);
+    let grace = grace(args, ttl, leased)?;
+    let lock = lock(&locks, &name, args, ttl, grace);
     let waited = waiting::acquire(&locks, &lock, &name, &mut signals, args.verbose).await;
     let guard = match waited? {
         waiting::Waited::Acquired(guard) => guard,
         waiting::Waited::Busy(busy) => {
-            return Ok(RunEnd::Busy(format!("`{}` is busy: {busy}", name.as_str())));
+            let why = waiting::why_busy(&locks, &name, &busy).await;
+            return Ok(RunEnd::Busy(format!("`{}` is busy: {why}", name.as_str())));
         }
         waiting::Waited::TimedOut(waited) => {
             let text = format!("`{}` did not become free within {}", name.as_str(), output::human(waited));
@@ -171,7 +182,7 @@ fn not_started(error: SpawnError, lost_exit: u8) -> Failure {
     Failure::new(code, text)
 }
 
-fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unfenced> {
+fn lock(locks: &Locks, name: &LockName, args: &Run, ttl: Duration, grace: Duration) -> Lock<Unfenced> {
     let name = name.as_str();
     let lock = match (args.shared, args.permit) {
         (true, _) => locks.rw(name).read(),
@@ -186,7 +197,7 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
     };
     let lock = lock
         .wait(wait)
-        .ttl(args.ttl)
+        .ttl(ttl)
         // `max_hold` is not set, since the guardian enforces `--max-hold`: the library runs in this process, and could
         // not enforce the limit while this process is stopped.
         .grace(grace + GRACE_OF_THE_HOLD)
@@ -196,12 +207,12 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
     args.meta.iter().fold(lock, |lock, (key, value)| lock.meta(key, value))
 }
 
-fn grace(args: &Run, leased: bool) -> Result<Duration, Failure> {
-    let default = if leased { args.ttl / 6 } else { GRACE_WITHOUT_LEASE };
+fn grace(args: &Run, ttl: Duration, leased: bool) -> Result<Duration, Failure> {
+    let default = if leased { ttl / 6 } else { GRACE_WITHOUT_LEASE };
     let grace = args.grace.unwrap_or(default);
     // SIGTERM is due one grace before the lease deadline, and a keep-alive is sent every third of the ttl. With a grace
     // near two thirds of the ttl, SIGTERM would be due before the next keep-alive could be acknowledged.
-    let most = args.ttl / 2;
+    let most = ttl / 2;
     if leased && grace > most {
         let text = format!(
             "--grace is {}, at most half the ttl ({}) is allowed; use a longer --ttl",

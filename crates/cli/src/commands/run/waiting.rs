@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper::{AcquireError, Busy, Guard, Lock, LockName, Locks, Unfenced};
+use lockkeeper::{AcquireError, Busy, Guard, HolderState, Lock, LockName, Locks, Unfenced};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::exit::Failure;
@@ -78,7 +78,9 @@ pub(super) async fn acquire(
                     text = describe(locks, name, ahead.load(Ordering::Relaxed)) => text,
                     // While the text is being fetched, this loop does not notice a grant. So the fetch has a time
                     // limit.
-                    () = tokio::time::sleep(LOOKS) => continue,
+                    () = tokio::time::sleep(LOOKS) => {
+                        format!("waiting for `{}`: no answer from the lock service so far", name.as_str())
+                    }
                 };
                 if on_terminal {
                     line.get_or_insert_with(ProgressLine::new).show(text);
@@ -104,6 +106,20 @@ async fn describe(locks: &Locks, name: &LockName, ahead: u64) -> String {
         [holder] => format!("{text}: {}", output::holder_text(holder)),
         [holder, rest @ ..] => format!("{text}: {} and {} more", output::holder_text(holder), rest.len()),
     }
+}
+
+/// Why the lock is not free. If nobody holds it, the lock service is asked for the reason.
+pub(super) async fn why_busy(locks: &Locks, name: &LockName, busy: &Busy) -> String {
+    if busy.holder.is_none()
+        && let Ok(Ok(lock)) = tokio::time::timeout(LOOKS, locks.inspect(name)).await
+        && let Some(closed) = lock.holders.iter().find_map(|holder| match holder.state {
+            HolderState::Closed { .. } => output::state_text(&holder.state),
+            _ => None,
+        })
+    {
+        return closed;
+    }
+    busy.to_string()
 }
 
 fn ordinal(number: u64) -> String {

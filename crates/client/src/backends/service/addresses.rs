@@ -10,7 +10,7 @@ use crate::url::{Host, Url};
 /// The longest pause after the first failed round over all addresses; each further round doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Maximum number of addresses taken from one list that the service sends: far more nodes than a cluster has.
-const LEARNT_MAX: usize = 32;
+pub(super) const LEARNT_MAX: usize = 32;
 
 /// `host:port`; an IPv6 address in brackets.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -26,7 +26,7 @@ impl Address {
     }
 
     /// Parses an address sent by a node.
-    fn told(text: &str) -> Option<Self> {
+    pub(super) fn told(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         (!host.is_empty() && port.parse::<u16>().is_ok()).then(|| Self(text.to_owned()))
     }
@@ -104,6 +104,11 @@ impl Addresses {
     #[must_use]
     pub fn count(&self) -> usize {
         self.all.len()
+    }
+
+    /// The addresses of the URL.
+    pub(super) fn of_url(&self) -> Vec<Address> {
+        self.all.iter().take(self.of_url).cloned().collect()
     }
 
     /// Returns the next address to try: the hint, or else the next in round-robin order. Without a hint, the address

@@ -19,7 +19,7 @@ pub(super) fn info(asker: &Asker) -> BoxFuture<Result<ClusterInfo, BackendError>
     })
 }
 
-fn node(reported: v1::ClusterNode) -> NodeInfo {
+pub(super) fn node(reported: v1::ClusterNode) -> NodeInfo {
     let part = match reported.part() {
         v1::NodePart::Learner => NodePart::Learner,
         v1::NodePart::Leaving => NodePart::Leaving,

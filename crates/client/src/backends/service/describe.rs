@@ -96,6 +96,8 @@ pub(super) fn status(status: v1::StatusResponse) -> ServiceStatus {
         requests: status.requests,
         streams: status.streams,
         rules: status.rules,
+        members: status.members.into_iter().map(super::cluster::node).collect(),
+        removed: status.removed,
     }
 }
 

@@ -9,7 +9,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::addresses::{Address, Addresses};
 use super::carrier::StreamEnding;
-use super::failures::{NO_LEADER, cause};
+use super::failures::{NodeFailure, Why, cause};
 use super::shared::{Cut, ServiceShared, StreamRequests};
 use crate::observe;
 
@@ -33,7 +33,7 @@ const WINDOW_BYTES: u32 = 16 << 20;
 enum Over {
     /// The stream could not be opened, or ended without a message.
     Lost {
-        why: String,
+        why: Why,
         worked: bool,
     },
     Ended {
@@ -53,7 +53,7 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
             shared.least_ttl().map_or(CONNECT_LIMIT, |ttl| (ttl / 6).clamp(CONNECT_LIMIT_MIN, CONNECT_LIMIT));
         let over = match connect(&address, limit).await {
             Ok(client) => carry(&shared, client).await,
-            Err(error) => Over::Lost { why: error.why, worked: false },
+            Err(failure) => Over::Lost { why: failure.why, worked: false },
         };
         match over {
             Over::Leaving => return,
@@ -91,16 +91,14 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
     }
 }
 
-/// The reason as text for users.
-fn says(ending: &StreamEnding) -> String {
+/// The reason, for users.
+fn says(ending: &StreamEnding) -> Why {
     match ending {
-        StreamEnding::Silent => "no answer in time".to_owned(),
-        StreamEnding::Garbage(what) => format!("no lock service: {what}"),
-        StreamEnding::Announced { leader: None, reason: StreamEndReason::NotLeader, .. } => {
-            NO_LEADER.to_owned()
-        }
-        StreamEnding::Announced { text, .. } if !text.is_empty() => text.clone(),
-        StreamEnding::Announced { .. } => word(ending).to_owned(),
+        StreamEnding::Silent => Why::Silent("no answer in time".to_owned()),
+        StreamEnding::Garbage(what) => Why::Silent(format!("no lock service: {what}")),
+        StreamEnding::Announced { leader: None, reason: StreamEndReason::NotLeader, .. } => Why::NoLeader,
+        StreamEnding::Announced { text, .. } if !text.is_empty() => Why::Refuses(text.clone()),
+        StreamEnding::Announced { .. } => Why::Refuses(word(ending).to_owned()),
     }
 }
 
@@ -138,7 +136,7 @@ async fn carry(shared: &Arc<ServiceShared>, mut client: GrpcClient) -> Over {
         Ok(opened) => opened.into_inner(),
         Err(status) => {
             shared.stream_lost(stream);
-            return Over::Lost { why: cause(&status), worked: false };
+            return Over::Lost { why: Why::of(&status), worked: false };
         }
     };
     let mut worked = false;
@@ -164,7 +162,8 @@ async fn carry(shared: &Arc<ServiceShared>, mut client: GrpcClient) -> Over {
             }
             ended => {
                 shared.stream_lost(stream);
-                let why = ended.err().map_or_else(|| "closed".to_owned(), |status| cause(&status));
+                let closed = || Why::Silent("closed".to_owned());
+                let why = ended.err().map_or_else(closed, |status| Why::of(&status));
                 return Over::Lost { why, worked };
             }
         }
@@ -183,9 +182,9 @@ fn over(cut: Cut, worked: bool) -> Over {
 }
 
 /// Opens a new connection.
-pub(super) async fn connect(address: &Address, limit: Duration) -> Result<GrpcClient, ConnectFailed> {
-    let failed =
-        |error: tonic::transport::Error| ConnectFailed { address: address.clone(), why: cause(&error) };
+pub(super) async fn connect(address: &Address, limit: Duration) -> Result<GrpcClient, NodeFailure> {
+    let failure = |why| NodeFailure { node: address.to_string(), why };
+    let failed = |error: tonic::transport::Error| failure(Why::Silent(cause(&error)));
     let endpoint = Endpoint::from_shared(address.uri())
         .map_err(failed)?
         .connect_timeout(limit)
@@ -197,20 +196,9 @@ pub(super) async fn connect(address: &Address, limit: Duration) -> Result<GrpcCl
         .initial_connection_window_size(WINDOW_BYTES);
     let channel = match tokio::time::timeout(limit, endpoint.connect()).await {
         Ok(connected) => connected.map_err(failed)?,
-        Err(_) => {
-            let why = format!("no answer within {limit:?}");
-            return Err(ConnectFailed { address: address.clone(), why });
-        }
+        Err(_) => return Err(failure(Why::no_answer(limit))),
     };
     Ok(LockkeeperClient::new(channel).max_decoding_message_size(FRAME_BYTES_MAX))
-}
-
-/// A connection that could not be established.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{address}: {why}")]
-pub(super) struct ConnectFailed {
-    address: Address,
-    why: String,
 }
 
 /// Used only to spread load and pauses, so 0 is good enough if the system has no random bytes.

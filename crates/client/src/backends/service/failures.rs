@@ -1,6 +1,8 @@
 //! Why the nodes of the service do not serve, in words for users.
 
 use std::error::Error;
+use std::fmt;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -11,8 +13,8 @@ use super::search::NODE_LIMIT;
 
 /// Metadata key in a node's refusal; the value is the leader's client address, or empty if unknown.
 pub(super) const LEADER_METADATA: &str = "lockkeeper-leader";
-/// The failure of a node that knows no leader.
-pub(super) const NO_LEADER: &str = "it answers, but knows no leader";
+/// How the system's resolver begins its errors.
+const LOOKUP: &str = "failed to lookup address";
 /// The failure of a server that does not speak HTTP/2.
 const FOREIGN: &str = "something else listens there, which does not speak Lockkeeper's protocol (gRPC)";
 
@@ -38,8 +40,11 @@ pub(super) fn cause(error: &dyn Error) -> String {
 
 /// Replaces the text of the HTTP/2 library if it hides that the server at `address` speaks another protocol: whether it
 /// reports the bytes that it could not read, or only that the connection is closed, depends on the order of threads.
-pub(super) async fn explained(address: &Address, why: String) -> String {
-    if why == CLOSED && is_foreign(address).await { FOREIGN.to_owned() } else { why }
+pub(super) async fn explained(address: &Address, why: Why) -> Why {
+    match why {
+        Why::Silent(text) if text == CLOSED && is_foreign(address).await => Why::Silent(FOREIGN.to_owned()),
+        why => why,
+    }
 }
 
 /// Whether the server sends anything but a SETTINGS frame first, as every HTTP/2 server does.
@@ -54,43 +59,118 @@ async fn is_foreign(address: &Address) -> bool {
     tokio::time::timeout(NODE_LIMIT, look).await.ok().flatten().unwrap_or(false)
 }
 
-/// The failure of a call.
-pub(super) fn refused(status: &Status) -> String {
-    match status.metadata().get(LEADER_METADATA) {
-        Some(leader) if leader.is_empty() => NO_LEADER.to_owned(),
-        // Only the local transport attaches a source.
-        _ if status.source().is_some() => cause(status),
-        _ => status.message().to_owned(),
+/// Why a node does not serve.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Why {
+    /// It answers, but knows no leader.
+    NoLeader,
+    /// It answers, and says why it does not serve.
+    Refuses(String),
+    /// It can't be reached or does not answer.
+    Silent(String),
+}
+
+impl Why {
+    pub(super) fn no_answer(limit: Duration) -> Self {
+        Self::Silent(format!("no answer within {limit:?}"))
+    }
+
+    /// Why a call has failed.
+    pub(super) fn of(status: &Status) -> Self {
+        match status.metadata().get(LEADER_METADATA) {
+            Some(leader) if leader.is_empty() => Self::NoLeader,
+            // Only the local transport attaches a source.
+            _ if status.source().is_some() => Self::Silent(cause(status)),
+            _ => Self::Refuses(status.message().to_owned()),
+        }
     }
 }
 
-/// The failures of the nodes, each with the node's address. `Err` if some node answers, but none knows a leader: the
-/// cause is known then.
-pub(super) fn summary(mut failures: Vec<String>) -> Result<String, String> {
-    failures.sort_unstable();
-    let leaderless = failures.iter().filter(|failure| failure.ends_with(NO_LEADER)).count();
-    let each = failures.join("; ");
-    match leaderless {
-        0 => Ok(each),
-        all if all == failures.len() => Err(format!("no node leads at the moment: {each}")),
-        _ => Err(format!("no majority of the nodes: {each}; start those that do not answer")),
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLeader => f.write_str("it answers, but knows no leader"),
+            Self::Refuses(text) | Self::Silent(text) => f.write_str(text),
+        }
     }
+}
+
+/// A node that does not serve.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct NodeFailure {
+    /// Its address, or another text that tells which node it is.
+    pub(super) node: String,
+    pub(super) why: Why,
+}
+
+impl NodeFailure {
+    fn is_silent(&self) -> bool {
+        matches!(self.why, Why::Silent(_))
+    }
+}
+
+impl fmt::Display for NodeFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.node, self.why)
+    }
+}
+
+/// Each node with its failure, and what follows if some of them answer.
+pub(super) fn summary(failures: &[NodeFailure]) -> String {
+    let mut each: Vec<String> = failures.iter().map(NodeFailure::to_string).collect();
+    each.sort_unstable();
+    let each = each.join("; ");
+    let leaderless = failures.iter().filter(|failure| failure.why == Why::NoLeader).count();
+    match failures.len() {
+        all if all == leaderless && all > 0 => format!("no node leads at the moment: {each}"),
+        _ if leaderless > 0 => format!("no majority of the nodes: {each}; start those that do not answer"),
+        _ if failures.iter().all(NodeFailure::is_silent) => each,
+        _ => format!("the lock service does not serve: {each}"),
+    }
+}
+
+/// As [`summary`], with the remedy if no node answers.
+pub(super) fn summary_with_remedy(failures: &[NodeFailure]) -> String {
+    let text = summary(failures);
+    if !failures.iter().all(NodeFailure::is_silent) {
+        return text;
+    }
+    let are_unknown = failures.iter().all(|it| matches!(&it.why, Why::Silent(text) if text.contains(LOOKUP)));
+    let start = if are_unknown { "" } else { "start one with `lockkeeper serve`, or " };
+    format!("no lock service answers ({text}); {start}correct the address in `--locks` or LOCKKEEPER_URL")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn failure(node: &str, why: Why) -> NodeFailure {
+        NodeFailure { node: node.to_owned(), why }
+    }
+
     #[test]
     fn a_lost_majority_is_named_with_the_remedy() {
-        let [one, two] = ["a:1", "b:2"].map(|node| format!("{node}: {NO_LEADER}"));
-        let dead = "c:3: Connection refused".to_owned();
-        let said = summary(vec![dead.clone(), one.clone()]);
+        let [one, two] = ["a:1", "b:2"].map(|node| failure(node, Why::NoLeader));
+        let dead = failure("c:3", Why::Silent("Connection refused".to_owned()));
         assert_eq!(
-            said,
-            Err(format!("no majority of the nodes: {one}; {dead}; start those that do not answer"))
+            summary(&[dead.clone(), one.clone()]),
+            format!("no majority of the nodes: {one}; {dead}; start those that do not answer")
         );
-        assert!(summary(vec![one, two]).unwrap_err().starts_with("no node leads at the moment: a:1"));
-        assert_eq!(summary(vec![dead.clone()]), Ok(dead));
+        assert!(summary(&[one, two]).starts_with("no node leads at the moment: a:1"));
+        assert_eq!(summary(std::slice::from_ref(&dead)), dead.to_string());
+        assert!(summary_with_remedy(&[dead]).contains("start one with `lockkeeper serve`"));
+    }
+
+    /// Neither of them is mended by another `serve`.
+    #[test]
+    fn a_forming_node_and_an_unknown_host_get_no_advice_to_start_one() {
+        let forming = failure("a:1", Why::Refuses("waiting for node 2".to_owned()));
+        let dead = failure("c:3", Why::Silent("Connection refused".to_owned()));
+        let said = summary_with_remedy(&[dead, forming]);
+        assert_eq!(said, "the lock service does not serve: a:1: waiting for node 2; c:3: Connection refused");
+        let unknown =
+            failure("typo:1", Why::Silent(format!("{LOOKUP} information: Name or service not known")));
+        let said = summary_with_remedy(&[unknown]);
+        assert!(said.contains("correct the address") && !said.contains("serve`"), "{said}");
     }
 }

@@ -13,6 +13,7 @@ mod cluster;
 mod describe;
 mod driver;
 mod failures;
+mod nodes;
 mod search;
 mod shared;
 #[cfg(test)]
@@ -28,7 +29,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, Conn};
 use crate::backup::Backup;
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::cluster::{ClusterInfo, MembersChange};
+use crate::cluster::{ClusterInfo, MembersChange, NodeReport};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{LockInfo, ServiceStatus, SessionInfo};
 use crate::io::LeaseThread;
@@ -257,6 +258,10 @@ impl Backend for Service {
             async move { client.set_limit(asked).await }
         });
         Box::pin(async move { answer.await.map(|v1::SetLimitResponse {}| ()) })
+    }
+
+    fn nodes(&self) -> BoxFuture<Result<Vec<NodeReport>, BackendError>> {
+        nodes::ask_all(&self.asker)
     }
 
     fn cluster(&self) -> BoxFuture<Result<ClusterInfo, BackendError>> {

@@ -6,11 +6,12 @@
 
 use std::time::Duration;
 
+use lockkeeper_wire::v1::{StatusRequest, StatusResponse};
 use tokio::task::JoinSet;
 
 use super::addresses::{Address, Addresses};
 use super::driver::{CONNECT_LIMIT, GrpcClient, connect};
-use super::failures;
+use super::failures::{self, NodeFailure, Why};
 
 /// Time limit for a node's answer to one call.
 pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
@@ -22,8 +23,8 @@ const NEXT_AFTER: Duration = Duration::from_millis(300);
 pub(super) struct Search {
     pub(super) addresses: Addresses,
     /// The error of each node in this round, for users.
-    pub(super) failures: Vec<String>,
-    under_way: JoinSet<Result<(Address, GrpcClient), (Address, String)>>,
+    pub(super) failures: Vec<NodeFailure>,
+    under_way: JoinSet<(Address, Result<AnsweringNode, NodeFailure>)>,
     /// The nodes called by `under_way`.
     asked: Vec<Address>,
     /// The number of nodes that may still be called in this round.
@@ -57,13 +58,12 @@ impl Search {
                 }
             };
             // A task is cancelled only when the search is dropped.
-            let Ok(ended) = ended else { continue };
-            let (Ok((address, _)) | Err((address, _))) = &ended;
-            self.asked.retain(|asked| asked != address);
-            match ended {
-                Ok(found) => return Some(found),
-                Err((_, why)) => {
-                    self.failures.push(why);
+            let Ok((address, reached)) = ended else { continue };
+            self.asked.retain(|asked| *asked != address);
+            match reached {
+                Ok(node) => return Some((address, node.client)),
+                Err(failure) => {
+                    self.failures.push(failure);
                     self.addresses.failed();
                     self.ask_another();
                 }
@@ -81,26 +81,31 @@ impl Search {
             if !self.asked.contains(&address) {
                 self.left -= 1;
                 self.asked.push(address.clone());
-                self.under_way.spawn(reach(address));
+                self.under_way.spawn(async move {
+                    let reached = reach(&address).await;
+                    (address, reached)
+                });
                 return;
             }
         }
     }
 }
 
+/// A node that has answered.
+pub(super) struct AnsweringNode {
+    client: GrpcClient,
+    pub(super) status: StatusResponse,
+}
+
 /// Connects to a node and requests its status.
-async fn reach(address: Address) -> Result<(Address, GrpcClient), (Address, String)> {
-    let client = match connect(&address, CONNECT_LIMIT).await {
-        Ok(client) => client,
-        Err(failed) => return Err((address, failed.to_string())),
-    };
+pub(super) async fn reach(address: &Address) -> Result<AnsweringNode, NodeFailure> {
+    let client = connect(address, CONNECT_LIMIT).await?;
     let mut asked = client.clone();
-    let answer = asked.status(lockkeeper_wire::v1::StatusRequest {});
+    let answer = asked.status(StatusRequest {});
     let why = match tokio::time::timeout(NODE_LIMIT, answer).await {
-        Ok(Ok(_)) => return Ok((address, client)),
-        Ok(Err(status)) => failures::explained(&address, failures::refused(&status)).await,
-        Err(_) => format!("no answer within {NODE_LIMIT:?}"),
+        Ok(Ok(answer)) => return Ok(AnsweringNode { client, status: answer.into_inner() }),
+        Ok(Err(status)) => failures::explained(address, Why::of(&status)).await,
+        Err(_) => Why::no_answer(NODE_LIMIT),
     };
-    let why = format!("{address}: {why}");
-    Err((address, why))
+    Err(NodeFailure { node: address.to_string(), why })
 }

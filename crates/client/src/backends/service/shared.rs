@@ -18,7 +18,7 @@ use tonic::codegen::tokio_stream::Stream;
 use super::addresses::{Address, Addresses};
 use super::caller_runtimes::{Batch, CallerRuntimes};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
-use super::failures;
+use super::failures::{self, NodeFailure, Why};
 use crate::backend::{Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{LeaseThread, SharedLeaseThread};
@@ -50,7 +50,7 @@ struct SharedState {
     ending: Option<StreamEnding>,
     leaving: bool,
     /// The last error of each node's stream. All are cleared when any node answers.
-    troubles: BTreeMap<Address, String>,
+    troubles: BTreeMap<Address, Why>,
     scratch: Vec<CarrierOutput<Responder>>,
 }
 
@@ -204,7 +204,7 @@ impl ServiceShared {
     }
 
     /// Records why a stream, or the attempt to open one, has ended.
-    pub(super) fn troubled(&self, node: &Address, why: String) {
+    pub(super) fn troubled(&self, node: &Address, why: Why) {
         self.state().troubles.insert(node.clone(), why);
     }
 
@@ -216,8 +216,10 @@ impl ServiceShared {
     /// The recorded errors of the nodes, if there are any.
     pub(super) fn trouble(&self) -> Option<String> {
         let state = self.state();
-        let failures: Vec<_> = state.troubles.iter().map(|(node, why)| format!("{node}: {why}")).collect();
-        (!failures.is_empty()).then(|| failures::summary(failures).unwrap_or_else(|cause| cause))
+        let failure =
+            |(node, why): (&Address, &Why)| NodeFailure { node: node.to_string(), why: why.clone() };
+        let failures: Vec<_> = state.troubles.iter().map(failure).collect();
+        (!failures.is_empty()).then(|| failures::summary(&failures))
     }
 
     /// Waits until a stream is needed. `false`: the client shuts down.

@@ -7,8 +7,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Code, Response, Status, Streaming};
 
+use super::addresses::Addresses;
 use super::driver::{GrpcClient, random};
-use super::failures::{self, LEADER_METADATA, cause};
+use super::failures::{self, LEADER_METADATA, NodeFailure, Why, cause};
 use super::search::{NODE_LIMIT, Search};
 use super::shared::ServiceShared;
 use crate::backend::BoxFuture;
@@ -46,6 +47,24 @@ impl Asker {
         Self { lease_thread, shared, good: Arc::default() }
     }
 
+    /// The addresses of the service.
+    pub(super) fn addresses(&self) -> Addresses {
+        self.shared.addresses().anew()
+    }
+
+    /// Runs `work` on the library's thread.
+    pub(super) fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> BoxFuture<Result<T, BackendError>> {
+        let (answer, answered) = oneshot::channel();
+        self.lease_thread.run(Box::pin(async move {
+            // The caller may have been dropped.
+            let _ = answer.send(work.await);
+        }));
+        Box::pin(async move { answered.await.map_err(|_| stopped()) })
+    }
+
     fn good(&self) -> MutexGuard<'_, Option<GrpcClient>> {
         self.good.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -60,13 +79,9 @@ impl Asker {
         T: Send + 'static,
         F: Future<Output = Result<Response<T>, Status>> + Send,
     {
-        let (answer, answered) = oneshot::channel();
         let asker = self.clone();
-        self.lease_thread.run(Box::pin(async move {
-            // The caller may have been dropped.
-            let _ = answer.send(find(&asker, asking, question).await.map(Response::into_inner));
-        }));
-        Box::pin(async move { answered.await.unwrap_or_else(|_| Err(stopped())) })
+        let found = self.run(async move { find(&asker, asking, question).await.map(Response::into_inner) });
+        Box::pin(async move { found.await? })
     }
 
     /// Opens a stream of answers and forwards them until the service ends it or an error occurs.
@@ -118,7 +133,7 @@ async fn find<T, F>(
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
-    let mut search = Search::among(asker.shared.addresses().anew());
+    let mut search = Search::among(asker.addresses());
     let limit = Instant::now() + ASK_LIMIT;
     let rounds_max = if asking == Repeat::Again { usize::MAX } else { 1 };
     for _round in 0..rounds_max {
@@ -146,9 +161,11 @@ where
                 Ok(Err(status)) => {
                     let leader = status.metadata().get(LEADER_METADATA).and_then(|it| it.to_str().ok());
                     search.addresses.leader_is(leader, 0);
-                    search.failures.push(format!("{whose}: {}", failures::refused(&status)));
+                    search.failures.push(NodeFailure { node: whose, why: Why::of(&status) });
                 }
-                Err(_) => search.failures.push(format!("{whose}: no answer within {NODE_LIMIT:?}")),
+                Err(_) => {
+                    search.failures.push(NodeFailure { node: whose, why: Why::no_answer(NODE_LIMIT) });
+                }
             }
             search.addresses.failed();
             if asking == Repeat::Once {
@@ -166,34 +183,25 @@ where
 
 /// Requests the status of nodes until one answers, to check that the service exists. The stream begins at that node.
 pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
-    let (answer, answered) = oneshot::channel();
-    let asker = asker.clone();
-    let lease_thread = asker.lease_thread.clone();
-    lease_thread.run(Box::pin(async move {
-        let mut search = Search::among(asker.shared.addresses().anew());
-        let found = match search.next().await {
+    let probing = asker.clone();
+    let found = asker.run(async move {
+        let asker = probing;
+        let mut search = Search::among(asker.addresses());
+        match search.next().await {
             Some((address, client)) => {
                 *asker.good() = Some(client);
                 asker.shared.addresses().begin_at(address);
                 Ok(())
             }
             None => Err(unreachable(&search.failures, "")),
-        };
-        // The caller may have been dropped.
-        let _ = answer.send(found);
-    }));
-    answered.await.unwrap_or_else(|_| Err(stopped()))
+        }
+    });
+    found.await?
 }
 
-fn unreachable(failures: &[String], doubt: &str) -> BackendError {
-    let what = match failures::summary(failures.to_vec()) {
-        Err(cause) => format!("{cause}{doubt}"),
-        Ok(failures) => format!(
-            "no lock service answers ({failures}){doubt}; start one with `lockkeeper serve`, or correct the address \
-             in `--locks` or LOCKKEEPER_URL"
-        ),
-    };
-    BackendError::new(BackendErrorKind::Unreachable, what)
+fn unreachable(failures: &[NodeFailure], doubt: &str) -> BackendError {
+    let what = failures::summary_with_remedy(failures);
+    BackendError::new(BackendErrorKind::Unreachable, format!("{what}{doubt}"))
 }
 
 fn stopped() -> BackendError {

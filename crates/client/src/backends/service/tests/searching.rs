@@ -78,5 +78,6 @@ async fn a_single_node_is_called_once() {
     assert!(search.next().await.is_none());
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     let [said] = &search.failures[..] else { panic!("{:?}", search.failures) };
+    let said = said.to_string();
     assert!(said.contains(&silent.to_string()) && said.contains("no answer within"), "{said}");
 }

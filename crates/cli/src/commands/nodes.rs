@@ -1,51 +1,63 @@
-//! The status of each node of the `lockkeeper://` service, queried separately, with warnings.
+//! The status of each node of the `lockkeeper://` service, with warnings, for `doctor` and `cluster status`.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use lockkeeper::ServiceStatus;
-use lockkeeper::url::{Host, Url};
+use lockkeeper::url::Url;
+use lockkeeper::{NodePart, NodeReport, ServiceStatus};
 use serde_json::{Value, json};
 
-use crate::exit::Failure;
-use crate::settings;
+use crate::exit::{Failure, UNAVAILABLE};
 use crate::table::Table;
 
 /// A node with more unapplied entries than this gets a warning. A node applies committed entries within one or two
 /// iterations of its event loop, so a larger number is a sign of slowness, not of normal load.
 const BEHIND_MAX: u64 = 10_000;
 
-/// The status of one node of the given address, or the error of the request.
-pub(super) struct ProbedNode {
-    address: String,
-    status: Result<ServiceStatus, Failure>,
+fn answers(nodes: &[NodeReport]) -> impl Iterator<Item = &ServiceStatus> {
+    nodes.iter().filter_map(|node| node.status.as_ref().ok())
 }
 
-/// Requests the status of every node of a `lockkeeper://` address.
-pub(super) async fn ask(url: &str) -> Vec<ProbedNode> {
-    let Ok(parsed) = url.parse::<Url>() else { return Vec::new() };
-    let mut nodes = Vec::with_capacity(parsed.hosts.len());
-    for host in &parsed.hosts {
-        let address = address(host);
-        let status = status(&address).await;
-        nodes.push(ProbedNode { address, status });
+/// The status of the node that has applied most: it knows the members best.
+fn freshest(nodes: &[NodeReport]) -> Option<&ServiceStatus> {
+    answers(nodes).max_by_key(|status| status.applied)
+}
+
+/// The members that did not answer, with their client addresses.
+fn missing(nodes: &[NodeReport]) -> Vec<(u64, &str)> {
+    let answering: BTreeSet<u64> = answers(nodes).map(|status| status.node).collect();
+    let members = freshest(nodes).into_iter().flat_map(|status| &status.members);
+    let missing = members.filter(|member| !answering.contains(&member.node));
+    missing.map(|member| (member.node, member.client_address.as_str())).collect()
+}
+
+/// The error if too few voters answer for the service to work: no call needs to be tried then.
+pub(super) fn lost_majority(nodes: &[NodeReport]) -> Option<Failure> {
+    let voters: BTreeSet<u64> = freshest(nodes)?
+        .members
+        .iter()
+        .filter(|member| member.part == NodePart::Voter)
+        .map(|member| member.node)
+        .collect();
+    let answering: BTreeSet<u64> = answers(nodes).map(|status| status.node).collect();
+    let count = voters.intersection(&answering).count();
+    if 2 * count > voters.len() {
+        return None;
     }
-    nodes
-}
-
-async fn status(address: &str) -> Result<ServiceStatus, Failure> {
-    Ok(settings::connect(&format!("lockkeeper://{address}"), "doctor").await?.status().await?)
-}
-
-fn address(host: &Host) -> String {
-    let name = if host.name.contains(':') { format!("[{}]", host.name) } else { host.name.clone() };
-    host.port.map_or(name.clone(), |port| format!("{name}:{port}"))
+    let silent: Vec<String> = voters.difference(&answering).map(u64::to_string).collect();
+    let (needed, all) = (voters.len() / 2 + 1, voters.len());
+    let text = format!(
+        "no majority: {count} of the {all} nodes that vote answer, {needed} are needed; nothing can be acquired or kept alive; \
+         start node {}",
+        silent.join(" and ")
+    );
+    Some(Failure::new(UNAVAILABLE, text))
 }
 
 /// The nodes' status as JSON.
-pub(super) fn json(nodes: &[ProbedNode]) -> Value {
-    let one = |node: &ProbedNode| match &node.status {
-        Err(failure) => json!({ "address": node.address, "answers": false, "error": failure.message }),
+pub(super) fn json(nodes: &[NodeReport]) -> Value {
+    let one = |node: &NodeReport| match &node.status {
+        Err(why) => json!({ "address": node.address, "answers": false, "error": why }),
         Ok(status) => json!({
             "address": node.address,
             "answers": true,
@@ -69,16 +81,18 @@ pub(super) fn json(nodes: &[ProbedNode]) -> Value {
     nodes.iter().map(one).collect()
 }
 
-/// Whether each node answers and knows a leader.
-pub(super) fn are_healthy(nodes: &[ProbedNode]) -> bool {
-    nodes.iter().all(|node| node.status.as_ref().is_ok_and(|status| status.leader.is_some()))
+/// Whether each member answers, and each node that answers knows a leader.
+pub(super) fn are_healthy(nodes: &[NodeReport]) -> bool {
+    (nodes.is_empty() || freshest(nodes).is_some())
+        && missing(nodes).is_empty()
+        && answers(nodes).all(|status| status.leader.is_some())
 }
 
 /// Prints the nodes' status as a table.
 ///
 /// # Errors
 /// Standard output can't be written.
-pub(super) fn print(nodes: &[ProbedNode]) -> Result<(), Failure> {
+pub(super) fn print(nodes: &[NodeReport]) -> Result<(), Failure> {
     let mut table = Table::new([
         "ADDRESS",
         "NODE",
@@ -94,7 +108,7 @@ pub(super) fn print(nodes: &[ProbedNode]) -> Result<(), Failure> {
         "REQUESTS",
         "STREAMS",
     ]);
-    for ProbedNode { address, status } in nodes {
+    for NodeReport { address, status, .. } in nodes {
         let Ok(status) = status else {
             let mut row = [const { String::new() }; 13];
             (row[0], row[2]) = (address.clone(), "does not answer".to_owned());
@@ -127,10 +141,11 @@ pub(super) fn print(nodes: &[ProbedNode]) -> Result<(), Failure> {
 }
 
 /// Problems and their remedies.
-pub(super) fn warnings(nodes: &[ProbedNode]) -> Vec<String> {
+pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
     let mut said = Vec::new();
     let mut clusters = BTreeSet::new();
-    for ProbedNode { address, status } in nodes {
+    let missing = missing(nodes);
+    for NodeReport { address, status, .. } in nodes {
         if !is_loopback(address) {
             said.push(format!(
                 "{address} is reached over a network without encryption, and asks nobody who they are: whoever \
@@ -139,8 +154,8 @@ pub(super) fn warnings(nodes: &[ProbedNode]) -> Vec<String> {
         }
         let status = match status {
             Ok(status) => status,
-            Err(failure) => {
-                said.push(failure.message.clone());
+            Err(why) => {
+                said.push(silence(address, why, &missing));
                 continue;
             }
         };
@@ -170,6 +185,19 @@ pub(super) fn warnings(nodes: &[ProbedNode]) -> Vec<String> {
     said
 }
 
+fn silence(address: &str, why: &str, missing: &[(u64, &str)]) -> String {
+    match missing.iter().find(|(_, of_member)| *of_member == address) {
+        Some((node, _)) => {
+            format!("node {node}, {address}, does not answer ({why}): start it, or look at its log")
+        }
+        None if missing.is_empty() => format!(
+            "{address} does not answer ({why}), and all members answer at other addresses: leave it out of the address of \
+             the service"
+        ),
+        None => format!("{address} does not answer ({why})"),
+    }
+}
+
 fn is_loopback(address: &str) -> bool {
     let Ok(url) = format!("lockkeeper://{address}").parse::<Url>() else { return false };
     url.hosts.iter().all(|host| {
@@ -190,17 +218,5 @@ mod tests {
         for address in ["192.0.2.1:5625", "locks.example:5625", "[2001:db8::1]:5625"] {
             assert!(!is_loopback(address), "{address}");
         }
-    }
-
-    #[test]
-    fn unreachable_node_yields_its_own_warning() {
-        let nodes = [ProbedNode {
-            address: "192.0.2.1:5625".into(),
-            status: Err(Failure::new(69, "no lock service answers")),
-        }];
-        let said = warnings(&nodes);
-        assert_eq!(said.len(), 2, "{said:?}");
-        assert!(said[0].contains("encryption") && said[1].contains("no lock service answers"), "{said:?}");
-        assert_eq!(json(&nodes)[0]["answers"], false);
     }
 }

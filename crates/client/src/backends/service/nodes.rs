@@ -1,0 +1,57 @@
+//! The status of every node of a cluster, for operators. Needs no leader: each node answers for itself.
+
+use std::collections::BTreeSet;
+
+use tokio::task::JoinSet;
+
+use super::addresses::{Address, LEARNT_MAX};
+use super::describe;
+use super::search::reach;
+use super::unary::Asker;
+use crate::backend::BoxFuture;
+use crate::cluster::NodeReport;
+use crate::error::BackendError;
+
+/// Calls the nodes of the URL, then those that they name as members.
+pub(super) fn ask_all(asker: &Asker) -> BoxFuture<Result<Vec<NodeReport>, BackendError>> {
+    let of_url = asker.addresses().of_url();
+    let reports = asker.run(async move {
+        let mut reports = statuses(of_url.clone()).await;
+        let others = not_asked(&reports, &of_url);
+        reports.extend(statuses(others).await);
+        reports
+    });
+    Box::pin(reports)
+}
+
+/// The addresses of members that have not answered under another address.
+fn not_asked(reports: &[NodeReport], asked: &[Address]) -> Vec<Address> {
+    let answers = || reports.iter().filter_map(|report| report.status.as_ref().ok());
+    let answered: BTreeSet<u64> = answers().map(|status| status.node).collect();
+    let mut others: Vec<Address> = Vec::new();
+    for member in answers().flat_map(|status| &status.members) {
+        let Some(address) = Address::told(&member.client_address) else { continue };
+        if !answered.contains(&member.node) && !asked.contains(&address) && !others.contains(&address) {
+            others.push(address);
+        }
+    }
+    others.truncate(LEARNT_MAX);
+    others
+}
+
+/// Calls these nodes at once. The reports are in the order of the addresses.
+async fn statuses(addresses: Vec<Address>) -> Vec<NodeReport> {
+    let mut calls = JoinSet::new();
+    for (at, address) in addresses.into_iter().enumerate() {
+        calls.spawn(async move {
+            let status = match reach(&address).await {
+                Ok(node) => Ok(describe::status(node.status)),
+                Err(failure) => Err(failure.why.to_string()),
+            };
+            (at, NodeReport { address: address.to_string(), status })
+        });
+    }
+    let mut reports = calls.join_all().await;
+    reports.sort_unstable_by_key(|(at, _)| *at);
+    reports.into_iter().map(|(_, report)| report).collect()
+}

@@ -1,0 +1,72 @@
+//! What clients and health checks are told by a node whose cluster does not exist yet: that it is alive, and what it
+//! waits for.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tonic::Status;
+use tonic::service::Routes;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tower_service::Service as _;
+
+use super::accept::{ACCEPT_PAUSE, HEADER_BYTES_MAX, STREAMS_MAX};
+
+/// The longest life of a connection: there is nothing to keep it for.
+const CONNECTION_LIFE: Duration = Duration::from_secs(30);
+
+/// Refuses every call with the text of `waits_for`, until it is dropped; health checks are answered. At most
+/// `connections_max` connections are open at once; the others are closed at once.
+pub(crate) async fn answer_while_forming(
+    listener: &TcpListener,
+    health: HealthServer<impl Health>,
+    connections_max: usize,
+    waits_for: watch::Receiver<String>,
+) -> Infallible {
+    let routes = Routes::new(health).prepare();
+    // Dropped with this future: all connections end once the cluster exists.
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+        };
+        match accepted {
+            Ok((socket, _)) if connections.len() < connections_max => {
+                connections.spawn(answer(socket, routes.clone(), waits_for.clone()));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn answer(socket: TcpStream, routes: Routes, waits_for: watch::Receiver<String>) {
+    let calls = service_fn(|request: http::Request<Incoming>| {
+        let (mut routes, waits_for) = (routes.clone(), waits_for.clone());
+        async move {
+            if request.uri().path().starts_with("/lockkeeper.") {
+                let text = waits_for.borrow().clone();
+                return Ok(Status::unavailable(text).into_http());
+            }
+            routes.call(request).await
+        }
+    });
+    let connection = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEADER_BYTES_MAX)
+        .serve_connection(TokioIo::new(socket), calls);
+    if let Ok(Err(error)) = tokio::time::timeout(CONNECTION_LIFE, connection).await {
+        tracing::debug!(%error, "a connection ended: {error}");
+    }
+}
