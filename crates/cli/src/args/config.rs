@@ -7,7 +7,7 @@ use std::path::Path;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::{Table, Value};
 
-use super::nearest;
+use super::suggest::nearest;
 use crate::exit::{Failure, USAGE};
 
 /// Options of `serve` that have no place in a file.

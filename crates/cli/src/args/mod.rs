@@ -4,21 +4,24 @@ mod cluster;
 mod config;
 mod fence;
 mod service;
+mod suggest;
 mod torture;
+mod values;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use lockkeeper::Token;
 use lockkeeper::backends::{BACKENDS, BackendEntry};
-use lockkeeper_core::limits;
 
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
+use suggest::{one_line, suggestion};
+use values::{keep_closed, key_value, lock_delay, token, ttl};
 
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
@@ -381,40 +384,6 @@ pub enum Postgres {
     },
 }
 
-fn ttl(typed: &str) -> Result<Duration, String> {
-    let allowed = Duration::from_millis(limits::TTL_MS_MIN)..=Duration::from_millis(limits::TTL_MS_MAX);
-    let ttl = duration(typed)?;
-    if allowed.contains(&ttl) { Ok(ttl) } else { Err("a ttl is 1s to 1h".to_owned()) }
-}
-
-/// Parses a duration of at most so many milliseconds, a whole number of hours.
-fn at_most(typed: &str, ms: u64) -> Result<Duration, String> {
-    let (duration, most) = (duration(typed)?, Duration::from_millis(ms));
-    if duration <= most {
-        Ok(duration)
-    } else {
-        Err(format!("at most {}h is allowed", most.as_secs() / 3600))
-    }
-}
-
-fn keep_closed(typed: &str) -> Result<Duration, String> {
-    at_most(typed, limits::KEEP_CLOSED_MS_MAX)
-}
-
-fn lock_delay(typed: &str) -> Result<Duration, String> {
-    at_most(typed, limits::LOCK_DELAY_MS_MAX)
-}
-
-fn token(typed: &str) -> Result<Token, String> {
-    let number = typed.parse().ok().and_then(Token::new);
-    number.ok_or_else(|| format!("{typed} is not a token; 1 to 2^53 - 1 are"))
-}
-
-fn key_value(typed: &str) -> Result<(String, String), &'static str> {
-    let pair = typed.split_once('=').filter(|(key, _)| !key.is_empty());
-    pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
-}
-
 /// Whether this command line asks for errors as JSON, even if it is wrong otherwise. The words after `--` belong to
 /// another command; and what `serve` prints on standard error is a log, whose format `--log` sets.
 pub fn asks_for_json(words: impl IntoIterator<Item = OsString>) -> bool {
@@ -473,59 +442,6 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> 
     Err(Failure::new(USAGE, text))
 }
 
-/// Names that other tools use for commands of ours.
-const SYNONYMS: [(&str, &str); 12] = [
-    ("acquire", "run"),
-    ("delete", "break"),
-    ("exec", "run"),
-    ("health", "doctor"),
-    ("info", "show"),
-    ("inspect", "show"),
-    ("kill", "break"),
-    ("list", "ls"),
-    ("lock", "run"),
-    ("members", "cluster status"),
-    ("status", "cluster status"),
-    ("unlock", "break"),
-];
-
-/// The error text for an unknown command or option that resembles a known one. clap's own measure of similarity finds
-/// no swapped letters in short words.
-fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<String> {
-    let context = |kind| match error.get(kind) {
-        Some(ContextValue::String(value)) => Some(value.as_str()),
-        _ => None,
-    };
-    let commands = Cli::command();
-    let (what, typed, known): (_, _, Vec<String>) = match error.kind() {
-        ErrorKind::InvalidSubcommand => {
-            let typed = context(ContextKind::InvalidSubcommand)?;
-            if let Some((_, ours)) = SYNONYMS.iter().find(|(theirs, _)| *theirs == typed) {
-                return Some(format!("there is no command '{typed}'; '{ours}' is what you may look for"));
-            }
-            (
-                "command",
-                typed,
-                commands.get_subcommands().map(|command| command.get_name().to_owned()).collect(),
-            )
-        }
-        ErrorKind::UnknownArgument => {
-            let command = words.iter().find_map(|word| commands.find_subcommand(word))?;
-            let options = command.get_arguments().filter_map(|option| option.get_long());
-            let options = options.map(|name| format!("--{name}")).collect();
-            ("option", context(ContextKind::InvalidArg)?, options)
-        }
-        _ => return None,
-    };
-    nearest(typed, &known).map(|name| format!("there is no {what} '{typed}'; did you mean '{name}'?"))
-}
-
-/// The known name that differs from the typed one by no more than two letters.
-fn nearest<'a>(typed: &str, known: &'a [String]) -> Option<&'a String> {
-    let distance = |name: &String| strsim::damerau_levenshtein(name, typed);
-    known.iter().min_by_key(|name| distance(name)).filter(|name| distance(name) <= 2)
-}
-
 /// Rewrites `--permit 3 NAME --` as `--permit=3 NAME --`. Without the `=`, clap can't distinguish the number
 /// from the name; here a number counts as the permit limit only if another word follows.
 fn permits_joined(mut words: Vec<OsString>) -> Vec<OsString> {
@@ -544,17 +460,6 @@ fn permits_joined(mut words: Vec<OsString>) -> Vec<OsString> {
         words[at].push(number);
     }
     words
-}
-
-/// The paragraphs of clap's message before its usage text, on one line, without its tips: they suggest to pass what was
-/// mistyped as a name.
-fn one_line(message: &str) -> String {
-    let message = message.strip_prefix("error: ").unwrap_or(message);
-    let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
-    let told = lines
-        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
-        .filter(|line| !line.starts_with("tip:"));
-    told.collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -580,7 +485,7 @@ mod tests {
             let error = parse(line.split(' ').map(OsString::from)).unwrap_err();
             assert!(error.code == USAGE && error.message.contains(wanted), "{}", error.message);
         }
-        for (_, ours) in SYNONYMS {
+        for (_, ours) in suggest::SYNONYMS {
             let command =
                 ours.split(' ').try_fold(Cli::command(), |at, word| at.find_subcommand(word).cloned());
             assert!(command.is_some(), "{ours}");

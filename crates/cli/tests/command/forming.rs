@@ -121,7 +121,11 @@ fn without_a_leader_a_lock_is_not_reported_as_busy() {
     for options in [&["--try", "--ttl", "1h"][..], &["--wait", "3s"]] {
         let words = [&["run", "--locks", &url], options, &["x", "--", "touch", "it-ran"]].concat();
         let ended = three.place.bare(words).ended();
-        ended.is_one_line(exit::UNAVAILABLE, &["did not answer for", "nothing was acquired"]);
+        assert_eq!(ended.code, i32::from(exit::UNAVAILABLE), "{ended:?}");
+        let lines: Vec<&str> = ended.err.lines().collect();
+        let [waits, end] = lines[..] else { panic!("{ended:?}") };
+        assert!(waits.contains("no answer from the lock service so far"), "{waits}");
+        assert!(end.contains("did not answer for") && end.contains("nothing was acquired"), "{end}");
     }
     assert!(!three.place.path("it-ran").exists());
 }

@@ -78,7 +78,7 @@ fn readers_share_and_permits_are_counted() {
 fn lock_kept_closed_is_busy() {
     let place = Place::new();
     assert_eq!(place.ran("run --keep-closed 1h nightly -- true").code, 0);
-    place.ran("run --try nightly -- true").is_one_line(exit::BUSY, &["`nightly`", "stays closed"]);
+    place.ran("run --try nightly -- true").is_one_line(exit::BUSY, &["`nightly`", "closed for another 59m"]);
     assert_eq!(place.shown("nightly")["holders"][0]["state"], "closed");
 }
 

@@ -1,0 +1,42 @@
+//! Parsers of values, with errors that name the allowed ones.
+
+use std::time::Duration;
+
+use lockkeeper::Token;
+use lockkeeper_core::limits;
+
+use crate::settings::duration;
+
+pub(super) fn ttl(typed: &str) -> Result<Duration, String> {
+    let allowed = Duration::from_millis(limits::TTL_MS_MIN)..=Duration::from_millis(limits::TTL_MS_MAX);
+    let ttl = duration(typed)?;
+    if allowed.contains(&ttl) { Ok(ttl) } else { Err("a ttl is 1s to 1h".to_owned()) }
+}
+
+/// Parses a duration of at most so many milliseconds, a whole number of hours.
+fn at_most(typed: &str, ms: u64) -> Result<Duration, String> {
+    let (duration, most) = (duration(typed)?, Duration::from_millis(ms));
+    if duration <= most {
+        Ok(duration)
+    } else {
+        Err(format!("at most {}h is allowed", most.as_secs() / 3600))
+    }
+}
+
+pub(super) fn keep_closed(typed: &str) -> Result<Duration, String> {
+    at_most(typed, limits::KEEP_CLOSED_MS_MAX)
+}
+
+pub(super) fn lock_delay(typed: &str) -> Result<Duration, String> {
+    at_most(typed, limits::LOCK_DELAY_MS_MAX)
+}
+
+pub(super) fn token(typed: &str) -> Result<Token, String> {
+    let number = typed.parse().ok().and_then(Token::new);
+    number.ok_or_else(|| format!("{typed} is not a token; 1 to 2^53 - 1 are"))
+}
+
+pub(super) fn key_value(typed: &str) -> Result<(String, String), &'static str> {
+    let pair = typed.split_once('=').filter(|(key, _)| !key.is_empty());
+    pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
+}
