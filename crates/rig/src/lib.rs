@@ -13,6 +13,7 @@
 pub mod azurite;
 mod cluster;
 pub mod dynamodb;
+pub mod etcd;
 mod folder;
 pub mod network;
 pub mod pgbouncer;
@@ -30,6 +31,7 @@ mod wait;
 pub use azurite::Azurite;
 pub use cluster::RedisCluster;
 pub use dynamodb::DynamoDb;
+pub use etcd::Etcd;
 pub use network::Network;
 pub use pgbouncer::PgBouncer;
 pub use port::Port;

@@ -14,7 +14,21 @@ const SCHEMAS: [&str; 4] = [
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    write_to(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/generated"))
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    write_to(&root.join("src/generated"))?;
+    write_etcd_to(&root.join("../client/src/backends/etcd/generated"))
+}
+
+/// Writes the client's part of etcd's interface into an existing directory.
+pub(crate) fn write_etcd_to(directory: &Path) -> Result<(), Box<dyn Error>> {
+    let proto = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client/proto");
+    let files = protox::compile(["etcd.proto"], [proto])?;
+    tonic_prost_build::configure()
+        .out_dir(directory)
+        .build_server(false)
+        .build_transport(false)
+        .compile_fds(files)?;
+    Ok(())
 }
 
 /// Writes the generated files into an existing directory.

@@ -1,8 +1,10 @@
 //! Backends: the lock services behind the API, selected by URL scheme. [`BACKENDS`] is the table of all of them.
 
+#[cfg(feature = "etcd")]
+pub(crate) mod etcd;
 #[cfg(feature = "file")]
 pub(crate) mod file;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) mod leased;
 pub mod memory;
 #[cfg(feature = "postgres")]
@@ -74,7 +76,15 @@ const fn always(name: &'static str) -> Scheme {
 }
 
 /// All backends. A URL's scheme selects the entry; error texts, help texts and the tests of pages are derived from it.
-pub static BACKENDS: [BackendEntry; 6] = [
+pub static BACKENDS: [BackendEntry; 7] = [
+    BackendEntry {
+        example: "etcd://a,b,c",
+        summary: "etcd, in the layout of its own locks",
+        schemes: &[scheme("etcd", "etcd")],
+        default_port: Some(2379),
+        pages: &["etcd"],
+        connect: connect!("etcd", etcd),
+    },
     BackendEntry {
         example: "file:///dir",
         summary: "a directory, for the processes of this host",

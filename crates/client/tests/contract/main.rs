@@ -40,6 +40,8 @@ macro_rules! contracts {
 }
 
 contracts! {
+    #[cfg(feature = "etcd")]
+    etcd => subjects::etcd::Server::new();
     file => subjects::file::File::new();
     lockkeeper => subjects::service::Service::new();
     lockkeeper_of_three => subjects::service::Service::three();

@@ -1,5 +1,7 @@
 //! The backends under test: one module each.
 
+#[cfg(feature = "etcd")]
+pub(crate) mod etcd;
 pub(crate) mod file;
 pub(crate) mod memory;
 #[cfg(feature = "postgres")]

@@ -1,0 +1,251 @@
+//! Connections to the members of a cluster, and calls on them. Errors report whether the call may have arrived (P12).
+//!
+//! Each runtime has one connection, to one member. A member that does not answer is replaced by the next one of the URL:
+//! it may be cut off from the others, and then it answers nothing that needs a majority.
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout, timeout_at};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Response, Status};
+
+use super::api::auth_client::AuthClient;
+use super::api::kv_client::KvClient;
+use super::api::lease_client::LeaseClient;
+use super::api::watch_client::WatchClient;
+use super::api::{AuthenticateRequest, RangeRequest};
+use super::settings::{Login, Settings};
+use crate::backend::{BoxFuture, CallError};
+use crate::error::{BackendError, BackendErrorKind};
+use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
+
+/// Each runtime has one connection, closed after a minute without use.
+const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };
+/// Time limit for connecting to one member, its answer to a first read included.
+const MEMBER_LIMIT: Duration = Duration::from_secs(2);
+/// Interval of HTTP/2 pings, and the time limit of their answers.
+const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
+
+/// Why a call has no usable answer.
+#[derive(Clone, Debug)]
+pub(super) enum Failure {
+    /// No answer, or one after which the call may be repeated.
+    Silent(CallError),
+    /// There is no such lease.
+    NoLease,
+    /// etcd refused it.
+    Refused(BackendError),
+}
+
+/// Nothing was sent, or etcd did nothing.
+pub(super) const NOT_DONE: Failure = Failure::Silent(CallError { sent: false });
+/// etcd may have executed it.
+pub(super) const IN_DOUBT: Failure = Failure::Silent(CallError { sent: true });
+
+/// The connections to one cluster.
+pub(super) struct Link {
+    pool: Pool<Connector>,
+}
+
+impl Link {
+    pub(super) fn new(settings: &Settings, lease_thread: &LeaseThread) -> Self {
+        let connector = Connector {
+            endpoints: settings.endpoints.clone(),
+            login: settings.login.clone(),
+            next: Arc::default(),
+        };
+        Self { pool: Pool::new(connector, LIMITS, lease_thread) }
+    }
+
+    /// Opens the current runtime's connection, to check that the cluster answers.
+    pub(super) async fn check(&self) -> Result<(), BackendError> {
+        self.pool.alone().await.map(drop)
+    }
+
+    /// Why there is no connection, if known.
+    pub(super) fn trouble(&self) -> Option<BackendError> {
+        self.pool.trouble()
+    }
+
+    /// Calls the member of the current runtime's connection. If there is no answer, for whatever reason, this connection
+    /// is not used again.
+    pub(super) async fn call<T>(
+        &self,
+        deadline: Instant,
+        call: impl AsyncFnOnce(&Connection) -> Result<Response<T>, Status>,
+    ) -> Result<T, Failure> {
+        let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| NOT_DONE)?;
+        let unanswered = DiscardOnDrop(&used);
+        let answer = timeout_at(deadline, call(&used)).await.map_err(|_| IN_DOUBT)?;
+        let failure = match answer {
+            Ok(answer) => {
+                mem::forget(unanswered);
+                return Ok(answer.into_inner());
+            }
+            Err(status) => failure(&status),
+        };
+        if !matches!(failure, Failure::Silent(_)) {
+            mem::forget(unanswered);
+        }
+        Err(failure)
+    }
+
+    /// The current runtime's connection, for a stream.
+    pub(super) async fn connection(&self) -> Used<impl Connect<Connection = Connection> + use<>> {
+        self.pool.shared().await
+    }
+}
+
+/// What an error means.
+fn failure(status: &Status) -> Failure {
+    let text = status.message();
+    let refused = |kind| Failure::Refused(BackendError::new(kind, format!("etcd refuses: {text}")));
+    match status.code() {
+        // Only the local transport attaches a source.
+        _ if std::error::Error::source(status).is_some() => IN_DOUBT,
+        Code::NotFound if text.contains("lease not found") => Failure::NoLease,
+        // The login's token has expired: the next connection logs in again.
+        Code::Unauthenticated => NOT_DONE,
+        Code::PermissionDenied => refused(BackendErrorKind::Denied),
+        Code::ResourceExhausted if text.contains("too many requests") => NOT_DONE,
+        Code::ResourceExhausted => refused(BackendErrorKind::Operator),
+        Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition | Code::Unimplemented => {
+            refused(BackendErrorKind::Refused)
+        }
+        _ => IN_DOUBT,
+    }
+}
+
+/// Opens connections, to one member after the other.
+struct Connector {
+    endpoints: Arc<[String]>,
+    login: Option<Login>,
+    /// Number of connections that were opened so far, or failed to: selects the member.
+    next: Arc<AtomicUsize>,
+}
+
+/// A connection to one member.
+pub(super) struct Connection {
+    channel: Channel,
+    token: Option<MetadataValue<Ascii>>,
+}
+
+impl Connection {
+    pub(super) fn kv(&self) -> KvClient<Channel> {
+        KvClient::new(self.channel.clone())
+    }
+
+    pub(super) fn lease(&self) -> LeaseClient<Channel> {
+        LeaseClient::new(self.channel.clone())
+    }
+
+    pub(super) fn watch(&self) -> WatchClient<Channel> {
+        WatchClient::new(self.channel.clone())
+    }
+
+    /// A request with the login's token.
+    pub(super) fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        request
+    }
+}
+
+impl Connect for Connector {
+    type Connection = Connection;
+
+    fn connect(&self) -> BoxFuture<Result<Connection, BackendError>> {
+        let (endpoints, login, next) = (self.endpoints.clone(), self.login.clone(), self.next.clone());
+        Box::pin(async move {
+            let mut failures = Vec::with_capacity(endpoints.len());
+            for _ in 0..endpoints.len() {
+                let endpoint = &endpoints[next.fetch_add(1, Ordering::Relaxed) % endpoints.len()];
+                let opened = timeout(MEMBER_LIMIT, open(endpoint, login.as_ref())).await;
+                match opened.unwrap_or_else(|_| Err(Unusable::Silent(format!("no answer within {MEMBER_LIMIT:?}")))) {
+                    Ok(connection) => return Ok(connection),
+                    Err(Unusable::Refused(error)) => return Err(error),
+                    Err(Unusable::Silent(why)) => failures.push(format!("{endpoint}: {why}")),
+                }
+            }
+            let what = format!("no member of etcd answers ({})", failures.join("; "));
+            Err(BackendError::new(BackendErrorKind::Unreachable, what))
+        })
+    }
+
+    fn is_usable(&self, _: &Connection) -> bool {
+        true
+    }
+}
+
+/// Why a member can't be used.
+enum Unusable {
+    Silent(String),
+    Refused(BackendError),
+}
+
+impl From<Status> for Unusable {
+    fn from(status: Status) -> Self {
+        let text = status.message();
+        match status.code() {
+            Code::InvalidArgument | Code::Unauthenticated | Code::PermissionDenied | Code::FailedPrecondition
+                if std::error::Error::source(&status).is_none() =>
+            {
+                let what = format!("etcd refuses the login: {text}; correct user and password in the URL");
+                Self::Refused(BackendError::new(BackendErrorKind::Denied, what))
+            }
+            _ => Self::Silent(text.to_owned()),
+        }
+    }
+}
+
+/// Connects to a member, logs in, and reads something that needs a majority.
+async fn open(endpoint: &str, login: Option<&Login>) -> Result<Connection, Unusable> {
+    let silent = |error: tonic::transport::Error| Unusable::Silent(innermost(&error));
+    let channel = Endpoint::from_shared(format!("http://{endpoint}"))
+        .map_err(silent)?
+        .connect_timeout(MEMBER_LIMIT)
+        .tcp_nodelay(true)
+        .tcp_keepalive(Some(PING.0))
+        .http2_keep_alive_interval(PING.0)
+        .keep_alive_timeout(PING.1)
+        .connect()
+        .await
+        .map_err(silent)?;
+    let mut connection = Connection { channel, token: None };
+    if let Some(Login { user, password }) = login {
+        let login = AuthenticateRequest { name: user.clone(), password: password.clone() };
+        let token = AuthClient::new(connection.channel.clone()).authenticate(login).await?.into_inner().token;
+        connection.token = token.parse().ok();
+    }
+    let any = RangeRequest { key: b"lockkeeper".to_vec(), count_only: true, ..RangeRequest::default() };
+    match connection.kv().range(connection.request(any)).await {
+        // The user may read other keys.
+        Err(status) if status.code() == Code::PermissionDenied => {}
+        answer => drop(answer?),
+    }
+    Ok(connection)
+}
+
+/// The innermost cause, which is the most specific one.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+/// Discards the connection when dropped; `mem::forget` prevents this.
+struct DiscardOnDrop<'a>(&'a Used<Connector>);
+
+impl Drop for DiscardOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.discard();
+    }
+}

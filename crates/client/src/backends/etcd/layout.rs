@@ -1,0 +1,166 @@
+//! Keys and values, in the layout of etcd's own locks (`concurrency.Mutex`, `etcdctl lock`, the lock service): below
+//! `LOCK/`, each client that holds or waits has the key `LOCK/LEASE`, with the id of its lease in hexadecimal. The key
+//! that was created first holds the lock.
+//!
+//! etcd's `LOCK/` is a prefix: in its own layout, which `?layout=plain` selects, the keys of lock `a/b` are among those of
+//! lock `a`, which thus waits for it. Without that parameter a `/` in a name is encoded.
+
+use lockkeeper_core::LockName;
+use serde::{Deserialize, Serialize};
+
+/// The default prefix of encoded names.
+const PREFIX: &str = "lockkeeper/";
+/// Begins the keys that wake a client; not below [`PREFIX`].
+const WAKE: &str = "lockkeeper!wake/";
+
+/// Where the keys of a lock are.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    prefix: String,
+    is_plain: bool,
+}
+
+impl Layout {
+    pub(super) fn encoded(prefix: Option<&str>) -> Self {
+        Self { prefix: prefix.unwrap_or(PREFIX).to_owned(), is_plain: false }
+    }
+
+    pub(super) fn plain(prefix: Option<&str>) -> Self {
+        Self { prefix: prefix.unwrap_or_default().to_owned(), is_plain: true }
+    }
+
+    /// The prefix of all keys of a lock.
+    pub(super) fn folder(&self, name: &LockName) -> String {
+        let name = name.as_str();
+        let name = if self.is_plain { name.to_owned() } else { encoded(name) };
+        format!("{}{name}/", self.prefix)
+    }
+
+    /// The range of all locks: the prefix, and the key behind it.
+    pub(super) fn all(&self) -> (Vec<u8>, Vec<u8>) {
+        let start = self.prefix.clone().into_bytes();
+        match start.is_empty() {
+            // All keys of etcd.
+            true => (vec![0], vec![0]),
+            false => (start.clone(), behind(&start)),
+        }
+    }
+
+    /// The lock to which a key belongs; `None` for a key that is no client's.
+    pub(super) fn name_of(&self, key: &[u8]) -> Option<LockName> {
+        let key = std::str::from_utf8(key).ok().filter(|key| !key.starts_with(WAKE))?;
+        let key = key.strip_prefix(&self.prefix)?;
+        let (name, lease) = key.rsplit_once('/')?;
+        let is_lease = !lease.is_empty() && lease.len() <= 16 && lease.bytes().all(|it| it.is_ascii_hexdigit());
+        let name = if self.is_plain { name.to_owned() } else { decoded(name)? };
+        LockName::parse(&name).ok().filter(|_| is_lease)
+    }
+}
+
+/// The key that wakes a client. `client` is unique.
+pub(super) fn wake_key(client: &str) -> Vec<u8> {
+    format!("{WAKE}{client}").into_bytes()
+}
+
+/// The key of a lease below a lock's prefix.
+pub(super) fn key(folder: &str, lease: i64) -> Vec<u8> {
+    format!("{folder}{lease:x}").into_bytes()
+}
+
+/// The first key behind all keys that begin with `prefix`.
+pub(super) fn behind(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    // No key is behind: to the end of the key space.
+    vec![0]
+}
+
+fn encoded(name: &str) -> String {
+    name.replace('%', "%25").replace('/', "%2F")
+}
+
+fn decoded(name: &str) -> Option<String> {
+    let mut decoded = String::new();
+    let mut parts = name.split('%');
+    decoded.push_str(parts.next()?);
+    for part in parts {
+        decoded.push(match part.get(..2)? {
+            "25" => '%',
+            "2F" => '/',
+            _ => return None,
+        });
+        decoded.push_str(&part[2..]);
+    }
+    Some(decoded)
+}
+
+/// The value of a client's key. Other clients of etcd leave theirs empty.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub(super) struct Note {
+    /// The client's label.
+    pub(super) owner: String,
+    /// The purpose: `key=value` lines.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) meta: String,
+    /// The client that watches its wake key, and the entry there.
+    pub(super) client: String,
+    pub(super) entry: String,
+    /// An operator's break.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) revoked: Option<Revocation>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Revocation {
+    pub(super) by: String,
+    pub(super) reason: String,
+}
+
+impl Note {
+    /// `None` for the value of another kind of client.
+    pub(super) fn read(value: &[u8]) -> Option<Self> {
+        serde_json::from_slice(value).ok()
+    }
+
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_those_of_etcds_own_locks() {
+        let name = LockName::parse("orders/42").unwrap();
+        assert_eq!(Layout::plain(None).folder(&name), "orders/42/");
+        assert_eq!(key("orders/42/", 0x694d_7485_ac41_d405), b"orders/42/694d7485ac41d405");
+        assert_eq!(Layout::encoded(None).folder(&name), "lockkeeper/orders%2F42/");
+    }
+
+    #[test]
+    fn every_name_comes_back_from_its_key_and_other_keys_are_nobodys() {
+        for layout in [Layout::encoded(None), Layout::encoded(Some("")), Layout::plain(None)] {
+            for name in ["a", "a/b", "100%/x", "!wake/1f", "%2F"] {
+                let name = LockName::parse(name).unwrap();
+                assert_eq!(layout.name_of(&key(&layout.folder(&name), 0x1f)), Some(name));
+            }
+            assert_eq!(layout.name_of(b"lockkeeper/a"), None);
+            assert_eq!(layout.name_of(b"lockkeeper/a/not-a-lease"), None);
+        }
+        assert_eq!(Layout::plain(None).name_of(&wake_key("1f")), None);
+    }
+
+    #[test]
+    fn range_of_a_prefix_ends_behind_its_last_key() {
+        assert_eq!(behind(b"a/"), b"a0");
+        assert_eq!(behind(b"a\xff"), b"b");
+        assert_eq!(behind(b"\xff"), [0]);
+    }
+}

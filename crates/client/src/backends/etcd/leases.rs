@@ -1,0 +1,98 @@
+//! The leases of a client's entries. Each entry has one of its own, since two clients of one lock under one lease would
+//! have the same key. The lease of an entry that has ended serves the next one: a new lease costs a write to disk.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::backends::leased::{Entry, EntryId};
+use crate::time::BootInstant;
+
+/// The largest number of unused leases that are kept.
+const UNUSED_MAX: usize = 1024;
+
+/// A lease, and what this client knows of its key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EntryLease {
+    pub(super) id: i64,
+    /// Whether it was made for this entry, or renewed since the entry has it.
+    pub(super) is_fresh: bool,
+    /// The key's create revision, once an attempt was answered: the token.
+    pub(super) revision: Option<i64>,
+    pub(super) holds: bool,
+}
+
+/// A lease without an entry.
+struct Unused {
+    id: i64,
+    /// For which ttl it was made, in whole seconds.
+    seconds: i64,
+    /// It is not used after that: it may have expired.
+    until: BootInstant,
+}
+
+#[derive(Default)]
+pub(super) struct Leases(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    of_entries: HashMap<EntryId, EntryLease>,
+    /// The one that was used last is last.
+    unused: Vec<Unused>,
+}
+
+/// The ttl of an entry's lease, in whole seconds. etcd may make it longer.
+pub(super) fn seconds(ttl: Duration) -> i64 {
+    i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1)
+}
+
+impl Leases {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn of(&self, entry: &EntryId) -> Option<EntryLease> {
+        self.state().of_entries.get(entry).copied()
+    }
+
+    /// Gives the entry an unused lease that exists for a while yet.
+    pub(super) fn reuse(&self, entry: &Entry, now: BootInstant) -> Option<EntryLease> {
+        let mut state = self.state();
+        state.unused.retain(|unused| unused.until > now);
+        let wanted = seconds(entry.ttl);
+        let at = state.unused.iter().rposition(|unused| unused.seconds == wanted)?;
+        let lease = EntryLease { id: state.unused.remove(at).id, is_fresh: false, revision: None, holds: false };
+        state.of_entries.insert(entry.id.clone(), lease);
+        Some(lease)
+    }
+
+    pub(super) fn set(&self, entry: &EntryId, lease: EntryLease) {
+        self.state().of_entries.insert(entry.clone(), lease);
+    }
+
+    /// Takes the entry's lease away: it has ended, or is about to be ended.
+    pub(super) fn remove(&self, entry: &EntryId) -> Option<EntryLease> {
+        self.state().of_entries.remove(entry)
+    }
+
+    /// Keeps the lease of an ended entry, whose key is deleted for certain. The entry was renewed every third of its ttl:
+    /// the lease probably exists for another third.
+    pub(super) fn keep(&self, lease: i64, ttl: Duration, now: BootInstant) {
+        let mut state = self.state();
+        if state.unused.len() < UNUSED_MAX {
+            state.unused.push(Unused { id: lease, seconds: seconds(ttl), until: now + ttl / 3 });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ttls_are_rounded_up_to_seconds() {
+        for (ms, wanted) in [(1, 1), (1000, 1), (1001, 2), (30_000, 30)] {
+            assert_eq!(seconds(Duration::from_millis(ms)), wanted);
+        }
+    }
+}

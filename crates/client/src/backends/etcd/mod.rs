@@ -1,0 +1,138 @@
+//! `etcd://`: locks of an etcd cluster, in the layout of etcd's own locks.
+//!
+//! Each request has a lease, and a key with that lease below the lock's prefix ([`layout`], [`leases`]); the key that was
+//! created first holds the lock ([`store`]). Waiters watch the key before theirs ([`watcher`]). Sessions over such keys are in
+//! [`leased`](crate::backends::leased).
+
+mod connection;
+mod inspect;
+mod layout;
+mod leases;
+mod settings;
+mod store;
+mod watcher;
+
+use std::sync::Arc;
+
+use lockkeeper_core::{LockName, Token, TokenStatus};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::backends::leased::{LeasedConn, Wakes};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::info::LockInfo;
+use crate::io::{LeaseThread, SharedLeaseThread};
+use crate::machine::{Push, Spec};
+use crate::url::Url;
+use connection::Link;
+use leases::Leases;
+use settings::Settings;
+use store::{EtcdStore, Inner};
+use watcher::Watcher;
+
+/// The generated client.
+#[expect(
+    clippy::all,
+    clippy::pedantic,
+    unreachable_pub,
+    reason = "generated; the schema documents it"
+)]
+mod api {
+    include!("generated/etcdserverpb.rs");
+}
+
+/// Creates a client, after checking that the cluster answers.
+pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+    static WORKER: SharedLeaseThread = SharedLeaseThread::new();
+    let settings = Settings::parse(url)?;
+    let lease_thread = WORKER.get("lockkeeper-etcd").map_err(|error| {
+        let what = format!("the thread for etcd can't be started: {error}; raise the limit of threads");
+        BackendError::caused(BackendErrorKind::Operator, what, error)
+    })?;
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(|error| {
+        let what = format!("the system gives no random bytes: {error}");
+        BackendError::new(BackendErrorKind::Operator, what)
+    })?;
+    let client = format!("{:016x}", u64::from_be_bytes(random));
+    let link = Arc::new(Link::new(&settings, &lease_thread));
+    link.check().await?;
+    let wakes = Wakes::default();
+    let watcher = Watcher::start(link.clone(), &client, wakes.clone(), &lease_thread);
+    let inner = Inner { link, layout: settings.layout, leases: Leases::default(), watcher, client };
+    let capabilities = capabilities();
+    Ok(Arc::new(Etcd { store: Arc::new(EtcdStore(Arc::new(inner))), wakes, lease_thread, capabilities }))
+}
+
+struct Etcd {
+    store: Arc<EtcdStore>,
+    wakes: Wakes,
+    lease_thread: LeaseThread,
+    capabilities: Capabilities,
+}
+
+fn capabilities() -> Capabilities {
+    Capabilities {
+        backend: "etcd",
+        reach: Reach::Network,
+        fencing: Fencing::Tokens { source: "the revision at which etcd created the holder's key" },
+        ttl: true,
+        shared: false,
+        permits: false,
+        subtree: false,
+        multi: false,
+        wait: true,
+        fair: true,
+        keep_closed: false,
+        lock_delay: false,
+        inspect: true,
+        break_hold: true,
+        break_now: true,
+        changes: false,
+        promises: Promises {
+            rising_tokens: Promise::KeptIf(
+                "the cluster is not restored from a backup, or restored with `--bump-revision`: revisions start again",
+            ),
+            fenced_sections: Promise::KeptIf("the resource has a fence, and tokens rise (P2)"),
+            survives_stalls: Promise::NotKept(
+                "a leader that stalls expires leases whose keep-alives wait in its sockets",
+            ),
+            ..Promises::ALL_KEPT
+        },
+    }
+}
+
+impl Backend for Etcd {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn lease_thread(&self) -> Option<LeaseThread> {
+        Some(self.lease_thread.clone())
+    }
+
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
+        LeasedConn::new(self.store.clone(), self.wakes.clone(), spec, label, pushes)
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        let inner = self.store.0.clone();
+        Box::pin(async move { inner.look(name).await })
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        let inner = self.store.0.clone();
+        Box::pin(async move { inner.list(prefix.as_ref()).await })
+    }
+
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        let inner = self.store.0.clone();
+        Box::pin(async move { inner.check_token(&name, token).await })
+    }
+
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        let inner = self.store.0.clone();
+        Box::pin(async move { inner.break_hold(&order).await })
+    }
+}

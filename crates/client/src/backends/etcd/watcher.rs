@@ -1,0 +1,200 @@
+//! Watches the keys that this client's waiters wait for, and its wake key, on one stream.
+//!
+//! A watch begins at the revision of the member at that time. A watch that began at an earlier revision would get its first
+//! events only every 100 ms: etcd collects the watches that lag. The key may have been deleted before the watch began, so
+//! its waiter attempts once more as soon as it has begun.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Status, Streaming};
+
+use super::api::event::EventType;
+use super::api::watch_request::RequestUnion;
+use super::api::{WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse};
+use super::connection::Link;
+use super::layout::wake_key;
+use crate::backends::leased::{EntryId, Wake, Wakes};
+use crate::io::LeaseThread;
+
+/// The pause before the stream is opened again.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The id of the watch of the wake key. Entries have higher ones.
+const WAKE_ID: i64 = 1;
+
+/// Gives orders to the task on the lease thread, which ends with it.
+pub(super) struct Watcher(UnboundedSender<Order>);
+
+enum Order {
+    /// Wake the entry when this key is deleted; replaces the entry's earlier watch.
+    Watch(EntryId, Vec<u8>),
+    Forget(EntryId),
+}
+
+impl Watcher {
+    pub(super) fn start(link: Arc<Link>, client: &str, wakes: Wakes, lease_thread: &LeaseThread) -> Self {
+        let (orders, received) = unbounded_channel();
+        let watches = Watches {
+            wakes,
+            of_entries: HashMap::new(),
+            by_id: HashMap::new(),
+            last_id: WAKE_ID,
+            stream: None,
+        };
+        lease_thread.run(Box::pin(watch(link, wake_key(client), received, watches)));
+        Self(orders)
+    }
+
+    pub(super) fn watch(&self, entry: &EntryId, key: Vec<u8>) {
+        // Fails only if the client is gone.
+        let _ = self.0.send(Order::Watch(entry.clone(), key));
+    }
+
+    pub(super) fn forget(&self, entry: &EntryId) {
+        let _ = self.0.send(Order::Forget(entry.clone()));
+    }
+}
+
+struct Watches {
+    wakes: Wakes,
+    /// The watch of each waiter: its id and its key.
+    of_entries: HashMap<EntryId, (i64, Vec<u8>)>,
+    by_id: HashMap<i64, EntryId>,
+    last_id: i64,
+    /// The sending side of the stream, while there is one.
+    stream: Option<UnboundedSender<WatchRequest>>,
+}
+
+/// A stream, and its sending side.
+type Opened = (Streaming<WatchResponse>, UnboundedSender<WatchRequest>);
+
+/// Runs until the client is gone.
+async fn watch(
+    link: Arc<Link>,
+    wake_key: Vec<u8>,
+    mut orders: UnboundedReceiver<Order>,
+    mut watches: Watches,
+) {
+    loop {
+        let opened = tokio::select! {
+            opened = open(&link, &wake_key) => opened,
+            () = watches.follow_until_gone(&mut orders) => return,
+        };
+        if let Ok((mut stream, sender)) = opened {
+            watches.stream = Some(sender);
+            watches.create_all();
+            // What happened meanwhile is not known.
+            watches.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
+            loop {
+                tokio::select! {
+                    order = orders.recv() => match order {
+                        Some(order) => watches.follow(order),
+                        None => return,
+                    },
+                    answer = stream.message() => match answer {
+                        Ok(Some(answer)) => watches.heard(answer),
+                        _ => break,
+                    },
+                }
+            }
+            watches.stream = None;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(PAUSE) => {}
+            () = watches.follow_until_gone(&mut orders) => return,
+        }
+    }
+}
+
+/// Opens a stream, with the watch of the wake key: etcd answers only once there is a first request.
+async fn open(link: &Link, wake_key: &[u8]) -> Result<Opened, Status> {
+    let (sender, requests) = unbounded_channel();
+    // The receiver exists.
+    let _ = sender.send(create(WAKE_ID, wake_key));
+    let connection = link.connection().await;
+    let request = connection.request(UnboundedReceiverStream::new(requests));
+    match connection.watch().watch(request).await {
+        Ok(stream) => Ok((stream.into_inner(), sender)),
+        Err(status) => {
+            // Another member may do.
+            connection.discard();
+            Err(status)
+        }
+    }
+}
+
+fn create(watch_id: i64, key: &[u8]) -> WatchRequest {
+    let create = WatchCreateRequest { key: key.to_vec(), watch_id, ..WatchCreateRequest::default() };
+    WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) }
+}
+
+impl Watches {
+    /// Follows orders while there is no stream, until the client is gone.
+    async fn follow_until_gone(&mut self, orders: &mut UnboundedReceiver<Order>) {
+        while let Some(order) = orders.recv().await {
+            self.follow(order);
+        }
+    }
+
+    fn follow(&mut self, order: Order) {
+        match order {
+            Order::Watch(entry, key) => {
+                if self.of_entries.get(&entry).is_some_and(|(_, watched)| *watched == key) {
+                    return;
+                }
+                self.forget(&entry);
+                self.last_id += 1;
+                let id = self.last_id;
+                self.send(create(id, &key));
+                self.by_id.insert(id, entry.clone());
+                self.of_entries.insert(entry, (id, key));
+            }
+            Order::Forget(entry) => self.forget(&entry),
+        }
+    }
+
+    fn forget(&mut self, entry: &EntryId) {
+        if let Some((watch_id, _)) = self.of_entries.remove(entry) {
+            self.by_id.remove(&watch_id);
+            let cancel = WatchCancelRequest { watch_id };
+            self.send(WatchRequest { request_union: Some(RequestUnion::CancelRequest(cancel)) });
+        }
+    }
+
+    fn create_all(&self) {
+        for (id, key) in self.of_entries.values() {
+            self.send(create(*id, key));
+        }
+    }
+
+    fn send(&self, request: WatchRequest) {
+        if let Some(stream) = &self.stream {
+            // Fails only if the stream has just ended: the next one begins with all watches.
+            let _ = stream.send(request);
+        }
+    }
+
+    fn heard(&mut self, answer: WatchResponse) {
+        if answer.watch_id == WAKE_ID {
+            for key in answer.events.into_iter().filter_map(|event| event.kv) {
+                if let Ok(entry) = String::from_utf8(key.value) {
+                    self.wakes.deliver(&EntryId(entry), Wake::Revoked);
+                }
+            }
+            return;
+        }
+        let Some(entry) = self.by_id.get(&answer.watch_id).cloned() else { return };
+        if answer.canceled {
+            // For example, the member has compacted the revision at which it began. The next attempt watches again.
+            self.by_id.remove(&answer.watch_id);
+            self.of_entries.remove(&entry);
+        }
+        let is_deleted = answer.events.iter().any(|event| event.r#type() == EventType::Delete);
+        if answer.created || answer.canceled || is_deleted {
+            self.wakes.deliver(&entry, Wake::Try(Duration::ZERO));
+        }
+    }
+}
