@@ -167,7 +167,9 @@ impl Connect for Connector {
             for _ in 0..endpoints.len() {
                 let endpoint = &endpoints[next.fetch_add(1, Ordering::Relaxed) % endpoints.len()];
                 let opened = timeout(MEMBER_LIMIT, open(endpoint, login.as_ref())).await;
-                match opened.unwrap_or_else(|_| Err(Unusable::Silent(format!("no answer within {MEMBER_LIMIT:?}")))) {
+                match opened
+                    .unwrap_or_else(|_| Err(Unusable::Silent(format!("no answer within {MEMBER_LIMIT:?}"))))
+                {
                     Ok(connection) => return Ok(connection),
                     Err(Unusable::Refused(error)) => return Err(error),
                     Err(Unusable::Silent(why)) => failures.push(format!("{endpoint}: {why}")),
@@ -193,7 +195,10 @@ impl From<Status> for Unusable {
     fn from(status: Status) -> Self {
         let text = status.message();
         match status.code() {
-            Code::InvalidArgument | Code::Unauthenticated | Code::PermissionDenied | Code::FailedPrecondition
+            Code::InvalidArgument
+            | Code::Unauthenticated
+            | Code::PermissionDenied
+            | Code::FailedPrecondition
                 if std::error::Error::source(&status).is_none() =>
             {
                 let what = format!("etcd refuses the login: {text}; correct user and password in the URL");

@@ -31,9 +31,9 @@ const BREAKS_MAX: usize = 5;
 impl Inner {
     async fn range(&self, range: RangeRequest) -> Result<RangeResponse, BackendError> {
         let deadline = Instant::now() + LIMIT;
-        let call = self.link.call(deadline, async |connection| {
-            connection.kv().range(connection.request(range)).await
-        });
+        let call = self
+            .link
+            .call(deadline, async |connection| connection.kv().range(connection.request(range)).await);
         call.await.map_err(|failure| self.explained(failure))
     }
 
@@ -42,15 +42,19 @@ impl Inner {
             Failure::Refused(error) => error,
             Failure::NoLease => BackendError::new(BackendErrorKind::Operator, "etcd knows no such lease"),
             Failure::Silent(_) => self.link.trouble().unwrap_or_else(|| {
-                BackendError::new(BackendErrorKind::Unreachable, format!("etcd did not answer within {LIMIT:?}"))
+                BackendError::new(
+                    BackendErrorKind::Unreachable,
+                    format!("etcd did not answer within {LIMIT:?}"),
+                )
             }),
         }
     }
 
     pub(super) async fn look(&self, name: LockName) -> Result<LockInfo, BackendError> {
         let folder = self.layout.folder(&name);
-        let found =
-            self.range(RangeRequest { limit: 1 + WAITERS_SHOWN, ..sorted(&folder, SortOrder::Ascend) }).await?;
+        let found = self
+            .range(RangeRequest { limit: 1 + WAITERS_SHOWN, ..sorted(&folder, SortOrder::Ascend) })
+            .await?;
         let count = usize::try_from(found.count).unwrap_or_default();
         Ok(info(name, found.kvs.iter(), count))
     }
@@ -60,7 +64,8 @@ impl Inner {
         let mut locks: BTreeMap<LockName, Vec<KeyValue>> = BTreeMap::new();
         let mut count = 0;
         loop {
-            let page = RangeRequest { key, range_end: range_end.clone(), limit: PAGE, ..RangeRequest::default() };
+            let page =
+                RangeRequest { key, range_end: range_end.clone(), limit: PAGE, ..RangeRequest::default() };
             let page = self.range(page).await?;
             count += page.kvs.len();
             let Some(last) = page.kvs.last().filter(|_| page.more) else {
@@ -68,7 +73,9 @@ impl Inner {
                 break;
             };
             if count > KEYS_MAX {
-                let what = format!("there are more than {KEYS_MAX} keys to look at; look at one lock, or below a prefix");
+                let what = format!(
+                    "there are more than {KEYS_MAX} keys to look at; look at one lock, or below a prefix"
+                );
                 return Err(BackendError::new(BackendErrorKind::Refused, what));
             }
             key = [last.key.as_slice(), &[0]].concat();
@@ -84,7 +91,12 @@ impl Inner {
             .collect())
     }
 
-    fn sort_in(&self, keys: Vec<KeyValue>, prefix: Option<&LockName>, locks: &mut BTreeMap<LockName, Vec<KeyValue>>) {
+    fn sort_in(
+        &self,
+        keys: Vec<KeyValue>,
+        prefix: Option<&LockName>,
+        locks: &mut BTreeMap<LockName, Vec<KeyValue>>,
+    ) {
         for key in keys {
             let Some(name) = self.layout.name_of(&key.key) else { continue };
             if prefix.is_none_or(|prefix| *prefix == name || prefix.is_above(name.as_str())) {
@@ -93,10 +105,14 @@ impl Inner {
         }
     }
 
-    pub(super) async fn check_token(&self, name: &LockName, token: Token) -> Result<TokenStatus, BackendError> {
+    pub(super) async fn check_token(
+        &self,
+        name: &LockName,
+        token: Token,
+    ) -> Result<TokenStatus, BackendError> {
         let folder = self.layout.folder(name);
         let found = self.range(RangeRequest { limit: 1, ..sorted(&folder, SortOrder::Ascend) }).await?;
-        let live: Vec<Token> = found.kvs.first().and_then(token_of).into_iter().collect();
+        let live = live(&found);
         let last = found.header.map_or(0, |header| header.revision);
         Ok(match token {
             token if live.contains(&token) => TokenStatus::Current,
@@ -112,7 +128,7 @@ impl Inner {
         for _ in 0..BREAKS_MAX {
             let found = self.range(RangeRequest { limit: 1, ..sorted(&folder, SortOrder::Ascend) }).await?;
             let Some(held) = found.kvs.first().filter(|held| token_of(held) == Some(order.token)) else {
-                return Ok(Broken::NotCurrent { live: found.kvs.first().and_then(token_of).into_iter().collect() });
+                return Ok(Broken::NotCurrent { live: live(&found) });
             };
             let unchanged = Compare {
                 result: CompareResult::Equal.into(),
@@ -148,7 +164,12 @@ fn revocation(held: &KeyValue, order: &BreakOrder) -> Result<Vec<RequestOp>, Bac
     note.revoked = Some(Revocation { by: order.by.clone(), reason: order.reason.clone() });
     let put = |put| RequestOp { request: Some(Op::RequestPut(put)) };
     Ok(vec![
-        put(PutRequest { key: held.key.clone(), value: note.bytes(), ignore_lease: true, ..PutRequest::default() }),
+        put(PutRequest {
+            key: held.key.clone(),
+            value: note.bytes(),
+            ignore_lease: true,
+            ..PutRequest::default()
+        }),
         put(PutRequest {
             key: wake_key(&note.client),
             value: note.entry.into_bytes(),
@@ -156,6 +177,12 @@ fn revocation(held: &KeyValue, order: &BreakOrder) -> Result<Vec<RequestOp>, Bac
             ..PutRequest::default()
         }),
     ])
+}
+
+/// The token of the holder, unless its hold is being broken.
+fn live(found: &RangeResponse) -> Vec<Token> {
+    let is_held = |key: &&KeyValue| Note::read(&key.value).is_none_or(|note| note.revoked.is_none());
+    found.kvs.first().filter(is_held).and_then(token_of).into_iter().collect()
 }
 
 fn token_of(key: &KeyValue) -> Option<Token> {
@@ -167,11 +194,7 @@ fn info<'a>(name: LockName, mut keys: impl Iterator<Item = &'a KeyValue>, count:
     let holders: Vec<HolderInfo> = keys.next().map(holder).into_iter().collect();
     let waiter = |key: &KeyValue| {
         let note = Note::read(&key.value).unwrap_or_default();
-        WaiterInfo {
-            owner: owner(key),
-            mode: ModeKind::Exclusive,
-            meta: decode_meta(note.meta.as_bytes()),
-        }
+        WaiterInfo { owner: owner(key), mode: ModeKind::Exclusive, meta: decode_meta(note.meta.as_bytes()) }
     };
     LockInfo {
         name,

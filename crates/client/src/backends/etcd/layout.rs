@@ -51,7 +51,8 @@ impl Layout {
         let key = std::str::from_utf8(key).ok().filter(|key| !key.starts_with(WAKE))?;
         let key = key.strip_prefix(&self.prefix)?;
         let (name, lease) = key.rsplit_once('/')?;
-        let is_lease = !lease.is_empty() && lease.len() <= 16 && lease.bytes().all(|it| it.is_ascii_hexdigit());
+        let is_lease =
+            !lease.is_empty() && lease.len() <= 16 && lease.bytes().all(|it| it.is_ascii_hexdigit());
         let name = if self.is_plain { name.to_owned() } else { decoded(name)? };
         LockName::parse(&name).ok().filter(|_| is_lease)
     }

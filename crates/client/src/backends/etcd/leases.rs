@@ -61,7 +61,8 @@ impl Leases {
         state.unused.retain(|unused| unused.until > now);
         let wanted = seconds(entry.ttl);
         let at = state.unused.iter().rposition(|unused| unused.seconds == wanted)?;
-        let lease = EntryLease { id: state.unused.remove(at).id, is_fresh: false, revision: None, holds: false };
+        let lease =
+            EntryLease { id: state.unused.remove(at).id, is_fresh: false, revision: None, holds: false };
         state.of_entries.insert(entry.id.clone(), lease);
         Some(lease)
     }

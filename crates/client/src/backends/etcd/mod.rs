@@ -32,12 +32,7 @@ use store::{EtcdStore, Inner};
 use watcher::Watcher;
 
 /// The generated client.
-#[expect(
-    clippy::all,
-    clippy::pedantic,
-    unreachable_pub,
-    reason = "generated; the schema documents it"
-)]
+#[expect(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated; the schema documents it")]
 mod api {
     include!("generated/etcdserverpb.rs");
 }

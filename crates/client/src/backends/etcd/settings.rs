@@ -46,7 +46,9 @@ impl Settings {
                 Some(Login { user: user.clone(), password: password.reveal().to_owned() })
             }
             (None, None) => None,
-            _ => return Err(url.bad_part("", "a login: give both, as in `etcd://user:password@host`").into()),
+            _ => {
+                return Err(url.bad_part("", "a login: give both, as in `etcd://user:password@host`").into());
+            }
         };
         let prefix = url.parameter::<String>("prefix", "text")?;
         let layout = match url.parameter::<String>("layout", "`plain`")?.as_deref() {

@@ -102,10 +102,11 @@ impl Inner {
     async fn attempt(&self, attempt: &Attempt) -> Result<Tried, Failure> {
         let entry = &*attempt.entry;
         let deadline = Instant::now() + entry.limit();
-        let mut lease = match self.leases.of(&entry.id).or_else(|| self.leases.reuse(entry, BootInstant::now())) {
-            Some(lease) => lease,
-            None => self.grant_lease(entry, deadline).await?,
-        };
+        let mut lease =
+            match self.leases.of(&entry.id).or_else(|| self.leases.reuse(entry, BootInstant::now())) {
+                Some(lease) => lease,
+                None => self.grant_lease(entry, deadline).await?,
+            };
         let folder = self.layout.folder(&entry.name);
         let own = key(&folder, lease.id);
         let taken = self.txn(deadline, take(attempt, &folder, &own, lease.id, &self.client)).await?;
@@ -159,7 +160,9 @@ impl Inner {
         let asked = LeaseGrantRequest { ttl: seconds(entry.ttl), id: 0 };
         let granted = self
             .link
-            .call(deadline, async |connection| connection.lease().lease_grant(connection.request(asked)).await)
+            .call(deadline, async |connection| {
+                connection.lease().lease_grant(connection.request(asked)).await
+            })
             .await;
         // A lease whose answer is lost has no key, and expires.
         let granted = granted.map_err(|failure| match failure {
@@ -179,7 +182,9 @@ impl Inner {
             max_create_revision: created - 1,
             ..sorted(folder, SortOrder::Descend)
         };
-        self.link.call(deadline, async |connection| connection.kv().range(connection.request(range)).await).await
+        self.link
+            .call(deadline, async |connection| connection.kv().range(connection.request(range)).await)
+            .await
     }
 
     pub(super) async fn txn(&self, deadline: Instant, txn: TxnRequest) -> Result<TxnResponse, Failure> {
@@ -233,8 +238,12 @@ impl Inner {
         if states.len() != ids.len() {
             return Err(unreadable());
         }
-        let kept: Vec<i64> =
-            ids.iter().zip(&states).filter(|(_, state)| **state == Renewed::Kept).map(|(id, _)| *id).collect();
+        let kept: Vec<i64> = ids
+            .iter()
+            .zip(&states)
+            .filter(|(_, state)| **state == Renewed::Kept)
+            .map(|(id, _)| *id)
+            .collect();
         let live = self.keep_alive(&kept, deadline).await?;
         let mut live = live.into_iter();
         let mut states = states.into_iter().map(|state| match state {
@@ -285,7 +294,9 @@ impl Inner {
         let asked = LeaseRevokeRequest { id: lease.id };
         let revoked = self
             .link
-            .call(deadline, async |connection| connection.lease().lease_revoke(connection.request(asked)).await)
+            .call(deadline, async |connection| {
+                connection.lease().lease_revoke(connection.request(asked)).await
+            })
             .await;
         match revoked {
             Ok(_) => {
@@ -372,14 +383,19 @@ pub(super) fn ranges(responses: Vec<super::api::ResponseOp>) -> Vec<RangeRespons
 fn state(read: &RangeResponse) -> Renewed {
     match read.kvs.first() {
         None => Renewed::Gone,
-        Some(found) if Note::read(&found.value).is_some_and(|note| note.revoked.is_some()) => Renewed::Revoked,
+        Some(found) if Note::read(&found.value).is_some_and(|note| note.revoked.is_some()) => {
+            Renewed::Revoked
+        }
         Some(_) => Renewed::Kept,
     }
 }
 
 /// The entry's hold was broken before its grant was returned.
 fn broken() -> BackendError {
-    BackendError::new(BackendErrorKind::Refused, "an operator broke the hold as it was granted; acquire again")
+    BackendError::new(
+        BackendErrorKind::Refused,
+        "an operator broke the hold as it was granted; acquire again",
+    )
 }
 
 fn busy(first: &RangeResponse) -> Busy {
