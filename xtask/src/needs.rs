@@ -7,7 +7,7 @@
 use std::env;
 use std::process::Command;
 
-use lockkeeper_rig::{Program, find, network, pgbouncer, postgres, redis};
+use lockkeeper_rig::{Program, etcd, find, network, pgbouncer, postgres, redis};
 
 use crate::TaskResult;
 use crate::foreign;
@@ -57,6 +57,8 @@ const TEST_NEEDS: &[Need] = &[
     Need { program: "flock", package: "util-linux", used_by: "the comparison with a bare flock" },
     Need { program: "setpriv", package: "util-linux", used_by: "the tests that start servers of others" },
     Need { program: "timeout", package: "coreutils", used_by: "the same" },
+    Need::of(etcd::SERVER, "the tests of etcd"),
+    Need::of(etcd::CLI, "the same"),
     Need::of(network::IP, "the tests of a cluster with a cut network"),
     // This package contains the sentinel, too.
     Need::of(redis::SERVER, "the tests of Redis and Redlock"),

@@ -105,7 +105,7 @@ impl Failure {
     }
 }
 
-/// The error message followed by those of its sources; a source whose text is already included is left out.
+/// The error message followed by those of its sources, on one line; a source whose text is already included is left out.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -117,7 +117,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         }
         source = cause.source();
     }
-    text
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// The exit code that an OS error implies, or `None` if its kind implies none.
@@ -158,7 +158,10 @@ impl From<BackendError> for Failure {
             BackendErrorKind::Denied => PERMISSION,
             _ => code_below(&error).unwrap_or(IO),
         };
-        Self::new(code, chain(&error))
+        // The library does not know where this program has its addresses from.
+        let text = chain(&error)
+            .replace("correct the address", "correct the address in `--locks` or LOCKKEEPER_URL");
+        Self::new(code, text)
     }
 }
 

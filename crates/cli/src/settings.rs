@@ -100,7 +100,11 @@ fn label(program: &str) -> String {
 /// # Errors
 /// The argument is not a valid lock name.
 pub fn lock_name(typed: &OsStr) -> Result<LockName, Failure> {
-    LockName::parse_bytes(typed.as_bytes()).map_err(|error| Failure::new(USAGE, error.to_string()))
+    LockName::parse_bytes(typed.as_bytes()).map_err(|error| {
+        let is_url = typed.to_string_lossy().contains("://");
+        let hint = if is_url { "; the address of a lock service goes behind --locks" } else { "" };
+        Failure::new(USAGE, format!("{error}{hint}"))
+    })
 }
 
 /// Parses `5s`, `500ms`, `2m`, `1h30m`.

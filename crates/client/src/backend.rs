@@ -205,6 +205,21 @@ pub struct AcquireRequest {
     pub meta: Box<[u8]>,
 }
 
+#[cfg(test)]
+impl AcquireRequest {
+    /// An exclusive hold of `x`.
+    pub(crate) fn of_a_test() -> Arc<Self> {
+        Arc::new(Self {
+            names: vec![LockName::parse("x").expect("a valid name")],
+            mode: Mode::Exclusive,
+            subtree: false,
+            wait: true,
+            keep_closed: Duration::ZERO,
+            meta: Box::default(),
+        })
+    }
+}
+
 /// The call got no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(unreachable_pub, reason = "public to the simulator only")]

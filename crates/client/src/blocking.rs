@@ -1,4 +1,5 @@
-//! The same API for programs without an async runtime. It creates a runtime internally.
+//! The API for programs without an async runtime: a runtime of its own runs the async one. What only operators of
+//! `lockkeeper://` need (members, backups) is in the async API.
 //!
 //! ```
 //! use lockkeeper::blocking::Locks;
@@ -27,7 +28,8 @@ use crate::error::{
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::run_result;
 use crate::{
-    BreakOrder, Broken, Capabilities, LockInfo, SessionInfo, ShutdownReport, Token, Wait, WatchEvent,
+    BreakOrder, Broken, Capabilities, ChangeError, LockInfo, SessionInfo, ShutdownReport, Token, Wait,
+    WatchEvent,
 };
 
 /// See [`crate::Locks`].
@@ -48,7 +50,7 @@ pub struct Lock<F: Kind = Unfenced> {
 /// See [`crate::Guard`].
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
-pub struct Guard<F: Kind> {
+pub struct Guard<F: Kind = Unfenced> {
     guard: crate::Guard<F>,
     runtime: OwnRuntime,
 }
@@ -62,11 +64,16 @@ pub struct Watch {
 }
 
 /// The runtime on which all calls of a client run.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct OwnRuntime(Arc<RuntimeCell>);
 
+impl std::fmt::Debug for OwnRuntime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OwnRuntime")
+    }
+}
+
 /// `None` only while it is dropped.
-#[derive(Debug)]
 struct RuntimeCell(Option<Runtime>);
 
 impl OwnRuntime {
@@ -96,10 +103,27 @@ impl Locks<Unfenced> {
     /// # Panics
     /// On a thread that drives async tasks.
     pub fn connect(url: &str) -> Result<Self, ConnectError> {
+        Self::connected(crate::Locks::connect(url))
+    }
+
+    /// See [`crate::Locks::connect_as`].
+    ///
+    /// # Errors
+    /// Those of the async method.
+    ///
+    /// # Panics
+    /// On a thread that drives async tasks.
+    pub fn connect_as(url: &str, label: &str) -> Result<Self, ConnectError> {
+        Self::connected(crate::Locks::connect_as(url, label))
+    }
+
+    fn connected(
+        connecting: impl Future<Output = Result<crate::Locks, ConnectError>>,
+    ) -> Result<Self, ConnectError> {
         let runtime = OwnRuntime::new().map_err(|error| {
             BackendError::caused(BackendErrorKind::Operator, "no runtime could be created", error)
         })?;
-        let locks = runtime.wait(crate::Locks::connect(url))?;
+        let locks = runtime.wait(connecting)?;
         Ok(Self { locks, runtime })
     }
 
@@ -131,6 +155,19 @@ impl<F: Kind> Locks<F> {
     /// See [`crate::Locks::semaphore`].
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock<F> {
         self.own(self.locks.semaphore(name, permits))
+    }
+
+    /// See [`crate::Locks::semaphore_in_force`].
+    pub fn semaphore_in_force(&self, name: impl AsRef<str>) -> Lock<F> {
+        self.own(self.locks.semaphore_in_force(name))
+    }
+
+    /// See [`crate::Locks::set_limit`].
+    ///
+    /// # Errors
+    /// Those of the async method.
+    pub fn set_limit(&self, name: impl AsRef<str>, permits: Option<u32>) -> Result<(), BackendError> {
+        self.runtime.wait(self.locks.set_limit(name, permits))
     }
 
     /// See [`crate::Locks::all`].
@@ -297,6 +334,22 @@ impl<F: Kind> Guard<F> {
     /// Those of the async method.
     pub fn check(&self, need: Duration) -> Result<(), Lost> {
         self.guard.check(need)
+    }
+
+    /// See [`crate::Guard::set_value`].
+    ///
+    /// # Errors
+    /// Those of the async method.
+    pub fn set_value(&self, value: impl Into<Vec<u8>>) -> Result<(), ChangeError> {
+        self.runtime.wait(self.guard.set_value(value))
+    }
+
+    /// See [`crate::Guard::downgrade`].
+    ///
+    /// # Errors
+    /// Those of the async method.
+    pub fn downgrade(&self) -> Result<(), ChangeError> {
+        self.runtime.wait(self.guard.downgrade())
     }
 
     /// See [`crate::Guard::reenter`].

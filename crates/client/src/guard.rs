@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backend::HoldChange;
 use crate::error::{ChangeError, LossCause, Lost, ReleaseError, VerifyError};
-use crate::kind::{Fenced, Kind};
+use crate::kind::{Fenced, Kind, Unfenced};
 use crate::machine::Releasing;
 use crate::observe;
 use crate::session::HoldHandle;
@@ -21,7 +21,7 @@ use crate::time::BootInstant;
 /// Not tied to a thread or a task. The hold can be lost at any time, so work under it must be able to stop
 /// ([`Guard::lost`]) and writes must carry [`Guard::token`] to a fence.
 #[must_use = "the lock is released when the guard is dropped"]
-pub struct Guard<F: Kind> {
+pub struct Guard<F: Kind = Unfenced> {
     inner: Arc<GuardInner>,
     kind: PhantomData<F>,
 }

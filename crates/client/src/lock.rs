@@ -135,7 +135,8 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Maximum duration of a hold, so that a hung holder does not renew forever. After it the hold counts as lost, and
-    /// it ends when the grace period is over. Unlimited by default, for leaders that work for days. For a section of
+    /// it ends when the grace period is over: [`Lock::run`] and [`Guard::release`] then report the loss even if the
+    /// section stops within the grace. Unlimited by default, for leaders that work for days. For a section of
     /// known length, about ten times its usual duration is a good value.
     pub fn max_hold(self, max: Duration) -> Self {
         self.with(|options| options.max_hold = Some(max))
@@ -248,6 +249,13 @@ impl<F: Kind> Lock<F> {
     ///     Io(#[from] std::io::Error),
     ///     #[error(transparent)]
     ///     Hold(#[from] HoldError),
+    /// }
+    ///
+    /// // `Guard::check` in the body reports a loss by itself.
+    /// impl From<lockkeeper::Lost> for ReportError {
+    ///     fn from(lost: lockkeeper::Lost) -> Self {
+    ///         HoldError::from(lost).into()
+    ///     }
     /// }
     ///
     /// # async fn example(locks: lockkeeper::Locks) {
@@ -378,6 +386,10 @@ impl<F: Kind> Lock<F> {
         if can.ttl && options.min_validity > validity_max {
             let allowed = format!("at most {validity_max:?} (65 % of the ttl) can be had; use a longer ttl");
             return Err(invalid("min_validity", format!("{:?}", options.min_validity), allowed));
+        }
+        if options.max_hold.is_some_and(|max| max.is_zero()) {
+            let allowed = "a longer time is needed: such a hold would be lost at once".to_owned();
+            return Err(invalid("max_hold", "0ns".to_owned(), allowed));
         }
         if let Some((key, value)) = options.meta.iter().find(|(key, value)| {
             key.is_empty() || key.contains(['=', '\n', '\r']) || value.contains(['\n', '\r'])

@@ -97,7 +97,8 @@ impl Locks<Unfenced> {
 }
 
 impl<F: Kind> Locks<F> {
-    /// A lock with one holder at a time.
+    /// A lock with one holder at a time. Not reentrant: a task that acquires it again waits for itself; see
+    /// [`Guard::reenter`](crate::Guard::reenter).
     pub fn mutex(&self, name: impl AsRef<str>) -> Lock<F> {
         self.lock(parse(name), Mode::Exclusive)
     }
@@ -271,7 +272,8 @@ impl<F: Kind> Locks<F> {
         self.core.backend.findings().await
     }
 
-    /// Releases everything and closes all sessions; holds count as lost at once. Waits for at most `limit`.
+    /// Releases everything and closes all sessions; holds count as lost at once. Waits for at most `limit`. A
+    /// [`Watch`] goes on until it is dropped.
     pub async fn shutdown(self, limit: Duration) -> ShutdownReport {
         let sessions: Vec<Arc<Session>> = {
             let mut state = self.core.state();

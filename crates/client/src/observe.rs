@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use lockkeeper_core::LockName;
+
 use crate::error::LossCause;
 
 pub(crate) fn acquired(backend: &'static str, outcome: &'static str, waited: Duration) {
@@ -13,9 +15,10 @@ pub(crate) fn released(backend: &'static str, held: Duration) {
     metrics::histogram!("lockkeeper_hold_seconds", "backend" => backend).record(held.as_secs_f64());
 }
 
-pub(crate) fn lost(backend: &'static str, cause: LossCause) {
+pub(crate) fn lost(backend: &'static str, names: &[LockName], cause: LossCause) {
     metrics::counter!("lockkeeper_lost_total", "backend" => backend, "cause" => cause.as_str()).increment(1);
-    tracing::warn!(backend, cause = cause.as_str(), "a lock was lost: {cause}");
+    let names = names.iter().map(LockName::as_str).collect::<Vec<_>>().join(", ");
+    tracing::warn!(backend, cause = cause.as_str(), "the lock `{names}` was lost: {cause}");
 }
 
 #[cfg(feature = "service")]

@@ -157,7 +157,7 @@ impl Session {
         limits: AcquireLimits,
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<HoldHandle, NotAcquired> {
-        let hold = Arc::new(HoldStatus::new());
+        let hold = Arc::new(HoldStatus::new(request.clone()));
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
         let place = Place::here(&self.0.lease_thread);
         let caller = Caller { request, hold: hold.clone(), place };

@@ -15,14 +15,22 @@ fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     std::fs::read_dir(directory).unwrap().map(read).collect()
 }
 
-#[test]
-fn generated_code_is_that_of_the_schema() {
-    let fresh = tempfile::tempdir().unwrap();
-    generate::write_to(fresh.path()).unwrap();
-    let (fresh, kept) =
-        (files(fresh.path()), files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/generated")));
+#[track_caller]
+fn are_the_same(fresh: &Path, kept: &Path) {
+    let (fresh, kept) = (files(fresh), files(kept));
     assert_eq!(fresh.keys().collect::<Vec<_>>(), kept.keys().collect::<Vec<_>>());
     for (name, bytes) in fresh {
         assert!(kept[&name] == bytes, "{name} is out of date: run `cargo xtask generate`");
     }
+}
+
+#[test]
+fn generated_code_is_that_of_the_schema() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let fresh = tempfile::tempdir().unwrap();
+    generate::write_to(fresh.path()).unwrap();
+    are_the_same(fresh.path(), &root.join("src/generated"));
+    let fresh = tempfile::tempdir().unwrap();
+    generate::write_etcd_to(fresh.path()).unwrap();
+    are_the_same(fresh.path(), &root.join("../client/src/backends/etcd/generated"));
 }

@@ -21,7 +21,7 @@ use lockkeeper::backends::{BACKENDS, BackendEntry};
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
 use suggest::{one_line, suggestion};
-use values::{keep_closed, key_value, lock_delay, token, ttl};
+use values::{keep_closed, key_value, lock_delay, reason, token, ttl};
 
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
@@ -276,7 +276,7 @@ pub struct Break {
     #[arg(long, value_parser = token)]
     pub token: Token,
     /// The reason, for the audit log and for the holder
-    #[arg(long)]
+    #[arg(long, value_parser = reason)]
     pub reason: String,
     /// The author of the break; the current user by default
     #[arg(long)]
@@ -481,6 +481,9 @@ mod tests {
             ("lockkeeper list", "'ls'"),
             ("lockkeeper sho x", "'show'"),
             ("lockkeeper status", "'cluster status'"),
+            ("lockkeeper run --timeout 5s x -- true", "'--wait'"),
+            ("lockkeeper serve --port 5 --data d", "'--listen'"),
+            ("lockkeeper sessions lockkeeper://127.0.0.1", "--locks"),
         ] {
             let error = parse(line.split(' ').map(OsString::from)).unwrap_err();
             assert!(error.code == USAGE && error.message.contains(wanted), "{}", error.message);

@@ -23,6 +23,22 @@ pub(super) const SYNONYMS: [(&str, &str); 12] = [
     ("unlock", "break"),
 ];
 
+/// Names that other tools use for options of ours.
+const OPTION_SYNONYMS: [(&str, &str); 12] = [
+    ("--url", "--locks"),
+    ("--server", "--locks"),
+    ("--timeout", "--wait"),
+    ("--no-wait", "--try"),
+    ("--nonblock", "--try"),
+    ("-n", "--try"),
+    ("--lease", "--ttl"),
+    ("--port", "--listen"),
+    ("--address", "--listen"),
+    ("--data-dir", "--data"),
+    ("-c", "--config"),
+    ("--name", "--label"),
+];
+
 /// The error text for an unknown command or option that resembles a known one. clap's own measure of similarity finds
 /// no swapped letters in short words.
 pub(super) fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<String> {
@@ -44,10 +60,26 @@ pub(super) fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<Stri
             )
         }
         ErrorKind::UnknownArgument => {
+            let typed = context(ContextKind::InvalidArg)?;
+            if words.iter().any(|word| word.to_string_lossy().contains("://")) && !typed.starts_with('-') {
+                return Some(format!(
+                    "unexpected argument '{typed}': the address of a lock service goes behind --locks, as in `--locks \
+                     lockkeeper://127.0.0.1`"
+                ));
+            }
             let command = words.iter().find_map(|word| commands.find_subcommand(word))?;
+            let has = |name: &str| {
+                let name = name.trim_start_matches("--");
+                command.get_arguments().any(|option| option.get_long() == Some(name))
+            };
+            if let Some((_, ours)) =
+                OPTION_SYNONYMS.iter().find(|(theirs, ours)| *theirs == typed && has(ours))
+            {
+                return Some(format!("there is no option '{typed}'; '{ours}' is what you may look for"));
+            }
             let options = command.get_arguments().filter_map(|option| option.get_long());
             let options = options.map(|name| format!("--{name}")).collect();
-            ("option", context(ContextKind::InvalidArg)?, options)
+            ("option", typed, options)
         }
         _ => return None,
     };

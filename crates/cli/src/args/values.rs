@@ -40,3 +40,8 @@ pub(super) fn key_value(typed: &str) -> Result<(String, String), &'static str> {
     let pair = typed.split_once('=').filter(|(key, _)| !key.is_empty());
     pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
 }
+
+/// A text that says something.
+pub(super) fn reason(typed: &str) -> Result<String, &'static str> {
+    if typed.trim().is_empty() { Err("others read it: say why") } else { Ok(typed.to_owned()) }
+}

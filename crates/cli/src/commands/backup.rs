@@ -74,9 +74,7 @@ fn folder(file: &Path) -> PathBuf {
 
 /// The error of the system itself: `tempfile` adds the name of the temporary file, which means nothing to the user.
 fn without_path(error: std::io::Error) -> std::io::Error {
-    let below = error.get_ref().and_then(|error| error.source());
-    let code = below.and_then(|below| below.downcast_ref::<std::io::Error>()?.raw_os_error());
-    code.map_or(error, std::io::Error::from_raw_os_error)
+    if error.get_ref().is_some() { error.kind().into() } else { error }
 }
 
 /// The received data are not a complete backup: the node ended the stream early, or uses a newer format.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::{BreakOrder, Broken, LockName, Locks, Token, TokenStatus};
+use lockkeeper::{BreakOrder, Broken, HolderInfo, HolderState, LockName, Locks, Token, TokenStatus};
 use serde_json::json;
 
 use crate::args::{Break, CheckToken, SetLimit};
@@ -53,11 +53,15 @@ pub(super) async fn break_hold(args: Break) -> Result<u8, Failure> {
     })
 }
 
-/// Polls until no live hold has the token, at most for `limit`. Returns whether it has ended.
+/// Polls until the hold with this token has ended, at most for `limit`. Returns whether it has. Its token is not current
+/// as soon as it is being broken, so it is looked for among the holders.
 async fn until_over(locks: &Locks, name: &LockName, token: Token, limit: Duration) -> Result<bool, Failure> {
     let end = Instant::now() + limit;
     loop {
-        if locks.check_token(name, token).await? != TokenStatus::Current {
+        let lock = locks.inspect(name).await?;
+        let has =
+            |it: &HolderInfo| it.token == Some(token) && !matches!(it.state, HolderState::Closed { .. });
+        if !lock.holders.iter().any(has) {
             return Ok(true);
         }
         if Instant::now() + LOOK_EVERY > end {

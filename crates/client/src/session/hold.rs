@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{Input, RequestProgress, Session, SessionInner};
-use crate::backend::{Call, HoldChange};
+use crate::backend::{AcquireRequest, Call, HoldChange};
 use crate::capabilities::Capabilities;
 use crate::error::{BreakNotice, ChangeError, LossCause, Lost, VerifyError};
 use crate::io::Place;
@@ -20,6 +20,7 @@ use crate::time::BootInstant;
 
 /// What a request and its hold have come to. What a guard reads of it needs no lock and no I/O.
 pub(crate) struct HoldStatus {
+    request: Arc<AcquireRequest>,
     lost: CancellationToken,
     cause: OnceLock<LossCause>,
     /// Set before the loss is signalled, if the service says who broke the hold.
@@ -51,8 +52,9 @@ pub(crate) struct HoldHandle {
 }
 
 impl HoldStatus {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(request: Arc<AcquireRequest>) -> Self {
         Self {
+            request,
             lost: CancellationToken::new(),
             cause: OnceLock::new(),
             broken: OnceLock::new(),
@@ -107,7 +109,7 @@ impl HoldStatus {
 
     pub(super) fn lose(&self, cause: LossCause, backend: &'static str) {
         if self.cause.set(cause).is_ok() {
-            observe::lost(backend, cause);
+            observe::lost(backend, &self.request.names, cause);
         }
         self.lost.cancel();
     }
@@ -339,7 +341,7 @@ mod tests {
     /// The machine signals a loss before it moves the deadline; a caller may read between the two.
     #[test]
     fn a_loss_is_visible_to_a_reader_of_the_later_deadline() {
-        let hold = HoldStatus::new();
+        let hold = HoldStatus::new(AcquireRequest::of_a_test());
         let deadline = || {
             hold.lose(LossCause::Broken, "memory");
             2_000

@@ -10,7 +10,7 @@ mod status;
 mod waiting;
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::{Guard, Lock, LockName, Locks, LossCause, ReleaseError, Unfenced};
 
@@ -22,6 +22,8 @@ use crate::{output, settings};
 
 /// The default ttl.
 const TTL: Duration = Duration::from_secs(30);
+/// The pause before another attempt to reach the lock service.
+const CONNECT_AGAIN: Duration = Duration::from_millis(500);
 /// The default grace for locks without a lease; the library has the same default.
 const GRACE_WITHOUT_LEASE: Duration = Duration::from_secs(5);
 /// After a break, the library ends the hold when the hold's grace is over. That grace is this much longer than the
@@ -113,13 +115,13 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
     let mut signals = Signals::install()
         .map_err(|error| Failure::system(exit::INTERNAL, "cannot listen to signals", &error))?;
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
-    let locks = match (&args.label, args.argv.first()) {
-        (Some(label), _) => Locks::connect_as(&url, label).await?,
-        (None, program) => {
-            let program = program.and_then(|program| Path::new(program).file_name()).unwrap_or_default();
-            settings::connect(&url, &program.to_string_lossy()).await?
-        }
+    let began = Instant::now();
+    let locks = tokio::select! {
+        connected = connect_patiently(args, &url) => connected?,
+        signal = waiting::until_end(&mut signals) => return Ok(RunEnd::Interrupted(signal)),
     };
+    // What connecting took is not left for the queue.
+    let wait = args.wait.map(|limit| limit.saturating_sub(began.elapsed()));
     let leased = locks.capabilities().ttl;
     if args.ttl.is_some() && !leased {
         let text = format!(
@@ -130,16 +132,19 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
     }
     let ttl = args.ttl.unwrap_or(TTL);
     let grace = grace(args, ttl, leased)?;
-    let lock = lock(&locks, &name, args, ttl, grace);
+    let lock = lock(&locks, &name, args, wait, ttl, grace);
     let waited = waiting::acquire(&locks, &lock, &name, &mut signals, args.verbose).await;
     let guard = match waited? {
         waiting::Waited::Acquired(guard) => guard,
         waiting::Waited::Busy(busy) => {
-            let why = waiting::why_busy(&locks, &name, &busy).await;
+            let why = waiting::why_busy(&locks, &name, Some(&busy)).await.unwrap_or_default();
             return Ok(RunEnd::Busy(format!("`{}` is busy: {why}", name.as_str())));
         }
         waiting::Waited::TimedOut(waited) => {
-            let text = format!("`{}` did not become free within {}", name.as_str(), output::human(waited));
+            let why = waiting::why_busy(&locks, &name, None).await;
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            let text =
+                format!("`{}` did not become free within {}{why}", name.as_str(), output::human(waited));
             return Ok(RunEnd::TimedOut(text));
         }
         waiting::Waited::Interrupted(signal) => {
@@ -182,7 +187,40 @@ fn not_started(error: SpawnError, lost_exit: u8) -> Failure {
     Failure::new(code, text)
 }
 
-fn lock(locks: &Locks, name: &LockName, args: &Run, ttl: Duration, grace: Duration) -> Lock<Unfenced> {
+async fn connect(args: &Run, url: &str) -> Result<Locks, Failure> {
+    if let Some(label) = &args.label {
+        return Ok(Locks::connect_as(url, label).await?);
+    }
+    let program = args.argv.first().and_then(|program| Path::new(program).file_name()).unwrap_or_default();
+    settings::connect(url, &program.to_string_lossy()).await
+}
+
+/// Connects. With `--wait`, tries again for that long if nobody answers: the service may be starting.
+async fn connect_patiently(args: &Run, url: &str) -> Result<Locks, Failure> {
+    let Some(limit) = args.wait else { return connect(args, url).await };
+    let end = tokio::time::Instant::now() + limit;
+    let mut last = None;
+    loop {
+        match tokio::time::timeout_at(end, connect(args, url)).await {
+            Ok(Err(failure)) if failure.code == exit::UNAVAILABLE => last = Some(failure),
+            Ok(connected) => return connected,
+            Err(_) => {
+                let text = format!("the lock service did not answer within {}", output::human(limit));
+                return Err(last.unwrap_or_else(|| Failure::new(exit::UNAVAILABLE, text)));
+            }
+        }
+        tokio::time::sleep_until((tokio::time::Instant::now() + CONNECT_AGAIN).min(end)).await;
+    }
+}
+
+fn lock(
+    locks: &Locks,
+    name: &LockName,
+    args: &Run,
+    wait: Option<Duration>,
+    ttl: Duration,
+    grace: Duration,
+) -> Lock<Unfenced> {
     let name = name.as_str();
     let lock = match (args.shared, args.permit) {
         (true, _) => locks.rw(name).read(),
@@ -190,7 +228,7 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, ttl: Duration, grace: Durati
         (false, Some(None)) => locks.semaphore_in_force(name),
         (false, None) => locks.mutex(name),
     };
-    let wait = match (args.try_, args.wait) {
+    let wait = match (args.try_, wait) {
         (true, _) => lockkeeper::Wait::No,
         (false, Some(limit)) => lockkeeper::Wait::For(limit),
         (false, None) => lockkeeper::Wait::Forever,

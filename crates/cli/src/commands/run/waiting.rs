@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper::{AcquireError, Busy, Guard, HolderState, Lock, LockName, Locks, Unfenced};
+use lockkeeper::{AcquireError, Busy, Guard, HolderInfo, HolderState, Lock, LockName, Locks, Unfenced};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::exit::Failure;
@@ -67,11 +67,7 @@ pub(super) async fn acquire(
                     Err(error) => Err(error.into()),
                 };
             }
-            received = signals.next() => {
-                if matches!(received.signal, Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT) {
-                    return Ok(Waited::Interrupted(received.signal));
-                }
-            }
+            signal = until_end(signals) => return Ok(Waited::Interrupted(signal)),
             _ = looks.tick(), if reports => {
                 let text = tokio::select! {
                     biased;
@@ -93,33 +89,52 @@ pub(super) async fn acquire(
     }
 }
 
-/// The text of the progress line: queue position, holder, and time since the holder's grant.
-async fn describe(locks: &Locks, name: &LockName, ahead: u64) -> String {
-    let mut text = format!("waiting for `{}`", name.as_str());
-    if ahead != UNKNOWN {
-        text = format!("{text}, {} in the queue", ordinal(ahead.saturating_add(1)));
-    }
-    // Details that are not available are left out, since the wait itself continues.
-    let Ok(lock) = locks.inspect(name).await else { return text };
-    match lock.holders.as_slice() {
-        [] => text,
-        [holder] => format!("{text}: {}", output::holder_text(holder)),
-        [holder, rest @ ..] => format!("{text}: {} and {} more", output::holder_text(holder), rest.len()),
+/// Waits for a signal that ends the wait.
+pub(super) async fn until_end(signals: &mut Signals) -> Signal {
+    loop {
+        let signal = signals.next().await.signal;
+        if matches!(signal, Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT) {
+            return signal;
+        }
     }
 }
 
-/// Why the lock is not free. If nobody holds it, the lock service is asked for the reason.
-pub(super) async fn why_busy(locks: &Locks, name: &LockName, busy: &Busy) -> String {
-    if busy.holder.is_none()
-        && let Ok(Ok(lock)) = tokio::time::timeout(LOOKS, locks.inspect(name)).await
-        && let Some(closed) = lock.holders.iter().find_map(|holder| match holder.state {
-            HolderState::Closed { .. } => output::state_text(&holder.state),
-            _ => None,
-        })
+/// The text of the progress line: the holder and the time since its grant, and the place in the queue. The holder comes
+/// first, since a narrow terminal cuts the line.
+async fn describe(locks: &Locks, name: &LockName, ahead: u64) -> String {
+    let mut text = format!("waiting for `{}`", name.as_str());
+    // Details that are not available are left out, since the wait itself continues.
+    if let Ok(lock) = locks.inspect(name).await
+        && let Some(holder) = lock.holders.first()
     {
-        return closed;
+        text = format!("{text}, {}", held_by(holder));
+        if lock.holder_count > 1 {
+            text = format!("{text} and {} more", lock.holder_count - 1);
+        }
     }
-    busy.to_string()
+    if ahead != UNKNOWN {
+        text = format!("{text}; {} in the queue", ordinal(ahead.saturating_add(1)));
+    }
+    text
+}
+
+/// `held by x for 5s`, or why the lock is closed.
+fn held_by(holder: &HolderInfo) -> String {
+    if let HolderState::Closed { .. } = holder.state {
+        return output::state_text(&holder.state).unwrap_or_default();
+    }
+    let held_for = holder.held_for.map(|held| format!(" for {}", output::human(held))).unwrap_or_default();
+    format!("held by {}{held_for}", holder.owner)
+}
+
+/// Why the lock is not free. If the lock service's own answer names no holder, the lock is looked at.
+pub(super) async fn why_busy(locks: &Locks, name: &LockName, busy: Option<&Busy>) -> Option<String> {
+    if let Some(busy) = busy.filter(|busy| busy.holder.is_some()) {
+        return Some(busy.to_string());
+    }
+    let looked = tokio::time::timeout(LOOKS, locks.inspect(name)).await;
+    let holder = looked.ok().and_then(Result::ok).and_then(|lock| lock.holders.first().map(held_by));
+    holder.or_else(|| busy.map(Busy::to_string))
 }
 
 fn ordinal(number: u64) -> String {

@@ -19,7 +19,7 @@ use super::layout::{Layout, Note, behind, key};
 use super::leases::{EntryLease, Leases, seconds};
 use super::watcher::Watcher;
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried};
+use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried};
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::Granted;
 use crate::time::BootInstant;

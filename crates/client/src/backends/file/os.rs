@@ -68,7 +68,7 @@ pub(super) fn explain(doing: &str, path: &Path, error: io::Error) -> BackendErro
         Some(Errno::EMFILE | Errno::ENFILE) => {
             format!("can't {doing} `{path}`: out of file descriptors; each hold takes one: raise `ulimit -n`")
         }
-        _ => format!("can't {doing} `{path}`: {error}"),
+        _ => format!("can't {doing} `{path}`"),
     };
     BackendError::caused(BackendErrorKind::Operator, message, error)
 }

@@ -64,9 +64,13 @@ impl Addresses {
     /// `random` selects the first node, so that many clients do not all start at the same one.
     pub(super) fn of(url: &Url, random: u64) -> Result<Self, ConnectError> {
         url.only_parameters(&[])?;
+        if url.user.is_some() || url.password.is_some() {
+            let wanted = "of use: this service asks nobody who they are yet; leave the login out";
+            return Err(url.bad_part("user:password@", wanted).into());
+        }
         if url.hosts.is_empty() {
             return Err(url
-                .bad_part("", "a list of nodes, as in `lockkeeper://10.0.0.1:5625,10.0.0.2`")
+                .bad_part(url.path.clone(), "a list of nodes, as in `lockkeeper://10.0.0.1:5625,10.0.0.2`")
                 .into());
         }
         if !matches!(url.path.as_str(), "" | "/") {

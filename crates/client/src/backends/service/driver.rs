@@ -1,7 +1,7 @@
 //! Keeps one stream to the leader while a session needs one.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_wire::FRAME_BYTES_MAX;
 use lockkeeper_wire::v1::{StreamEndReason, lockkeeper_client::LockkeeperClient};
@@ -22,6 +22,8 @@ const CONNECT_LIMIT_MIN: Duration = Duration::from_millis(100);
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 /// The longest pause between attempts: a twelfth of the default ttl. If a shorter ttl is in use: a twelfth of that one.
 const PAUSE_MAX: Duration = Duration::from_millis(2500);
+/// After this time without an answer, a warning is logged: longer than a change of leader takes.
+const OUTAGE: Duration = Duration::from_secs(5);
 /// Interval of HTTP/2 pings; a connection whose ping is not answered within `PING_LIMIT` is dropped. Keep-alives of
 /// sessions detect a dead connection earlier; pings cover connections without sessions.
 const PING_EVERY: Duration = Duration::from_secs(10);
@@ -45,6 +47,7 @@ enum Over {
 
 /// Runs until the client shuts down.
 pub(super) async fn drive(shared: Arc<ServiceShared>) {
+    let mut outage = Outage::default();
     while shared.until_wanted().await {
         let address = shared.addresses().take();
         // At most a sixth of the shortest ttl, as for an unanswered keep-alive: the rest of the ttl is left for other
@@ -55,6 +58,7 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
             Ok(client) => carry(&shared, client).await,
             Err(failure) => Over::Lost { why: failure.why, worked: false },
         };
+        outage.passed(&over);
         match over {
             Over::Leaving => return,
             Over::Lost { why, worked } => {
@@ -83,10 +87,41 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
                 }
             }
         }
+        outage.say(&shared);
         let most = shared.least_ttl().map_or(PAUSE_MAX, |ttl| PAUSE_MAX.min(ttl / 12));
         let pause = shared.addresses().pause(most, random());
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+/// A time without a stream that works.
+#[derive(Default)]
+struct Outage {
+    since: Option<Instant>,
+    is_said: bool,
+}
+
+impl Outage {
+    fn passed(&mut self, over: &Over) {
+        let (Over::Lost { worked, .. } | Over::Ended { worked, .. }) = over else { return };
+        if *worked {
+            *self = Self::default();
+        }
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    /// Logs once that calls get no answer, and why: a caller that waits for ever does not learn it otherwise.
+    fn say(&mut self, shared: &ServiceShared) {
+        let Some(lasted) = self.since.map(|since| since.elapsed()) else { return };
+        if !self.is_said && lasted >= OUTAGE {
+            self.is_said = true;
+            let why = shared.trouble().unwrap_or_default();
+            tracing::warn!(
+                "lockkeeper: no answer from the lock service for {} s: {why}; calls wait",
+                lasted.as_secs()
+            );
         }
     }
 }

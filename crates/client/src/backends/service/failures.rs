@@ -137,7 +137,7 @@ pub(super) fn summary_with_remedy(failures: &[NodeFailure]) -> String {
     }
     let are_unknown = failures.iter().all(|it| matches!(&it.why, Why::Silent(text) if text.contains(LOOKUP)));
     let start = if are_unknown { "" } else { "start one with `lockkeeper serve`, or " };
-    format!("no lock service answers ({text}); {start}correct the address in `--locks` or LOCKKEEPER_URL")
+    format!("no lock service answers ({text}); {start}correct the address")
 }
 
 #[cfg(test)]
