@@ -153,7 +153,7 @@ async fn unusable_urls_are_refused_with_a_reason() {
         ("etcd://a?lease=7", "no parameter `lease`"),
         ("etcd://127.0.0.1:1", "no member of etcd answers (127.0.0.1:1: "),
     ] {
-        let error = Locks::connect(url).await.err().expect(url);
+        let error = Locks::connect(url).await.expect_err(url);
         let mut text = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(cause) = source {
