@@ -121,7 +121,7 @@ pub fn state_text(state: &HolderState) -> Option<String> {
     }
 }
 
-/// A hold on one line: `token 7, exclusive, held by x for 5s`.
+/// A hold on one line: `token 7, exclusive, held by x, for 5s`.
 #[must_use]
 pub fn holder_text(holder: &HolderInfo) -> String {
     let mut text = holder.token.map(|token| format!("token {token}, ")).unwrap_or_default();
@@ -129,7 +129,7 @@ pub fn holder_text(holder: &HolderInfo) -> String {
     if !matches!(holder.state, HolderState::Closed { .. }) {
         text += &format!(", held by {}", holder.owner);
         if let Some(held) = holder.held_for {
-            text += &format!(" for {}", human(held));
+            text += &format!(", for {}", human(held));
         }
     }
     if let Some(state) = state_text(&holder.state) {

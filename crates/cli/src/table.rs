@@ -2,10 +2,16 @@
 
 use std::io::{IsTerminal, stdout};
 
-use comfy_table::{Attribute, Cell, Color, ContentArrangement, presets};
+use comfy_table::{Attribute, Cell, Color, ColumnConstraint, ContentArrangement, presets};
 
 use crate::exit::Failure;
 use crate::output;
+
+/// Columns whose cells may be split over several lines in a narrow terminal: texts of any length. The others, such as
+/// tokens, are copied by people.
+const SPLIT: [&str; 4] = ["NAME", "OWNER", "NOTE", "STATE"];
+/// Spaces before and behind a cell.
+const PADDING: (u16, u16) = (0, 2);
 
 /// A table that is printed on standard output.
 pub(crate) struct Table(comfy_table::Table);
@@ -18,6 +24,12 @@ impl Table {
         table.set_header(header.map(|title| Cell::new(title).add_attribute(Attribute::Bold)));
         // In a pipe or a file, each row is one line, whatever its length.
         table.set_content_arrangement(ContentArrangement::Disabled);
+        for (title, column) in header.into_iter().zip(table.column_iter_mut()) {
+            column.set_padding(PADDING);
+            if !SPLIT.contains(&title) {
+                column.set_constraint(ColumnConstraint::ContentWidth);
+            }
+        }
         if stdout().is_terminal()
             && let Some((width, _)) = terminal_size::terminal_size()
         {
@@ -42,8 +54,7 @@ impl Table {
     /// # Errors
     /// Standard output can't be written.
     pub(crate) fn print(&self) -> Result<(), Failure> {
-        // The first column's padding would indent everything.
-        self.0.lines().try_for_each(|line| output::line(line.strip_prefix(' ').unwrap_or(&line).trim_end()))
+        self.0.lines().try_for_each(|line| output::line(line.trim_end()))
     }
 }
 

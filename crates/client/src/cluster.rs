@@ -48,6 +48,8 @@ pub struct NodeInfo {
 pub struct NodeReport {
     /// The client address that was called.
     pub address: String,
+    /// Whether it answered, be it that it can't serve.
+    pub answers: bool,
     /// Its status; `Err` says why it did not answer.
     pub status: Result<ServiceStatus, String>,
 }

@@ -33,7 +33,7 @@ impl Since {
     }
 
     /// The earliest time at which the token may have been issued; `None` if it was issued before this node
-    /// started or received a snapshot.
+    /// started, voted or received a snapshot.
     pub(crate) fn of(&self, token: Token) -> Option<Duration> {
         let after = self.0.partition_point(|&(_, first)| first <= token.get());
         after.checked_sub(1).map(|index| self.0[index].0)

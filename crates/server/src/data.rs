@@ -123,6 +123,12 @@ pub(crate) fn open<D: Disk>(
             recover(disk, &told.data, existing).map(DirectoryContents::Data)
         }
         Opened::Empty if is_alone => {
+            let (directory, node) = (told.data.display(), told.node.unwrap_or(1));
+            tracing::info!(
+                node,
+                "`{directory}` is empty: node {node} founds a new cluster of its own, with an empty table of locks; a node \
+                 of a cluster whose data are lost needs `--join` and a new id"
+            );
             found(disk, told, &alone(told, addresses, SystemTime::now())?).map(DirectoryContents::Data)
         }
         Opened::Empty => {

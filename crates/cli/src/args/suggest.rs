@@ -77,6 +77,10 @@ pub(super) fn suggestion(error: &clap::Error, words: &[OsString]) -> Option<Stri
             {
                 return Some(format!("there is no option '{typed}'; '{ours}' is what you may look for"));
             }
+            if has(typed) {
+                let name = command.get_name();
+                return Some(format!("'{typed}' goes behind the command, as in `lockkeeper {name} {typed}`"));
+            }
             let options = command.get_arguments().filter_map(|option| option.get_long());
             let options = options.map(|name| format!("--{name}")).collect();
             ("option", typed, options)

@@ -34,10 +34,7 @@ async fn status(args: ClusterStatus) -> Result<u8, Failure> {
     // The members can only be read with a majority. Without one, the nodes that answer say what they know.
     let nodes = locks.nodes().await?;
     if let Some(lost) = nodes::lost_majority(&nodes) {
-        if !args.json {
-            nodes::print(&nodes)?;
-        }
-        nodes::warnings(&nodes).iter().for_each(output::say);
+        nodes::print_all(&nodes, args.json)?;
         return Err(lost);
     }
     let info = locks.cluster().await?;

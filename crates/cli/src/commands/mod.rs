@@ -17,11 +17,16 @@ mod torture;
 mod watch;
 
 use std::future::Future;
+use std::time::Duration;
 
 use clap::CommandFactory;
 
 use crate::args::{Cli, Command};
 use crate::exit::{Failure, INTERNAL, OK};
+use crate::progress::ProgressLine;
+
+/// How long a command waits for an answer in silence.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs a command and returns its exit code.
 ///
@@ -31,16 +36,16 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
     match cli.command {
         Command::Run(args) => block_on(run::run(args)),
         Command::Serve(args) => serve::serve(args),
-        Command::Ls(args) => block_on(inspect::ls(args)),
-        Command::Show(args) => block_on(inspect::show(args)),
+        Command::Ls(args) => block_on(patiently(inspect::ls(args))),
+        Command::Show(args) => block_on(patiently(inspect::show(args))),
         Command::Watch(args) => block_on(watch::watch(args)),
-        Command::Break(args) => block_on(operate::break_hold(args)),
-        Command::Sessions(args) => block_on(inspect::sessions(args)),
-        Command::SetLimit(args) => block_on(operate::set_limit(args)),
-        Command::Cluster(task) => block_on(cluster::cluster(task)),
+        Command::Break(args) => block_on(patiently(operate::break_hold(args))),
+        Command::Sessions(args) => block_on(patiently(inspect::sessions(args))),
+        Command::SetLimit(args) => block_on(patiently(operate::set_limit(args))),
+        Command::Cluster(task) => block_on(patiently(cluster::cluster(task))),
         Command::Backup(args) => block_on(backup::backup(args)),
         Command::Restore(args) => restore::restore(args),
-        Command::CheckToken(args) => block_on(operate::check_token(args)),
+        Command::CheckToken(args) => block_on(patiently(operate::check_token(args))),
         Command::Fence(args) => fence::fence(&args),
         Command::Torture(args) => torture::torture(&args),
         Command::Bench(args) => block_on_all_cores(bench::bench(args)),
@@ -66,6 +71,23 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
             Ok(OK)
         }
     }
+}
+
+/// Shows on a terminal that a command waits for its lock service, which may take ten seconds if no node leads.
+async fn patiently(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
+    tokio::pin!(work);
+    tokio::select! {
+        done = &mut work => return done,
+        () = tokio::time::sleep(PATIENCE) => {}
+    }
+    let line = ProgressLine::on_terminal();
+    if let Some(line) = &line {
+        line.show("no answer from the lock service so far".to_owned());
+    }
+    let done = work.await;
+    // Cleared before anything else is printed.
+    drop(line);
+    done
 }
 
 fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {

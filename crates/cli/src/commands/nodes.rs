@@ -8,6 +8,7 @@ use lockkeeper::{NodePart, NodeReport, ServiceStatus};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, UNAVAILABLE};
+use crate::output;
 use crate::table::Table;
 
 /// A node with more unapplied entries than this gets a warning. A node applies committed entries within one or two
@@ -21,6 +22,10 @@ fn answers(nodes: &[NodeReport]) -> impl Iterator<Item = &ServiceStatus> {
 /// The status of the node that has applied most: it knows the members best.
 fn freshest(nodes: &[NodeReport]) -> Option<&ServiceStatus> {
     answers(nodes).max_by_key(|status| status.applied)
+}
+
+fn clusters(nodes: &[NodeReport]) -> BTreeSet<&str> {
+    answers(nodes).map(|status| status.cluster.as_str()).collect()
 }
 
 /// The members that did not answer, with their client addresses.
@@ -57,7 +62,7 @@ pub(super) fn lost_majority(nodes: &[NodeReport]) -> Option<Failure> {
 /// The nodes' status as JSON.
 pub(super) fn json(nodes: &[NodeReport]) -> Value {
     let one = |node: &NodeReport| match &node.status {
-        Err(why) => json!({ "address": node.address, "answers": false, "error": why }),
+        Err(why) => json!({ "address": node.address, "answers": node.answers, "error": why }),
         Ok(status) => json!({
             "address": node.address,
             "answers": true,
@@ -81,37 +86,42 @@ pub(super) fn json(nodes: &[NodeReport]) -> Value {
     nodes.iter().map(one).collect()
 }
 
+/// Prints what the nodes say, before a failure that follows from it: as a table and lines on standard error, or as JSON.
+///
+/// # Errors
+/// Standard output can't be written.
+pub(super) fn print_all(nodes: &[NodeReport], as_json: bool) -> Result<(), Failure> {
+    let warnings = warnings(nodes);
+    if as_json {
+        return output::json(&json!({ "nodes": self::json(nodes), "warnings": warnings }));
+    }
+    print(nodes)?;
+    warnings.iter().for_each(output::say);
+    Ok(())
+}
+
 /// Whether each member answers, and each node that answers knows a leader.
 pub(super) fn are_healthy(nodes: &[NodeReport]) -> bool {
     (nodes.is_empty() || freshest(nodes).is_some())
         && missing(nodes).is_empty()
         && answers(nodes).all(|status| status.leader.is_some())
+        // One that answers without a status waits for its cluster.
+        && !nodes.iter().any(|node| node.answers && node.status.is_err())
+        && clusters(nodes).len() < 2
 }
 
-/// Prints the nodes' status as a table.
+/// Prints the most telling of the nodes' status as a table.
 ///
 /// # Errors
 /// Standard output can't be written.
 pub(super) fn print(nodes: &[NodeReport]) -> Result<(), Failure> {
-    let mut table = Table::new([
-        "ADDRESS",
-        "NODE",
-        "ROLE",
-        "TERM",
-        "VERSION",
-        "RULES",
-        "APPLIED",
-        "COMMITTED",
-        "SNAPSHOT",
-        "LAST TOKEN",
-        "SESSIONS",
-        "REQUESTS",
-        "STREAMS",
-    ]);
-    for NodeReport { address, status, .. } in nodes {
+    let mut table =
+        Table::new(["ADDRESS", "NODE", "ROLE", "TERM", "APPLIED", "SESSIONS", "REQUESTS", "VERSION"]);
+    for NodeReport { address, answers, status, .. } in nodes {
         let Ok(status) = status else {
-            let mut row = [const { String::new() }; 13];
-            (row[0], row[2]) = (address.clone(), "does not answer".to_owned());
+            let mut row = [const { String::new() }; 8];
+            let role = if *answers { "does not serve" } else { "does not answer" };
+            (row[0], row[2]) = (address.clone(), role.to_owned());
             table.bad_row(row);
             continue;
         };
@@ -125,15 +135,10 @@ pub(super) fn print(nodes: &[NodeReport]) -> Result<(), Failure> {
             status.node.to_string(),
             role.to_owned(),
             status.term.to_string(),
-            status.version.clone(),
-            status.rules.to_string(),
             status.applied.to_string(),
-            status.committed.to_string(),
-            status.snapshot.to_string(),
-            status.last_token.to_string(),
             status.sessions.to_string(),
             status.requests.to_string(),
-            status.streams.to_string(),
+            status.version.clone(),
         ];
         if status.leader.is_some() { table.row(row) } else { table.bad_row(row) }
     }
@@ -143,9 +148,8 @@ pub(super) fn print(nodes: &[NodeReport]) -> Result<(), Failure> {
 /// Problems and their remedies.
 pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
     let mut said = Vec::new();
-    let mut clusters = BTreeSet::new();
     let missing = missing(nodes);
-    for NodeReport { address, status, .. } in nodes {
+    for NodeReport { address, answers, status, .. } in nodes {
         if !is_loopback(address) {
             said.push(format!(
                 "{address} is reached over a network without encryption, and asks nobody who they are: whoever \
@@ -155,11 +159,13 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
         let status = match status {
             Ok(status) => status,
             Err(why) => {
-                said.push(silence(address, why, &missing));
+                said.push(match answers {
+                    true => format!("{address} answers, and can't serve: {why}"),
+                    false => silence(address, why, &missing),
+                });
                 continue;
             }
         };
-        clusters.insert(status.cluster.as_str());
         if status.leader.is_none() {
             said.push(format!(
                 "{address} knows no leader: nothing can be acquired or kept alive there; look at its log"
@@ -176,6 +182,7 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
             said.push(format!("{address} has version {}, this program {ours}", status.version));
         }
     }
+    let clusters = clusters(nodes);
     if clusters.len() > 1 {
         said.push(format!(
             "these nodes belong to {} clusters, which exclude nobody from each other's locks: correct the address",

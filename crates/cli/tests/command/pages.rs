@@ -61,7 +61,7 @@ fn readme_service_example_works() {
     let token = first.strip_prefix("token ").unwrap();
     assert!(ended.out.contains(&format!("token {token}, exclusive, held by")), "{ended:?}");
     assert!(ended.out.contains("REQUESTS") && ended.out.contains("30s"), "{ended:?}");
-    assert!(ended.out.contains("LAST TOKEN") && ended.out.contains("leader"), "{ended:?}");
+    assert!(ended.out.contains("APPLIED") && ended.out.contains("leader"), "{ended:?}");
 }
 
 #[test]

@@ -216,7 +216,7 @@ fn doctor_reports_node_status_and_warnings() {
     assert_eq!((&here["leads"], &here["answers"]), (&json!(true), &json!(true)), "{said}");
     assert_eq!(here["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(said["warnings"], json!([]));
-    for words in ["LAST TOKEN", "SESSIONS", "leader"] {
+    for words in ["APPLIED", "SESSIONS", "leader"] {
         assert!(place.ran("doctor").out.contains(words), "no {words:?}");
     }
     assert_eq!(place.ran("sessions --json").out, "[]\n", "its own session is closed");

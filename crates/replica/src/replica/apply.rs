@@ -183,6 +183,8 @@ impl Replica {
         if let Some(token) = Token::new(last_token + 1)
             && self.table.last_token() > last_token
             && self.turn.begun() > Some(self.recovered_through)
+            // A learner applies what others have applied long ago.
+            && self.members.configuration.voters.contains(&self.config.node)
         {
             self.since.issued(self.now, token);
         }

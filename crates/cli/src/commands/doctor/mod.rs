@@ -27,10 +27,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let nodes = if can.backend == "lockkeeper" { locks.nodes().await? } else { Vec::new() };
     let mut warnings = nodes::warnings(&nodes);
     if let Some(lost) = nodes::lost_majority(&nodes) {
-        if !args.json {
-            nodes::print(&nodes)?;
-        }
-        warnings.iter().for_each(output::say);
+        nodes::print_all(&nodes, args.json)?;
         return Err(lost);
     }
     let (spoiling, harmless): (Vec<Finding>, Vec<Finding>) = match locks.findings().await {

@@ -118,12 +118,12 @@ async fn describe(locks: &Locks, name: &LockName, ahead: u64) -> String {
     text
 }
 
-/// `held by x for 5s`, or why the lock is closed.
+/// `held by x, for 5s`, or why the lock is closed.
 fn held_by(holder: &HolderInfo) -> String {
     if let HolderState::Closed { .. } = holder.state {
         return output::state_text(&holder.state).unwrap_or_default();
     }
-    let held_for = holder.held_for.map(|held| format!(" for {}", output::human(held))).unwrap_or_default();
+    let held_for = holder.held_for.map(|held| format!(", for {}", output::human(held))).unwrap_or_default();
     format!("held by {}{held_for}", holder.owner)
 }
 

@@ -104,7 +104,7 @@ pub(super) struct NodeFailure {
 }
 
 impl NodeFailure {
-    fn is_silent(&self) -> bool {
+    pub(super) fn is_silent(&self) -> bool {
         matches!(self.why, Why::Silent(_))
     }
 }

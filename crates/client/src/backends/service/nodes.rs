@@ -44,11 +44,11 @@ async fn statuses(addresses: Vec<Address>) -> Vec<NodeReport> {
     let mut calls = JoinSet::new();
     for (at, address) in addresses.into_iter().enumerate() {
         calls.spawn(async move {
-            let status = match reach(&address).await {
-                Ok(node) => Ok(describe::status(node.status)),
-                Err(failure) => Err(failure.why.to_string()),
+            let (answers, status) = match reach(&address).await {
+                Ok(node) => (true, Ok(describe::status(node.status))),
+                Err(failure) => (!failure.is_silent(), Err(failure.why.to_string())),
             };
-            (at, NodeReport { address: address.to_string(), status })
+            (at, NodeReport { address: address.to_string(), answers, status })
         });
     }
     let mut reports = calls.join_all().await;

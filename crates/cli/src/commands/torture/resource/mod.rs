@@ -10,7 +10,7 @@ mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 
-use lockkeeper::url::Url;
+use lockkeeper::url::{Url, UrlError};
 use lockkeeper_fence::{Refused, Section};
 
 use crate::args::TokenUse;
@@ -88,8 +88,15 @@ impl OpenLedger {
         allow(unused_variables, reason = "only a database can lack its fence")
     )]
     pub(super) async fn open(url: &str, name: &str, fence: TokenUse) -> Result<Self, Failure> {
-        let parsed: Url =
-            url.parse().map_err(|error| Failure::new(USAGE, format!("--resource: {}", chain(&error))))?;
+        let parsed: Url = url.parse().map_err(|error: UrlError| {
+            let text = match error {
+                UrlError::NoScheme { url, .. } => {
+                    format!("`{url}` has no scheme, as in `file://{url}`; known: {}", KNOWN.join(", "))
+                }
+                error => chain(&error),
+            };
+            Failure::new(USAGE, format!("--resource: {text}"))
+        })?;
         match parsed.scheme.as_str() {
             "file" => file::FileLedger::open(&parsed, name).map(Self::File),
             #[cfg(feature = "postgres")]
