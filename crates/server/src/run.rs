@@ -80,6 +80,10 @@ impl Running {
 pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
     let address = options.address()?;
     let peer_address = options.peer_address()?;
+    if peer_address.as_ref().is_some_and(|(peers, _)| *peers == address && address.port() != 0) {
+        let why = format!("{address} is to serve both clients and other nodes: give each its own port");
+        return Err(ServeError::Nodes { why });
+    }
     let connections_max = raise_file_limit(options.connections_max);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -182,6 +182,13 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
             said.push(format!("{address} has version {}, this program {ours}", status.version));
         }
     }
+    let voters = freshest(nodes)
+        .map_or(0, |status| status.members.iter().filter(|member| member.part == NodePart::Voter).count());
+    if voters == 2 {
+        said.push(
+            "two nodes vote: the loss of either stops the service; add a third, or remove one".to_owned(),
+        );
+    }
     let clusters = clusters(nodes);
     if clusters.len() > 1 {
         said.push(format!(

@@ -1,9 +1,12 @@
 //! Several real nodes: bootstrap of a cluster, loss of one node, and refusal of foreign nodes.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 use lockkeeper_cli::exit;
 use lockkeeper_rig::Port;
+use nix::sys::signal::Signal;
 
 use crate::node::{Node, Starting};
 use crate::support::{CommandExt, Ended, Place, wait_until};
@@ -149,6 +152,25 @@ fn lost_majority_is_reported_with_the_nodes_to_start_though_the_url_names_one_no
         assert!(ended.err.contains(lost) && ended.err.contains("start node 2 and 3"), "{ended:?}");
         assert!(ended.out.matches("does not answer").count() == 2, "{ended:?}");
     }
+}
+
+#[test]
+fn stopping_follower_ends_the_watches_that_it_passes_on() {
+    let three = Three::new();
+    let mut nodes = three.founded();
+    let status = three.place.bare(["cluster", "status", "--json", "--locks", &nodes[&1].url()]).ended().out;
+    let leader = serde_json::from_str::<serde_json::Value>(&status).unwrap()["leader"].as_u64().unwrap();
+    let follower = (1..=3).find(|node| *node != leader).expect("two of them");
+    let words = ["watch", "--json", "--locks", &nodes[&follower].url()];
+    let mut watch = three.place.bare(words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(watch.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("synced"), "{line}");
+    let stopped = nodes.remove(&follower).expect("it runs").stopped(Signal::SIGTERM);
+    let _ = watch.kill();
+    let _ = watch.wait();
+    assert_eq!(stopped.code, i32::from(exit::OK));
+    assert!(!stopped.err.contains("did not end in time"), "{}", stopped.err);
 }
 
 /// Operators look for what was held long before a leader failed.

@@ -169,7 +169,7 @@ async fn read<M: Message + Default>(socket: &mut TcpStream) -> io::Result<M> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     if length > GREETING_BYTES_MAX {
         return Err(invalid(format!(
-            "a greeting of {length} bytes; at most {GREETING_BYTES_MAX} are allowed"
+            "a greeting of {length} bytes; at most {GREETING_BYTES_MAX} are allowed: is it the address for clients?"
         )));
     }
     let mut bytes = Vec::new();

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Code, Response, Status, Streaming};
 
-use super::addresses::Addresses;
+use super::addresses::{Address, Addresses};
 use super::driver::{GrpcClient, random};
 use super::failures::{self, LEADER_METADATA, NodeFailure, Why, cause};
 use super::search::{NODE_LIMIT, Search};
@@ -39,7 +39,7 @@ pub(super) struct Asker {
     /// Used for its addresses only.
     shared: Arc<ServiceShared>,
     /// The connection that answered last.
-    good: Arc<Mutex<Option<GrpcClient>>>,
+    good: Arc<Mutex<Option<(Address, GrpcClient)>>>,
 }
 
 impl Asker {
@@ -65,7 +65,7 @@ impl Asker {
         Box::pin(async move { answered.await.map_err(|_| stopped()) })
     }
 
-    fn good(&self) -> MutexGuard<'_, Option<GrpcClient>> {
+    fn good(&self) -> MutexGuard<'_, Option<(Address, GrpcClient)>> {
         self.good.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -139,23 +139,23 @@ where
     for _round in 0..rounds_max {
         search.begin_round();
         // The connection that answered last, then any nodes that answer.
-        let mut at_hand =
-            asker.good().take().map(|client| ("the node that answered last".to_owned(), client));
+        let mut at_hand = asker.good().take();
         loop {
-            let (whose, client) = match at_hand.take() {
+            let (address, client) = match at_hand.take() {
                 Some(at_hand) => at_hand,
                 None => match search.next().await {
-                    Some((address, client)) => (address.to_string(), client),
+                    Some(found) => found,
                     None => break,
                 },
             };
+            let whose = address.to_string();
             match tokio::time::timeout(NODE_LIMIT, question(client.clone())).await {
                 Ok(Ok(answer)) => {
-                    *asker.good() = Some(client);
+                    *asker.good() = Some((address, client));
                     return Ok(answer);
                 }
                 Ok(Err(status)) if !is_nobodys(&status) => {
-                    *asker.good() = Some(client);
+                    *asker.good() = Some((address, client));
                     return Err(refusal(&status));
                 }
                 Ok(Err(status)) => {
@@ -189,7 +189,7 @@ pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
         let mut search = Search::among(asker.addresses());
         match search.next().await {
             Some((address, client)) => {
-                *asker.good() = Some(client);
+                *asker.good() = Some((address.clone(), client));
                 asker.shared.addresses().begin_at(address);
                 Ok(())
             }

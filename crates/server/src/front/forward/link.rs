@@ -13,8 +13,11 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 use tonic::body::Body;
+
+use super::super::ask::shuts_down;
 
 /// A leader that does not accept a connection within this time has most likely lost the leadership.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -91,15 +94,28 @@ impl ForwardConnection {
     }
 }
 
-/// Converts the leader's answer to one for the caller.
-pub(super) fn passed(answer: Response<Incoming>) -> Response<Body> {
-    answer.map(|body| Body::new(ForwardedBody { body, is_cut: false }))
+/// Converts the leader's answer to one for the caller. With `stopping` it ends when this node stops: a stream would
+/// never end by itself.
+pub(super) fn passed(answer: Response<Incoming>, stopping: Option<CancellationToken>) -> Response<Body> {
+    let stopping = stopping.map(|stopping| Box::pin(stopping.cancelled_owned()));
+    answer.map(|body| Body::new(ForwardedBody { body, stopping, is_cut: false }))
 }
 
-/// A body that ends with a status even if the leader dies in the middle of it.
+/// A body that ends with a status even if the leader dies in the middle of it, or this node stops.
 struct ForwardedBody {
     body: Incoming,
+    stopping: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     is_cut: bool,
+}
+
+impl ForwardedBody {
+    fn cut(&mut self, status: &Status) -> Frame<Bytes> {
+        self.is_cut = true;
+        let mut trailers = HeaderMap::new();
+        // Never fails: the text has only characters that a header may have.
+        let _ = status.add_header(&mut trailers);
+        Frame::trailers(trailers)
+    }
 }
 
 impl hyper::body::Body for ForwardedBody {
@@ -113,19 +129,19 @@ impl hyper::body::Body for ForwardedBody {
         if self.is_cut {
             return Poll::Ready(None);
         }
+        let stops =
+            |stopping: &mut Pin<Box<WaitForCancellationFutureOwned>>| stopping.as_mut().poll(cx).is_ready();
+        if self.stopping.as_mut().is_some_and(stops) {
+            return Poll::Ready(Some(Ok(self.cut(&shuts_down()))));
+        }
         Poll::Ready(match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
             Some(Ok(frame)) => Some(Ok(frame)),
             None => None,
             Some(Err(error)) => {
                 tracing::debug!(%error, "an answer that was passed on broke off: {error}");
-                self.is_cut = true;
-                let mut trailers = HeaderMap::new();
-                let status = Status::unavailable(
+                Some(Ok(self.cut(&Status::unavailable(
                     "the leader has gone in the middle of its answer; whether the call had an effect is unknown; try again",
-                );
-                // Never fails: the text has only characters that a header may have.
-                let _ = status.add_header(&mut trailers);
-                Some(Ok(Frame::trailers(trailers)))
+                ))))
             }
         })
     }

@@ -212,7 +212,10 @@ impl Forwarding {
             }
         };
         let answer = match answer {
-            Ok(Ok(answer)) if !says_not_leader(answer.headers()) => return Ok(Some(link::passed(answer))),
+            Ok(Ok(answer)) if !says_not_leader(answer.headers()) => {
+                let stopping = (self.kind == CallKind::Stream).then(|| self.front.stopping.clone());
+                return Ok(Some(link::passed(answer, stopping)));
+            }
             Ok(Err(ForwardError::Unsent)) => return Ok(None),
             other => other,
         };
