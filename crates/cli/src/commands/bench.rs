@@ -14,11 +14,13 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use lockkeeper::{BootInstant, Locks};
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::args::{Bench, Workload};
 use crate::exit::{Failure, INTERNAL, OK, UNAVAILABLE};
-use crate::guardian::Signals;
+use crate::guardian::{Signal, Signals};
 use crate::output;
 use crate::settings;
 use crate::table::Table;
@@ -54,8 +56,19 @@ pub(super) async fn bench(args: Bench) -> Result<u8, Failure> {
     };
     if let Some(worker) = args.worker {
         let stop = Arc::new(AtomicBool::new(false));
+        let mut signals = install_signals()?;
         let locks = settings::connect(&url, "bench").await?;
-        let pairs = client(&locks, args.workload, worker, stop, Some(args.seconds)).await?;
+        let pairs = {
+            let measuring = client(&locks, args.workload, worker, stop.clone(), Some(args.seconds));
+            tokio::pin!(measuring);
+            tokio::select! {
+                pairs = &mut measuring => pairs?,
+                () = signals.until_end() => {
+                    stop.store(true, Ordering::Relaxed);
+                    measuring.await?
+                }
+            }
+        };
         let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
         for pair in pairs {
             let Pair { token, asked, granted, releasing, released } = pair;
@@ -155,8 +168,7 @@ async fn connections(args: &Bench, url: &str) -> Result<Vec<Locks>, Failure> {
 async fn tasks(args: &Bench, url: &str) -> Result<Figures, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let connections = connections(args, url).await?;
-    let mut signals =
-        Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))?;
+    let mut signals = install_signals()?;
     let cpu = cpu_us(UsageWho::RUSAGE_SELF);
     let began = BootInstant::now();
     let mut running = tokio::task::JoinSet::new();
@@ -187,6 +199,7 @@ async fn processes(args: &Bench, url: &str) -> Result<Figures, Failure> {
     let cpu = cpu_us(UsageWho::RUSAGE_CHILDREN);
     let began = BootInstant::now();
     let workload = if args.workload == Workload::Handoff { "handoff" } else { "uncontended" };
+    let mut signals = install_signals()?;
     let mut workers = Vec::new();
     for number in 0..args.clients {
         let worker = std::process::Command::new("/proc/self/exe")
@@ -197,8 +210,18 @@ async fn processes(args: &Bench, url: &str) -> Result<Figures, Failure> {
             .spawn()?;
         workers.push(worker);
     }
+    // What was measured so far is printed: the workers end early, and say what they have.
+    let pids: Vec<Pid> =
+        workers.iter().filter_map(|it| i32::try_from(it.id()).ok()).map(Pid::from_raw).collect();
+    let forwarding = tokio::spawn(async move {
+        signals.until_end().await;
+        for pid in pids {
+            // Fails if it has ended already: the terminal has signalled it as well.
+            let _ = kill(pid, Signal::SIGTERM);
+        }
+    });
     let mut figures = Figures::default();
-    for mut worker in workers {
+    for worker in &mut workers {
         let lines = BufReader::new(worker.stdout.take().into_iter().next().ok_or_else(lost_worker)?).lines();
         for line in lines {
             let line = line?;
@@ -206,6 +229,10 @@ async fn processes(args: &Bench, url: &str) -> Result<Figures, Failure> {
             let [token, asked, granted, releasing, released] = numbers[..] else { return Err(lost_worker()) };
             figures.pairs.push(Pair { token, asked, granted, releasing, released });
         }
+    }
+    // Before the workers' pids are free for others.
+    forwarding.abort();
+    for mut worker in workers {
         if !worker.wait()?.success() {
             return Err(lost_worker());
         }
@@ -215,12 +242,17 @@ async fn processes(args: &Bench, url: &str) -> Result<Figures, Failure> {
     Ok(figures)
 }
 
+fn install_signals() -> Result<Signals, Failure> {
+    Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))
+}
+
 fn lost_worker() -> Failure {
     Failure::new(INTERNAL, "a worker of the bench failed; its own message is above")
 }
 
 /// Holds many locks at once and measures the growth of this process's resident memory.
 async fn memory(url: &str, held: u32) -> Result<Figures, Failure> {
+    let began = BootInstant::now();
     let locks: Locks = settings::connect(url, "bench").await?;
     let warm = locks.mutex("lockkeeper-bench/warm").acquire().await?;
     let mut guards = Vec::with_capacity(held as usize);
@@ -232,7 +264,8 @@ async fn memory(url: &str, held: u32) -> Result<Figures, Failure> {
     let grown = resident_bytes()?.saturating_sub(before);
     drop((warm, guards));
     let _ = locks.shutdown(Duration::from_secs(10)).await;
-    Ok(Figures { bytes_per_lock: Some(grown as f64 / f64::from(held)), ..Figures::default() })
+    let seconds = (BootInstant::now() - began).as_secs_f64();
+    Ok(Figures { bytes_per_lock: Some(grown as f64 / f64::from(held)), seconds, ..Figures::default() })
 }
 
 fn resident_bytes() -> Result<u64, Failure> {
@@ -367,7 +400,7 @@ fn in_json(args: &Bench, url: &str, figures: &Figures, latencies: &Latencies) ->
         "workload": format!("{:?}", args.workload).to_lowercase(),
         "clients": args.clients,
         "connections": figures.connections,
-        "seconds": args.seconds,
+        "seconds": (figures.seconds * 1e3).round() / 1e3,
         "pairs_per_s": rate(count),
         "acquire_us": { "p50": percentile(acquire, 50), "p99": percentile(acquire, 99) },
         "release_us": { "p50": percentile(release, 50) },

@@ -178,10 +178,10 @@ impl PrintedState {
         if std::mem::replace(&mut self.is_interrupted, true) {
             return Ok(());
         }
-        say(format_args!("the watch is interrupted: {}; trying again until it works", chain(error)));
         if self.json {
-            output::json(&json!({ "event": "interrupted", "name": null, "lock": null }))?;
+            return output::json(&json!({ "event": "interrupted", "name": null, "lock": null }));
         }
+        say(format_args!("the watch is interrupted: {}; trying again until it works", chain(error)));
         Ok(())
     }
 

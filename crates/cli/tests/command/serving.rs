@@ -244,6 +244,15 @@ fn bench_measures_the_service() {
     }
     assert_eq!(place.ran("ls").out, "", "nothing is left");
     // Ctrl-C ends the measurement, and what was measured is printed.
+    for options in ["", " --processes --clients 2"] {
+        let endless = place.lockkeeper(format!("bench --seconds 3600{options}").split(' ')).started();
+        wait_until("it measures", || place.ran("ls").out.contains("lockkeeper-bench/0"));
+        endless.signal(Signal::SIGINT);
+        let ended = endless.ended();
+        assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+        assert!(ended.out.contains("pairs of acquire and release a second"), "{ended:?}");
+        assert_eq!(place.ran("sessions --json").out, "[]\n", "no worker is left");
+    }
     let endless = place.lockkeeper("bench --seconds 3600".split(' ')).started();
     wait_until("it measures", || place.ran("ls").out.contains("lockkeeper-bench/0"));
     endless.signal(Signal::SIGINT);

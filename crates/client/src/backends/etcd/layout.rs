@@ -152,7 +152,7 @@ mod tests {
                 let name = LockName::parse(name).unwrap();
                 assert_eq!(layout.name_of(&key(&layout.folder(&name), 0x1f)), Some(name));
             }
-            assert_eq!(layout.name_of(b"lockkeeper/a"), None);
+            assert_eq!(layout.name_of(b"lockkeeper"), None);
             assert_eq!(layout.name_of(b"lockkeeper/a/not-a-lease"), None);
         }
         assert_eq!(Layout::plain(None).name_of(&wake_key("1f")), None);
