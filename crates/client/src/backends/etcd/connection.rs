@@ -32,7 +32,7 @@ const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs
 
 /// Why a call has no usable answer.
 #[derive(Clone, Debug)]
-pub(super) enum Failure {
+pub(super) enum EtcdFailure {
     /// No answer, or one after which the call may be repeated.
     Silent(CallError),
     /// There is no such lease.
@@ -42,18 +42,18 @@ pub(super) enum Failure {
 }
 
 /// Nothing was sent, or etcd did nothing.
-pub(super) const NOT_DONE: Failure = Failure::Silent(CallError { sent: false });
+pub(super) const NOT_DONE: EtcdFailure = EtcdFailure::Silent(CallError { sent: false });
 /// etcd may have executed it.
-pub(super) const IN_DOUBT: Failure = Failure::Silent(CallError { sent: true });
+pub(super) const IN_DOUBT: EtcdFailure = EtcdFailure::Silent(CallError { sent: true });
 
 /// The connections to one cluster.
 pub(super) struct Link {
-    pool: Pool<Connector>,
+    pool: Pool<MemberConnector>,
 }
 
 impl Link {
     pub(super) fn new(settings: &Settings, lease_thread: &LeaseThread) -> Self {
-        let connector = Connector {
+        let connector = MemberConnector {
             endpoints: settings.endpoints.clone(),
             login: settings.login.clone(),
             next: Arc::default(),
@@ -76,8 +76,8 @@ impl Link {
     pub(super) async fn call<T>(
         &self,
         deadline: Instant,
-        call: impl AsyncFnOnce(&Connection) -> Result<Response<T>, Status>,
-    ) -> Result<T, Failure> {
+        call: impl AsyncFnOnce(&MemberConnection) -> Result<Response<T>, Status>,
+    ) -> Result<T, EtcdFailure> {
         let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| NOT_DONE)?;
         let unanswered = DiscardOnDrop(&used);
         let answer = timeout_at(deadline, call(&used)).await.map_err(|_| IN_DOUBT)?;
@@ -88,26 +88,26 @@ impl Link {
             }
             Err(status) => failure(&status),
         };
-        if !matches!(failure, Failure::Silent(_)) {
+        if !matches!(failure, EtcdFailure::Silent(_)) {
             mem::forget(unanswered);
         }
         Err(failure)
     }
 
     /// The current runtime's connection, for a stream.
-    pub(super) async fn connection(&self) -> Used<impl Connect<Connection = Connection> + use<>> {
+    pub(super) async fn connection(&self) -> Used<impl Connect<Connection = MemberConnection> + use<>> {
         self.pool.shared().await
     }
 }
 
 /// What an error means.
-fn failure(status: &Status) -> Failure {
+fn failure(status: &Status) -> EtcdFailure {
     let text = status.message();
-    let refused = |kind| Failure::Refused(BackendError::new(kind, format!("etcd refuses: {text}")));
+    let refused = |kind| EtcdFailure::Refused(BackendError::new(kind, format!("etcd refuses: {text}")));
     match status.code() {
         // Only the local transport attaches a source.
         _ if std::error::Error::source(status).is_some() => IN_DOUBT,
-        Code::NotFound if text.contains("lease not found") => Failure::NoLease,
+        Code::NotFound if text.contains("lease not found") => EtcdFailure::NoLease,
         // The login's token has expired: the next connection logs in again.
         Code::Unauthenticated => NOT_DONE,
         Code::PermissionDenied => refused(BackendErrorKind::Denied),
@@ -121,7 +121,7 @@ fn failure(status: &Status) -> Failure {
 }
 
 /// Opens connections, to one member after the other.
-struct Connector {
+struct MemberConnector {
     endpoints: Arc<[String]>,
     login: Option<Login>,
     /// Number of connections that were opened so far, or failed to: selects the member.
@@ -129,12 +129,12 @@ struct Connector {
 }
 
 /// A connection to one member.
-pub(super) struct Connection {
+pub(super) struct MemberConnection {
     channel: Channel,
     token: Option<MetadataValue<Ascii>>,
 }
 
-impl Connection {
+impl MemberConnection {
     pub(super) fn kv(&self) -> KvClient<Channel> {
         KvClient::new(self.channel.clone())
     }
@@ -157,22 +157,22 @@ impl Connection {
     }
 }
 
-impl Connect for Connector {
-    type Connection = Connection;
+impl Connect for MemberConnector {
+    type Connection = MemberConnection;
 
-    fn connect(&self) -> BoxFuture<Result<Connection, BackendError>> {
+    fn connect(&self) -> BoxFuture<Result<MemberConnection, BackendError>> {
         let (endpoints, login, next) = (self.endpoints.clone(), self.login.clone(), self.next.clone());
         Box::pin(async move {
             let mut failures = Vec::with_capacity(endpoints.len());
             for _ in 0..endpoints.len() {
                 let endpoint = &endpoints[next.fetch_add(1, Ordering::Relaxed) % endpoints.len()];
                 let opened = timeout(MEMBER_LIMIT, open(endpoint, login.as_ref())).await;
-                match opened
-                    .unwrap_or_else(|_| Err(Unusable::Silent(format!("no answer within {MEMBER_LIMIT:?}"))))
-                {
+                match opened.unwrap_or_else(|_| {
+                    Err(MemberFailure::Silent(format!("no answer within {MEMBER_LIMIT:?}")))
+                }) {
                     Ok(connection) => return Ok(connection),
-                    Err(Unusable::Refused(error)) => return Err(error),
-                    Err(Unusable::Silent(why)) => failures.push(format!("{endpoint}: {why}")),
+                    Err(MemberFailure::Refused(error)) => return Err(error),
+                    Err(MemberFailure::Silent(why)) => failures.push(format!("{endpoint}: {why}")),
                 }
             }
             let what = format!("no member of etcd answers ({})", failures.join("; "));
@@ -180,18 +180,18 @@ impl Connect for Connector {
         })
     }
 
-    fn is_usable(&self, _: &Connection) -> bool {
+    fn is_usable(&self, _: &MemberConnection) -> bool {
         true
     }
 }
 
 /// Why a member can't be used.
-enum Unusable {
+enum MemberFailure {
     Silent(String),
     Refused(BackendError),
 }
 
-impl From<Status> for Unusable {
+impl From<Status> for MemberFailure {
     fn from(status: Status) -> Self {
         let text = status.message();
         match status.code() {
@@ -210,8 +210,8 @@ impl From<Status> for Unusable {
 }
 
 /// Connects to a member, logs in, and reads something that needs a majority.
-async fn open(endpoint: &str, login: Option<&Login>) -> Result<Connection, Unusable> {
-    let silent = |error: tonic::transport::Error| Unusable::Silent(innermost(&error));
+async fn open(endpoint: &str, login: Option<&Login>) -> Result<MemberConnection, MemberFailure> {
+    let silent = |error: tonic::transport::Error| MemberFailure::Silent(innermost(&error));
     let channel = Endpoint::from_shared(format!("http://{endpoint}"))
         .map_err(silent)?
         .connect_timeout(MEMBER_LIMIT)
@@ -222,7 +222,7 @@ async fn open(endpoint: &str, login: Option<&Login>) -> Result<Connection, Unusa
         .connect()
         .await
         .map_err(silent)?;
-    let mut connection = Connection { channel, token: None };
+    let mut connection = MemberConnection { channel, token: None };
     if let Some(Login { user, password }) = login {
         let login = AuthenticateRequest { name: user.clone(), password: password.clone() };
         let token = AuthClient::new(connection.channel.clone()).authenticate(login).await?.into_inner().token;
@@ -247,7 +247,7 @@ fn innermost(error: &dyn std::error::Error) -> String {
 }
 
 /// Discards the connection when dropped; `mem::forget` prevents this.
-struct DiscardOnDrop<'a>(&'a Used<Connector>);
+struct DiscardOnDrop<'a>(&'a Used<MemberConnector>);
 
 impl Drop for DiscardOnDrop<'_> {
     fn drop(&mut self) {

@@ -10,7 +10,7 @@ use super::api::compare::{CompareResult, CompareTarget, TargetUnion};
 use super::api::range_request::SortOrder;
 use super::api::request_op::Request as Op;
 use super::api::{Compare, KeyValue, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest};
-use super::connection::Failure;
+use super::connection::EtcdFailure;
 use super::layout::{Note, Revocation, wake_key};
 use super::store::{Inner, created_at, delete, owner, sorted};
 use crate::backend::{BreakOrder, Broken};
@@ -37,11 +37,11 @@ impl Inner {
         call.await.map_err(|failure| self.explained(failure))
     }
 
-    fn explained(&self, failure: Failure) -> BackendError {
+    fn explained(&self, failure: EtcdFailure) -> BackendError {
         match failure {
-            Failure::Refused(error) => error,
-            Failure::NoLease => BackendError::new(BackendErrorKind::Operator, "etcd knows no such lease"),
-            Failure::Silent(_) => self.link.trouble().unwrap_or_else(|| {
+            EtcdFailure::Refused(error) => error,
+            EtcdFailure::NoLease => BackendError::new(BackendErrorKind::Operator, "etcd knows no such lease"),
+            EtcdFailure::Silent(_) => self.link.trouble().unwrap_or_else(|| {
                 BackendError::new(
                     BackendErrorKind::Unreachable,
                     format!("etcd did not answer within {LIMIT:?}"),

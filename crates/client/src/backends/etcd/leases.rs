@@ -32,10 +32,10 @@ struct Unused {
 }
 
 #[derive(Default)]
-pub(super) struct Leases(Mutex<State>);
+pub(super) struct Leases(Mutex<LeaseState>);
 
 #[derive(Default)]
-struct State {
+struct LeaseState {
     of_entries: HashMap<EntryId, EntryLease>,
     /// The one that was used last is last.
     unused: Vec<Unused>,
@@ -47,7 +47,7 @@ pub(super) fn seconds(ttl: Duration) -> i64 {
 }
 
 impl Leases {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LeaseState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -29,7 +29,7 @@ use connection::Link;
 use leases::Leases;
 use settings::Settings;
 use store::{EtcdStore, Inner};
-use watcher::Watcher;
+use watcher::KeyWatcher;
 
 /// The generated client.
 #[expect(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated; the schema documents it")]
@@ -54,13 +54,18 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let link = Arc::new(Link::new(&settings, &lease_thread));
     link.check().await?;
     let wakes = Wakes::default();
-    let watcher = Watcher::start(link.clone(), &client, wakes.clone(), &lease_thread);
+    let watcher = KeyWatcher::start(link.clone(), &client, wakes.clone(), &lease_thread);
     let inner = Inner { link, layout: settings.layout, leases: Leases::default(), watcher, client };
     let capabilities = capabilities();
-    Ok(Arc::new(Etcd { store: Arc::new(EtcdStore(Arc::new(inner))), wakes, lease_thread, capabilities }))
+    Ok(Arc::new(EtcdBackend {
+        store: Arc::new(EtcdStore(Arc::new(inner))),
+        wakes,
+        lease_thread,
+        capabilities,
+    }))
 }
 
-struct Etcd {
+struct EtcdBackend {
     store: Arc<EtcdStore>,
     wakes: Wakes,
     lease_thread: LeaseThread,
@@ -98,7 +103,7 @@ fn capabilities() -> Capabilities {
     }
 }
 
-impl Backend for Etcd {
+impl Backend for EtcdBackend {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }

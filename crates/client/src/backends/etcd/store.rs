@@ -14,10 +14,10 @@ use super::api::{
     Compare, DeleteRangeRequest, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest,
     PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
 };
-use super::connection::{Failure, IN_DOUBT, Link, NOT_DONE};
+use super::connection::{EtcdFailure, IN_DOUBT, Link, NOT_DONE};
 use super::layout::{Layout, Note, behind, key};
 use super::leases::{EntryLease, Leases, seconds};
-use super::watcher::Watcher;
+use super::watcher::KeyWatcher;
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried};
 use crate::error::{BackendError, BackendErrorKind, Busy};
@@ -38,7 +38,7 @@ pub(super) struct Inner {
     pub(super) link: Arc<Link>,
     pub(super) layout: Layout,
     pub(super) leases: Leases,
-    pub(super) watcher: Watcher,
+    pub(super) watcher: KeyWatcher,
     /// Names this client's wake key.
     pub(super) client: String,
 }
@@ -49,13 +49,13 @@ impl Store for EtcdStore {
         Box::pin(async move {
             match inner.attempt(&attempt).await {
                 Ok(tried) => Ok(tried),
-                Err(Failure::Silent(error)) => Err(error),
+                Err(EtcdFailure::Silent(error)) => Err(error),
                 // The next attempt begins with another lease.
-                Err(Failure::NoLease) => {
+                Err(EtcdFailure::NoLease) => {
                     inner.leases.remove(&attempt.entry.id);
                     Err(CallError { sent: false })
                 }
-                Err(Failure::Refused(error)) => {
+                Err(EtcdFailure::Refused(error)) => {
                     // Its key may exist. If the lease can't be ended, it expires.
                     if let Some(lease) = inner.leases.of(&attempt.entry.id) {
                         let deadline = Instant::now() + attempt.entry.limit();
@@ -87,11 +87,11 @@ impl Store for EtcdStore {
 }
 
 /// Converts the failure of a renewal or an end, which the caller repeats.
-fn not_known(failure: Failure) -> CallError {
+fn not_known(failure: EtcdFailure) -> CallError {
     match failure {
-        Failure::Silent(error) => error,
-        Failure::NoLease => CallError { sent: true },
-        Failure::Refused(error) => {
+        EtcdFailure::Silent(error) => error,
+        EtcdFailure::NoLease => CallError { sent: true },
+        EtcdFailure::Refused(error) => {
             tracing::warn!(%error, "a renewal or an end is tried again");
             CallError { sent: false }
         }
@@ -99,7 +99,7 @@ fn not_known(failure: Failure) -> CallError {
 }
 
 impl Inner {
-    async fn attempt(&self, attempt: &Attempt) -> Result<Tried, Failure> {
+    async fn attempt(&self, attempt: &Attempt) -> Result<Tried, EtcdFailure> {
         let entry = &*attempt.entry;
         let deadline = Instant::now() + entry.limit();
         let mut lease =
@@ -116,7 +116,7 @@ impl Inner {
             (true, _) => taken.header.map_or(0, |header| header.revision),
             (false, Some(mine)) => {
                 if Note::read(&mine.value).is_some_and(|note| note.revoked.is_some()) {
-                    return Err(Failure::Refused(broken()));
+                    return Err(EtcdFailure::Refused(broken()));
                 }
                 mine.create_revision
             }
@@ -136,7 +136,7 @@ impl Inner {
             // lease anew later than this attempt then.
             match self.keep_alive(&[lease.id], deadline).await {
                 Ok(live) if live == [true] => lease.is_fresh = true,
-                Ok(_) => return Err(Failure::NoLease),
+                Ok(_) => return Err(EtcdFailure::NoLease),
                 Err(_) => return Err(IN_DOUBT),
             }
         }
@@ -156,7 +156,7 @@ impl Inner {
     }
 
     /// Creates a lease for the entry, and records it.
-    async fn grant_lease(&self, entry: &Entry, deadline: Instant) -> Result<EntryLease, Failure> {
+    async fn grant_lease(&self, entry: &Entry, deadline: Instant) -> Result<EntryLease, EtcdFailure> {
         let asked = LeaseGrantRequest { ttl: seconds(entry.ttl), id: 0 };
         let granted = self
             .link
@@ -166,7 +166,7 @@ impl Inner {
             .await;
         // A lease whose answer is lost has no key, and expires.
         let granted = granted.map_err(|failure| match failure {
-            Failure::Silent(_) => NOT_DONE,
+            EtcdFailure::Silent(_) => NOT_DONE,
             failure => failure,
         })?;
         let lease = EntryLease { id: granted.id, is_fresh: true, revision: None, holds: false };
@@ -175,7 +175,12 @@ impl Inner {
     }
 
     /// The keys created before this revision, the latest first, at most [`COUNTED`].
-    async fn before(&self, folder: &str, created: i64, deadline: Instant) -> Result<RangeResponse, Failure> {
+    async fn before(
+        &self,
+        folder: &str,
+        created: i64,
+        deadline: Instant,
+    ) -> Result<RangeResponse, EtcdFailure> {
         let range = RangeRequest {
             limit: COUNTED,
             keys_only: true,
@@ -187,12 +192,12 @@ impl Inner {
             .await
     }
 
-    pub(super) async fn txn(&self, deadline: Instant, txn: TxnRequest) -> Result<TxnResponse, Failure> {
+    pub(super) async fn txn(&self, deadline: Instant, txn: TxnRequest) -> Result<TxnResponse, EtcdFailure> {
         self.link.call(deadline, async |connection| connection.kv().txn(connection.request(txn)).await).await
     }
 
     /// Renews leases; returns for each whether it exists.
-    async fn keep_alive(&self, leases: &[i64], deadline: Instant) -> Result<Vec<bool>, Failure> {
+    async fn keep_alive(&self, leases: &[i64], deadline: Instant) -> Result<Vec<bool>, EtcdFailure> {
         let requests: Vec<_> = leases.iter().map(|&id| LeaseKeepAliveRequest { id }).collect();
         let count = requests.len();
         let mut live = Vec::with_capacity(count);
@@ -211,7 +216,7 @@ impl Inner {
         Ok(live)
     }
 
-    async fn renew(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, Failure> {
+    async fn renew(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, EtcdFailure> {
         let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
         let mut renewed = Vec::with_capacity(entries.len());
         for entries in entries.chunks(READS_MAX) {
@@ -221,7 +226,11 @@ impl Inner {
     }
 
     /// Renews the leases of the entries whose keys exist and are not revoked.
-    async fn renew_some(&self, entries: &[Arc<Entry>], deadline: Instant) -> Result<Vec<Renewed>, Failure> {
+    async fn renew_some(
+        &self,
+        entries: &[Arc<Entry>],
+        deadline: Instant,
+    ) -> Result<Vec<Renewed>, EtcdFailure> {
         let leases: Vec<Option<EntryLease>> = entries.iter().map(|entry| self.leases.of(&entry.id)).collect();
         let known = || entries.iter().zip(&leases).filter_map(|(entry, lease)| Some((entry, (*lease)?)));
         let read = |(entry, lease): (&Arc<Entry>, EntryLease)| {
@@ -253,7 +262,7 @@ impl Inner {
         Ok(leases.iter().map(|lease| lease.and_then(|_| states.next()).unwrap_or(Renewed::Gone)).collect())
     }
 
-    async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, Failure> {
+    async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, EtcdFailure> {
         let deadline = Instant::now() + entry.limit();
         let Some(lease) = self.leases.of(&entry.id) else { return Ok(End::Gone) };
         let (true, Some(revision)) = (!doubt, lease.revision) else {
@@ -290,7 +299,7 @@ impl Inner {
     }
 
     /// Ends the entry's lease, and with it the key, also one that a late attempt would create.
-    async fn revoke(&self, entry: &Entry, lease: EntryLease, deadline: Instant) -> Result<End, Failure> {
+    async fn revoke(&self, entry: &Entry, lease: EntryLease, deadline: Instant) -> Result<End, EtcdFailure> {
         let asked = LeaseRevokeRequest { id: lease.id };
         let revoked = self
             .link
@@ -303,7 +312,7 @@ impl Inner {
                 self.leases.remove(&entry.id);
                 Ok(if lease.holds { End::Released } else { End::Left })
             }
-            Err(Failure::NoLease) => {
+            Err(EtcdFailure::NoLease) => {
                 self.leases.remove(&entry.id);
                 Ok(End::Gone)
             }
@@ -414,8 +423,8 @@ pub(super) fn owner(found: &KeyValue) -> String {
     }
 }
 
-pub(super) fn unreadable() -> Failure {
-    Failure::Refused(BackendError::new(
+pub(super) fn unreadable() -> EtcdFailure {
+    EtcdFailure::Refused(BackendError::new(
         BackendErrorKind::Operator,
         "etcd's answer can't be read: it lacks a part; etcd 3.4 or later is needed",
     ))

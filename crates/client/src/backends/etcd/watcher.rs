@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const WAKE_ID: i64 = 1;
 
 /// Gives orders to the task on the lease thread, which ends with it.
-pub(super) struct Watcher(UnboundedSender<Order>);
+pub(super) struct KeyWatcher(UnboundedSender<Order>);
 
 enum Order {
     /// Wake the entry when this key is deleted; replaces the entry's earlier watch.
@@ -34,7 +34,7 @@ enum Order {
     Forget(EntryId),
 }
 
-impl Watcher {
+impl KeyWatcher {
     pub(super) fn start(link: Arc<Link>, client: &str, wakes: Wakes, lease_thread: &LeaseThread) -> Self {
         let (orders, received) = unbounded_channel();
         let watches = Watches {
