@@ -161,7 +161,7 @@ impl PrintedState {
         }
         self.is_syncing = false;
         self.seen.clear();
-        if self.is_interrupted {
+        if self.is_interrupted && !self.json {
             say("watching again; what changed meanwhile is told as one change a lock");
         }
         let is_news = !self.was_synced || self.is_interrupted;
@@ -179,7 +179,10 @@ impl PrintedState {
             return Ok(());
         }
         if self.json {
-            return output::json(&json!({ "event": "interrupted", "name": null, "lock": null }));
+            let why = chain(error);
+            return output::json(
+                &json!({ "event": "interrupted", "name": null, "lock": null, "error": why }),
+            );
         }
         say(format_args!("the watch is interrupted: {}; trying again until it works", chain(error)));
         Ok(())
