@@ -7,7 +7,7 @@
 use std::env;
 use std::process::Command;
 
-use lockkeeper_rig::{Program, etcd, find, network, pgbouncer, postgres, redis};
+use lockkeeper_rig::{Program, etcd, find, network, pgbouncer, postgres, redis, zookeeper};
 
 use crate::TaskResult;
 use crate::foreign;
@@ -59,6 +59,8 @@ const TEST_NEEDS: &[Need] = &[
     Need { program: "timeout", package: "coreutils", used_by: "the same" },
     Need::of(etcd::SERVER, "the tests of etcd"),
     Need::of(etcd::CLI, "the same"),
+    Need::of(zookeeper::JAVA, "the tests of ZooKeeper"),
+    Need::of(zookeeper::CLASSES, "the same"),
     Need::of(network::IP, "the tests of a cluster with a cut network"),
     // This package contains the sentinel, too.
     Need::of(redis::SERVER, "the tests of Redis and Redlock"),

@@ -165,7 +165,7 @@ impl Url {
             None => (None, None),
             Some((user, password)) => {
                 let wanted = "`user:password@` in percent-encoded UTF-8";
-                let part = |text: &str| decode(text).ok_or_else(|| bad(HIDDEN, wanted));
+                let part = |text: &str| percent_decode(text).ok_or_else(|| bad(HIDDEN, wanted));
                 (Some(part(user)?), Some(part(password)?))
             }
         };
@@ -178,7 +178,7 @@ impl Url {
         let mut parameters = BTreeMap::new();
         for pair in query.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(|| bad(pair, "a parameter, `key=value`"))?;
-            let value = decode(value).ok_or_else(|| bad(pair, "percent-encoded UTF-8"))?;
+            let value = percent_decode(value).ok_or_else(|| bad(pair, "percent-encoded UTF-8"))?;
             if parameters.insert(key.to_owned(), value).is_some() {
                 return Err(bad(pair, "a parameter that is given once"));
             }
@@ -188,7 +188,7 @@ impl Url {
             user: user.filter(given),
             password: password.filter(given).map(Password),
             hosts: hosts?,
-            path: decode(path).ok_or_else(|| bad(path, "percent-encoded UTF-8"))?,
+            path: percent_decode(path).ok_or_else(|| bad(path, "percent-encoded UTF-8"))?,
             query: parameters,
         })
     }
@@ -265,7 +265,8 @@ fn parse_host(text: &str) -> Option<Host> {
     (!name.is_empty()).then(|| Host { name: name.to_owned(), port })
 }
 
-fn decode(text: &str) -> Option<String> {
+/// Decodes `%XX`. `None` if that is malformed, or not UTF-8.
+pub(crate) fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {

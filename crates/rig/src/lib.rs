@@ -27,6 +27,7 @@ mod sentinel;
 mod shim;
 mod tls;
 mod wait;
+pub mod zookeeper;
 
 pub use azurite::Azurite;
 pub use cluster::RedisCluster;
@@ -41,3 +42,4 @@ pub use redis::Redis;
 pub use s3::S3;
 pub use sentinel::Sentinel;
 pub use shim::{Number, Shim, ShimClock};
+pub use zookeeper::ZooKeeper;

@@ -157,6 +157,11 @@ impl ProcessSlot {
         *running = Some(start());
     }
 
+    /// As [`ServerProcess::wait_until_ready`].
+    pub(crate) fn wait_until_ready(&self, name: &str, ready: impl FnMut() -> Result<(), String>) {
+        self.get().as_mut().expect(NOT_RUNNING).wait_until_ready(name, ready);
+    }
+
     /// As [`ServerProcess::stop`].
     pub(crate) fn stop(&self) {
         self.get().as_ref().expect(NOT_RUNNING).stop();

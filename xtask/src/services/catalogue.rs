@@ -11,7 +11,7 @@
 use std::fs;
 use std::process::Command;
 
-use lockkeeper_rig::{pgbouncer, postgres, redis};
+use lockkeeper_rig::{pgbouncer, postgres, redis, zookeeper};
 use nix::sys::signal::Signal;
 
 use crate::TaskResult;
@@ -45,7 +45,6 @@ pub(crate) struct ServiceSpec {
 }
 
 const REDIS_SERVER: Need = Need::of(redis::SERVER, "the services redis-* and redlock-*");
-const ZOOKEEPER_JAR: &str = "/usr/share/java/zookeeper.jar";
 
 /// Redis with a sync before each reply: the durable variant.
 pub(crate) const REDIS_FSYNC: ServiceSpec = ServiceSpec {
@@ -100,19 +99,13 @@ pub(crate) const ZOOKEEPER: ServiceSpec = ServiceSpec {
     family: "zookeeper",
     port: 16420,
     needs: &[
-        Need { program: "java", package: "default-jre-headless", used_by: "the service zookeeper" },
-        Need { program: ZOOKEEPER_JAR, package: "zookeeper", used_by: "the service zookeeper" },
+        Need::of(zookeeper::JAVA, "the service zookeeper"),
+        Need::of(zookeeper::CLASSES, "the service zookeeper"),
     ],
     version: |_| command("dpkg-query", &["--show", "--showformat=${Version}", "zookeeper"]),
     prepare: |place| zookeeper_settings(place, ""),
-    command: |place| {
-        // The packaged script forks and writes its pid elsewhere, so Java is started directly. The heap is large
-        // enough for the 100,000 locks of the benchmark.
-        let mut command = Command::new("java");
-        command.args(["-Xmx1g", "-cp", "/etc/zookeeper/conf:/usr/share/java/*"]);
-        command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(place.folder.join("zoo.cfg"));
-        command
-    },
+    // The heap is large enough for the 100,000 locks of the benchmark.
+    command: |place| zookeeper::line(&place.folder.join("zoo.cfg"), "1g").detached(),
     ends_by: Signal::SIGTERM,
     after: None,
     ready: |place| probe::ask(place.port, "srvr", "Mode: standalone"),
@@ -200,12 +193,7 @@ pub(crate) fn etcd(place: &ServiceLocation, ports: &[u16]) -> Command {
 
 /// Writes the settings file of ZooKeeper at `place`: our usual settings, then `more`.
 pub(crate) fn zookeeper_settings(place: &ServiceLocation, more: &str) -> TaskResult {
-    let settings = format!(
-        "tickTime=2000\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
-         admin.enableServer=false\n4lw.commands.whitelist=*\n{more}",
-        place.data().display(),
-        place.port
-    );
+    let settings = zookeeper::settings(place.port, &place.data(), 2000, more);
     let file = place.folder.join("zoo.cfg");
     fs::write(&file, settings).map_err(|error| format!("cannot write {}: {error}", file.display()))
 }

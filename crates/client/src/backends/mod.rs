@@ -4,7 +4,7 @@
 pub(crate) mod etcd;
 #[cfg(feature = "file")]
 pub(crate) mod file;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 pub(crate) mod leased;
 pub mod memory;
 #[cfg(feature = "postgres")]
@@ -15,6 +15,8 @@ pub(crate) mod redis;
 pub(crate) mod redlock;
 #[cfg(feature = "service")]
 pub(crate) mod service;
+#[cfg(feature = "zookeeper")]
+pub(crate) mod zookeeper;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -76,7 +78,7 @@ const fn always(name: &'static str) -> Scheme {
 }
 
 /// All backends. A URL's scheme selects the entry; error texts, help texts and the tests of pages are derived from it.
-pub static BACKENDS: [BackendEntry; 7] = [
+pub static BACKENDS: [BackendEntry; 8] = [
     BackendEntry {
         example: "etcd://a,b,c",
         summary: "etcd, in the layout of its own locks",
@@ -132,6 +134,14 @@ pub static BACKENDS: [BackendEntry; 7] = [
         default_port: Some(6379),
         pages: &["redlock"],
         connect: connect!("redlock", redlock),
+    },
+    BackendEntry {
+        example: "zookeeper://a,b,c",
+        summary: "ZooKeeper, in the layout of Curator's locks",
+        schemes: &[scheme("zookeeper", "zookeeper")],
+        default_port: Some(2181),
+        pages: &["zookeeper"],
+        connect: connect!("zookeeper", zookeeper),
     },
 ];
 

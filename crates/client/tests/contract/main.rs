@@ -56,6 +56,8 @@ contracts! {
     redis_with_a_counter => subjects::redis::Server::new("?fencing=counter");
     #[cfg(feature = "redlock")]
     redlock => subjects::redlock::Servers::new();
+    #[cfg(feature = "zookeeper")]
+    zookeeper => subjects::zookeeper::Server::new();
 }
 
 #[test]

@@ -11,9 +11,10 @@ use super::api::range_request::SortOrder;
 use super::api::request_op::Request as Op;
 use super::api::{Compare, KeyValue, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest};
 use super::connection::EtcdFailure;
-use super::layout::{Note, Revocation, wake_key};
+use super::layout::wake_key;
 use super::store::{Inner, created_at, delete, owner, sorted};
 use crate::backend::{BreakOrder, Broken};
+use crate::backends::leased::{Note, Revocation, is_revoked};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
 
@@ -181,7 +182,7 @@ fn revocation(held: &KeyValue, order: &BreakOrder) -> Result<Vec<RequestOp>, Bac
 
 /// The token of the holder, unless its hold is being broken.
 fn live(found: &RangeResponse) -> Vec<Token> {
-    let is_held = |key: &&KeyValue| Note::read(&key.value).is_none_or(|note| note.revoked.is_none());
+    let is_held = |key: &&KeyValue| !is_revoked(&key.value);
     found.kvs.first().filter(is_held).and_then(token_of).into_iter().collect()
 }
 

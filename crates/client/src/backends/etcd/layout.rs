@@ -6,7 +6,6 @@
 //! lock `a`, which thus waits for it. Without that parameter a `/` in a name is encoded.
 
 use lockkeeper_core::LockName;
-use serde::{Deserialize, Serialize};
 
 /// The default prefix of encoded names.
 const PREFIX: &str = "lockkeeper/";
@@ -98,39 +97,6 @@ fn decoded(name: &str) -> Option<String> {
         decoded.push_str(&part[2..]);
     }
     Some(decoded)
-}
-
-/// The value of a client's key. Other clients of etcd leave theirs empty.
-#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub(super) struct Note {
-    /// The client's label.
-    pub(super) owner: String,
-    /// The purpose: `key=value` lines.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(super) meta: String,
-    /// The client that watches its wake key, and the entry there.
-    pub(super) client: String,
-    pub(super) entry: String,
-    /// An operator's break.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) revoked: Option<Revocation>,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Revocation {
-    pub(super) by: String,
-    pub(super) reason: String,
-}
-
-impl Note {
-    /// `None` for the value of another kind of client.
-    pub(super) fn read(value: &[u8]) -> Option<Self> {
-        serde_json::from_slice(value).ok()
-    }
-
-    pub(super) fn bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).unwrap_or_default()
-    }
 }
 
 #[cfg(test)]

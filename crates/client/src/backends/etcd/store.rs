@@ -15,11 +15,11 @@ use super::api::{
     PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
 };
 use super::connection::{EtcdFailure, IN_DOUBT, Link, NOT_DONE};
-use super::layout::{Layout, Note, behind, key};
+use super::layout::{Layout, behind, key};
 use super::leases::{EntryLease, Leases, seconds};
 use super::watcher::KeyWatcher;
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried};
+use crate::backends::leased::{Attempt, Entry, Note, Renewed, Store, Tried, is_revoked};
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::Granted;
 use crate::time::BootInstant;
@@ -115,7 +115,7 @@ impl Inner {
         let created = match (taken.succeeded, mine.and_then(|mine| mine.kvs.into_iter().next())) {
             (true, _) => taken.header.map_or(0, |header| header.revision),
             (false, Some(mine)) => {
-                if Note::read(&mine.value).is_some_and(|note| note.revoked.is_some()) {
+                if is_revoked(&mine.value) {
                     return Err(EtcdFailure::Refused(broken()));
                 }
                 mine.create_revision
@@ -323,13 +323,7 @@ impl Inner {
 
 /// The transaction of an attempt. Its answers: the own key, unless it was created just now, and the lock's first key.
 fn take(attempt: &Attempt, folder: &str, own: &[u8], lease: i64, client: &str) -> TxnRequest {
-    let note = Note {
-        owner: attempt.label.to_string(),
-        meta: String::from_utf8_lossy(&attempt.meta).into_owned(),
-        client: client.to_owned(),
-        entry: attempt.entry.id.0.clone(),
-        revoked: None,
-    };
+    let note = Note { client: client.to_owned(), ..Note::of(attempt) };
     let put = PutRequest { key: own.to_vec(), value: note.bytes(), lease, ..PutRequest::default() };
     let absent = match attempt.wait {
         true => created_at(own, 0),
@@ -392,9 +386,7 @@ pub(super) fn ranges(responses: Vec<super::api::ResponseOp>) -> Vec<RangeRespons
 fn state(read: &RangeResponse) -> Renewed {
     match read.kvs.first() {
         None => Renewed::Gone,
-        Some(found) if Note::read(&found.value).is_some_and(|note| note.revoked.is_some()) => {
-            Renewed::Revoked
-        }
+        Some(found) if is_revoked(&found.value) => Renewed::Revoked,
         Some(_) => Renewed::Kept,
     }
 }

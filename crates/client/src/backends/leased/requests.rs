@@ -205,22 +205,31 @@ impl LeasedRequests {
             (Renewed::Gone, Stage::Holds(_)) if !one.holds => {
                 EntryRenewal::Again(Renewable { holds: true, ..one })
             }
-            (Renewed::Gone, Stage::Holds(_)) => {
+            (Renewed::Gone, _) => self.gone(&mut state, seq),
+            _ => EntryRenewal::Fine,
+        }
+    }
+
+    /// Applies that an entry does not exist any more.
+    fn gone(&self, state: &mut LeasedState, seq: Seq) -> EntryRenewal {
+        let Some(request) = state.requests.get_mut(&seq) else { return EntryRenewal::Fine };
+        match request.stage {
+            Stage::Holds(_) => {
                 state.requests.remove(&seq);
                 self.push(Push::Ended { seq, end: End::Gone });
                 EntryRenewal::Lost
             }
-            (Renewed::Gone, Stage::Asked) => {
+            Stage::Asked => {
                 request.missed += 1;
                 EntryRenewal::Fine
             }
-            (Renewed::Gone, Stage::Waits) => {
+            Stage::Waits => {
                 request.missed += 1;
                 // The entry lost its place in the queue: its next attempt takes a new one.
                 request.wake_up.wake(Duration::ZERO);
                 EntryRenewal::Fine
             }
-            _ => EntryRenewal::Fine,
+            Stage::Revoked | Stage::Ends { .. } => EntryRenewal::Fine,
         }
     }
 
@@ -232,8 +241,13 @@ impl LeasedRequests {
                     self.revoked(seq);
                 }
             }
-            // A revocation always names an entry.
-            (Wake::Revoked, None) => {}
+            (Wake::Gone, Some(id)) => {
+                if let Some(seq) = id.seq() {
+                    self.gone(&mut self.state(), seq);
+                }
+            }
+            // These always name an entry.
+            (Wake::Revoked | Wake::Gone, None) => {}
             (Wake::Try(after), Some(id)) => {
                 let state = self.state();
                 if let Some(request) = id.seq().and_then(|seq| state.requests.get(&seq)) {

@@ -16,6 +16,9 @@ pub(crate) enum Wake {
     Try(Duration),
     /// An operator broke its hold.
     Revoked,
+    /// It neither holds nor waits any more.
+    #[cfg_attr(not(feature = "zookeeper"), allow(dead_code, reason = "others find that by a renewal"))]
+    Gone,
 }
 
 /// Receives the messages about entries; an id of `None` stands for every entry.

@@ -13,3 +13,5 @@ pub(crate) mod redis;
 #[cfg(feature = "redlock")]
 pub(crate) mod redlock;
 pub(crate) mod service;
+#[cfg(feature = "zookeeper")]
+pub(crate) mod zookeeper;

@@ -1,0 +1,54 @@
+//! What a client stores beside its place in a queue, for display and for an operator's break.
+
+use serde::{Deserialize, Serialize};
+
+use super::store::Attempt;
+
+/// Stored as JSON. Other programs' clients store something else, or nothing.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub(crate) struct Note {
+    /// The client's label.
+    pub(crate) owner: String,
+    /// The purpose: `key=value` lines.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) meta: String,
+    /// The client, for services where each client has a place for messages, and the entry that a message is about.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) client: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) entry: String,
+    /// An operator's break.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) revoked: Option<Revocation>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Revocation {
+    pub(crate) by: String,
+    pub(crate) reason: String,
+}
+
+impl Note {
+    pub(crate) fn of(attempt: &Attempt) -> Self {
+        Self {
+            owner: attempt.label.to_string(),
+            meta: String::from_utf8_lossy(&attempt.meta).into_owned(),
+            entry: attempt.entry.id.0.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// `None` for the value of another kind of client.
+    pub(crate) fn read(value: &[u8]) -> Option<Self> {
+        serde_json::from_slice(value).ok()
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+/// Whether the value says that an operator broke the hold.
+pub(crate) fn is_revoked(value: &[u8]) -> bool {
+    Note::read(value).is_some_and(|note| note.revoked.is_some())
+}

@@ -1,0 +1,293 @@
+//! Inspection: holders, waiters, names in use; and an operator's break.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
+use tokio::time::Instant;
+use zookeeper_client::{Client, Error, MultiReadResult, MultiWriteError, Stat};
+
+use super::layout::{Contender, Layout, holders};
+use super::session::{Sessions, ZooKeeperFailure, by, by_if_exists};
+use super::store::{children, owner};
+use crate::backend::{BreakOrder, Broken};
+use crate::backends::leased::{Note, Revocation, is_revoked};
+use crate::error::{BackendError, BackendErrorKind};
+use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
+
+/// How many holders and waiters an inspection lists together.
+const SHOWN: usize = 21;
+/// Time limit of one call.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Reads in one request.
+const READS: usize = 100;
+/// Largest number of nodes that a list reads.
+const NODES_MAX: usize = 100_000;
+/// How often a break is tried again if the hold's node changes meanwhile.
+const BREAKS_MAX: usize = 5;
+
+pub(super) struct Inspector {
+    pub(super) sessions: Arc<Sessions>,
+    pub(super) layout: Layout,
+}
+
+/// The node of a contender, as read.
+struct Seen {
+    path: String,
+    is_shared: bool,
+    data: Vec<u8>,
+    stat: Stat,
+}
+
+impl Inspector {
+    fn explained(&self, failure: ZooKeeperFailure) -> BackendError {
+        match failure {
+            ZooKeeperFailure::Refused(error) => error,
+            ZooKeeperFailure::Answered(error) => {
+                BackendError::new(BackendErrorKind::Operator, format!("ZooKeeper answers: {error}"))
+            }
+            ZooKeeperFailure::Silent(_) => self.sessions.trouble().unwrap_or_else(|| {
+                let what = format!("ZooKeeper did not answer within {LIMIT:?}");
+                BackendError::new(BackendErrorKind::Unreachable, what)
+            }),
+        }
+    }
+
+    pub(super) async fn look(&self, name: LockName) -> Result<LockInfo, BackendError> {
+        self.look_inner(&name).await.map_err(|failure| self.explained(failure))
+    }
+
+    async fn look_inner(&self, name: &LockName) -> Result<LockInfo, ZooKeeperFailure> {
+        let client = self.sessions.client(Instant::now() + LIMIT).await?;
+        let folder = self.layout.folder(name);
+        let children = children(&client, &folder, Instant::now() + LIMIT).await?;
+        let mut infos = described(&client, vec![(name.clone(), folder, children)]).await?;
+        Ok(infos.pop().unwrap_or_else(|| info(name.clone(), 0, 0, &[])))
+    }
+
+    pub(super) async fn list(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
+        let found = self.list_inner(prefix).await.map_err(|failure| self.explained(failure))?;
+        found.ok_or_else(|| {
+            let what = format!("there are more than {NODES_MAX} nodes to look at; look at one lock, or below a longer path");
+            BackendError::new(BackendErrorKind::Refused, what)
+        })
+    }
+
+    /// `None` if there are too many nodes.
+    async fn list_inner(&self, prefix: Option<&LockName>) -> Result<Option<Vec<LockInfo>>, ZooKeeperFailure> {
+        let client = self.sessions.client(Instant::now() + LIMIT).await?;
+        let root = self.layout.root();
+        let mut count = 0;
+        let mut locks = BTreeMap::new();
+        let mut folders: VecDeque<String> =
+            below(root, &children(&client, root, Instant::now() + LIMIT).await?).collect();
+        while !folders.is_empty() {
+            count += folders.len().min(READS);
+            let some: Vec<String> = folders.drain(..folders.len().min(READS)).collect();
+            let mut reader = client.new_multi_reader();
+            for folder in &some {
+                reader.add_get_children(folder)?;
+            }
+            let read = by(Instant::now() + LIMIT, reader.commit()).await?;
+            let mut used = Vec::new();
+            for (folder, read) in some.into_iter().zip(read) {
+                let MultiReadResult::Children { children } = read else { continue };
+                count += children.len();
+                if count > NODES_MAX {
+                    return Ok(None);
+                }
+                let (contenders, others): (Vec<_>, Vec<_>) =
+                    children.into_iter().partition(|child| Contender::parse(child).is_some());
+                if self.layout.is_nested() {
+                    folders.extend(below(&folder, &others));
+                }
+                let Some(name) = self.layout.name_of(&folder) else { continue };
+                if !contenders.is_empty()
+                    && prefix.is_none_or(|prefix| *prefix == name || prefix.is_above(name.as_str()))
+                {
+                    used.push((name, folder, contenders));
+                }
+            }
+            for info in described(&client, used).await? {
+                locks.insert(info.name.clone(), info);
+            }
+        }
+        Ok(Some(locks.into_values().collect()))
+    }
+
+    pub(super) async fn check_token(&self, name: &LockName, token: Token) -> Result<TokenStatus, BackendError> {
+        self.check_inner(name, token).await.map_err(|failure| self.explained(failure))
+    }
+
+    async fn check_inner(&self, name: &LockName, token: Token) -> Result<TokenStatus, ZooKeeperFailure> {
+        let live = live(&self.look_inner(name).await?);
+        if live.contains(&token) {
+            return Ok(TokenStatus::Current);
+        }
+        // The last change of a child: no token of the lock is higher. The node of a lock that is not used is removed, which is
+        // a change of its parent then.
+        let client = self.sessions.client(Instant::now() + LIMIT).await?;
+        let folder = self.layout.folder(name);
+        let mut above = folder.as_str();
+        let last = loop {
+            let stat = by(Instant::now() + LIMIT, client.check_stat(above)).await?;
+            match (stat, above.rsplit_once('/')) {
+                (Some(stat), _) => break stat.pzxid,
+                (None, Some(("", _)) | None) => above = "/",
+                (None, Some((parent, _))) => above = parent,
+            }
+        };
+        Ok(match i64::try_from(token.get()) {
+            Ok(token) if token <= last => TokenStatus::NotCurrent { live },
+            _ => TokenStatus::NeverIssued,
+        })
+    }
+
+    pub(super) async fn break_hold(&self, order: &BreakOrder) -> Result<Broken, BackendError> {
+        for _ in 0..BREAKS_MAX {
+            match self.break_inner(order).await {
+                Ok(Some(broken)) => return Ok(broken),
+                // It changed in between.
+                Ok(None) | Err(ZooKeeperFailure::Answered(Error::NoNode | Error::BadVersion)) => {}
+                Err(failure) => return Err(self.explained(failure)),
+            }
+        }
+        let what = "the hold changed each time it was to be broken; try again";
+        Err(BackendError::new(BackendErrorKind::Operator, what))
+    }
+
+    async fn break_inner(&self, order: &BreakOrder) -> Result<Option<Broken>, ZooKeeperFailure> {
+        let client = self.sessions.client(Instant::now() + LIMIT).await?;
+        let folder = self.layout.folder(&order.name);
+        by_if_exists(Instant::now() + LIMIT, client.sync(&folder)).await?;
+        let found = children(&client, &folder, Instant::now() + LIMIT).await?;
+        let queue = Contender::queue(&found);
+        let holding: Vec<(String, bool)> = queue[..holders(&queue)]
+            .iter()
+            .map(|one| (format!("{folder}/{}", one.node), one.is_shared))
+            .collect();
+        let seen = read(&client, holding).await?;
+        let Some(held) = seen.iter().find(|seen| token_of(&seen.stat) == Some(order.token)) else {
+            let live = seen.iter().filter(|seen| !is_revoked(&seen.data));
+            return Ok(Some(Broken::NotCurrent { live: live.filter_map(|seen| token_of(&seen.stat)).collect() }));
+        };
+        let version = Some(held.stat.version);
+        let deadline = Instant::now() + LIMIT;
+        if order.now {
+            by(deadline, client.delete(&held.path, version)).await?;
+            return Ok(Some(Broken::Done));
+        }
+        let Some(mut note) = Note::read(&held.data) else {
+            let what = "its holder is another client of ZooKeeper, which can't be told; only a break with `now` ends its hold";
+            return Err(ZooKeeperFailure::Refused(BackendError::new(BackendErrorKind::Refused, what)));
+        };
+        // The first order counts (B3).
+        if note.revoked.is_none() {
+            note.revoked = Some(Revocation { by: order.by.clone(), reason: order.reason.clone() });
+            by(deadline, client.set_data(&held.path, &note.bytes(), version)).await?;
+        }
+        Ok(Some(Broken::Done))
+    }
+}
+
+fn below<'a>(folder: &'a str, children: &'a [String]) -> impl Iterator<Item = String> + 'a {
+    let folder = folder.trim_end_matches('/');
+    // ZooKeeper's own nodes.
+    let own = move |child: &&String| !(folder.is_empty() && *child == "zookeeper");
+    children.iter().filter(own).map(move |child| format!("{folder}/{child}"))
+}
+
+/// Reads the data of contenders. One that is gone by now is left out.
+async fn read(client: &Client, paths: Vec<(String, bool)>) -> Result<Vec<Seen>, ZooKeeperFailure> {
+    let mut seen = Vec::with_capacity(paths.len());
+    let mut paths = paths.into_iter().peekable();
+    while paths.peek().is_some() {
+        let some: Vec<(String, bool)> = paths.by_ref().take(READS).collect();
+        let mut reader = client.new_multi_reader();
+        for (path, _) in &some {
+            reader.add_get_data(path)?;
+        }
+        for ((path, is_shared), read) in some.into_iter().zip(by(Instant::now() + LIMIT, reader.commit()).await?) {
+            if let MultiReadResult::Data { data, stat } = read {
+                seen.push(Seen { path, is_shared, data, stat });
+            }
+        }
+    }
+    Ok(seen)
+}
+
+/// Reads the first contenders of locks.
+async fn described(
+    client: &Client,
+    locks: Vec<(LockName, String, Vec<String>)>,
+) -> Result<Vec<LockInfo>, ZooKeeperFailure> {
+    let mut paths = Vec::new();
+    let mut counts = Vec::with_capacity(locks.len());
+    for (_, folder, children) in &locks {
+        let queue = Contender::queue(children);
+        counts.push((holders(&queue), queue.len()));
+        paths.extend(queue.iter().take(SHOWN).map(|one| (format!("{folder}/{}", one.node), one.is_shared)));
+    }
+    let seen = read(client, paths).await?;
+    Ok(locks
+        .into_iter()
+        .zip(counts)
+        .map(|((name, folder, _), (held, count))| {
+            let folder = format!("{folder}/");
+            let is_below = |seen: &&Seen| seen.path.starts_with(&folder);
+            let mine: Vec<&Seen> = seen.iter().filter(is_below).collect();
+            info(name, held, count, &mine)
+        })
+        .collect())
+}
+
+/// `seen`: the first contenders of the lock, of which the first `held` of `count` hold it.
+fn info(name: LockName, held: usize, count: usize, seen: &[&Seen]) -> LockInfo {
+    let kind = |seen: &Seen| if seen.is_shared { ModeKind::Shared } else { ModeKind::Exclusive };
+    let (holders, waiters) = seen.split_at(held.min(seen.len()));
+    LockInfo {
+        name,
+        holder_count: held,
+        waiter_count: count - held,
+        holders: holders
+            .iter()
+            .map(|seen| {
+                let note = Note::read(&seen.data);
+                HolderInfo {
+                    token: token_of(&seen.stat),
+                    mode: kind(seen),
+                    subtree: false,
+                    slot: None,
+                    owner: owner(&seen.data, seen.stat.ephemeral_owner),
+                    held_for: None,
+                    state: match note.as_ref().and_then(|note| note.revoked.clone()) {
+                        Some(Revocation { by, reason }) => HolderState::Revoked { reason, by },
+                        None => HolderState::Held,
+                    },
+                    meta: note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default(),
+                    value: Vec::new(),
+                }
+            })
+            .collect(),
+        waiters: waiters
+            .iter()
+            .map(|seen| WaiterInfo {
+                owner: owner(&seen.data, seen.stat.ephemeral_owner),
+                mode: kind(seen),
+                meta: Note::read(&seen.data).map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default(),
+            })
+            .collect(),
+        limit: None,
+    }
+}
+
+/// The tokens of the holders, without those whose holds are being broken.
+fn live(info: &LockInfo) -> Vec<Token> {
+    let is_held = |holder: &&HolderInfo| matches!(holder.state, HolderState::Held);
+    info.holders.iter().filter(is_held).filter_map(|holder| holder.token).collect()
+}
+
+fn token_of(stat: &Stat) -> Option<Token> {
+    u64::try_from(stat.czxid).ok().and_then(Token::new)
+}

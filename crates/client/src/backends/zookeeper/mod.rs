@@ -1,0 +1,142 @@
+//! `zookeeper://`: locks of a ZooKeeper ensemble, in the layout of Curator's recipes.
+//!
+//! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral sequential node in it
+//! ([`layout`], [`places`]); the node with the lowest sequence holds the lock ([`store`]). Sessions over such nodes are in
+//! [`leased`](crate::backends::leased).
+
+mod inspect;
+mod layout;
+mod places;
+mod session;
+mod settings;
+mod store;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{LockName, Token, TokenStatus};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::backends::leased::{LeasedConn, Wake, Wakes};
+use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::info::LockInfo;
+use crate::io::{LeaseThread, SharedLeaseThread};
+use crate::machine::{Push, Spec};
+use crate::url::Url;
+use inspect::Inspector;
+use layout::Layout;
+use places::Places;
+use session::{Ensemble, Sessions};
+use settings::Settings;
+use store::ZooKeeperStore;
+
+/// The ttl of the session that inspects, which holds nothing.
+const INSPECTION: Duration = Duration::from_secs(10);
+
+/// Creates a client, after checking that the servers answer.
+pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+    static WORKER: SharedLeaseThread = SharedLeaseThread::new();
+    let settings = Settings::parse(url)?;
+    let lease_thread = WORKER.get("lockkeeper-zookeeper").map_err(|error| {
+        let what = format!("the thread for ZooKeeper can't be started: {error}; raise the limit of threads");
+        BackendError::caused(BackendErrorKind::Operator, what, error)
+    })?;
+    let ensemble = Arc::new(Ensemble::connect(&settings, &lease_thread).await?);
+    let sessions = Arc::new(Sessions::new(ensemble.clone(), INSPECTION, |_| {}));
+    let inspector = Arc::new(Inspector { sessions, layout: settings.layout.clone() });
+    Ok(Arc::new(ZooKeeperBackend {
+        ensemble,
+        layout: settings.layout,
+        inspector,
+        lease_thread,
+        capabilities: capabilities(),
+    }))
+}
+
+struct ZooKeeperBackend {
+    ensemble: Arc<Ensemble>,
+    layout: Layout,
+    inspector: Arc<Inspector>,
+    lease_thread: LeaseThread,
+    capabilities: Capabilities,
+}
+
+fn capabilities() -> Capabilities {
+    Capabilities {
+        backend: "zookeeper",
+        reach: Reach::Network,
+        fencing: Fencing::Tokens { source: "the transaction that created the holder's node (czxid)" },
+        ttl: true,
+        shared: true,
+        permits: false,
+        subtree: false,
+        multi: false,
+        wait: true,
+        fair: true,
+        keep_closed: false,
+        lock_delay: false,
+        inspect: true,
+        break_hold: true,
+        break_now: true,
+        changes: false,
+        promises: Promises {
+            rising_tokens: Promise::KeptIf(
+                "the ensemble is not restored from older data: its transactions would be counted again",
+            ),
+            fenced_sections: Promise::KeptIf("the resource has a fence, and tokens rise (P2)"),
+            survives_stalls: Promise::NotKept(
+                "a leader that stalls expires sessions whose pings wait in its sockets",
+            ),
+            ..Promises::ALL_KEPT
+        },
+    }
+}
+
+impl Backend for ZooKeeperBackend {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn lease_thread(&self) -> Option<LeaseThread> {
+        Some(self.lease_thread.clone())
+    }
+
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
+        let (wakes, places) = (Wakes::default(), Arc::new(Places::default()));
+        let ended = {
+            let (wakes, places) = (wakes.clone(), places.clone());
+            move |session| {
+                for entry in places.of_session(session) {
+                    wakes.deliver(&entry, Wake::Gone);
+                }
+            }
+        };
+        // Every session here has a ttl.
+        let ttl = spec.ttl.unwrap_or(INSPECTION);
+        let sessions = Arc::new(Sessions::new(self.ensemble.clone(), ttl, ended));
+        let store = ZooKeeperStore::new(sessions, self.layout.clone(), places, wakes.clone());
+        LeasedConn::new(Arc::new(store), wakes, spec, label, pushes)
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        let inspector = self.inspector.clone();
+        Box::pin(async move { inspector.look(name).await })
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        let inspector = self.inspector.clone();
+        Box::pin(async move { inspector.list(prefix.as_ref()).await })
+    }
+
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        let inspector = self.inspector.clone();
+        Box::pin(async move { inspector.check_token(&name, token).await })
+    }
+
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        let inspector = self.inspector.clone();
+        Box::pin(async move { inspector.break_hold(&order).await })
+    }
+}

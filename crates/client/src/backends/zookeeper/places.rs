@@ -1,0 +1,149 @@
+//! What this client knows of the nodes of its entries.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+use zookeeper_client::SessionId;
+
+use crate::backends::leased::EntryId;
+
+/// A contender's node.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) path: String,
+    /// The transaction that created it: the token.
+    pub(super) czxid: i64,
+    /// Of its data, which a break changes.
+    pub(super) version: i32,
+}
+
+/// An entry's place in the queue.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// The session at the servers, with which the node ends.
+    pub(super) session: SessionId,
+    /// Part of the node's name, by which it is found if the answer to its creation was lost.
+    pub(super) guid: String,
+    /// `None` until it was created or found.
+    pub(super) node: Option<Node>,
+    pub(super) holds: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Places {
+    places: Mutex<HashMap<EntryId, Kept>>,
+    /// The GUIDs whose nodes are being deleted in the background.
+    sweeping: Arc<Mutex<HashSet<String>>>,
+}
+
+/// Ends the record of a sweep when dropped.
+pub(super) struct Sweeping(Arc<Mutex<HashSet<String>>>, String);
+
+impl Drop for Sweeping {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
+    }
+}
+
+struct Kept {
+    place: Place,
+    /// Cancels the entry's watch when dropped.
+    _watch: Option<oneshot::Sender<()>>,
+}
+
+impl Places {
+    fn places(&self) -> MutexGuard<'_, HashMap<EntryId, Kept>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The entry's GUID and node, if it has them in this session; otherwise a new GUID.
+    pub(super) fn begin(&self, entry: &EntryId, session: SessionId) -> (String, Option<Node>) {
+        let mut places = self.places();
+        if let Some(Kept { place, .. }) = places.get(entry).filter(|kept| kept.place.session == session) {
+            return (place.guid.clone(), place.node.clone());
+        }
+        let guid = guid(entry);
+        let place = Place { session, guid: guid.clone(), node: None, holds: false };
+        places.insert(entry.clone(), Kept { place, _watch: None });
+        (guid, None)
+    }
+
+    /// Returns whether the entry has a place.
+    #[must_use]
+    pub(super) fn set(&self, entry: &EntryId, node: Node) -> bool {
+        self.places().get_mut(entry).map(|kept| kept.place.node = Some(node)).is_some()
+    }
+
+    /// Records that the entry waits. The receiver ends when its watch is not needed any more.
+    pub(super) fn wait(&self, entry: &EntryId) -> oneshot::Receiver<()> {
+        self.watch(entry, false)
+    }
+
+    /// Records that the entry holds.
+    pub(super) fn hold(&self, entry: &EntryId) -> oneshot::Receiver<()> {
+        self.watch(entry, true)
+    }
+
+    fn watch(&self, entry: &EntryId, holds: bool) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        if let Some(kept) = self.places().get_mut(entry) {
+            kept.place.holds = holds;
+            kept._watch = Some(sender);
+        }
+        receiver
+    }
+
+    /// The GUID of the entry's place.
+    pub(super) fn guid_of(&self, entry: &EntryId) -> Option<String> {
+        self.places().get(entry).map(|kept| kept.place.guid.clone())
+    }
+
+    /// The entry's node in this session.
+    pub(super) fn node(&self, entry: &EntryId, session: SessionId) -> Option<Node> {
+        self.places().get(entry).filter(|kept| kept.place.session == session)?.place.node.clone()
+    }
+
+    /// Takes the entry's place out, and cancels its watch.
+    pub(super) fn take(&self, entry: &EntryId) -> Option<Place> {
+        self.places().remove(entry).map(|kept| kept.place)
+    }
+
+    /// Puts a place back that was taken out, unless there is another by now.
+    pub(super) fn put_back(&self, entry: &EntryId, place: Place) {
+        self.places().entry(entry.clone()).or_insert(Kept { place, _watch: None });
+    }
+
+    /// Records that the nodes of a GUID are being deleted; `None` if they are already.
+    pub(super) fn begin_sweep(&self, guid: &str) -> Option<Sweeping> {
+        let is_new = self.sweeping.lock().unwrap_or_else(PoisonError::into_inner).insert(guid.to_owned());
+        is_new.then(|| Sweeping(self.sweeping.clone(), guid.to_owned()))
+    }
+
+    /// The entries of a session that has ended.
+    pub(super) fn of_session(&self, session: SessionId) -> Vec<EntryId> {
+        let places = self.places();
+        places.iter().filter(|(_, kept)| kept.place.session == session).map(|(entry, _)| entry.clone()).collect()
+    }
+}
+
+/// A GUID in Curator's form, made of the entry's id, which is unique: its first 24 digits are random, the last 8 its number.
+fn guid(entry: &EntryId) -> String {
+    let (session, seq) = entry.0.split_once('-').unwrap_or((&entry.0, "0"));
+    let seq: u64 = seq.parse().unwrap_or_default();
+    let digits = format!("{:0<24}{:08x}", session.get(..24).unwrap_or(session), seq & 0xffff_ffff);
+    let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default();
+    format!("{}-{}-{}-{}-{}", part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guids_have_curators_form_and_differ_by_entry() {
+        let first = guid(&EntryId("0123456789abcdef0123456789abcdef-1".to_owned()));
+        assert_eq!(first, "01234567-89ab-cdef-0123-456700000001");
+        assert_ne!(first, guid(&EntryId("0123456789abcdef0123456789abcdef-2".to_owned())));
+    }
+}

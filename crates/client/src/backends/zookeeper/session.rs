@@ -1,0 +1,252 @@
+//! Sessions at the servers, and calls on them.
+//!
+//! The tasks of a session, which keep it alive, run on the lease thread. A session lasts for a tick longer than the ttl of the
+//! entries in it: see [`Ensemble::tick`].
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::{Mutex, oneshot};
+use tokio::time::{Instant, timeout, timeout_at};
+use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error, SessionId};
+
+use super::settings::{Login, Settings};
+use crate::backend::CallError;
+use crate::error::{BackendError, BackendErrorKind};
+use crate::io::LeaseThread;
+
+/// Time limit for opening the first session, and for asking one server why it does not answer.
+const OPEN_LIMIT: Duration = Duration::from_secs(10);
+const PROBE_LIMIT: Duration = Duration::from_secs(2);
+/// The session timeout of the first session: less than servers usually grant, so they answer with their shortest.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// Why a call has no usable answer.
+#[derive(Debug)]
+pub(super) enum ZooKeeperFailure {
+    /// No answer, or one after which the call may be repeated.
+    Silent(CallError),
+    /// Answered with an error that the caller may expect: no such node, another version, ….
+    Answered(Error),
+    /// The servers refuse it.
+    Refused(BackendError),
+}
+
+/// Nothing was sent, or the servers did nothing.
+pub(super) const NOT_DONE: ZooKeeperFailure = ZooKeeperFailure::Silent(CallError { sent: false });
+/// The servers may have executed it, or may still execute it.
+pub(super) const IN_DOUBT: ZooKeeperFailure = ZooKeeperFailure::Silent(CallError { sent: true });
+
+impl From<Error> for ZooKeeperFailure {
+    fn from(error: Error) -> Self {
+        let refused = |kind, what: &str| {
+            Self::Refused(BackendError::new(kind, format!("ZooKeeper refuses: {error}{what}")))
+        };
+        match error {
+            Error::NoAuth | Error::AuthFailed | Error::InvalidAcl => {
+                refused(BackendErrorKind::Denied, "; check user and password in the URL, and the ACL of the path")
+            }
+            Error::QuotaExceeded => refused(BackendErrorKind::Operator, ""),
+            Error::Unimplemented => refused(BackendErrorKind::Operator, "; ZooKeeper 3.6 or later is needed"),
+            Error::BadArguments(_) => refused(BackendErrorKind::Refused, ""),
+            Error::Throttled | Error::NotReadOnly => NOT_DONE,
+            Error::NoNode | Error::NodeExists | Error::BadVersion | Error::NotEmpty => Self::Answered(error),
+            _ => IN_DOUBT,
+        }
+    }
+}
+
+impl From<Answered> for ZooKeeperFailure {
+    fn from(Answered(error): Answered) -> Self {
+        Self::from(error)
+    }
+}
+
+/// An error of the crate.
+struct Answered(Error);
+
+/// Waits for a call's answer.
+pub(super) async fn by<T>(
+    deadline: Instant,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<T, ZooKeeperFailure> {
+    timeout_at(deadline, call).await.map_err(|_| IN_DOUBT)?.map_err(|error| Answered(error).into())
+}
+
+/// As [`by`]; `None` if there is no such node.
+pub(super) async fn by_if_exists<T>(
+    deadline: Instant,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<Option<T>, ZooKeeperFailure> {
+    match by(deadline, call).await {
+        Ok(found) => Ok(Some(found)),
+        Err(ZooKeeperFailure::Answered(Error::NoNode)) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// The servers, and how to open sessions there.
+pub(super) struct Ensemble {
+    servers: Vec<String>,
+    login: Option<Login>,
+    /// How much earlier the servers may end a session than its timeout after an answer: the server that answers reports to
+    /// the leader who was active only twice in a tick, and may die before.
+    tick: Duration,
+    lease_thread: LeaseThread,
+}
+
+impl Ensemble {
+    /// Opens a session, to check that the servers answer and to learn their tick.
+    pub(super) async fn connect(settings: &Settings, lease_thread: &LeaseThread) -> Result<Self, BackendError> {
+        let mut ensemble = Self {
+            servers: settings.servers.clone(),
+            login: settings.login.clone(),
+            tick: Duration::ZERO,
+            lease_thread: lease_thread.clone(),
+        };
+        let (_, granted) = ensemble.open(SHORT).await?;
+        // Unless configured otherwise, the shortest session is of two ticks.
+        ensemble.tick = settings.tick.unwrap_or(granted / 2);
+        Ok(ensemble)
+    }
+
+    /// The options of a node, with access for everybody or for this user.
+    pub(super) fn options(&self, mode: CreateMode) -> CreateOptions<'static> {
+        mode.with_acls(if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() })
+    }
+
+    /// Opens a session. Returns also its timeout as granted.
+    async fn open(&self, session_timeout: Duration) -> Result<(Client, Duration), BackendError> {
+        let (sender, receiver) = oneshot::channel();
+        let mut connector = Client::connector().with_session_timeout(session_timeout).with_fail_eagerly();
+        if let Some(login) = &self.login {
+            connector = connector.with_auth("digest", &login.digest());
+        }
+        let servers = self.servers.join(",");
+        self.lease_thread.run(Box::pin(async move {
+            // If nobody waits any more, the session is closed.
+            let _ = sender.send(connector.connect(&servers).await);
+        }));
+        let opened = match timeout(OPEN_LIMIT, receiver).await {
+            Ok(Ok(Ok(client))) => {
+                let granted = client.session_timeout();
+                return Ok((client, granted));
+            }
+            Ok(Ok(Err(error))) => Some(error),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        if let Some(Error::AuthFailed) = opened {
+            let what = "ZooKeeper refuses the login; correct user and password in the URL";
+            return Err(BackendError::new(BackendErrorKind::Denied, what));
+        }
+        let mut reasons = Vec::with_capacity(self.servers.len());
+        for server in &self.servers {
+            let reason = match timeout(PROBE_LIMIT, TcpStream::connect(server)).await {
+                Ok(Ok(_)) => "accepts connections, but opens no session: it has no majority, or is no ZooKeeper".to_owned(),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => format!("no answer within {PROBE_LIMIT:?}"),
+            };
+            reasons.push(format!("{server}: {reason}"));
+        }
+        let what = format!("no ZooKeeper server opens a session ({})", reasons.join("; "));
+        Err(BackendError::new(BackendErrorKind::Unreachable, what))
+    }
+}
+
+/// One session at a time: when it has ended, the next call opens another.
+pub(super) struct Sessions {
+    pub(super) ensemble: Arc<Ensemble>,
+    /// For how long entries of the session outlive its last renewal.
+    ttl: Duration,
+    current: Mutex<Option<Client>>,
+    trouble: std::sync::Mutex<Option<BackendError>>,
+    on_end: Box<dyn Fn(SessionId) + Send + Sync>,
+}
+
+impl Sessions {
+    /// `on_end` is called when a session has ended by the servers' or the network's fault.
+    pub(super) fn new(
+        ensemble: Arc<Ensemble>,
+        ttl: Duration,
+        on_end: impl Fn(SessionId) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            ensemble,
+            ttl,
+            current: Mutex::default(),
+            trouble: std::sync::Mutex::default(),
+            on_end: Box::new(on_end),
+        }
+    }
+
+    /// The session, opened if there is none.
+    pub(super) async fn client(self: &Arc<Self>, deadline: Instant) -> Result<Client, ZooKeeperFailure> {
+        timeout_at(deadline, self.opened()).await.unwrap_or(Err(NOT_DONE))
+    }
+
+    async fn opened(self: &Arc<Self>) -> Result<Client, ZooKeeperFailure> {
+        let mut current = self.current.lock().await;
+        if let Some(client) = current.as_ref().filter(|client| !client.state().is_terminated()) {
+            return Ok(client.clone());
+        }
+        *current = None;
+        let reserve = self.ensemble.tick;
+        let (client, granted) = match self.ensemble.open(self.ttl + reserve).await {
+            Ok(opened) => opened,
+            Err(error) if error.kind == BackendErrorKind::Unreachable => {
+                self.set_trouble(Some(error));
+                return Err(NOT_DONE);
+            }
+            Err(error) => return Err(ZooKeeperFailure::Refused(error)),
+        };
+        // Milliseconds are rounded down on the way.
+        if granted + Duration::from_millis(1) < self.ttl + reserve {
+            return Err(ZooKeeperFailure::Refused(too_long(self.ttl, granted, reserve)));
+        }
+        self.set_trouble(None);
+        self.observe(&client);
+        *current = Some(client.clone());
+        Ok(client)
+    }
+
+    /// The current session, if it has not ended.
+    pub(super) async fn current(&self) -> Option<Client> {
+        self.current.lock().await.clone().filter(|client| !client.state().is_terminated())
+    }
+
+    /// Calls `on_end` when the session has ended.
+    fn observe(self: &Arc<Self>, client: &Client) {
+        let mut states = client.state_watcher();
+        let (id, sessions) = (client.session_id(), Arc::downgrade(self));
+        self.ensemble.lease_thread.run(Box::pin(async move {
+            while !states.changed().await.is_terminated() {}
+            if let Some(sessions) = sessions.upgrade() {
+                (sessions.on_end)(id);
+            }
+        }));
+    }
+
+    pub(super) fn trouble(&self) -> Option<BackendError> {
+        self.trouble.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    fn set_trouble(&self, trouble: Option<BackendError>) {
+        *self.trouble.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = trouble;
+    }
+
+    /// Runs a task on the lease thread.
+    pub(super) fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.ensemble.lease_thread.run(Box::pin(task));
+    }
+}
+
+fn too_long(ttl: Duration, granted: Duration, reserve: Duration) -> BackendError {
+    let most = granted.saturating_sub(reserve);
+    let what = format!(
+        "a ttl of {ttl:?} is too long for these servers: their sessions last {granted:?} at most (`maxSessionTimeout`), of \
+         which {reserve:?} are kept in reserve; use a ttl of at most {most:?}"
+    );
+    BackendError::new(BackendErrorKind::Refused, what)
+}

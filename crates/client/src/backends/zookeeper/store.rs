@@ -1,0 +1,482 @@
+//! Entries as ephemeral nodes: attempts, renewals, and ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{End, Mode, Token};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+use zookeeper_client::{Client, CreateMode, Error, EventType, MultiWriteError};
+
+use super::layout::{Contender, Layout};
+use super::places::{Node, Place, Places};
+use super::session::{IN_DOUBT, NOT_DONE, Sessions, ZooKeeperFailure, by, by_if_exists};
+use crate::backend::{BoxFuture, CallError};
+use crate::backends::leased::{Attempt, Entry, EntryId, Note, Renewed, Store, Tried, Wake, Wakes, is_revoked};
+use crate::error::{BackendError, BackendErrorKind, Busy};
+use crate::machine::Granted;
+
+/// A waiter attempts again after this time, even if no message came.
+const AGAIN: Duration = Duration::from_secs(5);
+/// How often an attempt reads the queue again because the contender before it has just left.
+const LOOKS_MAX: usize = 16;
+/// How often a node's parent is created because it was removed in between.
+const PARENTS_MAX: usize = 8;
+/// Nodes of one renewal; a request of this size is well below the servers' limit of 1 MiB.
+const CHECKS_MAX: usize = 500;
+/// A hold is observed by a watch once it is this old: most end before, and need none.
+const SETTLED: Duration = Duration::from_millis(100);
+/// Time limit for one try to delete what an attempt has left, and the time between two of them.
+const SWEEP_LIMIT: Duration = Duration::from_secs(5);
+const SWEEP_AGAIN: Duration = Duration::from_millis(500);
+/// What Curator's `Revoker` writes into the node of a holder, to ask for its lock.
+const CURATORS_REVOCATION: &[u8] = b"__REVOKE__";
+
+/// The entries of one session of this library, which has a session at the servers of its own.
+pub(super) struct ZooKeeperStore {
+    inner: Arc<StoreInner>,
+}
+
+struct StoreInner {
+    sessions: Arc<Sessions>,
+    layout: Layout,
+    places: Arc<Places>,
+    wakes: Wakes,
+}
+
+impl ZooKeeperStore {
+    pub(super) fn new(sessions: Arc<Sessions>, layout: Layout, places: Arc<Places>, wakes: Wakes) -> Self {
+        Self { inner: Arc::new(StoreInner { sessions, layout, places, wakes }) }
+    }
+}
+
+impl Store for ZooKeeperStore {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            match inner.attempt(&attempt).await {
+                Ok(tried) => Ok(tried),
+                Err(ZooKeeperFailure::Silent(error)) => Err(error),
+                Err(ZooKeeperFailure::Answered(_)) => Err(CallError { sent: true }),
+                Err(ZooKeeperFailure::Refused(error)) => Ok(Tried::Refused(error)),
+            }
+        })
+    }
+
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.renew(&entries).await.map_err(not_known) })
+    }
+
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.finish(&entry, doubt).await.map_err(not_known) })
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.inner.sessions.trouble().map(|error| error.to_string())
+    }
+}
+
+/// Converts the failure of a renewal or an end, which the caller repeats.
+fn not_known(failure: ZooKeeperFailure) -> CallError {
+    match failure {
+        ZooKeeperFailure::Silent(error) => error,
+        ZooKeeperFailure::Answered(_) => CallError { sent: true },
+        ZooKeeperFailure::Refused(error) => {
+            tracing::warn!(%error, "a renewal or an end is tried again");
+            CallError { sent: false }
+        }
+    }
+}
+
+/// What stands between a contender and the lock.
+struct Queued {
+    /// How many contenders it waits for.
+    ahead: usize,
+    /// The node of the last one of these, and that of the first contender of all.
+    last: String,
+    first: String,
+}
+
+impl StoreInner {
+    async fn attempt(self: &Arc<Self>, attempt: &Attempt) -> Result<Tried, ZooKeeperFailure> {
+        let entry = &*attempt.entry;
+        let deadline = Instant::now() + entry.limit();
+        let client = self.sessions.client(deadline).await?;
+        let folder = self.layout.folder(&entry.name);
+        let (guid, known) = self.places.begin(&entry.id, client.session_id());
+        let mut orphan = SweepOrphan { inner: self, client: &client, entry, guid: &guid, is_settled: false };
+        let node = match known {
+            Some(node) => node,
+            None => {
+                let left = match attempt.first {
+                    true => None,
+                    false => find(&client, &folder, &guid, deadline).await?,
+                };
+                if left.is_none() && !attempt.wait {
+                    let children = children(&client, &folder, deadline).await?;
+                    let queue = Contender::queue(&children);
+                    let is_shared = entry.mode == Mode::Shared;
+                    if let Some(first) = queue.iter().find(|one| !(is_shared && one.is_shared)) {
+                        orphan.settle();
+                        let first = format!("{folder}/{}", first.node);
+                        return Ok(Tried::Busy(busy(&client, &first, queue.len(), deadline).await));
+                    }
+                }
+                match left {
+                    Some(left) => left,
+                    None => self.create(&client, &folder, &guid, attempt, deadline).await?,
+                }
+            }
+        };
+        if !self.places.set(&entry.id, node.clone()) {
+            // The request was ended meanwhile.
+            return Err(NOT_DONE);
+        }
+        let tried = self.take_place(&client, &folder, &node, attempt, deadline).await?;
+        if matches!(tried, Tried::Busy(_)) {
+            orphan.settle();
+        }
+        Ok(tried)
+    }
+
+    /// Deletes in the background what an attempt has left, or may still leave: other services let it expire, but here it lasts as
+    /// long as the session.
+    fn sweep(&self, client: Client, entry: &Entry, guid: String) {
+        let folder = self.layout.folder(&entry.name);
+        let Some(sweeping) = self.places.begin_sweep(&guid) else { return };
+        self.sessions.run(async move {
+            let _until_done = sweeping;
+            while !client.state().is_terminated() {
+                match sweep(&client, &folder, &guid, Instant::now() + SWEEP_LIMIT).await {
+                    Ok(()) => return,
+                    Err(_) => sleep(SWEEP_AGAIN).await,
+                }
+            }
+        });
+    }
+
+    /// Creates the entry's node, and its parents if need be.
+    async fn create(
+        &self,
+        client: &Client,
+        folder: &str,
+        guid: &str,
+        attempt: &Attempt,
+        deadline: Instant,
+    ) -> Result<Node, ZooKeeperFailure> {
+        let prefix = format!("{folder}/{}", self.layout.node(guid, attempt.entry.mode));
+        let note = Note::of(attempt).bytes();
+        let options = self.sessions.ensemble.options(CreateMode::EphemeralSequential);
+        for _ in 0..PARENTS_MAX {
+            match by(deadline, client.create(&prefix, &note, &options)).await {
+                Ok((stat, sequence)) => {
+                    return Ok(Node { path: format!("{prefix}{sequence}"), czxid: stat.czxid, version: stat.version });
+                }
+                // ZooKeeper removes containers some time after their last child.
+                Err(ZooKeeperFailure::Answered(Error::NoNode)) => {
+                    let options = self.sessions.ensemble.options(CreateMode::Container);
+                    match by(deadline, client.mkdir(folder, &options)).await {
+                        Ok(()) | Err(ZooKeeperFailure::Answered(_)) => {}
+                        Err(failure) => return Err(failure),
+                    }
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        Err(NOT_DONE)
+    }
+
+    /// Reads the queue: the entry holds, waits, or leaves because it does not wait.
+    async fn take_place(
+        &self,
+        client: &Client,
+        folder: &str,
+        node: &Node,
+        attempt: &Attempt,
+        deadline: Instant,
+    ) -> Result<Tried, ZooKeeperFailure> {
+        let entry = &attempt.entry;
+        for _ in 0..LOOKS_MAX {
+            let children = children(client, folder, deadline).await?;
+            let Some(queued) = before(&children, node) else {
+                // Somebody deleted it: the next attempt creates another.
+                self.places.take(&entry.id);
+                return Err(NOT_DONE);
+            };
+            let Some(queued) = queued else {
+                let cancelled = self.places.hold(&entry.id);
+                self.sessions.run(observe(
+                    client.clone(),
+                    node.path.clone(),
+                    entry.id.clone(),
+                    self.wakes.clone(),
+                    cancelled,
+                ));
+                let token = u64::try_from(node.czxid).ok().and_then(Token::new);
+                return match token {
+                    Some(token) => Ok(Tried::Granted(Granted { token: Some(token), permits: Vec::new() })),
+                    None => Err(ZooKeeperFailure::Refused(BackendError::new(
+                        BackendErrorKind::Operator,
+                        "ZooKeeper's answer can't be read: it has no transaction id; 3.6 or later is needed",
+                    ))),
+                };
+            };
+            if !attempt.wait {
+                // Somebody was faster.
+                let first = format!("{folder}/{}", queued.first);
+                let answer = busy(client, &first, queued.ahead, deadline).await;
+                by_if_exists(deadline, client.delete(&node.path, None)).await?;
+                return Ok(Tried::Busy(answer));
+            }
+            let last = format!("{folder}/{}", queued.last);
+            // A watch of its data, as Curator's: one of its existence would stay behind if it is gone by now.
+            if let Some((_, _, watcher)) = by_if_exists(deadline, client.get_and_watch_data(&last)).await? {
+                let cancelled = self.places.wait(&entry.id);
+                let (id, wakes) = (entry.id.clone(), self.wakes.clone());
+                self.sessions.run(async move {
+                    tokio::select! {
+                        _ = watcher.changed() => wakes.deliver(&id, Wake::Try(Duration::ZERO)),
+                        _ = cancelled => {}
+                    }
+                });
+                return Ok(Tried::Waits { ahead: queued.ahead as u64, again: AGAIN });
+            }
+        }
+        Err(IN_DOUBT)
+    }
+
+    async fn renew(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, ZooKeeperFailure> {
+        let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
+        let Some(client) = self.sessions.current().await else {
+            return Ok(vec![Renewed::Gone; entries.len()]);
+        };
+        let mut renewed = Vec::with_capacity(entries.len());
+        for entries in entries.chunks(CHECKS_MAX) {
+            renewed.append(&mut self.renew_some(&client, entries, Instant::now() + limit).await?);
+        }
+        Ok(renewed)
+    }
+
+    /// Renews the session by a request that a majority confirms, since a server that is cut off from the others answers
+    /// reads and pings for a while. The request checks that all nodes exist unchanged, and changes nothing.
+    async fn renew_some(
+        &self,
+        client: &Client,
+        entries: &[Arc<Entry>],
+        deadline: Instant,
+    ) -> Result<Vec<Renewed>, ZooKeeperFailure> {
+        let nodes: Vec<Option<Node>> =
+            entries.iter().map(|entry| self.places.node(&entry.id, client.session_id())).collect();
+        let mut writer = client.new_multi_writer();
+        for node in nodes.iter().flatten() {
+            writer.add_check_version(&node.path, node.version)?;
+        }
+        let committed = async { Ok(writer.commit().await) };
+        match by(deadline, committed).await? {
+            Ok(_) => {
+                return Ok(nodes
+                    .iter()
+                    .map(|node| if node.is_some() { Renewed::Kept } else { Renewed::Gone })
+                    .collect());
+            }
+            Err(MultiWriteError::OperationFailed { source: Error::NoNode | Error::BadVersion, .. }) => {}
+            Err(error) => return Err(Error::from(error).into()),
+        }
+        // One of them was deleted or changed. Reads on this session come after the request above.
+        let mut renewed = Vec::with_capacity(nodes.len());
+        for (entry, node) in entries.iter().zip(nodes) {
+            let Some(node) = node else {
+                renewed.push(Renewed::Gone);
+                continue;
+            };
+            let found = by_if_exists(deadline, client.get_data(&node.path)).await?;
+            renewed.push(match found {
+                None => Renewed::Gone,
+                Some((data, _)) if is_broken(&data) => Renewed::Revoked,
+                Some((_, stat)) => {
+                    let _ = self.places.set(&entry.id, Node { version: stat.version, ..node });
+                    Renewed::Kept
+                }
+            });
+        }
+        Ok(renewed)
+    }
+
+    async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, ZooKeeperFailure> {
+        // Taken out first: an attempt that is still under way sees that, and sweeps what it creates.
+        let Some(place) = self.places.take(&entry.id) else { return Ok(End::Gone) };
+        // Without their session, nodes are gone or expire.
+        let Some(client) = self.sessions.current().await.filter(|client| client.session_id() == place.session)
+        else {
+            return Ok(End::Gone);
+        };
+        let ended = self.delete(&client, entry, &place, doubt).await;
+        if ended.is_err() {
+            self.sweep(client, entry, place.guid.clone());
+            self.places.put_back(&entry.id, place);
+        }
+        ended
+    }
+
+    async fn delete(
+        &self,
+        client: &Client,
+        entry: &Entry,
+        place: &Place,
+        doubt: bool,
+    ) -> Result<End, ZooKeeperFailure> {
+        let deadline = Instant::now() + entry.limit();
+        let node = match place.node.clone().filter(|_| !doubt) {
+            Some(node) => Some(node),
+            None => find(client, &self.layout.folder(&entry.name), &place.guid, deadline).await?,
+        };
+        let Some(node) = node else { return Ok(End::Gone) };
+        let was_held = if place.holds { End::Released } else { End::Left };
+        match by_if_exists(deadline, client.delete(&node.path, Some(node.version))).await {
+            Ok(Some(())) => Ok(was_held),
+            Ok(None) => Ok(End::Gone),
+            Err(ZooKeeperFailure::Answered(Error::BadVersion)) => {
+                let data = by_if_exists(deadline, client.get_data(&node.path)).await?;
+                Ok(match by_if_exists(deadline, client.delete(&node.path, None)).await? {
+                    Some(()) if data.is_some_and(|(data, _)| is_broken(&data)) => End::Broken,
+                    Some(()) => was_held,
+                    None => End::Gone,
+                })
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+/// Sweeps when an attempt ends, in whichever way, after its request was ended.
+struct SweepOrphan<'a> {
+    inner: &'a Arc<StoreInner>,
+    client: &'a Client,
+    entry: &'a Entry,
+    guid: &'a str,
+    is_settled: bool,
+}
+
+impl SweepOrphan<'_> {
+    /// The attempt has left no node.
+    fn settle(&mut self) {
+        self.inner.places.take(&self.entry.id);
+        self.is_settled = true;
+    }
+}
+
+impl Drop for SweepOrphan<'_> {
+    fn drop(&mut self) {
+        if !self.is_settled && self.inner.places.guid_of(&self.entry.id).as_deref() != Some(self.guid) {
+            self.inner.sweep(self.client.clone(), self.entry, self.guid.to_owned());
+        }
+    }
+}
+
+/// Whether a hold's data say that it has to end.
+fn is_broken(data: &[u8]) -> bool {
+    is_revoked(data) || data == CURATORS_REVOCATION
+}
+
+/// The children of a lock's node; none if that does not exist.
+pub(super) async fn children(
+    client: &Client,
+    folder: &str,
+    deadline: Instant,
+) -> Result<Vec<String>, ZooKeeperFailure> {
+    Ok(by_if_exists(deadline, client.list_children(folder)).await?.unwrap_or_default())
+}
+
+/// The node that an attempt without an answer has created, if it has. The server is first brought up to the leader's state, as an
+/// earlier connection may have been to another one. A request that is still on its way there comes before these, or is refused,
+/// because the session has moved.
+async fn find(
+    client: &Client,
+    folder: &str,
+    guid: &str,
+    deadline: Instant,
+) -> Result<Option<Node>, ZooKeeperFailure> {
+    by_if_exists(deadline, client.sync(folder)).await?;
+    for child in children(client, folder, deadline).await?.iter().filter(|child| child.contains(guid)) {
+        let path = format!("{folder}/{child}");
+        let stat = by_if_exists(deadline, client.check_stat(&path)).await?.flatten();
+        // One of an earlier session is about to be deleted.
+        if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == client.session_id().0) {
+            return Ok(Some(Node { path, czxid: stat.czxid, version: stat.version }));
+        }
+    }
+    Ok(None)
+}
+
+async fn sweep(
+    client: &Client,
+    folder: &str,
+    guid: &str,
+    deadline: Instant,
+) -> Result<(), ZooKeeperFailure> {
+    if let Some(node) = find(client, folder, guid, deadline).await? {
+        by_if_exists(deadline, client.delete(&node.path, None)).await?;
+    }
+    Ok(())
+}
+
+/// What a node waits for; `None` within if it waits for nothing, `None` if it is not among the children.
+fn before(children: &[String], node: &Node) -> Option<Option<Queued>> {
+    let own = Contender::parse(node.path.rsplit('/').next()?)?;
+    let queue = Contender::queue(children);
+    queue.iter().find(|one| one.node == own.node)?;
+    let ahead = queue.iter().filter(|one| own.waits_for(one));
+    Some(ahead.clone().next_back().map(|last| Queued {
+        ahead: ahead.count(),
+        last: last.node.to_owned(),
+        first: queue[0].node.to_owned(),
+    }))
+}
+
+async fn busy(client: &Client, first: &str, count: usize, deadline: Instant) -> Busy {
+    let found = by_if_exists(deadline, client.get_data(first)).await;
+    let holder = found.ok().flatten().map(|(data, stat)| owner(&data, stat.ephemeral_owner));
+    Busy { holder, queued_ahead: count.saturating_sub(1) as u64 }
+}
+
+/// The owner of a node, for display.
+pub(super) fn owner(data: &[u8], session: i64) -> String {
+    match Note::read(data) {
+        Some(note) => note.owner,
+        None => format!("another client of ZooKeeper, session {session:#x}"),
+    }
+}
+
+/// Observes the node of a hold, to report at once that it was deleted or that its hold was broken.
+async fn observe(
+    client: Client,
+    path: String,
+    entry: EntryId,
+    wakes: Wakes,
+    mut cancelled: oneshot::Receiver<()>,
+) {
+    tokio::select! {
+        () = sleep(SETTLED) => {}
+        _ = &mut cancelled => return,
+    }
+    loop {
+        let watcher = tokio::select! {
+            read = client.get_and_watch_data(&path) => match read {
+                Ok((data, _, _)) if is_broken(&data) => return wakes.deliver(&entry, Wake::Revoked),
+                Ok((_, _, watcher)) => watcher,
+                Err(Error::NoNode) => return wakes.deliver(&entry, Wake::Gone),
+                // Renewals report the end of a session, and everything else.
+                Err(_) => return,
+            },
+            _ = &mut cancelled => return,
+        };
+        tokio::select! {
+            event = watcher.changed() => if event.event_type == EventType::Session {
+                return;
+            },
+            _ = &mut cancelled => return,
+        }
+    }
+}

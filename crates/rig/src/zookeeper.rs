@@ -1,0 +1,185 @@
+//! ZooKeeper servers: one alone, or an ensemble of three.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::folder::Folder;
+use crate::port::Port;
+use crate::process::{ProcessSlot, ServerProcess};
+use crate::program::{CommandLine, Program, find};
+
+/// The program that runs the server.
+pub const JAVA: Program = Program { name: "java", package: "default-jre-headless" };
+/// The server's classes. Debian installs their dependencies into the same folder.
+pub const CLASSES: Program = Program { name: "/usr/share/java/zookeeper.jar", package: "zookeeper" };
+
+/// Time limit for a server to answer one question about its state.
+const ASK: Duration = Duration::from_secs(2);
+
+/// One ZooKeeper server on its own ports; ended when dropped. It syncs every write. A tick is 500 ms: its sessions last between
+/// one second and an hour. Empty containers are removed after 100 ms (a minute by default).
+pub struct ZooKeeper {
+    // The first field, so that the process is ended before its ports are released and its folder removed.
+    slot: ProcessSlot,
+    clients: Port,
+    /// For the other servers of its ensemble: the leader's port, and that of elections.
+    peers: [Port; 2],
+    /// The lines about the ensemble, and the server's number in it.
+    ensemble: Option<(String, usize)>,
+    folder: Folder,
+}
+
+impl ZooKeeper {
+    /// Starts a server; returns once it answers.
+    ///
+    /// # Panics
+    /// `java` or ZooKeeper's classes are missing, or the server doesn't start; this applies to all functions that start one.
+    #[must_use]
+    pub fn start() -> Self {
+        let zookeeper = Self::prepared();
+        zookeeper.start_again();
+        zookeeper
+    }
+
+    /// Starts an ensemble of three servers; returns once each of them answers.
+    #[must_use]
+    pub fn ensemble() -> [Self; 3] {
+        let mut servers = [Self::prepared(), Self::prepared(), Self::prepared()];
+        let mut lines = "initLimit=10\nsyncLimit=5\n".to_owned();
+        for (server, number) in servers.iter().zip(1..) {
+            let [leader, election] = &server.peers;
+            // Writing to a string does not fail.
+            let _ = writeln!(lines, "server.{number}=127.0.0.1:{}:{}", leader.number(), election.number());
+        }
+        for (server, number) in servers.iter_mut().zip(1..) {
+            server.ensemble = Some((lines.clone(), number));
+        }
+        servers.iter().for_each(Self::spawn);
+        servers.iter().for_each(Self::wait_until_ready);
+        servers
+    }
+
+    fn prepared() -> Self {
+        Self {
+            slot: ProcessSlot::empty(),
+            clients: Port::free(),
+            peers: [Port::free(), Port::free()],
+            ensemble: None,
+            folder: Folder::new("zookeeper"),
+        }
+    }
+
+    /// The port on 127.0.0.1; the same over all starts.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.clients.number()
+    }
+
+    /// `zookeeper://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("zookeeper://127.0.0.1:{}", self.port())
+    }
+
+    /// Whether this server leads its ensemble.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.ask("srvr").is_ok_and(|state| state.contains("Mode: leader"))
+    }
+
+    /// `kill -9`; when this returns, the port is closed.
+    pub fn kill(&self) {
+        self.slot.kill();
+    }
+
+    /// Starts the server after [`ZooKeeper::kill`]: on the same ports, with the data that are on disk.
+    pub fn start_again(&self) {
+        self.spawn();
+        self.wait_until_ready();
+    }
+
+    /// SIGSTOP: the server does not answer, its connections stay open. When this returns, the server is stopped.
+    pub fn stop(&self) {
+        self.slot.stop();
+    }
+
+    /// SIGCONT after [`ZooKeeper::stop`].
+    pub fn cont(&self) {
+        self.slot.cont();
+    }
+
+    /// Deletes the server's data. A running server is killed first, and then started again without data.
+    pub fn wipe(&self) {
+        let ran = self.slot.pid().is_some();
+        if ran {
+            self.kill();
+        }
+        fs::remove_dir_all(self.folder.data()).expect("our folder is ours");
+        if ran {
+            self.start_again();
+        }
+    }
+
+    fn spawn(&self) {
+        assert!(find(CLASSES.name).is_some(), "{} is missing: `apt-get install {}`", CLASSES.name, CLASSES.package);
+        let data = self.folder.data();
+        fs::create_dir_all(&data).expect("our folder is ours");
+        let mut more = "maxSessionTimeout=3700000\n".to_owned();
+        if let Some((lines, number)) = &self.ensemble {
+            more.push_str(lines);
+            fs::write(data.join("myid"), format!("{number}\n")).expect("our folder is ours");
+        }
+        let file = self.folder.path().join("zoo.cfg");
+        fs::write(&file, settings(self.port(), &data, 500, &more)).expect("our folder is ours");
+        let line = line(&file, "128m");
+        self.slot.fill(|| ServerProcess::start(&line, Signal::SIGKILL, &self.folder.log()));
+    }
+
+    fn wait_until_ready(&self) {
+        // A member of an ensemble that knows no leader answers without a mode.
+        self.slot.wait_until_ready("zookeeper", || {
+            let state = self.ask("srvr")?;
+            if state.contains("Mode: ") { Ok(()) } else { Err(format!("it answers {state:?}")) }
+        });
+    }
+
+    /// The server's answer to one of its commands of four letters.
+    fn ask(&self, command: &str) -> Result<String, String> {
+        let asked = || {
+            let mut stream = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], self.port())), ASK)?;
+            stream.set_read_timeout(Some(ASK))?;
+            stream.write_all(command.as_bytes())?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        asked().map_err(|error: std::io::Error| error.to_string())
+    }
+}
+
+/// The settings of a server that listens on 127.0.0.1 and syncs every write; `more`: further lines.
+#[must_use]
+pub fn settings(port: u16, data: &Path, tick_ms: u32, more: &str) -> String {
+    format!(
+        "tickTime={tick_ms}\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
+         admin.enableServer=false\n4lw.commands.whitelist=*\n{more}",
+        data.display()
+    )
+}
+
+/// The command line of a server with this settings file, and the largest size of its heap. (The packaged script forks, so Java is
+/// started directly.)
+#[must_use]
+pub fn line(settings: &Path, heap: &str) -> CommandLine {
+    CommandLine::new(JAVA.name)
+        .args([&format!("-Xmx{heap}"), "-Dznode.container.checkIntervalMs=100"])
+        .args(["-cp", "/etc/zookeeper/conf:/usr/share/java/*"])
+        .args(["org.apache.zookeeper.server.quorum.QuorumPeerMain"])
+        .path(settings)
+}
