@@ -1,6 +1,6 @@
 //! What this client knows of the nodes of its entries.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
@@ -33,9 +33,15 @@ pub(super) struct Place {
 #[derive(Default)]
 pub(super) struct Places {
     places: Mutex<HashMap<EntryId, Kept>>,
+    /// Entries that were ended before an attempt of theirs began.
+    ended: Mutex<VecDeque<EntryId>>,
     /// The GUIDs whose nodes are being deleted in the background.
     sweeping: Arc<Mutex<HashSet<String>>>,
 }
+
+/// How many entries are remembered that were ended before their attempt began. The attempt is under way already, and waits for a
+/// session.
+const ENDED_MAX: usize = 1024;
 
 /// Ends the record of a sweep when dropped.
 pub(super) struct Sweeping(Arc<Mutex<HashSet<String>>>, String);
@@ -57,16 +63,19 @@ impl Places {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The entry's GUID and node, if it has them in this session; otherwise a new GUID.
-    pub(super) fn begin(&self, entry: &EntryId, session: SessionId) -> (String, Option<Node>) {
+    /// The entry's GUID and node, if it has them in this session; otherwise a new GUID. `None` if the entry was ended.
+    pub(super) fn begin(&self, entry: &EntryId, session: SessionId) -> Option<(String, Option<Node>)> {
         let mut places = self.places();
+        if self.ended.lock().unwrap_or_else(PoisonError::into_inner).contains(entry) {
+            return None;
+        }
         if let Some(Kept { place, .. }) = places.get(entry).filter(|kept| kept.place.session == session) {
-            return (place.guid.clone(), place.node.clone());
+            return Some((place.guid.clone(), place.node.clone()));
         }
         let guid = guid(entry);
         let place = Place { session, guid: guid.clone(), node: None, holds: false };
         places.insert(entry.clone(), Kept { place, _watch: None });
-        (guid, None)
+        Some((guid, None))
     }
 
     /// Returns whether the entry has a place.
@@ -107,6 +116,20 @@ impl Places {
     /// Takes the entry's place out, and cancels its watch.
     pub(super) fn take(&self, entry: &EntryId) -> Option<Place> {
         self.places().remove(entry).map(|kept| kept.place)
+    }
+
+    /// As [`Self::take`], for an entry that is ended: none of its attempts begins any more.
+    pub(super) fn end(&self, entry: &EntryId) -> Option<Place> {
+        let mut places = self.places();
+        let ended = places.remove(entry);
+        if ended.is_none() {
+            let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            ended.push_back(entry.clone());
+            if ended.len() > ENDED_MAX {
+                ended.pop_front();
+            }
+        }
+        ended.map(|kept| kept.place)
     }
 
     /// Puts a place back that was taken out, unless there is another by now.

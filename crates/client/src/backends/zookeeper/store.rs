@@ -105,7 +105,7 @@ impl StoreInner {
         let deadline = Instant::now() + entry.limit();
         let client = self.sessions.client(deadline).await?;
         let folder = self.layout.folder(&entry.name);
-        let (guid, known) = self.places.begin(&entry.id, client.session_id());
+        let Some((guid, known)) = self.places.begin(&entry.id, client.session_id()) else { return Err(NOT_DONE) };
         let mut orphan = SweepOrphan { inner: self, client: &client, entry, guid: &guid, is_settled: false };
         let node = match known {
             Some(node) => node,
@@ -306,7 +306,7 @@ impl StoreInner {
 
     async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, ZooKeeperFailure> {
         // Taken out first: an attempt that is still under way sees that, and sweeps what it creates.
-        let Some(place) = self.places.take(&entry.id) else { return Ok(End::Gone) };
+        let Some(place) = self.places.end(&entry.id) else { return Ok(End::Gone) };
         // Without their session, nodes are gone or expire.
         let Some(client) = self.sessions.current().await.filter(|client| client.session_id() == place.session)
         else {
