@@ -6,6 +6,8 @@
 //!
 //! `cargo xtask test` installs the clients; without them every test here fails with a message about that.
 
+#[cfg(feature = "zookeeper")]
+mod kazoo;
 #[cfg(feature = "redlock")]
 mod node_redlock;
 mod ours;
@@ -15,7 +17,7 @@ mod psql;
 #[cfg(feature = "redis")]
 mod redis_py;
 mod scenarios;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "zookeeper"))]
 mod script;
 
 /// Defines one test per scenario, with the scenario's name, in the world created by `start()`.

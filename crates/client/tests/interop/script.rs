@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use crate::peer::{Peer, Process};
 
-/// A process of `peers/redis_lock.py` or `peers/redlock.mjs`.
+/// A process of one of the scripts.
 pub(crate) struct Script(Process);
 
 impl Script {
     /// redis-py's `Lock` on one server.
+    #[cfg(feature = "redis")]
     pub(crate) fn redis_py(port: u16) -> Self {
         let mut python = Command::new("python3");
         python.env("PYTHONPATH", libraries("pypi")).arg(script("redis_lock.py")).arg(port.to_string());
@@ -19,10 +20,19 @@ impl Script {
     }
 
     /// node-redlock on these servers.
+    #[cfg(feature = "redlock")]
     pub(crate) fn node_redlock(ports: &[u16]) -> Self {
         let mut node = Command::new("node");
         node.env("LOCKKEEPER_NPM", libraries("npm")).arg(script("redlock.mjs"));
         Self::ready(node.args(ports.iter().map(u16::to_string)), "nodejs")
+    }
+
+    /// kazoo's `Lock` on one server.
+    #[cfg(feature = "zookeeper")]
+    pub(crate) fn kazoo(port: u16) -> Self {
+        let mut python = Command::new("python3");
+        python.env("PYTHONPATH", libraries("pypi")).arg(script("kazoo_lock.py")).arg(port.to_string());
+        Self::ready(&mut python, "python3")
     }
 
     fn ready(command: &mut Command, package: &str) -> Self {

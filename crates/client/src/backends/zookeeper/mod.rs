@@ -86,8 +86,9 @@ fn capabilities() -> Capabilities {
                 "the ensemble is not restored from older data: its transactions would be counted again",
             ),
             fenced_sections: Promise::KeptIf("the resource has a fence, and tokens rise (P2)"),
-            survives_stalls: Promise::NotKept(
-                "a leader that stalls expires sessions whose pings wait in its sockets",
+            survives_stalls: Promise::KeptIf(
+                "the servers, after a stall, read the pings that wait in their sockets \
+                 before they end sessions; otherwise waiters queue again",
             ),
             ..Promises::ALL_KEPT
         },

@@ -29,6 +29,8 @@ const SETTLED: Duration = Duration::from_millis(100);
 /// Time limit for one try to delete what an attempt has left, and the time between two of them.
 const SWEEP_LIMIT: Duration = Duration::from_secs(5);
 const SWEEP_AGAIN: Duration = Duration::from_millis(500);
+/// Longest text that another client's node may have to be shown as its owner.
+const OWNER_MAX: usize = 200;
 /// What Curator's `Revoker` writes into the node of a holder, to ask for its lock.
 const CURATORS_REVOCATION: &[u8] = b"__REVOKE__";
 
@@ -441,11 +443,16 @@ async fn busy(client: &Client, first: &str, count: usize, deadline: Instant) -> 
     Busy { holder, queued_ahead: count.saturating_sub(1) as u64 }
 }
 
-/// The owner of a node, for display.
+/// The owner of a node, for display. Curator stores its address, kazoo what its user chose.
 pub(super) fn owner(data: &[u8], session: i64) -> String {
-    match Note::read(data) {
-        Some(note) => note.owner,
-        None => format!("another client of ZooKeeper, session {session:#x}"),
+    if let Some(note) = Note::read(data) {
+        return note.owner;
+    }
+    match std::str::from_utf8(data) {
+        Ok(text) if (1..=OWNER_MAX).contains(&text.len()) && !text.contains(char::is_control) => {
+            format!("another client (`{text}`)")
+        }
+        _ => format!("another client, session {session:#x}"),
     }
 }
 
