@@ -61,6 +61,12 @@ const TEST_NEEDS: &[Need] = &[
     Need::of(etcd::CLI, "the same"),
     Need::of(zookeeper::JAVA, "the tests of ZooKeeper"),
     Need::of(zookeeper::CLASSES, "the same"),
+    Need { program: "javac", package: "default-jdk-headless", used_by: "the tests beside Curator" },
+    Need {
+        program: "/usr/share/java/curator-recipes.jar",
+        package: "libcurator-recipes-java",
+        used_by: "the same",
+    },
     Need::of(network::IP, "the tests of a cluster with a cut network"),
     // This package contains the sentinel, too.
     Need::of(redis::SERVER, "the tests of Redis and Redlock"),

@@ -7,6 +7,8 @@
 //! `cargo xtask test` installs the clients; without them every test here fails with a message about that.
 
 #[cfg(feature = "zookeeper")]
+mod curator;
+#[cfg(feature = "zookeeper")]
 mod kazoo;
 #[cfg(feature = "redlock")]
 mod node_redlock;

@@ -35,6 +35,14 @@ impl Script {
         Self::ready(&mut python, "python3")
     }
 
+    /// Curator's locks on one server, of the recipe `mutex` or `readwrite`. Java compiles the program before it runs it.
+    #[cfg(feature = "zookeeper")]
+    pub(crate) fn curator(port: u16, recipe: &str) -> Self {
+        let mut java = Command::new("java");
+        java.args(["-Xmx128m", "-cp", "/usr/share/java/*"]).arg(script("CuratorLock.java"));
+        Self::ready(java.args([&port.to_string(), recipe]), "default-jdk-headless and libcurator-recipes-java")
+    }
+
     fn ready(command: &mut Command, package: &str) -> Self {
         let mut process = Process::start(command, package);
         assert_eq!(process.answer(), "ready");
