@@ -127,7 +127,12 @@ impl ZooKeeper {
     }
 
     fn spawn(&self) {
-        assert!(find(CLASSES.name).is_some(), "{} is missing: `apt-get install {}`", CLASSES.name, CLASSES.package);
+        assert!(
+            find(CLASSES.name).is_some(),
+            "{} is missing: `apt-get install {}`",
+            CLASSES.name,
+            CLASSES.package
+        );
         let data = self.folder.data();
         fs::create_dir_all(&data).expect("our folder is ours");
         let mut more = "maxSessionTimeout=3700000\n".to_owned();
@@ -152,7 +157,8 @@ impl ZooKeeper {
     /// The server's answer to one of its commands of four letters.
     fn ask(&self, command: &str) -> Result<String, String> {
         let asked = || {
-            let mut stream = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], self.port())), ASK)?;
+            let mut stream =
+                TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], self.port())), ASK)?;
             stream.set_read_timeout(Some(ASK))?;
             stream.write_all(command.as_bytes())?;
             let mut answer = String::new();

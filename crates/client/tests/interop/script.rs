@@ -40,7 +40,10 @@ impl Script {
     pub(crate) fn curator(port: u16, recipe: &str) -> Self {
         let mut java = Command::new("java");
         java.args(["-Xmx128m", "-cp", "/usr/share/java/*"]).arg(script("CuratorLock.java"));
-        Self::ready(java.args([&port.to_string(), recipe]), "default-jdk-headless and libcurator-recipes-java")
+        Self::ready(
+            java.args([&port.to_string(), recipe]),
+            "default-jdk-headless and libcurator-recipes-java",
+        )
     }
 
     fn ready(command: &mut Command, package: &str) -> Self {

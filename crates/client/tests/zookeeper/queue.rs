@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use lockkeeper::{AcquireError, BreakOrder, Broken, ConnectError, LockName, Locks, LossCause, TokenStatus, Wait};
+use lockkeeper::{
+    AcquireError, BreakOrder, Broken, ConnectError, LockName, Locks, LossCause, TokenStatus, Wait,
+};
 use lockkeeper_rig::ZooKeeper;
 
 use crate::{client, raw, until, until_waiting};
@@ -17,7 +19,8 @@ async fn lock_does_not_wait_for_a_holder_below_its_name() {
         let names: Vec<String> =
             locks.list(None).await.unwrap().iter().map(|lock| lock.name.to_string()).collect();
         assert_eq!(names, ["a", "a/b"], "{query}");
-        let names: Vec<_> = locks.list(Some("a/b")).await.unwrap().into_iter().map(|lock| lock.name).collect();
+        let names: Vec<_> =
+            locks.list(Some("a/b")).await.unwrap().into_iter().map(|lock| lock.name).collect();
         assert_eq!(names, [LockName::parse("a/b").unwrap()]);
         above.release().await.unwrap();
         below.release().await.unwrap();
@@ -158,8 +161,10 @@ async fn removed_containers_disturb_no_acquire() {
         let held = locks.mutex("x").acquire().await.unwrap();
         held.release().await.unwrap();
         if round == 0 {
-            until("the removal", async || raw.check_stat("/lockkeeper/x").await.unwrap().is_none().then_some(()))
-                .await;
+            until("the removal", async || {
+                raw.check_stat("/lockkeeper/x").await.unwrap().is_none().then_some(())
+            })
+            .await;
         } else {
             // Around the time of the removal.
             tokio::time::sleep(Duration::from_millis(90 + round)).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use tokio::time::Instant;
-use zookeeper_client::{Client, Error, MultiReadResult, MultiWriteError, Stat};
+use zookeeper_client::{Client, Error, MultiReadResult, Stat};
 
 use super::layout::{Contender, Layout, holders};
 use super::session::{Sessions, ZooKeeperFailure, by, by_if_exists};
@@ -69,7 +69,9 @@ impl Inspector {
     pub(super) async fn list(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
         let found = self.list_inner(prefix).await.map_err(|failure| self.explained(failure))?;
         found.ok_or_else(|| {
-            let what = format!("there are more than {NODES_MAX} nodes to look at; look at one lock, or below a longer path");
+            let what = format!(
+                "there are more than {NODES_MAX} nodes to look at; look at one lock, or below a longer path"
+            );
             BackendError::new(BackendErrorKind::Refused, what)
         })
     }
@@ -116,7 +118,11 @@ impl Inspector {
         Ok(Some(locks.into_values().collect()))
     }
 
-    pub(super) async fn check_token(&self, name: &LockName, token: Token) -> Result<TokenStatus, BackendError> {
+    pub(super) async fn check_token(
+        &self,
+        name: &LockName,
+        token: Token,
+    ) -> Result<TokenStatus, BackendError> {
         self.check_inner(name, token).await.map_err(|failure| self.explained(failure))
     }
 
@@ -170,7 +176,9 @@ impl Inspector {
         let seen = read(&client, holding).await?;
         let Some(held) = seen.iter().find(|seen| token_of(&seen.stat) == Some(order.token)) else {
             let live = seen.iter().filter(|seen| !is_revoked(&seen.data));
-            return Ok(Some(Broken::NotCurrent { live: live.filter_map(|seen| token_of(&seen.stat)).collect() }));
+            return Ok(Some(Broken::NotCurrent {
+                live: live.filter_map(|seen| token_of(&seen.stat)).collect(),
+            }));
         };
         let version = Some(held.stat.version);
         let deadline = Instant::now() + LIMIT;
@@ -208,7 +216,9 @@ async fn read(client: &Client, paths: Vec<(String, bool)>) -> Result<Vec<Seen>, 
         for (path, _) in &some {
             reader.add_get_data(path)?;
         }
-        for ((path, is_shared), read) in some.into_iter().zip(by(Instant::now() + LIMIT, reader.commit()).await?) {
+        for ((path, is_shared), read) in
+            some.into_iter().zip(by(Instant::now() + LIMIT, reader.commit()).await?)
+        {
             if let MultiReadResult::Data { data, stat } = read {
                 seen.push(Seen { path, is_shared, data, stat });
             }
@@ -275,7 +285,9 @@ fn info(name: LockName, held: usize, count: usize, seen: &[&Seen]) -> LockInfo {
             .map(|seen| WaiterInfo {
                 owner: owner(&seen.data, seen.stat.ephemeral_owner),
                 mode: kind(seen),
-                meta: Note::read(&seen.data).map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default(),
+                meta: Note::read(&seen.data)
+                    .map(|note| decode_meta(note.meta.as_bytes()))
+                    .unwrap_or_default(),
             })
             .collect(),
         limit: None,

@@ -107,9 +107,9 @@ pub(super) struct Contender<'a> {
 impl<'a> Contender<'a> {
     /// `None` for a node that is no contender's.
     pub(super) fn parse(node: &'a str) -> Option<Self> {
-        let marked = MARKERS.iter().find_map(|&(marker, is_shared)| {
-            Some((&node[node.rfind(marker)? + marker.len()..], is_shared))
-        });
+        let marked = MARKERS
+            .iter()
+            .find_map(|&(marker, is_shared)| Some((&node[node.rfind(marker)? + marker.len()..], is_shared)));
         // Some clients have no GUID.
         let (digits, is_shared) = marked.or_else(|| Some((node.strip_prefix("lock-")?, false)))?;
         // The sequence is padded to ten characters; with a sign it may have eleven.
@@ -201,14 +201,14 @@ mod tests {
 
     #[test]
     fn order_survives_the_overflow_of_the_sequence() {
-        let children: Vec<String> =
-            [-2_147_483_647_i32, 2_147_483_647, -2_147_483_648, 2_147_483_646]
-                .iter()
-                .map(|sequence| format!("x-lock-{sequence:010}"))
-                .collect();
+        let children: Vec<String> = [-2_147_483_647_i32, 2_147_483_647, -2_147_483_648, 2_147_483_646]
+            .iter()
+            .map(|sequence| format!("x-lock-{sequence:010}"))
+            .collect();
         let queue: Vec<i32> = Contender::queue(&children).iter().map(|one| one.sequence).collect();
         assert_eq!(queue, [2_147_483_646, 2_147_483_647, -2_147_483_648, -2_147_483_647]);
-        let [first, second] = ["lock-2147483647", "lock--2147483648"].map(|node| Contender::parse(node).unwrap());
+        let [first, second] =
+            ["lock-2147483647", "lock--2147483648"].map(|node| Contender::parse(node).unwrap());
         assert!(first.is_before(&second) && !second.is_before(&first));
     }
 

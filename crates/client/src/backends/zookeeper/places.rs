@@ -146,7 +146,11 @@ impl Places {
     /// The entries of a session that has ended.
     pub(super) fn of_session(&self, session: SessionId) -> Vec<EntryId> {
         let places = self.places();
-        places.iter().filter(|(_, kept)| kept.place.session == session).map(|(entry, _)| entry.clone()).collect()
+        places
+            .iter()
+            .filter(|(_, kept)| kept.place.session == session)
+            .map(|(entry, _)| entry.clone())
+            .collect()
     }
 }
 

@@ -45,9 +45,10 @@ impl From<Error> for ZooKeeperFailure {
             Self::Refused(BackendError::new(kind, format!("ZooKeeper refuses: {error}{what}")))
         };
         match error {
-            Error::NoAuth | Error::AuthFailed | Error::InvalidAcl => {
-                refused(BackendErrorKind::Denied, "; check user and password in the URL, and the ACL of the path")
-            }
+            Error::NoAuth | Error::AuthFailed | Error::InvalidAcl => refused(
+                BackendErrorKind::Denied,
+                "; check user and password in the URL, and the ACL of the path",
+            ),
             Error::QuotaExceeded => refused(BackendErrorKind::Operator, ""),
             Error::Unimplemented => refused(BackendErrorKind::Operator, "; ZooKeeper 3.6 or later is needed"),
             Error::BadArguments(_) => refused(BackendErrorKind::Refused, ""),
@@ -99,7 +100,10 @@ pub(super) struct Ensemble {
 
 impl Ensemble {
     /// Opens a session, to check that the servers answer and to learn their tick.
-    pub(super) async fn connect(settings: &Settings, lease_thread: &LeaseThread) -> Result<Self, BackendError> {
+    pub(super) async fn connect(
+        settings: &Settings,
+        lease_thread: &LeaseThread,
+    ) -> Result<Self, BackendError> {
         let mut ensemble = Self {
             servers: settings.servers.clone(),
             login: settings.login.clone(),
@@ -144,7 +148,10 @@ impl Ensemble {
         let mut reasons = Vec::with_capacity(self.servers.len());
         for server in &self.servers {
             let reason = match timeout(PROBE_LIMIT, TcpStream::connect(server)).await {
-                Ok(Ok(_)) => "accepts connections, but opens no session: it has no majority, or is no ZooKeeper".to_owned(),
+                Ok(Ok(_)) => {
+                    "accepts connections, but opens no session: it has no majority, or is no ZooKeeper"
+                        .to_owned()
+                }
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("no answer within {PROBE_LIMIT:?}"),
             };

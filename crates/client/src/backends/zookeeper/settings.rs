@@ -45,7 +45,9 @@ impl Settings {
     pub(super) fn parse(url: &Url) -> Result<Self, ConnectError> {
         url.only_parameters(PARAMETERS)?;
         if url.hosts.is_empty() {
-            return Err(url.bad_part("", "a list of servers, as in `zookeeper://10.0.0.1:2181,10.0.0.2`").into());
+            return Err(url
+                .bad_part("", "a list of servers, as in `zookeeper://10.0.0.1:2181,10.0.0.2`")
+                .into());
         }
         let login = match (&url.user, &url.password) {
             (Some(user), Some(password)) => {
@@ -53,7 +55,9 @@ impl Settings {
             }
             (None, None) => None,
             _ => {
-                return Err(url.bad_part("", "a login: give both, as in `zookeeper://user:password@host`").into());
+                return Err(url
+                    .bad_part("", "a login: give both, as in `zookeeper://user:password@host`")
+                    .into());
             }
         };
         let root = url.path.trim_end_matches('/');
@@ -64,7 +68,9 @@ impl Settings {
             None | Some("mutex") => Recipe::Mutex,
             Some("readwrite") => Recipe::ReadWrite,
             Some(other) => {
-                return Err(url.bad_part(format!("recipe={other}"), "`recipe=mutex` or `recipe=readwrite`").into());
+                return Err(url
+                    .bad_part(format!("recipe={other}"), "`recipe=mutex` or `recipe=readwrite`")
+                    .into());
             }
         };
         let layout = match url.parameter::<String>("layout", "`plain`")?.as_deref() {

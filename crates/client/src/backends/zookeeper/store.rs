@@ -12,7 +12,9 @@ use super::layout::{Contender, Layout};
 use super::places::{Node, Place, Places};
 use super::session::{IN_DOUBT, NOT_DONE, Sessions, ZooKeeperFailure, by, by_if_exists};
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, EntryId, Note, Renewed, Store, Tried, Wake, Wakes, is_revoked};
+use crate::backends::leased::{
+    Attempt, Entry, EntryId, Note, Renewed, Store, Tried, Wake, Wakes, is_revoked,
+};
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::Granted;
 
@@ -107,7 +109,9 @@ impl StoreInner {
         let deadline = Instant::now() + entry.limit();
         let client = self.sessions.client(deadline).await?;
         let folder = self.layout.folder(&entry.name);
-        let Some((guid, known)) = self.places.begin(&entry.id, client.session_id()) else { return Err(NOT_DONE) };
+        let Some((guid, known)) = self.places.begin(&entry.id, client.session_id()) else {
+            return Err(NOT_DONE);
+        };
         let mut orphan = SweepOrphan { inner: self, client: &client, entry, guid: &guid, is_settled: false };
         let node = match known {
             Some(node) => node,
@@ -174,7 +178,11 @@ impl StoreInner {
         for _ in 0..PARENTS_MAX {
             match by(deadline, client.create(&prefix, &note, &options)).await {
                 Ok((stat, sequence)) => {
-                    return Ok(Node { path: format!("{prefix}{sequence}"), czxid: stat.czxid, version: stat.version });
+                    return Ok(Node {
+                        path: format!("{prefix}{sequence}"),
+                        czxid: stat.czxid,
+                        version: stat.version,
+                    });
                 }
                 // ZooKeeper removes containers some time after their last child.
                 Err(ZooKeeperFailure::Answered(Error::NoNode)) => {
@@ -310,7 +318,8 @@ impl StoreInner {
         // Taken out first: an attempt that is still under way sees that, and sweeps what it creates.
         let Some(place) = self.places.end(&entry.id) else { return Ok(End::Gone) };
         // Without their session, nodes are gone or expire.
-        let Some(client) = self.sessions.current().await.filter(|client| client.session_id() == place.session)
+        let Some(client) =
+            self.sessions.current().await.filter(|client| client.session_id() == place.session)
         else {
             return Ok(End::Gone);
         };
@@ -412,12 +421,7 @@ async fn find(
     Ok(None)
 }
 
-async fn sweep(
-    client: &Client,
-    folder: &str,
-    guid: &str,
-    deadline: Instant,
-) -> Result<(), ZooKeeperFailure> {
+async fn sweep(client: &Client, folder: &str, guid: &str, deadline: Instant) -> Result<(), ZooKeeperFailure> {
     if let Some(node) = find(client, folder, guid, deadline).await? {
         by_if_exists(deadline, client.delete(&node.path, None)).await?;
     }
