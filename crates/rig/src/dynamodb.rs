@@ -66,6 +66,17 @@ impl DynamoDb {
         format!("http://127.0.0.1:{}", self.port())
     }
 
+    /// Deletes all tables, and makes [`TABLE`] again.
+    ///
+    /// # Panics
+    /// The server does not answer.
+    pub fn wipe(&self) {
+        let head = "POST /moto-api/reset HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        let answer = ask(self.port(), head.as_bytes()).expect("moto answers");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        make_table(self.port()).expect("moto makes a table");
+    }
+
     /// SIGSTOP: the server does not answer, its connections stay open.
     pub fn stop(&self) {
         self.slot.stop();
@@ -83,25 +94,27 @@ fn make_table(port: u16) -> Result<(), String> {
             "KeySchema":[{{"AttributeName":"id","KeyType":"HASH"}}],
             "AttributeDefinitions":[{{"AttributeName":"id","AttributeType":"S"}}]}}"#
     );
-    let ask = || -> std::io::Result<String> {
-        let mut server = TcpStream::connect(("127.0.0.1", port))?;
-        server.set_read_timeout(Some(Duration::from_secs(30)))?;
-        let head = format!(
-            "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Amz-Target: DynamoDB_20120810.CreateTable\r\nAuthorization: \
-             {AUTHORIZATION}\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\nConnection: close\
-             \r\n\r\n{body}",
-            body.len()
-        );
-        server.write_all(head.as_bytes())?;
-        let mut answer = Vec::new();
-        server.read_to_end(&mut answer)?;
-        Ok(String::from_utf8_lossy(&answer).into_owned())
-    };
-    let answer = ask().map_err(|error| error.to_string())?;
+    let request = format!(
+        "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Amz-Target: DynamoDB_20120810.CreateTable\r\nAuthorization: \
+         {AUTHORIZATION}\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\nConnection: close\
+         \r\n\r\n{body}",
+        body.len()
+    );
+    let answer = ask(port, request.as_bytes()).map_err(|error| error.to_string())?;
     // The table exists already if the answer to an earlier attempt was lost.
     if answer.starts_with("HTTP/1.1 200") || answer.contains("ResourceInUseException") {
         Ok(())
     } else {
         Err(format!("no table: {answer}"))
     }
+}
+
+/// The answer to a request on a connection of its own.
+fn ask(port: u16, request: &[u8]) -> std::io::Result<String> {
+    let mut server = TcpStream::connect(("127.0.0.1", port))?;
+    server.set_read_timeout(Some(Duration::from_secs(30)))?;
+    server.write_all(request)?;
+    let mut answer = Vec::new();
+    server.read_to_end(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
 }

@@ -131,6 +131,11 @@ Example:
 
 Exit code 80 if a node does not answer or knows no leader, or if a setting of the lock service breaks a promise.")]
     Doctor(Doctor),
+    /// Prepare a table of Amazon DynamoDB for locks
+    #[cfg(feature = "dynamodb")]
+    #[command(after_help = "Example:\n  lockkeeper dynamodb init 'dynamodb://locks?region=eu-central-1'")]
+    #[command(subcommand)]
+    Dynamodb(Dynamodb),
     /// Prepare a PostgreSQL database for locks
     #[cfg(feature = "postgres")]
     #[command(
@@ -364,6 +369,17 @@ pub struct Doctor {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `dynamodb`.
+#[cfg(feature = "dynamodb")]
+#[derive(Subcommand, Debug)]
+pub enum Dynamodb {
+    /// Make the table, billed by request (on demand), and check that it suits. Does nothing if it exists
+    Init {
+        /// The table, and its region
+        url: String,
+    },
 }
 
 /// `postgres`.

@@ -4,6 +4,8 @@ mod backup;
 mod bench;
 mod cluster;
 mod doctor;
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
 mod fence;
 mod inspect;
 mod nodes;
@@ -50,6 +52,8 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Torture(args) => torture::torture(&args),
         Command::Bench(args) => block_on_all_cores(bench::bench(args)),
         Command::Doctor(args) => block_on(doctor::doctor(args)),
+        #[cfg(feature = "dynamodb")]
+        Command::Dynamodb(task) => block_on(dynamodb::dynamodb(task)),
         #[cfg(feature = "postgres")]
         Command::Postgres(task) => block_on(postgres::postgres(task)),
         Command::Completions { shell } => {

@@ -1,10 +1,18 @@
 //! Backends: the lock services behind the API, selected by URL scheme. [`BACKENDS`] is the table of all of them.
 
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 #[cfg(feature = "etcd")]
 pub(crate) mod etcd;
 #[cfg(feature = "file")]
 pub(crate) mod file;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(
+    feature = "dynamodb",
+    feature = "etcd",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+))]
 pub(crate) mod leased;
 pub mod memory;
 #[cfg(feature = "postgres")]
@@ -78,7 +86,15 @@ const fn always(name: &'static str) -> Scheme {
 }
 
 /// All backends. A URL's scheme selects the entry; error texts, help texts and the tests of pages are derived from it.
-pub static BACKENDS: [BackendEntry; 8] = [
+pub static BACKENDS: [BackendEntry; 9] = [
+    BackendEntry {
+        example: "dynamodb://table?region=eu-central-1",
+        summary: "a table of Amazon DynamoDB, in the layout of other lock clients of it",
+        schemes: &[scheme("dynamodb", "dynamodb")],
+        default_port: None,
+        pages: &["dynamodb"],
+        connect: connect!("dynamodb", dynamodb),
+    },
     BackendEntry {
         example: "etcd://a,b,c",
         summary: "etcd, in the layout of its own locks",

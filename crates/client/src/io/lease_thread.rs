@@ -70,7 +70,7 @@ impl LeaseThread {
     }
 
     /// Runs jobs on the runtime of the calling test, so that the test controls their time.
-    #[cfg(all(test, any(feature = "etcd", feature = "postgres", feature = "redis")))]
+    #[cfg(all(test, any(feature = "dynamodb", feature = "etcd", feature = "postgres", feature = "redis")))]
     pub(crate) fn of_this_test() -> Self {
         let (jobs, mut queue) = unbounded_channel::<BoxFuture<()>>();
         tokio::spawn(async move {

@@ -11,13 +11,13 @@
 //! A caller without a runtime, such as a guard that is dropped outside of one, is served by the lease thread.
 
 mod lease_thread;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "postgres", feature = "redis"))]
 mod pool;
 
 use tokio::runtime::Handle;
 
 pub(crate) use lease_thread::{LeaseThread, SharedLeaseThread};
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) use pool::{Connect, Pool, PoolLimits, Used};
 
 /// Where a call runs.

@@ -40,6 +40,8 @@ macro_rules! contracts {
 }
 
 contracts! {
+    #[cfg(feature = "dynamodb")]
+    dynamodb => subjects::dynamodb::Server::new().await;
     #[cfg(feature = "etcd")]
     etcd => subjects::etcd::Server::new();
     file => subjects::file::File::new();

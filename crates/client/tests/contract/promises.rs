@@ -10,7 +10,7 @@ use std::time::Duration;
 use lockkeeper::{AcquireError, Guard, LossCause, Promise, ReleaseError, Token, Unfenced, Wait};
 use lockkeeper_fence::{MemoryFence, Section};
 
-use crate::subject::{Subject, until, until_waiting};
+use crate::subject::{Subject, start_waiting, until, until_waiting};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -237,11 +237,7 @@ async fn p7_retries(subject: &impl Subject) -> bool {
     }
     let held = while_time_passes(subject, locks.mutex(name).acquire()).await.unwrap();
     for _ in 0..4 {
-        let abandoned = tokio::spawn({
-            let locks = locks.clone();
-            async move { locks.mutex(name).acquire().await.map(drop) }
-        });
-        until_waiting(&locks, name, 1).await;
+        let abandoned = start_waiting(locks.mutex(name), &locks, name).await;
         abandoned.abort();
         until_waiting(&locks, name, 0).await;
     }
@@ -294,8 +290,7 @@ async fn p9_stall(subject: &impl Subject) -> bool {
     let locks = subject.client("holds").await;
     let held = locks.mutex(name).acquire().await.unwrap();
     let first = subject.client("first").await.mutex(name);
-    let first = tokio::spawn(async move { first.acquire().await });
-    until_waiting(&locks, name, 1).await;
+    let first = start_waiting(first, &locks, name).await;
     let stalled = subject.stall(40 * SECOND);
     let loss = held.loss();
     let knows = !stalled || loss == Some(LossCause::Expired);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::Locks;
+use lockkeeper::{AcquireError, Guard, Lock, Locks};
+use tokio::task::JoinHandle;
 
 use crate::proxy::Faults;
 
@@ -20,6 +21,11 @@ pub(crate) trait Subject: Sync {
     /// The ttl of holds for [`Subject::take_away`], if it waits until they expire: short, to keep the suite fast.
     fn ttl(&self) -> Option<Duration> {
         None
+    }
+
+    /// Whether waiters leave a trace at the service.
+    fn shows_waiters(&self) -> bool {
+        true
     }
 
     /// Opens a separate client, whose holds exclude those of the others.
@@ -103,4 +109,25 @@ pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
         (locks.inspect(name).await.unwrap().waiter_count == count).then_some(())
     })
     .await;
+}
+
+/// Starts to acquire a lock that is held. Returns once the request waits: it was told so, or it is shown as the only waiter, as a
+/// lock service has waiters that it does not show, or does not tell them.
+pub(crate) async fn start_waiting(
+    lock: Lock,
+    locks: &Locks,
+    name: &str,
+) -> JoinHandle<Result<Guard, AcquireError>> {
+    let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let lock = lock.on_queued(move |position| {
+        // Fails once the test has gone on.
+        let _ = told_in.send(position);
+    });
+    let acquiring = tokio::spawn(async move { lock.acquire().await });
+    until(&format!("a waiter of {name}"), async || {
+        let waits = told.try_recv().is_ok() || locks.inspect(name).await.unwrap().waiter_count == 1;
+        waits.then_some(())
+    })
+    .await;
+    acquiring
 }

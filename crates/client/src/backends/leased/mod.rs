@@ -4,7 +4,7 @@
 //! make the promises hold are the same for all and are in [`session`]. A lock service wakes waiters through
 //! [`Wakes`].
 
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
 mod note;
 mod requests;
 mod session;
@@ -13,7 +13,7 @@ mod store;
 mod tests;
 mod wakes;
 
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
 pub(crate) use note::{Note, Revocation, is_revoked};
 pub(crate) use session::LeasedConn;
 pub(crate) use store::{Attempt, Entry, EntryId, Renewed, Store, Tried};

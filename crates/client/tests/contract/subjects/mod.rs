@@ -1,5 +1,7 @@
 //! The backends under test: one module each.
 
+#[cfg(feature = "dynamodb")]
+pub(crate) mod dynamodb;
 #[cfg(feature = "etcd")]
 pub(crate) mod etcd;
 pub(crate) mod file;

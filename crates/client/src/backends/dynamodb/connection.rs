@@ -1,0 +1,209 @@
+//! The client of AWS's SDK, one for each runtime, and what its errors mean (P12).
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::{Credentials, ProvideCredentials};
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+use aws_smithy_http_client::tls;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::settings::Settings;
+use crate::backend::{BoxFuture, CallError};
+use crate::error::{BackendError, BackendErrorKind};
+use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
+
+/// Each runtime has one client, with connections of its own, dropped after a minute without use.
+const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };
+/// Time limit for finding out region and credentials.
+const CONFIGURE: Duration = Duration::from_secs(10);
+/// The codes of errors about this client's identity and permissions.
+const DENIED: [&str; 8] = [
+    "AccessDeniedException",
+    "ExpiredTokenException",
+    "IncompleteSignatureException",
+    "InvalidSignatureException",
+    "MissingAuthenticationTokenException",
+    "NotAuthorized",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+];
+/// The codes of errors after which DynamoDB has done nothing, and a later try may succeed.
+const BUSY: [&str; 5] = [
+    "LimitExceededException",
+    "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded",
+    "ThrottlingException",
+    "TransactionConflictException",
+];
+
+/// Why a call has no usable answer.
+#[derive(Debug)]
+pub(super) enum DynamoFailure {
+    /// No answer, or one after which the call may be repeated.
+    Silent(CallError),
+    /// An item is not as the request expects it.
+    Condition,
+    /// DynamoDB or the SDK refuses it.
+    Refused(BackendError),
+}
+
+/// Nothing was sent, or DynamoDB did nothing.
+pub(super) const NOT_DONE: DynamoFailure = DynamoFailure::Silent(CallError { sent: false });
+/// DynamoDB may have executed it.
+pub(super) const IN_DOUBT: DynamoFailure = DynamoFailure::Silent(CallError { sent: true });
+
+/// The clients for one table.
+pub(super) struct Link {
+    pool: Pool<ClientFactory>,
+    pub(super) table: String,
+    trouble: Mutex<Option<BackendError>>,
+}
+
+struct ClientFactory(SdkConfig);
+
+impl Connect for ClientFactory {
+    type Connection = Client;
+
+    fn connect(&self) -> BoxFuture<Result<Client, BackendError>> {
+        let config = aws_sdk_dynamodb::config::Builder::from(&self.0).http_client(http_client()).build();
+        Box::pin(std::future::ready(Ok(Client::from_conf(config))))
+    }
+
+    fn is_usable(&self, _: &Client) -> bool {
+        true
+    }
+}
+
+/// Connections, with the TLS library that the rest of the program uses.
+fn http_client() -> aws_sdk_dynamodb::config::SharedHttpClient {
+    aws_smithy_http_client::Builder::new()
+        .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
+        .build_https()
+}
+
+/// The settings of AWS's tools: environment, profile, roles; without contacting DynamoDB.
+pub(super) async fn configure(settings: &Settings) -> Result<SdkConfig, BackendError> {
+    let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http_client());
+    if let Some(region) = &settings.region {
+        loader = loader.region(Region::new(region.clone()));
+    }
+    if let Some(endpoint) = &settings.endpoint {
+        loader = loader.endpoint_url(endpoint);
+    }
+    if settings.without_credentials {
+        loader = loader.credentials_provider(Credentials::new("none", "none", None, None, "lockkeeper"));
+    }
+    let hint = "set them in the environment or a profile, or give this machine a role";
+    let config = async {
+        let config = loader.load().await;
+        match config.credentials_provider() {
+            Some(provider) => {
+                provider.provide_credentials().await.map(|_| config).map_err(|error| cause(&error))
+            }
+            None => Err("no source is known".to_owned()),
+        }
+    };
+    let config =
+        timeout(CONFIGURE, config).await.unwrap_or_else(|_| Err(format!("not within {CONFIGURE:?}")));
+    let config = config.map_err(|why| {
+        let what = format!("there are no AWS credentials ({why}); {hint}");
+        BackendError::new(BackendErrorKind::Denied, what)
+    })?;
+    if config.region().is_none() {
+        let what = "no AWS region: add `?region=eu-central-1` to the URL, or set AWS_REGION";
+        return Err(BackendError::new(BackendErrorKind::Refused, what));
+    }
+    Ok(config)
+}
+
+impl Link {
+    pub(super) fn new(config: SdkConfig, table: &str, lease_thread: &LeaseThread) -> Self {
+        let pool = Pool::new(ClientFactory(config), LIMITS, lease_thread);
+        Self { pool, table: table.to_owned(), trouble: Mutex::default() }
+    }
+
+    /// The client of the current runtime.
+    pub(super) async fn client(&self) -> Used<impl Connect<Connection = Client> + use<>> {
+        self.pool.shared().await
+    }
+
+    /// Why the last call had no answer; `None` if it had one.
+    pub(super) fn trouble(&self) -> Option<BackendError> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for a call's answer.
+    pub(super) async fn by<T, E>(
+        &self,
+        deadline: Instant,
+        call: impl Future<Output = Result<T, SdkError<E>>>,
+    ) -> Result<T, DynamoFailure>
+    where
+        E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        let answer = timeout_at(deadline, call).await.map_err(|_| IN_DOUBT)?;
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) =
+            answer.as_ref().err().and_then(unreachable);
+        answer.map_err(|error| failure(&error))
+    }
+}
+
+/// What an error means.
+fn failure<E>(error: &SdkError<E>) -> DynamoFailure
+where
+    E: ProvideErrorMetadata + std::error::Error + 'static,
+{
+    let refused = |kind, what: String| DynamoFailure::Refused(BackendError::new(kind, what));
+    let service = match error {
+        // Before anything is sent.
+        SdkError::ConstructionFailure(_) => return refused(BackendErrorKind::Denied, cause(error)),
+        SdkError::DispatchFailure(failure) if failure.is_other() || failure.is_user() => {
+            let what = format!(
+                "{}; set AWS credentials for this process (environment, profile, or role)",
+                cause(error)
+            );
+            return refused(BackendErrorKind::Denied, what);
+        }
+        SdkError::ServiceError(service) => service,
+        _ => return IN_DOUBT,
+    };
+    let (code, text) =
+        (service.err().code().unwrap_or_default(), service.err().message().unwrap_or_default());
+    let told = format!("DynamoDB refuses: {code}: {text}");
+    match code {
+        "ConditionalCheckFailedException" => DynamoFailure::Condition,
+        code if BUSY.contains(&code) => NOT_DONE,
+        code if DENIED.contains(&code) => refused(BackendErrorKind::Denied, told),
+        "ResourceNotFoundException" => {
+            refused(BackendErrorKind::Operator, format!("{told} (the table, in this region)"))
+        }
+        // For a transaction that is still under way, and for failures within DynamoDB.
+        _ if service.raw().status().is_server_error() || code == "TransactionInProgressException" => IN_DOUBT,
+        _ => refused(BackendErrorKind::Refused, told),
+    }
+}
+
+/// The error of a call that did not get an answer.
+fn unreachable<E: std::error::Error + 'static>(error: &SdkError<E>) -> Option<BackendError> {
+    match error {
+        SdkError::ServiceError(_) => None,
+        _ => {
+            let what = format!("DynamoDB does not answer ({})", cause(error));
+            Some(BackendError::new(BackendErrorKind::Unreachable, what))
+        }
+    }
+}
+
+/// The innermost cause, which is the most specific one.
+fn cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}

@@ -1,0 +1,88 @@
+//! Settings from a URL: the table, how to reach it, and how its items are named.
+
+use std::time::Duration;
+
+use super::items::Attributes;
+use crate::error::ConnectError;
+use crate::url::Url;
+
+/// The parameters of `dynamodb://`.
+const PARAMETERS: &[&str] = &["attributes", "credentials", "endpoint", "key", "poll_ms", "region", "sort"];
+/// How often a waiter looks, on average.
+const POLL: Duration = Duration::from_millis(250);
+/// Bounds of that, in milliseconds.
+const POLL_MS: std::ops::RangeInclusive<u64> = 10..=60_000;
+
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    pub(super) table: String,
+    pub(super) region: Option<String>,
+    /// A URL in place of AWS's own.
+    pub(super) endpoint: Option<String>,
+    /// Sign requests with a placeholder, for emulators.
+    pub(super) without_credentials: bool,
+    pub(super) attributes: Attributes,
+    pub(super) poll: Duration,
+}
+
+impl Settings {
+    pub(super) fn parse(url: &Url) -> Result<Self, ConnectError> {
+        url.only_parameters(PARAMETERS)?;
+        let table = match &url.hosts[..] {
+            [table] if table.port.is_none() && matches!(url.path.as_str(), "" | "/") => table.name.clone(),
+            _ => {
+                return Err(url
+                    .bad_part("", "the name of one table, as in `dynamodb://locks?region=eu-central-1`")
+                    .into());
+            }
+        };
+        if url.user.is_some() {
+            let wanted =
+                "part of this address: credentials are those of AWS's tools (environment, profile, role)";
+            return Err(url.bad_part("", wanted).into());
+        }
+        let text = |key| url.parameter::<String>(key, "text");
+        let without_credentials = match text("credentials")?.as_deref() {
+            None => false,
+            Some("none") => true,
+            Some(_) => {
+                return Err(url
+                    .bad_part("credentials", "`credentials=none`, for an emulator at `endpoint=`")
+                    .into());
+            }
+        };
+        let mut attributes = match text("attributes")?.as_deref() {
+            None | Some("awslabs") => Attributes::awslabs(),
+            Some("python") => Attributes::python(),
+            Some(other) => {
+                let wanted = "`attributes=awslabs` or `attributes=python`";
+                return Err(url.bad_part(format!("attributes={other}"), wanted).into());
+            }
+        };
+        if let Some(key) = text("key")? {
+            attributes.key = key;
+        }
+        if let Some(sort) = text("sort")? {
+            let Some((name, value)) =
+                sort.split_once(':').filter(|(name, value)| !name.is_empty() && !value.is_empty())
+            else {
+                return Err(url
+                    .bad_part(format!("sort={sort}"), "the sort key and its value, as `sort=kind:lock`")
+                    .into());
+            };
+            attributes.sort = Some((name.to_owned(), value.to_owned()));
+        }
+        let poll_ms = url.parameter::<u64>("poll_ms", "a number of milliseconds")?;
+        if let Some(ms) = poll_ms.filter(|ms| !POLL_MS.contains(ms)) {
+            return Err(url.bad_part(format!("poll_ms={ms}"), "between 10 and 60000 milliseconds").into());
+        }
+        Ok(Self {
+            table,
+            region: text("region")?,
+            endpoint: text("endpoint")?,
+            without_credentials,
+            attributes,
+            poll: poll_ms.map_or(POLL, Duration::from_millis),
+        })
+    }
+}
