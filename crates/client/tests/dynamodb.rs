@@ -13,10 +13,7 @@ fn start() -> DynamoDb {
 }
 
 fn url(server: &DynamoDb, table: &str, more: &str) -> String {
-    format!(
-        "dynamodb://{table}?region=eu-central-1&credentials=none&poll_ms=20&endpoint={}{more}",
-        server.url()
-    )
+    format!("dynamodb://{table}?region=us-east-1&credentials=none&poll_ms=20&endpoint={}{more}", server.url())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -162,13 +162,6 @@ where
     let service = match error {
         // Before anything is sent.
         SdkError::ConstructionFailure(_) => return refused(BackendErrorKind::Denied, cause(error)),
-        SdkError::DispatchFailure(failure) if failure.is_other() || failure.is_user() => {
-            let what = format!(
-                "{}; set AWS credentials for this process (environment, profile, or role)",
-                cause(error)
-            );
-            return refused(BackendErrorKind::Denied, what);
-        }
         SdkError::ServiceError(service) => service,
         _ => return IN_DOUBT,
     };

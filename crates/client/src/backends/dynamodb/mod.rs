@@ -81,6 +81,9 @@ fn capabilities() -> Capabilities {
             first_come_first_served: Promise::NotKept(
                 "there is no queue: whoever looks first gets a free lock",
             ),
+            survives_stalls: Promise::NotKept(
+                "a waiter whose look is not answered for a ttl ends, without knowing whether it got the lock",
+            ),
             ..Promises::ALL_KEPT
         },
     }
