@@ -58,7 +58,7 @@ pub(super) const NOT_DONE: DynamoFailure = DynamoFailure::Silent(CallError { sen
 pub(super) const IN_DOUBT: DynamoFailure = DynamoFailure::Silent(CallError { sent: true });
 
 /// The clients for one table.
-pub(super) struct Link {
+pub(super) struct DynamoClients {
     pool: Pool<ClientFactory>,
     pub(super) table: String,
     trouble: Mutex<Option<BackendError>>,
@@ -121,7 +121,7 @@ pub(super) async fn configure(settings: &Settings) -> Result<SdkConfig, BackendE
     Ok(config)
 }
 
-impl Link {
+impl DynamoClients {
     pub(super) fn new(config: SdkConfig, table: &str, lease_thread: &LeaseThread) -> Self {
         let pool = Pool::new(ClientFactory(config), LIMITS, lease_thread);
         Self { pool, table: table.to_owned(), trouble: Mutex::default() }

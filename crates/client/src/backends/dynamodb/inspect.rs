@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::connection::DynamoFailure;
 use super::items::{Attributes, BREAK, Item, LockItem};
-use super::store::Inner;
+use super::store::DynamoTable;
 use crate::backend::{BreakOrder, Broken};
 use crate::backends::leased::Revocation;
 use crate::error::{BackendError, BackendErrorKind};
@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Largest number of items that a list reads.
 const ITEMS_MAX: usize = 100_000;
 
-impl Inner {
+impl DynamoTable {
     pub(super) fn explained(&self, failure: DynamoFailure) -> BackendError {
         match failure {
             DynamoFailure::Refused(error) => error,

@@ -25,10 +25,10 @@ use crate::info::LockInfo;
 use crate::io::LeaseThread;
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-use connection::{Link, configure};
+use connection::{DynamoClients, configure};
 use observed::Observed;
 use settings::Settings;
-use store::{DynamoStore, Inner};
+use store::{DynamoStore, DynamoTable};
 
 pub use table::init;
 
@@ -36,10 +36,10 @@ pub use table::init;
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let settings = Settings::parse(url)?;
     let lease_thread = table::lease_thread()?;
-    let link = Link::new(configure(&settings).await?, &settings.table, &lease_thread);
+    let link = DynamoClients::new(configure(&settings).await?, &settings.table, &lease_thread);
     table::check(&link, &settings.attributes).await?;
     let Settings { attributes, poll, .. } = settings;
-    let inner = Inner { link, attributes, observed: Observed::default(), poll };
+    let inner = DynamoTable { link, attributes, observed: Observed::default(), poll };
     Ok(Arc::new(DynamoBackend {
         store: Arc::new(DynamoStore(Arc::new(inner))),
         lease_thread,

@@ -13,7 +13,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use lockkeeper_core::{End, LockName, Token};
 use tokio::time::{Instant, sleep};
 
-use super::connection::{DynamoFailure, IN_DOUBT, Link, NOT_DONE};
+use super::connection::{DynamoClients, DynamoFailure, IN_DOUBT, NOT_DONE};
 use super::items::{
     Attributes, BREAK, Item, LockItem, TOKEN, expires, last_token, owner, owner_text, refused_name,
 };
@@ -30,10 +30,10 @@ const RENEWALS: usize = 16;
 const CONFLICT: Duration = Duration::from_millis(50);
 
 /// The items of one client.
-pub(super) struct DynamoStore(pub(super) Arc<Inner>);
+pub(super) struct DynamoStore(pub(super) Arc<DynamoTable>);
 
-pub(super) struct Inner {
-    pub(super) link: Link,
+pub(super) struct DynamoTable {
+    pub(super) link: DynamoClients,
     pub(super) attributes: Attributes,
     pub(super) observed: Observed,
     /// How often a waiter looks, on average.
@@ -106,7 +106,7 @@ enum Taking {
     Conflict,
 }
 
-impl Inner {
+impl DynamoTable {
     async fn attempt(&self, attempt: &Attempt) -> Result<Tried, DynamoFailure> {
         let entry = &*attempt.entry;
         let deadline = Instant::now() + entry.limit();

@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::types::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::connection::{DynamoFailure, Link, configure};
+use super::connection::{DynamoClients, DynamoFailure, configure};
 use super::items::{Attributes, TOKEN};
 use super::settings::Settings;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
@@ -42,7 +42,7 @@ pub async fn init(url: &str) -> Result<bool, ConnectError> {
         return Err(UrlError::BadPart { part: url.scheme.clone(), url: url.to_string(), wanted }.into());
     }
     let settings = Settings::parse(&url)?;
-    let link = Link::new(configure(&settings).await?, &settings.table, &lease_thread()?);
+    let link = DynamoClients::new(configure(&settings).await?, &settings.table, &lease_thread()?);
     let exists = describe(&link).await?.is_some();
     if !exists {
         create(&link, &settings.attributes).await?;
@@ -60,7 +60,7 @@ pub async fn init(url: &str) -> Result<bool, ConnectError> {
 }
 
 /// Checks that the table can hold locks: an ability that a missing permission hides is not checked.
-pub(super) async fn check(link: &Link, attributes: &Attributes) -> Result<(), BackendError> {
+pub(super) async fn check(link: &DynamoClients, attributes: &Attributes) -> Result<(), BackendError> {
     let table = match describe(link).await {
         Ok(Some(table)) => table,
         Ok(None) => {
@@ -116,7 +116,7 @@ pub(super) async fn check(link: &Link, attributes: &Attributes) -> Result<(), Ba
     }
 }
 
-fn failed(link: &Link, failure: DynamoFailure) -> BackendError {
+fn failed(link: &DynamoClients, failure: DynamoFailure) -> BackendError {
     match failure {
         DynamoFailure::Refused(error) => error,
         DynamoFailure::Condition | DynamoFailure::Silent(_) => link.trouble().unwrap_or_else(|| {
@@ -127,7 +127,7 @@ fn failed(link: &Link, failure: DynamoFailure) -> BackendError {
 }
 
 /// `None` if there is no such table.
-async fn describe(link: &Link) -> Result<Option<TableDescription>, BackendError> {
+async fn describe(link: &DynamoClients) -> Result<Option<TableDescription>, BackendError> {
     let client = link.client().await;
     let described = async {
         match client.describe_table().table_name(&link.table).send().await {
@@ -143,7 +143,7 @@ async fn describe(link: &Link) -> Result<Option<TableDescription>, BackendError>
 }
 
 /// The attribute by which DynamoDB deletes items, if it does.
-async fn expiry(link: &Link) -> Result<Option<String>, BackendError> {
+async fn expiry(link: &DynamoClients) -> Result<Option<String>, BackendError> {
     let client = link.client().await;
     let described = client.describe_time_to_live().table_name(&link.table).send();
     let described =
@@ -155,7 +155,7 @@ async fn expiry(link: &Link) -> Result<Option<String>, BackendError> {
     Ok(described.and_then(|it| it.attribute_name))
 }
 
-async fn create(link: &Link, attributes: &Attributes) -> Result<(), BackendError> {
+async fn create(link: &DynamoClients, attributes: &Attributes) -> Result<(), BackendError> {
     let malformed = |error: aws_sdk_dynamodb::error::BuildError| {
         BackendError::new(BackendErrorKind::Refused, format!("the table can't be created: {error}"))
     };

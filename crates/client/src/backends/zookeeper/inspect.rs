@@ -8,8 +8,8 @@ use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use tokio::time::Instant;
 use zookeeper_client::{Client, Error, MultiReadResult, Stat};
 
-use super::layout::{Contender, Layout, holders};
-use super::session::{Sessions, ZooKeeperFailure, by, by_if_exists};
+use super::layout::{Contender, NodeLayout, holders};
+use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists};
 use super::store::{children, owner};
 use crate::backend::{BreakOrder, Broken};
 use crate::backends::leased::{Note, Revocation, is_revoked};
@@ -28,12 +28,12 @@ const NODES_MAX: usize = 100_000;
 const BREAKS_MAX: usize = 5;
 
 pub(super) struct Inspector {
-    pub(super) sessions: Arc<Sessions>,
-    pub(super) layout: Layout,
+    pub(super) sessions: Arc<CurrentSession>,
+    pub(super) layout: NodeLayout,
 }
 
 /// The node of a contender, as read.
-struct Seen {
+struct SeenNode {
     path: String,
     is_shared: bool,
     data: Vec<u8>,
@@ -207,7 +207,7 @@ fn below<'a>(folder: &'a str, children: &'a [String]) -> impl Iterator<Item = St
 }
 
 /// Reads the data of contenders. One that is gone by now is left out.
-async fn read(client: &Client, paths: Vec<(String, bool)>) -> Result<Vec<Seen>, ZooKeeperFailure> {
+async fn read(client: &Client, paths: Vec<(String, bool)>) -> Result<Vec<SeenNode>, ZooKeeperFailure> {
     let mut seen = Vec::with_capacity(paths.len());
     let mut paths = paths.into_iter().peekable();
     while paths.peek().is_some() {
@@ -220,7 +220,7 @@ async fn read(client: &Client, paths: Vec<(String, bool)>) -> Result<Vec<Seen>, 
             some.into_iter().zip(by(Instant::now() + LIMIT, reader.commit()).await?)
         {
             if let MultiReadResult::Data { data, stat } = read {
-                seen.push(Seen { path, is_shared, data, stat });
+                seen.push(SeenNode { path, is_shared, data, stat });
             }
         }
     }
@@ -245,16 +245,16 @@ async fn described(
         .zip(counts)
         .map(|((name, folder, _), (held, count))| {
             let folder = format!("{folder}/");
-            let is_below = |seen: &&Seen| seen.path.starts_with(&folder);
-            let mine: Vec<&Seen> = seen.iter().filter(is_below).collect();
+            let is_below = |seen: &&SeenNode| seen.path.starts_with(&folder);
+            let mine: Vec<&SeenNode> = seen.iter().filter(is_below).collect();
             info(name, held, count, &mine)
         })
         .collect())
 }
 
 /// `seen`: the first contenders of the lock, of which the first `held` of `count` hold it.
-fn info(name: LockName, held: usize, count: usize, seen: &[&Seen]) -> LockInfo {
-    let kind = |seen: &Seen| if seen.is_shared { ModeKind::Shared } else { ModeKind::Exclusive };
+fn info(name: LockName, held: usize, count: usize, seen: &[&SeenNode]) -> LockInfo {
+    let kind = |seen: &SeenNode| if seen.is_shared { ModeKind::Shared } else { ModeKind::Exclusive };
     let (holders, waiters) = seen.split_at(held.min(seen.len()));
     LockInfo {
         name,

@@ -17,7 +17,7 @@ const MARKERS: [(&str, bool); 5] =
 
 /// Where the nodes of a lock are.
 #[derive(Clone, Debug)]
-pub(super) struct Layout {
+pub(super) struct NodeLayout {
     /// Empty, or an absolute path.
     root: String,
     is_plain: bool,
@@ -33,7 +33,7 @@ pub(super) enum Recipe {
     ReadWrite,
 }
 
-impl Layout {
+impl NodeLayout {
     pub(super) fn encoded(root: &str, recipe: Recipe) -> Self {
         let root = if root.is_empty() { ROOT } else { root };
         Self { root: root.to_owned(), is_plain: false, recipe }
@@ -159,25 +159,25 @@ mod tests {
     #[test]
     fn nodes_are_those_of_curators_recipes() {
         let guid = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed";
-        let layout = Layout::plain("/locks", Recipe::Mutex);
+        let layout = NodeLayout::plain("/locks", Recipe::Mutex);
         assert_eq!(layout.folder(&name("orders/42")), "/locks/orders/42");
         assert_eq!(layout.node(guid, Mode::Exclusive), format!("_c_{guid}-lock-"));
         assert_eq!(layout.node(guid, Mode::Shared), format!("_c_{guid}-__READ__"));
-        let layout = Layout::plain("", Recipe::ReadWrite);
+        let layout = NodeLayout::plain("", Recipe::ReadWrite);
         assert_eq!(layout.folder(&name("orders/42")), "/orders/42");
         assert_eq!(layout.node(guid, Mode::Exclusive), format!("_c_{guid}-__WRIT__"));
     }
 
     #[test]
     fn every_name_comes_back_from_its_path() {
-        for layout in [Layout::encoded("", Recipe::Mutex), Layout::encoded("/a/b", Recipe::Mutex)] {
+        for layout in [NodeLayout::encoded("", Recipe::Mutex), NodeLayout::encoded("/a/b", Recipe::Mutex)] {
             for text in ["a", "a/b", "100%/x", ".", "..", "zookeeper", "\u{e000}x", "%2F", "ä ö"] {
                 let folder = layout.folder(&name(text));
                 assert_eq!(layout.name_of(&folder), Some(name(text)), "{folder}");
                 assert_eq!(folder.matches('/').count(), layout.root().matches('/').count() + 1, "{folder}");
             }
         }
-        let plain = Layout::plain("/a", Recipe::Mutex);
+        let plain = NodeLayout::plain("/a", Recipe::Mutex);
         assert_eq!(plain.name_of("/a/b/c"), Some(name("b/c")));
         assert_eq!(plain.name_of("/other"), None);
     }

@@ -1,7 +1,7 @@
 //! `zookeeper://`: locks of a ZooKeeper ensemble, in the layout of Curator's recipes.
 //!
 //! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral sequential node in it
-//! ([`layout`], [`places`]); the node with the lowest sequence holds the lock ([`store`]). Sessions over such nodes are in
+//! ([`layout`], [`places`]); the node with the lowest sequence holds the lock ([`store`]). CurrentSession over such nodes are in
 //! [`leased`](crate::backends::leased).
 
 mod inspect;
@@ -26,9 +26,9 @@ use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
 use inspect::Inspector;
-use layout::Layout;
-use places::Places;
-use session::{Ensemble, Sessions};
+use layout::NodeLayout;
+use places::QueuePlaces;
+use session::{CurrentSession, Ensemble};
 use settings::Settings;
 use store::ZooKeeperStore;
 
@@ -44,7 +44,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
         BackendError::caused(BackendErrorKind::Operator, what, error)
     })?;
     let ensemble = Arc::new(Ensemble::connect(&settings, &lease_thread).await?);
-    let sessions = Arc::new(Sessions::new(ensemble.clone(), INSPECTION, |_| {}));
+    let sessions = Arc::new(CurrentSession::new(ensemble.clone(), INSPECTION, |_| {}));
     let inspector = Arc::new(Inspector { sessions, layout: settings.layout.clone() });
     Ok(Arc::new(ZooKeeperBackend {
         ensemble,
@@ -57,7 +57,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
 
 struct ZooKeeperBackend {
     ensemble: Arc<Ensemble>,
-    layout: Layout,
+    layout: NodeLayout,
     inspector: Arc<Inspector>,
     lease_thread: LeaseThread,
     capabilities: Capabilities,
@@ -105,7 +105,7 @@ impl Backend for ZooKeeperBackend {
     }
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
-        let (wakes, places) = (Wakes::default(), Arc::new(Places::default()));
+        let (wakes, places) = (Wakes::default(), Arc::new(QueuePlaces::default()));
         let ended = {
             let (wakes, places) = (wakes.clone(), places.clone());
             move |session| {
@@ -116,7 +116,7 @@ impl Backend for ZooKeeperBackend {
         };
         // Every session here has a ttl.
         let ttl = spec.ttl.unwrap_or(INSPECTION);
-        let sessions = Arc::new(Sessions::new(self.ensemble.clone(), ttl, ended));
+        let sessions = Arc::new(CurrentSession::new(self.ensemble.clone(), ttl, ended));
         let store = ZooKeeperStore::new(sessions, self.layout.clone(), places, wakes.clone());
         LeasedConn::new(Arc::new(store), wakes, spec, label, pushes)
     }

@@ -20,7 +20,7 @@ pub(super) struct Node {
 
 /// An entry's place in the queue.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct QueuePlace {
     /// The session at the servers, with which the node ends.
     pub(super) session: SessionId,
     /// Part of the node's name, by which it is found if the answer to its creation was lost.
@@ -31,7 +31,7 @@ pub(super) struct Place {
 }
 
 #[derive(Default)]
-pub(super) struct Places {
+pub(super) struct QueuePlaces {
     places: Mutex<HashMap<EntryId, Kept>>,
     /// Entries that were ended before an attempt of theirs began.
     ended: Mutex<VecDeque<EntryId>>,
@@ -53,12 +53,12 @@ impl Drop for Sweeping {
 }
 
 struct Kept {
-    place: Place,
+    place: QueuePlace,
     /// Cancels the entry's watch when dropped.
     _watch: Option<oneshot::Sender<()>>,
 }
 
-impl Places {
+impl QueuePlaces {
     fn places(&self) -> MutexGuard<'_, HashMap<EntryId, Kept>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,7 +73,7 @@ impl Places {
             return Some((place.guid.clone(), place.node.clone()));
         }
         let guid = guid(entry);
-        let place = Place { session, guid: guid.clone(), node: None, holds: false };
+        let place = QueuePlace { session, guid: guid.clone(), node: None, holds: false };
         places.insert(entry.clone(), Kept { place, _watch: None });
         Some((guid, None))
     }
@@ -114,12 +114,12 @@ impl Places {
     }
 
     /// Takes the entry's place out, and cancels its watch.
-    pub(super) fn take(&self, entry: &EntryId) -> Option<Place> {
+    pub(super) fn take(&self, entry: &EntryId) -> Option<QueuePlace> {
         self.places().remove(entry).map(|kept| kept.place)
     }
 
     /// As [`Self::take`], for an entry that is ended: none of its attempts begins any more.
-    pub(super) fn end(&self, entry: &EntryId) -> Option<Place> {
+    pub(super) fn end(&self, entry: &EntryId) -> Option<QueuePlace> {
         let mut places = self.places();
         let ended = places.remove(entry);
         if ended.is_none() {
@@ -133,7 +133,7 @@ impl Places {
     }
 
     /// Puts a place back that was taken out, unless there is another by now.
-    pub(super) fn put_back(&self, entry: &EntryId, place: Place) {
+    pub(super) fn put_back(&self, entry: &EntryId, place: QueuePlace) {
         self.places().entry(entry.clone()).or_insert(Kept { place, _watch: None });
     }
 

@@ -1,4 +1,4 @@
-//! Sessions at the servers, and calls on them.
+//! CurrentSession at the servers, and calls on them.
 //!
 //! The tasks of a session, which keep it alive, run on the lease thread. A session lasts for a tick longer than the ttl of the
 //! entries in it: see [`Ensemble::tick`].
@@ -163,7 +163,7 @@ impl Ensemble {
 }
 
 /// One session at a time: when it has ended, the next call opens another.
-pub(super) struct Sessions {
+pub(super) struct CurrentSession {
     pub(super) ensemble: Arc<Ensemble>,
     /// For how long entries of the session outlive its last renewal.
     ttl: Duration,
@@ -172,7 +172,7 @@ pub(super) struct Sessions {
     on_end: Box<dyn Fn(SessionId) + Send + Sync>,
 }
 
-impl Sessions {
+impl CurrentSession {
     /// `on_end` is called when a session has ended by the servers' or the network's fault.
     pub(super) fn new(
         ensemble: Arc<Ensemble>,

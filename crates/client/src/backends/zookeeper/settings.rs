@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::layout::{Layout, Recipe};
+use super::layout::{NodeLayout, Recipe};
 use crate::error::ConnectError;
 use crate::url::{Host, Url};
 
@@ -16,7 +16,7 @@ pub(super) struct Settings {
     /// `host:port` of each server; at least one.
     pub(super) servers: Vec<String>,
     pub(super) login: Option<Login>,
-    pub(super) layout: Layout,
+    pub(super) layout: NodeLayout,
     /// The servers' `tickTime`, if given.
     pub(super) tick: Option<Duration>,
 }
@@ -74,8 +74,8 @@ impl Settings {
             }
         };
         let layout = match url.parameter::<String>("layout", "`plain`")?.as_deref() {
-            None => Layout::encoded(root, recipe),
-            Some("plain") => Layout::plain(root, recipe),
+            None => NodeLayout::encoded(root, recipe),
+            Some("plain") => NodeLayout::plain(root, recipe),
             Some(other) => return Err(url.bad_part(format!("layout={other}"), "`layout=plain`").into()),
         };
         let tick = url.parameter::<u64>("tick_ms", "a number of milliseconds")?.map(Duration::from_millis);

@@ -8,9 +8,9 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use zookeeper_client::{Client, CreateMode, Error, EventType, MultiWriteError};
 
-use super::layout::{Contender, Layout};
-use super::places::{Node, Place, Places};
-use super::session::{IN_DOUBT, NOT_DONE, Sessions, ZooKeeperFailure, by, by_if_exists};
+use super::layout::{Contender, NodeLayout};
+use super::places::{Node, QueuePlace, QueuePlaces};
+use super::session::{CurrentSession, IN_DOUBT, NOT_DONE, ZooKeeperFailure, by, by_if_exists};
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{
     Attempt, Entry, EntryId, Note, Renewed, Store, Tried, Wake, Wakes, is_revoked,
@@ -42,14 +42,19 @@ pub(super) struct ZooKeeperStore {
 }
 
 struct StoreInner {
-    sessions: Arc<Sessions>,
-    layout: Layout,
-    places: Arc<Places>,
+    sessions: Arc<CurrentSession>,
+    layout: NodeLayout,
+    places: Arc<QueuePlaces>,
     wakes: Wakes,
 }
 
 impl ZooKeeperStore {
-    pub(super) fn new(sessions: Arc<Sessions>, layout: Layout, places: Arc<Places>, wakes: Wakes) -> Self {
+    pub(super) fn new(
+        sessions: Arc<CurrentSession>,
+        layout: NodeLayout,
+        places: Arc<QueuePlaces>,
+        wakes: Wakes,
+    ) -> Self {
         Self { inner: Arc::new(StoreInner { sessions, layout, places, wakes }) }
     }
 }
@@ -335,7 +340,7 @@ impl StoreInner {
         &self,
         client: &Client,
         entry: &Entry,
-        place: &Place,
+        place: &QueuePlace,
         doubt: bool,
     ) -> Result<End, ZooKeeperFailure> {
         let deadline = Instant::now() + entry.limit();
