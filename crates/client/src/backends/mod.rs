@@ -98,7 +98,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
     BackendEntry {
         example: "etcd://a,b,c",
         summary: "etcd, in the layout of its own locks",
-        schemes: &[scheme("etcd", "etcd")],
+        schemes: &[scheme("etcd", "etcd"), scheme("etcds", "etcd-tls")],
         default_port: Some(2379),
         pages: &["etcd"],
         connect: connect!("etcd", etcd),

@@ -18,7 +18,7 @@ use super::api::kv_client::KvClient;
 use super::api::lease_client::LeaseClient;
 use super::api::watch_client::WatchClient;
 use super::api::{AuthenticateRequest, RangeRequest};
-use super::settings::{Login, Settings};
+use super::settings::{Login, Settings, Tls};
 use crate::backend::{BoxFuture, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
@@ -56,6 +56,7 @@ impl Link {
         let connector = MemberConnector {
             endpoints: settings.endpoints.clone(),
             login: settings.login.clone(),
+            tls: settings.tls.clone(),
             next: Arc::default(),
         };
         Self { pool: Pool::new(connector, LIMITS, lease_thread) }
@@ -124,6 +125,7 @@ fn failure(status: &Status) -> EtcdFailure {
 struct MemberConnector {
     endpoints: Arc<[String]>,
     login: Option<Login>,
+    tls: Option<Tls>,
     /// Number of connections that were opened so far, or failed to: selects the member.
     next: Arc<AtomicUsize>,
 }
@@ -161,12 +163,13 @@ impl Connect for MemberConnector {
     type Connection = MemberConnection;
 
     fn connect(&self) -> BoxFuture<Result<MemberConnection, BackendError>> {
-        let (endpoints, login, next) = (self.endpoints.clone(), self.login.clone(), self.next.clone());
+        let (endpoints, login, tls, next) =
+            (self.endpoints.clone(), self.login.clone(), self.tls.clone(), self.next.clone());
         Box::pin(async move {
             let mut failures = Vec::with_capacity(endpoints.len());
             for _ in 0..endpoints.len() {
                 let endpoint = &endpoints[next.fetch_add(1, Ordering::Relaxed) % endpoints.len()];
-                let opened = timeout(MEMBER_LIMIT, open(endpoint, login.as_ref())).await;
+                let opened = timeout(MEMBER_LIMIT, open(endpoint, login.as_ref(), tls.as_ref())).await;
                 match opened.unwrap_or_else(|_| {
                     Err(MemberFailure::Silent(format!("no answer within {MEMBER_LIMIT:?}")))
                 }) {
@@ -210,9 +213,13 @@ impl From<Status> for MemberFailure {
 }
 
 /// Connects to a member, logs in, and reads something that needs a majority.
-async fn open(endpoint: &str, login: Option<&Login>) -> Result<MemberConnection, MemberFailure> {
+async fn open(
+    endpoint: &str,
+    login: Option<&Login>,
+    tls: Option<&Tls>,
+) -> Result<MemberConnection, MemberFailure> {
     let silent = |error: tonic::transport::Error| MemberFailure::Silent(innermost(&error));
-    let channel = Endpoint::from_shared(format!("http://{endpoint}"))
+    let channel = address(endpoint, tls)
         .map_err(silent)?
         .connect_timeout(MEMBER_LIMIT)
         .tcp_nodelay(true)
@@ -235,6 +242,19 @@ async fn open(endpoint: &str, login: Option<&Login>) -> Result<MemberConnection,
         answer => drop(answer?),
     }
     Ok(connection)
+}
+
+#[cfg(feature = "etcd-tls")]
+fn address(endpoint: &str, tls: Option<&Tls>) -> Result<Endpoint, tonic::transport::Error> {
+    match tls {
+        Some(Tls(tls)) => Endpoint::from_shared(format!("https://{endpoint}"))?.tls_config(tls.clone()),
+        None => Endpoint::from_shared(format!("http://{endpoint}")),
+    }
+}
+
+#[cfg(not(feature = "etcd-tls"))]
+fn address(endpoint: &str, _: Option<&Tls>) -> Result<Endpoint, tonic::transport::Error> {
+    Endpoint::from_shared(format!("http://{endpoint}"))
 }
 
 /// The innermost cause, which is the most specific one.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
+use lockkeeper_core::{LockName, Mode, ModeKind, Token, TokenStatus};
 use tokio::time::Instant;
 
 use super::api::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -11,13 +11,15 @@ use super::api::range_request::SortOrder;
 use super::api::request_op::Request as Op;
 use super::api::{Compare, KeyValue, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest};
 use super::connection::EtcdFailure;
-use super::layout::wake_key;
+use super::layout::{is_shared, obstacles, wake_key};
 use super::store::{Inner, created_at, delete, owner, sorted};
 use crate::backend::{BreakOrder, Broken};
 use crate::backends::leased::{Note, Revocation, is_revoked};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
 
+/// How many shared holders are read to look for a token among them, before it is looked for by itself.
+const HOLDERS_SHOWN: i64 = 100;
 /// How many waiters an inspection lists.
 const WAITERS_SHOWN: i64 = 20;
 /// Time limit of one call.
@@ -53,11 +55,29 @@ impl Inner {
 
     pub(super) async fn look(&self, name: LockName) -> Result<LockInfo, BackendError> {
         let folder = self.layout.folder(&name);
-        let found = self
-            .range(RangeRequest { limit: 1 + WAITERS_SHOWN, ..sorted(&folder, SortOrder::Ascend) })
-            .await?;
+        let all = sorted(obstacles(&folder, Mode::Exclusive), SortOrder::Ascend);
+        let found = self.range(RangeRequest { limit: 1 + WAITERS_SHOWN, ..all }).await?;
         let count = usize::try_from(found.count).unwrap_or_default();
-        Ok(info(name, found.kvs.iter(), count))
+        let held = match found.kvs.first() {
+            Some(first) if is_shared(&folder, &first.key) && count > found.kvs.len() => {
+                self.shared_holders(&folder).await?
+            }
+            _ => holders(&folder, &found.kvs),
+        };
+        Ok(info(name, &folder, found.kvs.iter(), held, count))
+    }
+
+    /// The number of shared keys that were created before the first exclusive one.
+    async fn shared_holders(&self, folder: &str) -> Result<usize, BackendError> {
+        let exclusive = sorted(obstacles(folder, Mode::Shared), SortOrder::Ascend);
+        let first = self.range(RangeRequest { limit: 1, ..exclusive }).await?;
+        let all = sorted(obstacles(folder, Mode::Exclusive), SortOrder::Ascend);
+        let before = match first.kvs.first() {
+            Some(first) => RangeRequest { max_create_revision: first.create_revision - 1, ..all },
+            None => all,
+        };
+        let counted = self.range(RangeRequest { count_only: true, ..before }).await?;
+        Ok(usize::try_from(counted.count).unwrap_or_default())
     }
 
     pub(super) async fn list(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
@@ -86,8 +106,9 @@ impl Inner {
             .into_iter()
             .map(|(name, mut keys)| {
                 keys.sort_by_key(|key| key.create_revision);
-                let count = keys.len();
-                info(name, keys.iter().take(1 + WAITERS_SHOWN as usize), count)
+                let (folder, count) = (self.layout.folder(&name), keys.len());
+                let held = holders(&folder, &keys);
+                info(name, &folder, keys.iter().take(1 + WAITERS_SHOWN as usize), held, count)
             })
             .collect())
     }
@@ -106,14 +127,32 @@ impl Inner {
         }
     }
 
+    /// The first keys of a lock, and among them the key of this token if it holds.
+    async fn holding(&self, folder: &str, token: Token) -> Result<RangeResponse, BackendError> {
+        let all = || sorted(obstacles(folder, Mode::Exclusive), SortOrder::Ascend);
+        let mut found = self.range(RangeRequest { limit: HOLDERS_SHOWN, ..all() }).await?;
+        let is_among = |found: &RangeResponse| found.kvs.iter().any(|key| token_of(key) == Some(token));
+        if found.more && holders(folder, &found.kvs) == found.kvs.len() && !is_among(&found) {
+            // A crowd of shared holders.
+            let revision = i64::try_from(token.get()).unwrap_or(i64::MAX);
+            let its = RangeRequest { min_create_revision: revision, max_create_revision: revision, ..all() };
+            let exclusive = sorted(obstacles(folder, Mode::Shared), SortOrder::Ascend);
+            let before = RangeRequest { limit: 1, max_create_revision: revision, ..exclusive };
+            if self.range(before).await?.kvs.is_empty() {
+                found.kvs.append(&mut self.range(its).await?.kvs);
+            }
+        }
+        Ok(found)
+    }
+
     pub(super) async fn check_token(
         &self,
         name: &LockName,
         token: Token,
     ) -> Result<TokenStatus, BackendError> {
         let folder = self.layout.folder(name);
-        let found = self.range(RangeRequest { limit: 1, ..sorted(&folder, SortOrder::Ascend) }).await?;
-        let live = live(&found);
+        let found = self.holding(&folder, token).await?;
+        let live = live(&folder, &found);
         let last = found.header.map_or(0, |header| header.revision);
         Ok(match token {
             token if live.contains(&token) => TokenStatus::Current,
@@ -127,9 +166,10 @@ impl Inner {
     pub(super) async fn break_hold(&self, order: &BreakOrder) -> Result<Broken, BackendError> {
         let folder = self.layout.folder(&order.name);
         for _ in 0..BREAKS_MAX {
-            let found = self.range(RangeRequest { limit: 1, ..sorted(&folder, SortOrder::Ascend) }).await?;
-            let Some(held) = found.kvs.first().filter(|held| token_of(held) == Some(order.token)) else {
-                return Ok(Broken::NotCurrent { live: live(&found) });
+            let found = self.holding(&folder, order.token).await?;
+            let held = found.kvs.iter().take(holders(&folder, &found.kvs));
+            let Some(held) = held.into_iter().find(|held| token_of(held) == Some(order.token)) else {
+                return Ok(Broken::NotCurrent { live: live(&folder, &found) });
             };
             let unchanged = Compare {
                 result: CompareResult::Equal.into(),
@@ -180,27 +220,45 @@ fn revocation(held: &KeyValue, order: &BreakOrder) -> Result<Vec<RequestOp>, Bac
     ])
 }
 
-/// The token of the holder, unless its hold is being broken.
-fn live(found: &RangeResponse) -> Vec<Token> {
-    let is_held = |key: &&KeyValue| !is_revoked(&key.value);
-    found.kvs.first().filter(is_held).and_then(token_of).into_iter().collect()
+/// The tokens of the holders that were read, without those whose holds are being broken.
+fn live(folder: &str, found: &RangeResponse) -> Vec<Token> {
+    let held = found.kvs.iter().take(holders(folder, &found.kvs));
+    held.filter(|key| !is_revoked(&key.value)).filter_map(token_of).collect()
+}
+
+/// How many of a lock's first keys hold it: the first, or all shared ones up to the first exclusive one.
+fn holders(folder: &str, keys: &[KeyValue]) -> usize {
+    match keys.iter().take_while(|key| is_shared(folder, &key.key)).count() {
+        0 => keys.len().min(1),
+        shared => shared,
+    }
 }
 
 fn token_of(key: &KeyValue) -> Option<Token> {
     u64::try_from(key.create_revision).ok().and_then(Token::new)
 }
 
-/// `keys`: the first keys of the lock, by their creation.
-fn info<'a>(name: LockName, mut keys: impl Iterator<Item = &'a KeyValue>, count: usize) -> LockInfo {
-    let holders: Vec<HolderInfo> = keys.next().map(holder).into_iter().collect();
+/// `keys`: the first keys of the lock, by their creation; `held` of all `count` keys hold it.
+fn info<'a>(
+    name: LockName,
+    folder: &str,
+    mut keys: impl Iterator<Item = &'a KeyValue>,
+    held: usize,
+    count: usize,
+) -> LockInfo {
+    let kind = |key: &KeyValue| match is_shared(folder, &key.key) {
+        true => ModeKind::Shared,
+        false => ModeKind::Exclusive,
+    };
+    let holders = keys.by_ref().take(held).map(|key| HolderInfo { mode: kind(key), ..holder(key) }).collect();
     let waiter = |key: &KeyValue| {
         let note = Note::read(&key.value).unwrap_or_default();
-        WaiterInfo { owner: owner(key), mode: ModeKind::Exclusive, meta: decode_meta(note.meta.as_bytes()) }
+        WaiterInfo { owner: owner(key), mode: kind(key), meta: decode_meta(note.meta.as_bytes()) }
     };
     LockInfo {
         name,
-        holder_count: holders.len(),
-        waiter_count: count.saturating_sub(holders.len()),
+        holder_count: held,
+        waiter_count: count.saturating_sub(held),
         waiters: keys.map(waiter).collect(),
         holders,
         limit: None,

@@ -1,16 +1,20 @@
 //! Keys and values, in the layout of etcd's own locks (`concurrency.Mutex`, `etcdctl lock`, the lock service): below
 //! `LOCK/`, each client that holds or waits has the key `LOCK/LEASE`, with the id of its lease in hexadecimal. The key
-//! that was created first holds the lock.
+//! that was created first holds the lock. The key of a shared request is `LOCK/~LEASE`, so that it is behind all keys of exclusive ones:
+//! it holds if no exclusive one was created before it. Other clients of etcd wait for it as for any other.
 //!
 //! etcd's `LOCK/` is a prefix: in its own layout, which `?layout=plain` selects, the keys of lock `a/b` are among those of
 //! lock `a`, which thus waits for it. Without that parameter a `/` in a name is encoded.
 
-use lockkeeper_core::LockName;
+use lockkeeper_core::{LockName, Mode};
 
 /// The default prefix of encoded names.
 const PREFIX: &str = "lockkeeper/";
 /// Begins the keys that wake a client; not below [`PREFIX`].
 const WAKE: &str = "lockkeeper!wake/";
+
+/// Begins the last part of a shared request's key; behind all hexadecimal digits.
+const SHARED: &str = "~";
 
 /// Where the keys of a lock are.
 #[derive(Clone, Debug)]
@@ -50,6 +54,7 @@ impl Layout {
         let key = std::str::from_utf8(key).ok().filter(|key| !key.starts_with(WAKE))?;
         let key = key.strip_prefix(&self.prefix)?;
         let (name, lease) = key.rsplit_once('/')?;
+        let lease = lease.strip_prefix(SHARED).unwrap_or(lease);
         let is_lease =
             !lease.is_empty() && lease.len() <= 16 && lease.bytes().all(|it| it.is_ascii_hexdigit());
         let name = if self.is_plain { name.to_owned() } else { decoded(name)? };
@@ -63,8 +68,23 @@ pub(super) fn wake_key(client: &str) -> Vec<u8> {
 }
 
 /// The key of a lease below a lock's prefix.
-pub(super) fn key(folder: &str, lease: i64) -> Vec<u8> {
-    format!("{folder}{lease:x}").into_bytes()
+pub(super) fn key(folder: &str, mode: Mode, lease: i64) -> Vec<u8> {
+    let shared = if mode == Mode::Shared { SHARED } else { "" };
+    format!("{folder}{shared}{lease:x}").into_bytes()
+}
+
+/// Whether a key below a lock's prefix is of a shared request.
+pub(super) fn is_shared(folder: &str, key: &[u8]) -> bool {
+    key.strip_prefix(folder.as_bytes()).is_some_and(|lease| lease.starts_with(SHARED.as_bytes()))
+}
+
+/// The range of the keys that a request of this mode waits for: its begin, and the key behind it.
+pub(super) fn obstacles(folder: &str, mode: Mode) -> (Vec<u8>, Vec<u8>) {
+    let end = match mode {
+        Mode::Shared => format!("{folder}{SHARED}").into_bytes(),
+        _ => behind(folder.as_bytes()),
+    };
+    (folder.as_bytes().to_vec(), end)
 }
 
 /// The first key behind all keys that begin with `prefix`.
@@ -107,7 +127,8 @@ mod tests {
     fn keys_are_those_of_etcds_own_locks() {
         let name = LockName::parse("orders/42").unwrap();
         assert_eq!(Layout::plain(None).folder(&name), "orders/42/");
-        assert_eq!(key("orders/42/", 0x694d_7485_ac41_d405), b"orders/42/694d7485ac41d405");
+        assert_eq!(key("orders/42/", Mode::Exclusive, 0x694d_7485_ac41_d405), b"orders/42/694d7485ac41d405");
+        assert_eq!(key("orders/42/", Mode::Shared, 0x1f), b"orders/42/~1f");
         assert_eq!(Layout::encoded(None).folder(&name), "lockkeeper/orders%2F42/");
     }
 
@@ -116,12 +137,23 @@ mod tests {
         for layout in [Layout::encoded(None), Layout::encoded(Some("")), Layout::plain(None)] {
             for name in ["a", "a/b", "100%/x", "!wake/1f", "%2F"] {
                 let name = LockName::parse(name).unwrap();
-                assert_eq!(layout.name_of(&key(&layout.folder(&name), 0x1f)), Some(name));
+                for mode in [Mode::Exclusive, Mode::Shared] {
+                    assert_eq!(layout.name_of(&key(&layout.folder(&name), mode, 0x1f)), Some(name.clone()));
+                }
             }
             assert_eq!(layout.name_of(b"lockkeeper"), None);
             assert_eq!(layout.name_of(b"lockkeeper/a/not-a-lease"), None);
         }
         assert_eq!(Layout::plain(None).name_of(&wake_key("1f")), None);
+    }
+
+    #[test]
+    fn shared_requests_wait_for_exclusive_ones_only() {
+        let (begin, end) = obstacles("x/", Mode::Shared);
+        let is_obstacle = |key: &[u8]| begin.as_slice() <= key && key < end.as_slice();
+        assert!(is_obstacle(&key("x/", Mode::Exclusive, i64::MAX)) && is_obstacle(&key("x/", Mode::Exclusive, 1)));
+        assert!(!is_obstacle(&key("x/", Mode::Shared, 1)) && !is_obstacle(b"y/1"));
+        assert!(is_shared("x/", &key("x/", Mode::Shared, 1)) && !is_shared("x/", &key("x/", Mode::Exclusive, 1)));
     }
 
     #[test]

@@ -78,7 +78,7 @@ fn capabilities() -> Capabilities {
         reach: Reach::Network,
         fencing: Fencing::Tokens { source: "the revision at which etcd created the holder's key" },
         ttl: true,
-        shared: false,
+        shared: true,
         permits: false,
         subtree: false,
         multi: false,

@@ -9,7 +9,7 @@ use crate::url::{Host, Url};
 /// The default port of etcd's clients.
 const PORT: u16 = 2379;
 /// The parameters of `etcd://`.
-const PARAMETERS: &[&str] = &["layout", "prefix"];
+const PARAMETERS: &[&str] = &["layout", "prefix", "tls-ca", "tls-cert", "tls-key"];
 
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
@@ -17,6 +17,23 @@ pub(super) struct Settings {
     pub(super) endpoints: Arc<[String]>,
     pub(super) login: Option<Login>,
     pub(super) layout: Layout,
+    pub(super) tls: Option<Tls>,
+}
+
+/// How servers are verified, and how this client identifies itself.
+#[cfg(feature = "etcd-tls")]
+#[derive(Clone)]
+pub(super) struct Tls(pub(super) tonic::transport::ClientTlsConfig);
+
+/// Never exists: the scheme with TLS is not compiled in.
+#[cfg(not(feature = "etcd-tls"))]
+#[derive(Clone)]
+pub(super) enum Tls {}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls")
+    }
 }
 
 /// User and password. Debug output hides the password.
@@ -56,8 +73,48 @@ impl Settings {
             Some("plain") => Layout::plain(prefix.as_deref()),
             Some(other) => return Err(url.bad_part(format!("layout={other}"), "`layout=plain`").into()),
         };
-        Ok(Self { endpoints: url.hosts.iter().map(endpoint).collect(), login, layout })
+        Ok(Self { endpoints: url.hosts.iter().map(endpoint).collect(), login, layout, tls: tls(url)? })
     }
+}
+
+/// The settings of `etcds://`.
+fn tls(url: &Url) -> Result<Option<Tls>, ConnectError> {
+    let file = |key| url.parameter::<String>(key, "the path of a file");
+    let (ca, certificate, key) = (file("tls-ca")?, file("tls-cert")?, file("tls-key")?);
+    if url.scheme != "etcds" {
+        return match ca.or(certificate).or(key) {
+            Some(file) => Err(url.bad_part(file, "of use without TLS: write `etcds://`").into()),
+            None => Ok(None),
+        };
+    }
+    #[cfg(feature = "etcd-tls")]
+    {
+        use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+        use crate::error::{BackendError, BackendErrorKind};
+
+        let read = |path: &str| {
+            std::fs::read(path).map_err(|error| {
+                let what = format!("`{path}` can't be read: {error}; name a file in PEM");
+                BackendError::caused(BackendErrorKind::Operator, what, error)
+            })
+        };
+        let mut tls = ClientTlsConfig::new();
+        tls = match ca {
+            Some(ca) => tls.ca_certificate(Certificate::from_pem(read(&ca)?)),
+            None => tls.with_native_roots(),
+        };
+        tls = match (certificate, key) {
+            (Some(certificate), Some(key)) => {
+                tls.identity(Identity::from_pem(read(&certificate)?, read(&key)?))
+            }
+            (None, None) => tls,
+            _ => return Err(url.bad_part("tls-cert", "complete: give both `tls-cert` and `tls-key`").into()),
+        };
+        Ok(Some(Tls(tls)))
+    }
+    #[cfg(not(feature = "etcd-tls"))]
+    Err(crate::url::UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature: "etcd-tls" }.into())
 }
 
 fn endpoint(host: &Host) -> String {

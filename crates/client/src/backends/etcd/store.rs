@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{End, Token};
+use lockkeeper_core::{End, Mode, Token};
 use tokio::time::Instant;
 
 use super::api::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -15,7 +15,7 @@ use super::api::{
     PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
 };
 use super::connection::{EtcdFailure, IN_DOUBT, Link, NOT_DONE};
-use super::layout::{Layout, behind, key};
+use super::layout::{Layout, key, obstacles};
 use super::leases::{EntryLease, Leases, seconds};
 use super::watcher::KeyWatcher;
 use crate::backend::{BoxFuture, CallError};
@@ -108,7 +108,7 @@ impl Inner {
                 None => self.grant_lease(entry, deadline).await?,
             };
         let folder = self.layout.folder(&entry.name);
-        let own = key(&folder, lease.id);
+        let own = key(&folder, entry.mode, lease.id);
         let taken = self.txn(deadline, take(attempt, &folder, &own, lease.id, &self.client)).await?;
         let mut answers = ranges(taken.responses);
         let (Some(first), mine) = (answers.pop(), answers.pop()) else { return Err(unreadable()) };
@@ -140,10 +140,10 @@ impl Inner {
                 Err(_) => return Err(IN_DOUBT),
             }
         }
-        let holds = first.kvs.first().is_none_or(|first| first.key == own);
+        let holds = first.kvs.first().is_none_or(|first| first.create_revision >= created);
         self.leases.set(&entry.id, EntryLease { revision: Some(created), holds, ..lease });
         if !holds {
-            let before = self.before(&folder, created, deadline).await?;
+            let before = self.before(&folder, entry.mode, created, deadline).await?;
             if let Some(next) = before.kvs.first() {
                 self.watcher.watch(&entry.id, next.key.clone());
                 return Ok(Tried::Waits { ahead: before.kvs.len() as u64, again: AGAIN });
@@ -174,10 +174,11 @@ impl Inner {
         Ok(lease)
     }
 
-    /// The keys created before this revision, the latest first, at most [`COUNTED`].
+    /// The keys that a request of this mode waits for, created before this revision, the latest first, at most [`COUNTED`].
     async fn before(
         &self,
         folder: &str,
+        mode: Mode,
         created: i64,
         deadline: Instant,
     ) -> Result<RangeResponse, EtcdFailure> {
@@ -185,7 +186,7 @@ impl Inner {
             limit: COUNTED,
             keys_only: true,
             max_create_revision: created - 1,
-            ..sorted(folder, SortOrder::Descend)
+            ..sorted(obstacles(folder, mode), SortOrder::Descend)
         };
         self.link
             .call(deadline, async |connection| connection.kv().range(connection.request(range)).await)
@@ -234,7 +235,7 @@ impl Inner {
         let leases: Vec<Option<EntryLease>> = entries.iter().map(|entry| self.leases.of(&entry.id)).collect();
         let known = || entries.iter().zip(&leases).filter_map(|(entry, lease)| Some((entry, (*lease)?)));
         let read = |(entry, lease): (&Arc<Entry>, EntryLease)| {
-            let key = key(&self.layout.folder(&entry.name), lease.id);
+            let key = key(&self.layout.folder(&entry.name), entry.mode, lease.id);
             RequestOp { request: Some(Op::RequestRange(RangeRequest { key, ..RangeRequest::default() })) }
         };
         let reads: Vec<RequestOp> = known().map(read).collect();
@@ -268,7 +269,7 @@ impl Inner {
         let (true, Some(revision)) = (!doubt, lease.revision) else {
             return self.revoke(entry, lease, deadline).await;
         };
-        let own = key(&self.layout.folder(&entry.name), lease.id);
+        let own = key(&self.layout.folder(&entry.name), entry.mode, lease.id);
         let begun = BootInstant::now();
         let txn = TxnRequest {
             compare: vec![created_at(&own, revision)],
@@ -328,10 +329,13 @@ fn take(attempt: &Attempt, folder: &str, own: &[u8], lease: i64, client: &str) -
     let absent = match attempt.wait {
         true => created_at(own, 0),
         // There is no key of the lock: a comparison of a range is one of each of its keys.
-        false => Compare { range_end: behind(folder.as_bytes()), ..created_at(folder.as_bytes(), 0) },
+        false => {
+            let (begin, range_end) = obstacles(folder, attempt.entry.mode);
+            Compare { range_end, ..created_at(&begin, 0) }
+        }
     };
     let first = || {
-        let range = RangeRequest { limit: 1, ..sorted(folder, SortOrder::Ascend) };
+        let range = RangeRequest { limit: 1, ..sorted(obstacles(folder, attempt.entry.mode), SortOrder::Ascend) };
         RequestOp { request: Some(Op::RequestRange(range)) }
     };
     TxnRequest {
@@ -362,11 +366,11 @@ pub(super) fn delete(key: &[u8]) -> RequestOp {
     RequestOp { request: Some(Op::RequestDeleteRange(delete)) }
 }
 
-/// All keys of a lock, by their creation.
-pub(super) fn sorted(folder: &str, order: SortOrder) -> RangeRequest {
+/// The keys from the first up to the second, by their creation.
+pub(super) fn sorted((key, range_end): (Vec<u8>, Vec<u8>), order: SortOrder) -> RangeRequest {
     RangeRequest {
-        key: folder.as_bytes().to_vec(),
-        range_end: behind(folder.as_bytes()),
+        key,
+        range_end,
         sort_order: order.into(),
         sort_target: SortTarget::Create.into(),
         ..RangeRequest::default()

@@ -1,34 +1,11 @@
-//! `etcd:` on a real server: its queue, its keys, and `etcdctl lock` beside it.
+//! Requests of this library among themselves, on one member.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lockkeeper::{AcquireError, BreakOrder, Broken, LockName, Locks, LossCause, TokenStatus, Wait};
+use lockkeeper::{BreakOrder, Broken, LockName, Locks, LossCause, TokenStatus};
 use lockkeeper_rig::Etcd;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
-async fn client(etcd: &Etcd, query: &str) -> Locks {
-    Locks::connect_as(&format!("{}{query}", etcd.url()), "ours").await.unwrap()
-}
-
-/// Waits for a condition; the deadline only makes a failure visible.
-async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        if let Some(found) = probe().await {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited for 30 s: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-async fn until_waiting(locks: &Locks, name: &str, count: usize) {
-    until("the waiters", async || (locks.inspect(name).await.unwrap().waiter_count == count).then_some(()))
-        .await;
-}
+use crate::{client, until, until_waiting};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_does_not_wait_for_a_holder_below_its_name() {
@@ -164,68 +141,97 @@ async fn unusable_urls_are_refused_with_a_reason() {
     }
 }
 
-/// `etcdctl lock NAME`: prints its key once it holds the lock, and releases it when it is interrupted.
-struct Etcdctl(Child);
-
-impl Etcdctl {
-    fn start(etcd: &Etcd, name: &str) -> Self {
-        let child = Command::new("etcdctl")
-            .env("ETCDCTL_API", "3")
-            .args([&format!("--endpoints=127.0.0.1:{}", etcd.port()), "lock", "--ttl=3", name])
-            .stdout(Stdio::piped())
-            .spawn();
-        Self(child.expect("etcdctl of Debian's package etcd-client"))
-    }
-
-    /// Blocks until it holds the lock.
-    fn until_held(&mut self) {
-        let mut line = String::new();
-        BufReader::new(self.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.starts_with("jobs/"), "{line}");
-    }
-
-    fn release(mut self) {
-        kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), Signal::SIGINT).unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Etcdctl {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn etcdctl_lock_and_ours_exclude_each_other_in_one_queue() {
+async fn readers_hold_together_and_a_writer_waits_for_all_of_them() {
     let etcd = Etcd::start();
-    let locks = client(&etcd, "?layout=plain").await;
-    let mut theirs = Etcdctl::start(&etcd, "jobs");
-    tokio::task::block_in_place(|| theirs.until_held());
-    match locks.mutex("jobs").wait(Wait::No).acquire().await {
-        Err(AcquireError::Busy(busy)) => {
-            assert!(
-                busy.holder.as_deref().is_some_and(|holder| holder.contains("another client of etcd")),
-                "{busy}"
-            );
-        }
-        other => panic!("{other:?}"),
+    let locks = client(&etcd, "").await;
+    let read = || locks.rw("x").read();
+    let one = read().acquire().await.unwrap();
+    let other = read().try_acquire().await.unwrap().expect("shared");
+    let seen = locks.inspect("x").await.unwrap();
+    assert_eq!((seen.holder_count, seen.waiter_count), (2, 0));
+    assert!(locks.rw("x").write().try_acquire().await.unwrap().is_none());
+    let writer = locks.rw("x").write();
+    let writer = tokio::spawn(async move { writer.acquire().await.unwrap() });
+    until_waiting(&locks, "x", 1).await;
+    // A reader behind the writer waits for it, and a try, too.
+    assert!(read().try_acquire().await.unwrap().is_none());
+    let behind = read();
+    let behind = tokio::spawn(async move { behind.acquire().await.unwrap() });
+    until_waiting(&locks, "x", 2).await;
+    one.release().await.unwrap();
+    assert!(!writer.is_finished());
+    other.release().await.unwrap();
+    let writer = writer.await.unwrap();
+    assert!(!behind.is_finished());
+    let token = writer.token_hint();
+    writer.release().await.unwrap();
+    let behind = behind.await.unwrap();
+    assert!(behind.token_hint() > token);
+    behind.release().await.unwrap();
+}
+
+/// More shared holders than an inspection reads: each of them is found by its token, and can be broken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_of_readers_is_counted_and_each_is_found_by_its_token() {
+    let etcd = Etcd::start();
+    let locks = client(&etcd, "").await;
+    let mut readers = Vec::new();
+    for _ in 0..130 {
+        readers.push(locks.rw("x").read().ttl(Duration::from_secs(60)).acquire().await.unwrap());
     }
-    let lock = locks.mutex("jobs");
-    let ours = tokio::spawn(async move { lock.acquire().await.unwrap() });
-    until_waiting(&locks, "jobs", 1).await;
-    let mut after = Etcdctl::start(&etcd, "jobs");
-    until_waiting(&locks, "jobs", 2).await;
-    theirs.release();
-    let held = ours.await.unwrap();
-    assert_eq!(locks.inspect("jobs").await.unwrap().waiter_count, 1, "theirs waits behind ours");
-    held.release().await.unwrap();
-    tokio::task::block_in_place(|| after.until_held());
-    // Killed, it holds until its lease is over.
-    let lock = locks.mutex("jobs");
-    let ours = tokio::spawn(async move { lock.acquire().await.unwrap() });
-    until_waiting(&locks, "jobs", 1).await;
-    after.0.kill().unwrap();
-    ours.await.unwrap().release().await.unwrap();
+    let writer = locks.rw("x").write();
+    let writer = tokio::spawn(async move { writer.acquire().await.unwrap() });
+    until_waiting(&locks, "x", 1).await;
+    let seen = locks.inspect("x").await.unwrap();
+    assert_eq!((seen.holder_count, seen.holders.len()), (130, 21));
+    let token = readers[129].token_hint().unwrap();
+    assert_eq!(locks.check_token("x", token).await.unwrap(), TokenStatus::Current);
+    let order = BreakOrder {
+        name: LockName::parse("x").unwrap(),
+        token,
+        reason: "test".to_owned(),
+        by: "ana".to_owned(),
+        now: true,
+    };
+    assert_eq!(locks.break_hold(order).await.unwrap(), Broken::Done);
+    assert_eq!(locks.inspect("x").await.unwrap().holder_count, 129);
+    drop(readers);
+    writer.await.unwrap().release().await.unwrap();
+}
+
+/// etcd forgets old revisions while a waiter watches: its watch goes on, or is begun anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn compaction_disturbs_no_waiter() {
+    let etcd = Etcd::start();
+    let locks = client(&etcd, "").await;
+    for round in 0..5 {
+        let held = locks.mutex("x").acquire().await.unwrap();
+        let lock = locks.mutex("x");
+        let waiting = tokio::spawn(async move { lock.acquire().await.unwrap() });
+        until_waiting(&locks, "x", 1).await;
+        etcd.cli(&["put", "other", &round.to_string()]);
+        let answer = etcd.cli(&["get", "other", "--write-out=json"]);
+        let revision = answer.split("\"revision\":").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
+        etcd.cli(&["compact", revision]);
+        held.release().await.unwrap();
+        waiting.await.unwrap().release().await.unwrap();
+    }
+}
+
+/// Requests that are dropped at any moment leave no key behind, whatever was on its way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_dropped_at_any_moment_leave_no_key() {
+    let etcd = Etcd::start();
+    let locks = client(&etcd, "").await;
+    for step in 0..60 {
+        let lock = locks.mutex("x");
+        // The steps cover the time that an acquire takes here.
+        let _ = tokio::time::timeout(Duration::from_micros(step * 100), lock.acquire()).await;
+    }
+    until("an empty queue", async || {
+        let seen = locks.inspect("x").await.unwrap();
+        (seen.holder_count + seen.waiter_count == 0).then_some(())
+    })
+    .await;
 }
