@@ -63,6 +63,11 @@ const REGISTRIES: &[Registry] = &[
             // redis-py's `Lock` is SET NX PX with a random token, and scripts that compare the token. Needs Python
             // 3.10.
             Library { name: "redis", version: "8.1.0", used_by: "the tests beside redis-py" },
+            Library {
+                name: "python-dynamodb-lock",
+                version: "0.9.1",
+                used_by: "the tests beside python_dynamodb_lock",
+            },
             Library { name: "kazoo", version: "2.11.0", used_by: "the tests beside kazoo" },
             // S3 in memory. moto's extra `server` installs far more; the next libraries are those that moto's S3
             // needs.

@@ -15,7 +15,8 @@ use crate::needs::DENY;
 use crate::process::{cargo, run};
 
 /// Features of the library that are checked alone; the empty one stands for none.
-const LIBRARY_FEATURES: [&str; 7] = ["", "etcd", "file", "service", "redis-tls", "postgres-tls", "zookeeper"];
+const LIBRARY_FEATURES: [&str; 9] =
+    ["", "dynamodb", "etcd", "etcd-tls", "file", "service", "redis-tls", "postgres-tls", "zookeeper"];
 
 /// One check of `verify`. They run in this order.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

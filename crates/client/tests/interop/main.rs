@@ -8,6 +8,8 @@
 
 #[cfg(feature = "zookeeper")]
 mod curator;
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
 #[cfg(feature = "zookeeper")]
 mod kazoo;
 #[cfg(feature = "redlock")]
@@ -19,7 +21,7 @@ mod psql;
 #[cfg(feature = "redis")]
 mod redis_py;
 mod scenarios;
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "dynamodb", feature = "redis", feature = "zookeeper"))]
 mod script;
 
 /// Defines one test per scenario, with the scenario's name, in the world created by `start()`.

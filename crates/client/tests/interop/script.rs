@@ -27,6 +27,14 @@ impl Script {
         Self::ready(node.args(ports.iter().map(u16::to_string)), "nodejs")
     }
 
+    /// python_dynamodb_lock on one table.
+    #[cfg(feature = "dynamodb")]
+    pub(crate) fn python_dynamodb_lock(endpoint: &str, table: &str) -> Self {
+        let mut python = Command::new("python3");
+        python.env("PYTHONPATH", libraries("pypi")).arg(script("dynamodb_lock.py")).args([endpoint, table]);
+        Self::ready(&mut python, "python3")
+    }
+
     /// kazoo's `Lock` on one server.
     #[cfg(feature = "zookeeper")]
     pub(crate) fn kazoo(port: u16) -> Self {
