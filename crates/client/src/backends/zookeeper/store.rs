@@ -118,6 +118,7 @@ impl StoreInner {
             return Err(NOT_DONE);
         };
         let mut orphan = SweepOrphan { inner: self, client: &client, entry, guid: &guid, is_settled: false };
+        let was_known = known.is_some();
         let node = match known {
             Some(node) => node,
             None => {
@@ -145,7 +146,12 @@ impl StoreInner {
             // The request was ended meanwhile.
             return Err(NOT_DONE);
         }
-        let tried = self.take_place(&client, &folder, &node, attempt, deadline).await?;
+        let tried = self.take_place(&client, &folder, &node, attempt, deadline).await;
+        let tried = tried.map_err(|failure| match failure {
+            // The node is as it was before this attempt, which only reads.
+            ZooKeeperFailure::Silent(_) if was_known => NOT_DONE,
+            failure => failure,
+        })?;
         if matches!(tried, Tried::Busy(_)) {
             orphan.settle();
         }
