@@ -97,7 +97,8 @@ fn gateway(port: u16, path: &str, body: &str) -> String {
 
 /// The value of a text field in a JSON answer.
 fn field(answer: &str, name: &str) -> String {
-    let rest = answer.split(&format!("\"{name}\":\"")).nth(1).unwrap_or_else(|| panic!("no {name} in {answer}"));
+    let rest =
+        answer.split(&format!("\"{name}\":\"")).nth(1).unwrap_or_else(|| panic!("no {name} in {answer}"));
     rest.split('"').next().unwrap().to_owned()
 }
 

@@ -13,8 +13,7 @@ struct Table(DynamoDb);
 
 impl Table {
     async fn start() -> Self {
-        let table =
-            Self(DynamoDb::start(&Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign")));
+        let table = Self(DynamoDb::start(&Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign")));
         assert!(init(&table.url()).await.unwrap());
         table
     }
@@ -25,7 +24,9 @@ impl World for Table {
 
     fn url(&self) -> String {
         let endpoint = self.0.url();
-        format!("dynamodb://locks?attributes=python&region=us-east-1&credentials=none&poll_ms=20&endpoint={endpoint}")
+        format!(
+            "dynamodb://locks?attributes=python&region=us-east-1&credentials=none&poll_ms=20&endpoint={endpoint}"
+        )
     }
 
     fn peer(&self) -> Script {

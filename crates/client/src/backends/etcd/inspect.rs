@@ -18,6 +18,8 @@ use crate::backends::leased::{Note, Revocation, is_revoked};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
 
+/// How many shared holders are counted; more are taken for waiters.
+const HOLDERS_COUNTED: i64 = 10_000;
 /// How many shared holders are read to look for a token among them, before it is looked for by itself.
 const HOLDERS_SHOWN: i64 = 100;
 /// How many waiters an inspection lists.
@@ -67,17 +69,21 @@ impl Inner {
         Ok(info(name, &folder, found.kvs.iter(), held, count))
     }
 
-    /// The number of shared keys that were created before the first exclusive one.
+    /// The number of shared keys that were created before the first exclusive one, up to [`HOLDERS_COUNTED`].
     async fn shared_holders(&self, folder: &str) -> Result<usize, BackendError> {
         let exclusive = sorted(obstacles(folder, Mode::Shared), SortOrder::Ascend);
         let first = self.range(RangeRequest { limit: 1, ..exclusive }).await?;
-        let all = sorted(obstacles(folder, Mode::Exclusive), SortOrder::Ascend);
+        // etcd's own count is of the whole range, whatever the revisions.
+        let all = RangeRequest {
+            keys_only: true,
+            limit: HOLDERS_COUNTED,
+            ..sorted(obstacles(folder, Mode::Exclusive), SortOrder::Ascend)
+        };
         let before = match first.kvs.first() {
             Some(first) => RangeRequest { max_create_revision: first.create_revision - 1, ..all },
             None => all,
         };
-        let counted = self.range(RangeRequest { count_only: true, ..before }).await?;
-        Ok(usize::try_from(counted.count).unwrap_or_default())
+        Ok(self.range(before).await?.kvs.len())
     }
 
     pub(super) async fn list(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {

@@ -151,9 +151,13 @@ mod tests {
     fn shared_requests_wait_for_exclusive_ones_only() {
         let (begin, end) = obstacles("x/", Mode::Shared);
         let is_obstacle = |key: &[u8]| begin.as_slice() <= key && key < end.as_slice();
-        assert!(is_obstacle(&key("x/", Mode::Exclusive, i64::MAX)) && is_obstacle(&key("x/", Mode::Exclusive, 1)));
+        assert!(
+            is_obstacle(&key("x/", Mode::Exclusive, i64::MAX)) && is_obstacle(&key("x/", Mode::Exclusive, 1))
+        );
         assert!(!is_obstacle(&key("x/", Mode::Shared, 1)) && !is_obstacle(b"y/1"));
-        assert!(is_shared("x/", &key("x/", Mode::Shared, 1)) && !is_shared("x/", &key("x/", Mode::Exclusive, 1)));
+        assert!(
+            is_shared("x/", &key("x/", Mode::Shared, 1)) && !is_shared("x/", &key("x/", Mode::Exclusive, 1))
+        );
     }
 
     #[test]

@@ -335,7 +335,8 @@ fn take(attempt: &Attempt, folder: &str, own: &[u8], lease: i64, client: &str) -
         }
     };
     let first = || {
-        let range = RangeRequest { limit: 1, ..sorted(obstacles(folder, attempt.entry.mode), SortOrder::Ascend) };
+        let range =
+            RangeRequest { limit: 1, ..sorted(obstacles(folder, attempt.entry.mode), SortOrder::Ascend) };
         RequestOp { request: Some(Op::RequestRange(range)) }
     };
     TxnRequest {

@@ -19,7 +19,7 @@ use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::Granted;
 
 /// A waiter attempts again after this time, even if no message came.
-const AGAIN: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_secs(3);
 /// How often an attempt reads the queue again because the contender before it has just left.
 const LOOKS_MAX: usize = 16;
 /// How often a node's parent is created because it was removed in between.
