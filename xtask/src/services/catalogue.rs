@@ -193,7 +193,9 @@ pub(crate) fn etcd(place: &ServiceLocation, ports: &[u16]) -> Command {
 
 /// Writes the settings file of ZooKeeper at `place`: our usual settings, then `more`.
 pub(crate) fn zookeeper_settings(place: &ServiceLocation, more: &str) -> TaskResult {
-    let settings = zookeeper::settings(place.port, &place.data(), 2000, more);
+    // The benchmark's holds have a ttl of two minutes.
+    let more = format!("maxSessionTimeout=300000\n{more}");
+    let settings = zookeeper::settings(place.port, &place.data(), 2000, &more);
     let file = place.folder.join("zoo.cfg");
     fs::write(&file, settings).map_err(|error| format!("cannot write {}: {error}", file.display()))
 }

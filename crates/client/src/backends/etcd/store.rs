@@ -109,6 +109,11 @@ impl Inner {
             };
         let folder = self.layout.folder(&entry.name);
         let own = key(&folder, entry.mode, lease.id);
+        if let Some(created) = lease.revision
+            && let Some(tried) = self.attempt_by_reads(entry, lease, created, deadline).await?
+        {
+            return Ok(tried);
+        }
         let taken = self.txn(deadline, take(attempt, &folder, &own, lease.id, &self.client)).await?;
         let mut answers = ranges(taken.responses);
         let (Some(first), mine) = (answers.pop(), answers.pop()) else { return Err(unreadable()) };
@@ -143,16 +148,50 @@ impl Inner {
         let holds = first.kvs.first().is_none_or(|first| first.create_revision >= created);
         self.leases.set(&entry.id, EntryLease { revision: Some(created), holds, ..lease });
         if !holds {
-            let before = self.before(&folder, entry.mode, created, deadline).await?;
+            let before = before(&folder, entry.mode, created);
+            let before = self
+                .link
+                .call(deadline, async |connection| connection.kv().range(connection.request(before)).await)
+                .await?;
             if let Some(next) = before.kvs.first() {
                 self.watcher.watch(&entry.id, next.key.clone());
                 return Ok(Tried::Waits { ahead: before.kvs.len() as u64, again: AGAIN });
             }
             self.leases.set(&entry.id, EntryLease { revision: Some(created), holds: true, ..lease });
         }
-        let token = u64::try_from(created).ok().and_then(Token::new);
-        let token = token.ok_or_else(unreadable)?;
-        Ok(Tried::Granted(Granted { token: Some(token), permits: Vec::new() }))
+        granted(created)
+    }
+
+    /// Attempts for an entry whose key exists, by reads only: unlike the transaction that creates keys, etcd does not write these to
+    /// its log. `None` if the key does not exist any more.
+    async fn attempt_by_reads(
+        &self,
+        entry: &Entry,
+        lease: EntryLease,
+        created: i64,
+        deadline: Instant,
+    ) -> Result<Option<Tried>, EtcdFailure> {
+        let folder = self.layout.folder(&entry.name);
+        let own = key(&folder, entry.mode, lease.id);
+        let before = RequestOp { request: Some(Op::RequestRange(before(&folder, entry.mode, created))) };
+        let reads = TxnRequest { success: vec![read(&own), before], ..TxnRequest::default() };
+        let mut answers = ranges(self.txn(deadline, reads).await?.responses);
+        let (Some(before), Some(mine)) = (answers.pop(), answers.pop()) else { return Err(unreadable()) };
+        let Some(mine) = mine.kvs.first().filter(|mine| mine.create_revision == created) else {
+            self.leases.set(&entry.id, EntryLease { revision: None, holds: false, ..lease });
+            return Ok(None);
+        };
+        if is_revoked(&mine.value) {
+            return Err(EtcdFailure::Refused(broken()));
+        }
+        self.leases.set(&entry.id, EntryLease { holds: before.kvs.is_empty(), ..lease });
+        match before.kvs.first() {
+            Some(next) => {
+                self.watcher.watch(&entry.id, next.key.clone());
+                Ok(Some(Tried::Waits { ahead: before.kvs.len() as u64, again: AGAIN }))
+            }
+            None => granted(created).map(Some),
+        }
     }
 
     /// Creates a lease for the entry, and records it.
@@ -172,25 +211,6 @@ impl Inner {
         let lease = EntryLease { id: granted.id, is_fresh: true, revision: None, holds: false };
         self.leases.set(&entry.id, lease);
         Ok(lease)
-    }
-
-    /// The keys that a request of this mode waits for, created before this revision, the latest first, at most [`COUNTED`].
-    async fn before(
-        &self,
-        folder: &str,
-        mode: Mode,
-        created: i64,
-        deadline: Instant,
-    ) -> Result<RangeResponse, EtcdFailure> {
-        let range = RangeRequest {
-            limit: COUNTED,
-            keys_only: true,
-            max_create_revision: created - 1,
-            ..sorted(obstacles(folder, mode), SortOrder::Descend)
-        };
-        self.link
-            .call(deadline, async |connection| connection.kv().range(connection.request(range)).await)
-            .await
     }
 
     pub(super) async fn txn(&self, deadline: Instant, txn: TxnRequest) -> Result<TxnResponse, EtcdFailure> {
@@ -344,6 +364,22 @@ fn take(attempt: &Attempt, folder: &str, own: &[u8], lease: i64, client: &str) -
         success: vec![RequestOp { request: Some(Op::RequestPut(put)) }, first()],
         failure: vec![read(own), first()],
     }
+}
+
+/// The keys that a request of this mode waits for, created before this revision, the latest first, at most [`COUNTED`].
+fn before(folder: &str, mode: Mode, created: i64) -> RangeRequest {
+    RangeRequest {
+        limit: COUNTED,
+        keys_only: true,
+        max_create_revision: created - 1,
+        ..sorted(obstacles(folder, mode), SortOrder::Descend)
+    }
+}
+
+/// The grant of the key that was created at this revision.
+fn granted(created: i64) -> Result<Tried, EtcdFailure> {
+    let token = u64::try_from(created).ok().and_then(Token::new).ok_or_else(unreadable)?;
+    Ok(Tried::Granted(Granted { token: Some(token), permits: Vec::new() }))
 }
 
 /// The condition that a key was created at this revision; 0: that it does not exist.

@@ -113,6 +113,10 @@ impl WakeUp {
         let again = Instant::now() + again;
         loop {
             let due = self.due().map_or(again, |due| due.min(again));
+            if due <= Instant::now() {
+                // Timers count in milliseconds, rounded up: a sleep would take one.
+                return;
+            }
             tokio::select! {
                 () = sleep_until(due) => return,
                 () = self.changed.notified() => {}
