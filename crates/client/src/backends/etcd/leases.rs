@@ -1,7 +1,7 @@
 //! The leases of a client's entries. Each entry has one of its own, since two clients of one lock under one lease would
 //! have the same key. The lease of an entry that has ended serves the next one: a new lease costs a write to disk.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +10,9 @@ use crate::time::BootInstant;
 
 /// The largest number of unused leases that are kept.
 const UNUSED_MAX: usize = 1024;
+
+/// How many entries are remembered that were ended while they had no lease: an attempt may be under way that waits for one.
+const ENDED_MAX: usize = 1024;
 
 /// A lease, and what this client knows of its key.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +42,8 @@ struct LeaseState {
     of_entries: HashMap<EntryId, EntryLease>,
     /// The one that was used last is last.
     unused: Vec<Unused>,
+    /// Entries that were ended while they had no lease.
+    ended: VecDeque<EntryId>,
 }
 
 /// The ttl of an entry's lease, in whole seconds. etcd may make it longer.
@@ -53,6 +58,24 @@ impl Leases {
 
     pub(super) fn of(&self, entry: &EntryId) -> Option<EntryLease> {
         self.state().of_entries.get(entry).copied()
+    }
+
+    /// The entry's lease, to end the entry with it. If it has none, the entry is ended by this.
+    pub(super) fn of_ending(&self, entry: &EntryId) -> Option<EntryLease> {
+        let mut state = self.state();
+        let lease = state.of_entries.get(entry).copied();
+        if lease.is_none() {
+            state.ended.push_back(entry.clone());
+            if state.ended.len() > ENDED_MAX {
+                state.ended.pop_front();
+            }
+        }
+        lease
+    }
+
+    /// Whether the entry was ended while it had no lease.
+    pub(super) fn is_ended(&self, entry: &EntryId) -> bool {
+        self.state().ended.contains(entry)
     }
 
     /// Gives the entry an unused lease that exists for a while yet.

@@ -107,6 +107,12 @@ impl Inner {
                 Some(lease) => lease,
                 None => self.grant_lease(entry, deadline).await?,
             };
+        if self.leases.is_ended(&entry.id) {
+            // While this attempt waited for a lease. If the lease can't be ended, it expires.
+            let _ = self.revoke(entry, lease, deadline).await;
+            self.leases.remove(&entry.id);
+            return Err(NOT_DONE);
+        }
         let folder = self.layout.folder(&entry.name);
         let own = key(&folder, entry.mode, lease.id);
         if let Some(created) = lease.revision
@@ -285,7 +291,7 @@ impl Inner {
 
     async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, EtcdFailure> {
         let deadline = Instant::now() + entry.limit();
-        let Some(lease) = self.leases.of(&entry.id) else { return Ok(End::Gone) };
+        let Some(lease) = self.leases.of_ending(&entry.id) else { return Ok(End::Gone) };
         let (true, Some(revision)) = (!doubt, lease.revision) else {
             return self.revoke(entry, lease, deadline).await;
         };
