@@ -37,7 +37,8 @@ async fn a_grant_that_a_keep_alive_missed_is_renewed_before_it_is_returned() {
 #[tokio::test]
 async fn a_waiter_that_a_keep_alive_missed_is_renewed_before_its_grant_is_returned() {
     let session = Session::open().await;
-    session.store.will(waits(Duration::ZERO));
+    // Late enough that the second attempt is not made at once.
+    session.store.will(waits(Duration::from_millis(1)));
     let mut acquire = session.acquire(1);
     start(&mut acquire).await;
     let answer = session.store.will_later();
