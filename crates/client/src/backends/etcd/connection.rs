@@ -18,7 +18,7 @@ use super::api::kv_client::KvClient;
 use super::api::lease_client::LeaseClient;
 use super::api::watch_client::WatchClient;
 use super::api::{AuthenticateRequest, RangeRequest};
-use super::settings::{Login, Settings, Tls};
+use super::settings::{EtcdTls, Login, Settings};
 use crate::backend::{BoxFuture, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
@@ -125,7 +125,7 @@ fn failure(status: &Status) -> EtcdFailure {
 struct MemberConnector {
     endpoints: Arc<[String]>,
     login: Option<Login>,
-    tls: Option<Tls>,
+    tls: Option<EtcdTls>,
     /// Number of connections that were opened so far, or failed to: selects the member.
     next: Arc<AtomicUsize>,
 }
@@ -216,7 +216,7 @@ impl From<Status> for MemberFailure {
 async fn open(
     endpoint: &str,
     login: Option<&Login>,
-    tls: Option<&Tls>,
+    tls: Option<&EtcdTls>,
 ) -> Result<MemberConnection, MemberFailure> {
     let silent = |error: tonic::transport::Error| MemberFailure::Silent(innermost(&error));
     let channel = address(endpoint, tls)
@@ -245,15 +245,15 @@ async fn open(
 }
 
 #[cfg(feature = "etcd-tls")]
-fn address(endpoint: &str, tls: Option<&Tls>) -> Result<Endpoint, tonic::transport::Error> {
+fn address(endpoint: &str, tls: Option<&EtcdTls>) -> Result<Endpoint, tonic::transport::Error> {
     match tls {
-        Some(Tls(tls)) => Endpoint::from_shared(format!("https://{endpoint}"))?.tls_config(tls.clone()),
+        Some(EtcdTls(tls)) => Endpoint::from_shared(format!("https://{endpoint}"))?.tls_config(tls.clone()),
         None => Endpoint::from_shared(format!("http://{endpoint}")),
     }
 }
 
 #[cfg(not(feature = "etcd-tls"))]
-fn address(endpoint: &str, _: Option<&Tls>) -> Result<Endpoint, tonic::transport::Error> {
+fn address(endpoint: &str, _: Option<&EtcdTls>) -> Result<Endpoint, tonic::transport::Error> {
     Endpoint::from_shared(format!("http://{endpoint}"))
 }
 

@@ -17,22 +17,22 @@ pub(super) struct Settings {
     pub(super) endpoints: Arc<[String]>,
     pub(super) login: Option<Login>,
     pub(super) layout: Layout,
-    pub(super) tls: Option<Tls>,
+    pub(super) tls: Option<EtcdTls>,
 }
 
 /// How servers are verified, and how this client identifies itself.
 #[cfg(feature = "etcd-tls")]
 #[derive(Clone)]
-pub(super) struct Tls(pub(super) tonic::transport::ClientTlsConfig);
+pub(super) struct EtcdTls(pub(super) tonic::transport::ClientTlsConfig);
 
 /// Never exists: the scheme with TLS is not compiled in.
 #[cfg(not(feature = "etcd-tls"))]
 #[derive(Clone)]
-pub(super) enum Tls {}
+pub(super) enum EtcdTls {}
 
-impl std::fmt::Debug for Tls {
+impl std::fmt::Debug for EtcdTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tls")
+        f.write_str("EtcdTls")
     }
 }
 
@@ -78,7 +78,7 @@ impl Settings {
 }
 
 /// The settings of `etcds://`.
-fn tls(url: &Url) -> Result<Option<Tls>, ConnectError> {
+fn tls(url: &Url) -> Result<Option<EtcdTls>, ConnectError> {
     let file = |key| url.parameter::<String>(key, "the path of a file");
     let (ca, certificate, key) = (file("tls-ca")?, file("tls-cert")?, file("tls-key")?);
     if url.scheme != "etcds" {
@@ -111,7 +111,7 @@ fn tls(url: &Url) -> Result<Option<Tls>, ConnectError> {
             (None, None) => tls,
             _ => return Err(url.bad_part("tls-cert", "complete: give both `tls-cert` and `tls-key`").into()),
         };
-        Ok(Some(Tls(tls)))
+        Ok(Some(EtcdTls(tls)))
     }
     #[cfg(not(feature = "etcd-tls"))]
     Err(crate::url::UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature: "etcd-tls" }.into())
