@@ -1,18 +1,15 @@
 //! The leases of a client's entries. Each entry has one of its own, since two clients of one lock under one lease would
 //! have the same key. The lease of an entry that has ended serves the next one: a new lease costs a write to disk.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::backends::leased::{Entry, EntryId};
+use crate::backends::leased::{EndedEntries, Entry, EntryId};
 use crate::time::BootInstant;
 
 /// The largest number of unused leases that are kept.
 const UNUSED_MAX: usize = 1024;
-
-/// How many entries are remembered that were ended while they had no lease: an attempt may be under way that waits for one.
-const ENDED_MAX: usize = 1024;
 
 /// A lease, and what this client knows of its key.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +40,7 @@ struct LeaseState {
     /// The one that was used last is last.
     unused: Vec<Unused>,
     /// Entries that were ended while they had no lease.
-    ended: VecDeque<EntryId>,
+    ended: EndedEntries,
 }
 
 /// The ttl of an entry's lease, in whole seconds. etcd may make it longer.
@@ -65,10 +62,7 @@ impl Leases {
         let mut state = self.state();
         let lease = state.of_entries.get(entry).copied();
         if lease.is_none() {
-            state.ended.push_back(entry.clone());
-            if state.ended.len() > ENDED_MAX {
-                state.ended.pop_front();
-            }
+            state.ended.record(entry);
         }
         lease
     }

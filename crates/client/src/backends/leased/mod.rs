@@ -4,6 +4,8 @@
 //! make the promises hold are the same for all and are in [`session`]. A lock service wakes waiters through
 //! [`Wakes`].
 
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod ended;
 #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
 mod note;
 mod requests;
@@ -13,6 +15,8 @@ mod store;
 mod tests;
 mod wakes;
 
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(crate) use ended::EndedEntries;
 #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
 pub(crate) use note::{Note, Revocation, is_revoked};
 pub(crate) use session::LeasedConn;

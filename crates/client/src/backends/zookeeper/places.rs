@@ -1,12 +1,12 @@
 //! What this client knows of the nodes of its entries.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 use zookeeper_client::SessionId;
 
-use crate::backends::leased::EntryId;
+use crate::backends::leased::{EndedEntries, EntryId};
 
 /// A contender's node.
 #[derive(Clone, Debug)]
@@ -32,16 +32,16 @@ pub(super) struct QueuePlace {
 
 #[derive(Default)]
 pub(super) struct QueuePlaces {
-    places: Mutex<HashMap<EntryId, Kept>>,
-    /// Entries that were ended before an attempt of theirs began.
-    ended: Mutex<VecDeque<EntryId>>,
+    state: Mutex<PlacesState>,
     /// The GUIDs whose nodes are being deleted in the background.
     sweeping: Arc<Mutex<HashSet<String>>>,
 }
 
-/// How many entries are remembered that were ended before their attempt began. The attempt is under way already, and waits for a
-/// session.
-const ENDED_MAX: usize = 1024;
+#[derive(Default)]
+struct PlacesState {
+    of_entries: HashMap<EntryId, WatchedPlace>,
+    ended: EndedEntries,
+}
 
 /// Ends the record of a sweep when dropped.
 pub(super) struct Sweeping(Arc<Mutex<HashSet<String>>>, String);
@@ -52,36 +52,37 @@ impl Drop for Sweeping {
     }
 }
 
-struct Kept {
+struct WatchedPlace {
     place: QueuePlace,
     /// Cancels the entry's watch when dropped.
     _watch: Option<oneshot::Sender<()>>,
 }
 
 impl QueuePlaces {
-    fn places(&self) -> MutexGuard<'_, HashMap<EntryId, Kept>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, PlacesState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The entry's GUID and node, if it has them in this session; otherwise a new GUID. `None` if the entry was ended.
     pub(super) fn begin(&self, entry: &EntryId, session: SessionId) -> Option<(String, Option<Node>)> {
-        let mut places = self.places();
-        if self.ended.lock().unwrap_or_else(PoisonError::into_inner).contains(entry) {
+        let mut state = self.state();
+        if state.ended.contains(entry) {
             return None;
         }
-        if let Some(Kept { place, .. }) = places.get(entry).filter(|kept| kept.place.session == session) {
+        let known = state.of_entries.get(entry).filter(|known| known.place.session == session);
+        if let Some(WatchedPlace { place, .. }) = known {
             return Some((place.guid.clone(), place.node.clone()));
         }
         let guid = guid(entry);
         let place = QueuePlace { session, guid: guid.clone(), node: None, holds: false };
-        places.insert(entry.clone(), Kept { place, _watch: None });
+        state.of_entries.insert(entry.clone(), WatchedPlace { place, _watch: None });
         Some((guid, None))
     }
 
     /// Returns whether the entry has a place.
     #[must_use]
     pub(super) fn set(&self, entry: &EntryId, node: Node) -> bool {
-        self.places().get_mut(entry).map(|kept| kept.place.node = Some(node)).is_some()
+        self.state().of_entries.get_mut(entry).map(|known| known.place.node = Some(node)).is_some()
     }
 
     /// Records that the entry waits. The receiver ends when its watch is not needed any more.
@@ -96,45 +97,42 @@ impl QueuePlaces {
 
     fn watch(&self, entry: &EntryId, holds: bool) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
-        if let Some(kept) = self.places().get_mut(entry) {
-            kept.place.holds = holds;
-            kept._watch = Some(sender);
+        if let Some(known) = self.state().of_entries.get_mut(entry) {
+            known.place.holds = holds;
+            known._watch = Some(sender);
         }
         receiver
     }
 
     /// The GUID of the entry's place.
     pub(super) fn guid_of(&self, entry: &EntryId) -> Option<String> {
-        self.places().get(entry).map(|kept| kept.place.guid.clone())
+        self.state().of_entries.get(entry).map(|known| known.place.guid.clone())
     }
 
     /// The entry's node in this session.
     pub(super) fn node(&self, entry: &EntryId, session: SessionId) -> Option<Node> {
-        self.places().get(entry).filter(|kept| kept.place.session == session)?.place.node.clone()
+        let state = self.state();
+        state.of_entries.get(entry).filter(|known| known.place.session == session)?.place.node.clone()
     }
 
     /// Takes the entry's place out, and cancels its watch.
     pub(super) fn take(&self, entry: &EntryId) -> Option<QueuePlace> {
-        self.places().remove(entry).map(|kept| kept.place)
+        self.state().of_entries.remove(entry).map(|known| known.place)
     }
 
-    /// As [`Self::take`], for an entry that is ended: none of its attempts begins any more.
-    pub(super) fn end(&self, entry: &EntryId) -> Option<QueuePlace> {
-        let mut places = self.places();
-        let ended = places.remove(entry);
-        if ended.is_none() {
-            let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-            ended.push_back(entry.clone());
-            if ended.len() > ENDED_MAX {
-                ended.pop_front();
-            }
+    /// As [`Self::take`], for an entry that is ended. With `doubt`, an attempt may be under way that waits for a session, maybe for
+    /// another one than that of the entry's place: it does not begin any more.
+    pub(super) fn end(&self, entry: &EntryId, doubt: bool) -> Option<QueuePlace> {
+        let mut state = self.state();
+        if doubt {
+            state.ended.record(entry);
         }
-        ended.map(|kept| kept.place)
+        state.of_entries.remove(entry).map(|known| known.place)
     }
 
     /// Puts a place back that was taken out, unless there is another by now.
     pub(super) fn put_back(&self, entry: &EntryId, place: QueuePlace) {
-        self.places().entry(entry.clone()).or_insert(Kept { place, _watch: None });
+        self.state().of_entries.entry(entry.clone()).or_insert(WatchedPlace { place, _watch: None });
     }
 
     /// Records that the nodes of a GUID are being deleted; `None` if they are already.
@@ -145,12 +143,9 @@ impl QueuePlaces {
 
     /// The entries of a session that has ended.
     pub(super) fn of_session(&self, session: SessionId) -> Vec<EntryId> {
-        let places = self.places();
-        places
-            .iter()
-            .filter(|(_, kept)| kept.place.session == session)
-            .map(|(entry, _)| entry.clone())
-            .collect()
+        let state = self.state();
+        let its = state.of_entries.iter().filter(|(_, known)| known.place.session == session);
+        its.map(|(entry, _)| entry.clone()).collect()
     }
 }
 
@@ -166,6 +161,16 @@ fn guid(entry: &EntryId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An attempt that waits for the next session would create a node that nobody deletes.
+    #[test]
+    fn entry_that_is_ended_with_an_attempt_under_way_begins_in_no_other_session() {
+        let places = QueuePlaces::default();
+        let entry = EntryId("0123456789abcdef0123456789abcdef-1".to_owned());
+        assert!(places.begin(&entry, SessionId(1)).is_some());
+        assert!(places.end(&entry, true).is_some());
+        assert!(places.begin(&entry, SessionId(2)).is_none());
+    }
 
     #[test]
     fn guids_have_curators_form_and_differ_by_entry() {

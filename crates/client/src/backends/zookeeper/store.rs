@@ -327,7 +327,7 @@ impl StoreInner {
 
     async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, ZooKeeperFailure> {
         // Taken out first: an attempt that is still under way sees that, and sweeps what it creates.
-        let Some(place) = self.places.end(&entry.id) else { return Ok(End::Gone) };
+        let Some(place) = self.places.end(&entry.id, doubt) else { return Ok(End::Gone) };
         // Without their session, nodes are gone or expire.
         let Some(client) =
             self.sessions.current().await.filter(|client| client.session_id() == place.session)
