@@ -133,6 +133,35 @@ async fn broken_holder_is_told_at_once_and_a_break_names_its_hold() {
     next.release().await.unwrap();
 }
 
+/// More shared holders than an inspection shows: each of them is found by its token, and can be broken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_of_readers_is_counted_and_each_is_found_by_its_token() {
+    let server = ZooKeeper::start();
+    let locks = client(&server, "").await;
+    let mut readers = Vec::new();
+    for _ in 0..130 {
+        readers.push(locks.rw("x").read().ttl(Duration::from_secs(60)).acquire().await.unwrap());
+    }
+    let writer = locks.rw("x").write();
+    let writer = tokio::spawn(async move { writer.acquire().await.unwrap() });
+    until_waiting(&locks, "x", 1).await;
+    let seen = locks.inspect("x").await.unwrap();
+    assert_eq!((seen.holder_count, seen.holders.len()), (130, 21));
+    let token = readers[129].token_hint().unwrap();
+    assert_eq!(locks.check_token("x", token).await.unwrap(), TokenStatus::Current);
+    let order = BreakOrder {
+        name: LockName::parse("x").unwrap(),
+        token,
+        reason: "test".to_owned(),
+        by: "ana".to_owned(),
+        now: true,
+    };
+    assert_eq!(locks.break_hold(order).await.unwrap(), Broken::Done);
+    assert_eq!(locks.inspect("x").await.unwrap().holder_count, 129);
+    drop(readers);
+    writer.await.unwrap().release().await.unwrap();
+}
+
 /// A hold whose node somebody deleted is lost at once; its release deletes nothing of the next holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deleted_node_is_a_loss_at_once_and_its_release_spares_the_next_holder() {

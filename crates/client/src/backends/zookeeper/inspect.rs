@@ -127,14 +127,14 @@ impl Inspector {
     }
 
     async fn check_inner(&self, name: &LockName, token: Token) -> Result<TokenStatus, ZooKeeperFailure> {
-        let live = live(&self.look_inner(name).await?);
+        let client = self.sessions.client(Instant::now() + LIMIT).await?;
+        let folder = self.layout.folder(name);
+        let live = live(&holding(&client, &folder).await?);
         if live.contains(&token) {
             return Ok(TokenStatus::Current);
         }
         // The last change of a child: no token of the lock is higher. The node of a lock that is not used is removed, which is
         // a change of its parent then.
-        let client = self.sessions.client(Instant::now() + LIMIT).await?;
-        let folder = self.layout.folder(name);
         let mut above = folder.as_str();
         let last = loop {
             let stat = by(Instant::now() + LIMIT, client.check_stat(above)).await?;
@@ -153,9 +153,9 @@ impl Inspector {
     pub(super) async fn break_hold(&self, order: &BreakOrder) -> Result<Broken, BackendError> {
         for _ in 0..BREAKS_MAX {
             match self.break_inner(order).await {
-                Ok(Some(broken)) => return Ok(broken),
+                Ok(broken) => return Ok(broken),
                 // It changed in between.
-                Ok(None) | Err(ZooKeeperFailure::Answered(Error::NoNode | Error::BadVersion)) => {}
+                Err(ZooKeeperFailure::Answered(Error::NoNode | Error::BadVersion)) => {}
                 Err(failure) => return Err(self.explained(failure)),
             }
         }
@@ -163,28 +163,19 @@ impl Inspector {
         Err(BackendError::new(BackendErrorKind::Operator, what))
     }
 
-    async fn break_inner(&self, order: &BreakOrder) -> Result<Option<Broken>, ZooKeeperFailure> {
+    async fn break_inner(&self, order: &BreakOrder) -> Result<Broken, ZooKeeperFailure> {
         let client = self.sessions.client(Instant::now() + LIMIT).await?;
         let folder = self.layout.folder(&order.name);
         by_if_exists(Instant::now() + LIMIT, client.sync(&folder)).await?;
-        let found = children(&client, &folder, Instant::now() + LIMIT).await?;
-        let queue = Contender::queue(&found);
-        let holding: Vec<(String, bool)> = queue[..holders(&queue)]
-            .iter()
-            .map(|one| (format!("{folder}/{}", one.node), one.is_shared))
-            .collect();
-        let seen = read(&client, holding).await?;
+        let seen = holding(&client, &folder).await?;
         let Some(held) = seen.iter().find(|seen| token_of(&seen.stat) == Some(order.token)) else {
-            let live = seen.iter().filter(|seen| !is_revoked(&seen.data));
-            return Ok(Some(Broken::NotCurrent {
-                live: live.filter_map(|seen| token_of(&seen.stat)).collect(),
-            }));
+            return Ok(Broken::NotCurrent { live: live(&seen) });
         };
         let version = Some(held.stat.version);
         let deadline = Instant::now() + LIMIT;
         if order.now {
             by(deadline, client.delete(&held.path, version)).await?;
-            return Ok(Some(Broken::Done));
+            return Ok(Broken::Done);
         }
         let Some(mut note) = Note::read(&held.data) else {
             let what = "its holder is another client of ZooKeeper, which can't be told; only a break with `now` ends its hold";
@@ -195,7 +186,7 @@ impl Inspector {
             note.revoked = Some(Revocation { by: order.by.clone(), reason: order.reason.clone() });
             by(deadline, client.set_data(&held.path, &note.bytes(), version)).await?;
         }
-        Ok(Some(Broken::Done))
+        Ok(Broken::Done)
     }
 }
 
@@ -225,6 +216,14 @@ async fn read(client: &Client, paths: Vec<(String, bool)>) -> Result<Vec<SeenNod
         }
     }
     Ok(seen)
+}
+
+/// Reads the nodes of all holders of a lock.
+async fn holding(client: &Client, folder: &str) -> Result<Vec<SeenNode>, ZooKeeperFailure> {
+    let children = children(client, folder, Instant::now() + LIMIT).await?;
+    let queue = Contender::queue(&children);
+    let holders = queue[..holders(&queue)].iter();
+    read(client, holders.map(|one| (format!("{folder}/{}", one.node), one.is_shared)).collect()).await
 }
 
 /// Reads the first contenders of locks.
@@ -295,9 +294,8 @@ fn info(name: LockName, held: usize, count: usize, seen: &[&SeenNode]) -> LockIn
 }
 
 /// The tokens of the holders, without those whose holds are being broken.
-fn live(info: &LockInfo) -> Vec<Token> {
-    let is_held = |holder: &&HolderInfo| matches!(holder.state, HolderState::Held);
-    info.holders.iter().filter(is_held).filter_map(|holder| holder.token).collect()
+fn live(holding: &[SeenNode]) -> Vec<Token> {
+    holding.iter().filter(|seen| !is_revoked(&seen.data)).filter_map(|seen| token_of(&seen.stat)).collect()
 }
 
 fn token_of(stat: &Stat) -> Option<Token> {

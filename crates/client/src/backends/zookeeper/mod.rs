@@ -1,7 +1,7 @@
 //! `zookeeper://`: locks of a ZooKeeper ensemble, in the layout of Curator's recipes.
 //!
 //! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral sequential node in it
-//! ([`layout`], [`places`]); the node with the lowest sequence holds the lock ([`store`]). CurrentSession over such nodes are in
+//! ([`layout`], [`places`]); the node with the lowest sequence holds the lock ([`store`]). Sessions over such nodes are in
 //! [`leased`](crate::backends::leased).
 
 mod inspect;

@@ -1,4 +1,4 @@
-//! CurrentSession at the servers, and calls on them.
+//! Sessions at the servers, and calls on them.
 //!
 //! The tasks of a session, which keep it alive, run on the lease thread. A session lasts for a tick longer than the ttl of the
 //! entries in it: see [`Ensemble::tick`].
@@ -59,21 +59,12 @@ impl From<Error> for ZooKeeperFailure {
     }
 }
 
-impl From<Answered> for ZooKeeperFailure {
-    fn from(Answered(error): Answered) -> Self {
-        Self::from(error)
-    }
-}
-
-/// An error of the crate.
-struct Answered(Error);
-
 /// Waits for a call's answer.
 pub(super) async fn by<T>(
     deadline: Instant,
     call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, ZooKeeperFailure> {
-    timeout_at(deadline, call).await.map_err(|_| IN_DOUBT)?.map_err(|error| Answered(error).into())
+    timeout_at(deadline, call).await.map_err(|_| IN_DOUBT)?.map_err(ZooKeeperFailure::from)
 }
 
 /// As [`by`]; `None` if there is no such node.
@@ -130,7 +121,7 @@ impl Ensemble {
         }
         let servers = self.servers.join(",");
         self.lease_thread.run(Box::pin(async move {
-            // If nobody waits any more, the session is closed.
+            // The session is closed if the caller has given up.
             let _ = sender.send(connector.connect(&servers).await);
         }));
         let opened = match timeout(OPEN_LIMIT, receiver).await {
