@@ -54,6 +54,34 @@ pub struct Host {
     pub port: Option<u16>,
 }
 
+impl Host {
+    /// `host:port`, with brackets around an IPv6 address.
+    #[must_use]
+    pub fn address(&self, default_port: u16) -> String {
+        Self { name: self.name.clone(), port: Some(self.port.unwrap_or(default_port)) }.to_string()
+    }
+}
+
+/// As in a URL.
+impl std::fmt::Display for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (open, close) = if self.name.contains(':') { ("[", "]") } else { ("", "") };
+        write!(f, "{open}{}{close}", self.name)?;
+        match self.port {
+            Some(port) => write!(f, ":{port}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// User and password, both given.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+#[derive(Clone, Debug)]
+pub(crate) struct Login {
+    pub(crate) user: String,
+    pub(crate) password: Password,
+}
+
 /// Why a text is not the URL of a lock service.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -139,6 +167,18 @@ impl Url {
         }
     }
 
+    /// The login of a service whose users all have passwords.
+    #[cfg(any(feature = "etcd", feature = "zookeeper"))]
+    pub(crate) fn login(&self) -> Result<Option<Login>, UrlError> {
+        match (&self.user, &self.password) {
+            (Some(user), Some(password)) => {
+                Ok(Some(Login { user: user.clone(), password: password.clone() }))
+            }
+            (None, None) => Ok(None),
+            _ => Err(self.bad_part("", "a login: give both, as in `user:password@host`")),
+        }
+    }
+
     /// The error for a part that does not suit the backend.
     pub(crate) fn bad_part(&self, part: impl Into<String>, wanted: &'static str) -> UrlError {
         UrlError::BadPart { url: self.to_string(), part: part.into(), wanted }
@@ -221,11 +261,7 @@ impl std::fmt::Display for Url {
         }
         for (index, host) in self.hosts.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
-            let (open, close) = if host.name.contains(':') { ("[", "]") } else { ("", "") };
-            write!(f, "{comma}{open}{}{close}", host.name)?;
-            if let Some(port) = host.port {
-                write!(f, ":{port}")?;
-            }
+            write!(f, "{comma}{host}")?;
         }
         f.write_str(&self.path)?;
         for (index, (key, value)) in self.query.iter().enumerate() {

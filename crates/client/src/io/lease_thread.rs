@@ -9,6 +9,7 @@ use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel}
 use tokio::task::JoinSet;
 
 use crate::backend::BoxFuture;
+use crate::error::{BackendError, BackendErrorKind};
 
 /// Spawns futures on the thread, which ends once all handles are dropped and all futures have completed.
 #[derive(Clone)]
@@ -26,14 +27,20 @@ impl SharedLeaseThread {
     }
 
     /// Returns the running thread, or starts one.
-    pub(crate) fn get(&self, name: &str) -> std::io::Result<LeaseThread> {
+    ///
+    /// # Errors
+    /// The thread can't be started.
+    pub(crate) fn get(&self, name: &str) -> Result<LeaseThread, BackendError> {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((jobs, runtime)) = &*shared
             && let Some(jobs) = jobs.upgrade()
         {
             return Ok(LeaseThread { jobs, runtime: runtime.clone() });
         }
-        let lease_thread = LeaseThread::start(name)?;
+        let lease_thread = LeaseThread::start(name).map_err(|error| {
+            let what = format!("the thread `{name}` can't be started: {error}; raise the limit of threads");
+            BackendError::caused(BackendErrorKind::Operator, what, error)
+        })?;
         *shared = Some((lease_thread.jobs.downgrade(), lease_thread.runtime.clone()));
         Ok(lease_thread)
     }

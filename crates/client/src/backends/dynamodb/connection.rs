@@ -13,7 +13,8 @@ use aws_smithy_http_client::tls;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::settings::Settings;
-use crate::backend::{BoxFuture, CallError};
+use crate::backend::BoxFuture;
+use crate::backends::leased::StoreFailure;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
 
@@ -42,20 +43,11 @@ const BUSY: [&str; 5] = [
 ];
 
 /// Why a call has no usable answer.
-#[derive(Debug)]
-pub(super) enum DynamoFailure {
-    /// No answer, or one after which the call may be repeated.
-    Silent(CallError),
-    /// An item is not as the request expects it.
-    Condition,
-    /// DynamoDB or the SDK refuses it.
-    Refused(BackendError),
-}
+pub(super) type DynamoFailure = StoreFailure<UnmetCondition>;
 
-/// Nothing was sent, or DynamoDB did nothing.
-pub(super) const NOT_DONE: DynamoFailure = DynamoFailure::Silent(CallError { sent: false });
-/// DynamoDB may have executed it.
-pub(super) const IN_DOUBT: DynamoFailure = DynamoFailure::Silent(CallError { sent: true });
+/// An item is not as the request expects it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UnmetCondition;
 
 /// The clients for one table.
 pub(super) struct DynamoClients {
@@ -146,7 +138,7 @@ impl DynamoClients {
     where
         E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
-        let answer = timeout_at(deadline, call).await.map_err(|_| IN_DOUBT)?;
+        let answer = timeout_at(deadline, call).await.map_err(|_| DynamoFailure::IN_DOUBT)?;
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) =
             answer.as_ref().err().and_then(unreachable);
         answer.map_err(|error| failure(&error))
@@ -163,20 +155,22 @@ where
         // Before anything is sent.
         SdkError::ConstructionFailure(_) => return refused(BackendErrorKind::Denied, cause(error)),
         SdkError::ServiceError(service) => service,
-        _ => return IN_DOUBT,
+        _ => return DynamoFailure::IN_DOUBT,
     };
     let (code, text) =
         (service.err().code().unwrap_or_default(), service.err().message().unwrap_or_default());
     let told = format!("DynamoDB refuses: {code}: {text}");
     match code {
-        "ConditionalCheckFailedException" => DynamoFailure::Condition,
-        code if BUSY.contains(&code) => NOT_DONE,
+        "ConditionalCheckFailedException" => DynamoFailure::Answered(UnmetCondition),
+        code if BUSY.contains(&code) => DynamoFailure::NOT_DONE,
         code if DENIED.contains(&code) => refused(BackendErrorKind::Denied, told),
         "ResourceNotFoundException" => {
             refused(BackendErrorKind::Operator, format!("{told} (the table, in this region)"))
         }
         // For a transaction that is still under way, and for failures within DynamoDB.
-        _ if service.raw().status().is_server_error() || code == "TransactionInProgressException" => IN_DOUBT,
+        _ if service.raw().status().is_server_error() || code == "TransactionInProgressException" => {
+            DynamoFailure::IN_DOUBT
+        }
         _ => refused(BackendErrorKind::Refused, told),
     }
 }

@@ -11,9 +11,9 @@ use super::connection::DynamoFailure;
 use super::items::{Attributes, BREAK, Item, LockItem};
 use super::store::DynamoTable;
 use crate::backend::{BreakOrder, Broken};
-use crate::backends::leased::Revocation;
+use crate::backends::leased::{Revocation, shown_holder};
 use crate::error::{BackendError, BackendErrorKind};
-use crate::info::{HolderInfo, HolderState, LockInfo, decode_meta};
+use crate::info::{HolderInfo, LockInfo};
 
 /// Time limit of one call.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ impl DynamoTable {
     pub(super) fn explained(&self, failure: DynamoFailure) -> BackendError {
         match failure {
             DynamoFailure::Refused(error) => error,
-            DynamoFailure::Condition => BackendError::new(
+            DynamoFailure::Answered(_) => BackendError::new(
                 BackendErrorKind::Operator,
                 "the hold changed as it was to be broken; try again",
             ),
@@ -133,23 +133,10 @@ fn live(item: Option<&LockItem>) -> Option<Token> {
 
 /// `held`: the lock's item, if it is held. Waiters leave no trace at DynamoDB.
 fn info(name: LockName, held: Option<LockItem>) -> LockInfo {
+    let holder = |item: LockItem| {
+        let (token, owner) = (item.held_token(), item.shown_owner());
+        shown_holder(token, ModeKind::Exclusive, owner, item.note, item.revocation)
+    };
     let holders: Vec<HolderInfo> = held.into_iter().map(holder).collect();
     LockInfo { name, holder_count: holders.len(), waiter_count: 0, holders, waiters: Vec::new(), limit: None }
-}
-
-fn holder(item: LockItem) -> HolderInfo {
-    HolderInfo {
-        token: item.held_token(),
-        mode: ModeKind::Exclusive,
-        subtree: false,
-        slot: None,
-        owner: item.shown_owner(),
-        held_for: None,
-        state: match item.revocation {
-            Some(Revocation { by, reason }) => HolderState::Revoked { reason, by },
-            None => HolderState::Held,
-        },
-        meta: item.note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default(),
-        value: Vec::new(),
-    }
 }

@@ -146,7 +146,8 @@ pub(super) fn refused_name(name: &LockName) -> Option<BackendError> {
     })
 }
 
-/// The owner of an entry. No other client uses it, so that it identifies the hold, whoever renewed it last.
+/// The owner that an entry has in its item. It is unique, and so identifies the hold; the version does not, since every
+/// renewal changes it.
 pub(super) fn owner(entry: &EntryId) -> AttributeValue {
     AttributeValue::S(owner_text(entry))
 }

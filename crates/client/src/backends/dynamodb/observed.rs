@@ -1,5 +1,5 @@
-//! Expiry by observation: nothing expires at DynamoDB. A holder renews by changing its item's version; who has seen the same
-//! version for as long as the holder's lease, by the own clock, knows that the holder has given up.
+//! Expiry by observation. DynamoDB ends no hold: a holder renews by changing its item's version, and stops working if it
+//! could not do that for its lease. A client that has seen the same version for that long, by its own clock, may take over.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -22,8 +22,8 @@ struct Observation {
 }
 
 impl Observed {
-    /// Records what was read, at `now`, which is after the answer has arrived. Returns how long the holder may still be alive;
-    /// zero: it has given up.
+    /// Records an item that was read. `now`: after the answer has arrived. Returns for how long the holder may still hold; zero:
+    /// its lease is over.
     pub(super) fn see(&self, item: &LockItem, now: BootInstant) -> Duration {
         let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let since = match locks.get(&item.name) {

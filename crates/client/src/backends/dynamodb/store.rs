@@ -13,15 +13,14 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use lockkeeper_core::{End, LockName, Token};
 use tokio::time::{Instant, sleep};
 
-use super::connection::{DynamoClients, DynamoFailure, IN_DOUBT, NOT_DONE};
+use super::connection::{DynamoClients, DynamoFailure, UnmetCondition};
 use super::items::{
     Attributes, BREAK, Item, LockItem, TOKEN, expires, last_token, owner, owner_text, refused_name,
 };
 use super::observed::Observed;
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried};
+use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, broken_at_grant};
 use crate::error::{BackendError, BackendErrorKind, Busy};
-use crate::machine::Granted;
 use crate::time::BootInstant;
 
 /// Renewals under way at a time.
@@ -50,7 +49,7 @@ impl Store for DynamoStore {
             match inner.attempt(&attempt).await {
                 Ok(tried) => Ok(tried),
                 Err(DynamoFailure::Silent(error)) => Err(error),
-                Err(DynamoFailure::Condition) => Err(CallError { sent: true }),
+                Err(DynamoFailure::Answered(UnmetCondition)) => Err(CallError { sent: true }),
                 Err(DynamoFailure::Refused(error)) => Ok(Tried::Refused(error)),
             }
         })
@@ -61,7 +60,7 @@ impl Store for DynamoStore {
         Box::pin(async move {
             let renewals = entries.into_iter().map(|entry| {
                 let inner = inner.clone();
-                async move { inner.renew(&entry).await.map_err(not_known) }
+                async move { inner.renew(&entry).await.map_err(DynamoFailure::of_repeated) }
             });
             stream::iter(renewals).buffered(RENEWALS).try_collect().await
         })
@@ -69,23 +68,11 @@ impl Store for DynamoStore {
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
         let inner = self.0.clone();
-        Box::pin(async move { inner.finish(&entry, doubt).await.map_err(not_known) })
+        Box::pin(async move { inner.finish(&entry, doubt).await.map_err(DynamoFailure::of_repeated) })
     }
 
     fn trouble(&self) -> Option<String> {
         self.0.link.trouble().map(|error| error.to_string())
-    }
-}
-
-/// Converts the failure of a renewal or an end, which the caller repeats.
-fn not_known(failure: DynamoFailure) -> CallError {
-    match failure {
-        DynamoFailure::Silent(error) => error,
-        DynamoFailure::Condition => CallError { sent: true },
-        DynamoFailure::Refused(error) => {
-            tracing::warn!(%error, "a renewal or an end is tried again");
-            CallError { sent: false }
-        }
     }
 }
 
@@ -117,9 +104,9 @@ impl DynamoTable {
                 Some(item) if item.owner == owner_text(&entry.id) && !item.is_released => {
                     // An earlier attempt without an answer. The lease must last for a whole ttl from this one on.
                     return match (self.renew(entry).await?, item.held_token()) {
-                        (Renewed::Kept, Some(token)) => Ok(granted(token)),
-                        (Renewed::Revoked, _) => Err(DynamoFailure::Refused(broken())),
-                        _ => Err(NOT_DONE),
+                        (Renewed::Kept, Some(token)) => Ok(Tried::granted(token)),
+                        (Renewed::Revoked, _) => Err(DynamoFailure::Refused(broken_at_grant())),
+                        _ => Err(DynamoFailure::NOT_DONE),
                     };
                 }
                 Some(item) => {
@@ -143,14 +130,14 @@ impl DynamoTable {
             match self.take(attempt, free, last, token, deadline).await? {
                 Taking::Taken => {
                     self.observed.forget(entry.name.as_str());
-                    let token = Token::new(token).ok_or(NOT_DONE)?;
-                    return Ok(granted(token));
+                    let token = Token::new(token).ok_or(DynamoFailure::NOT_DONE)?;
+                    return Ok(Tried::granted(token));
                 }
                 Taking::Overtaken => {}
                 Taking::Conflict => sleep(CONFLICT.mul_f64(fastrand::f64())).await,
             }
             if Instant::now() >= deadline {
-                return Err(NOT_DONE);
+                return Err(DynamoFailure::NOT_DONE);
             }
         }
     }
@@ -177,7 +164,7 @@ impl DynamoTable {
         let read = self.link.by(deadline, read).await?;
         if read.unprocessed_keys().is_some_and(|keys| !keys.is_empty()) {
             // The table's capacity is used up.
-            return Err(NOT_DONE);
+            return Err(DynamoFailure::NOT_DONE);
         }
         let items: &[Item] =
             read.responses().and_then(|tables| tables.get(&self.link.table)).map_or(&[], Vec::as_slice);
@@ -246,16 +233,16 @@ impl DynamoTable {
             let reasons = cancelled.cancellation_reasons().iter().filter_map(|reason| reason.code());
             let codes: Vec<&str> = reasons.filter(|code| *code != "None").collect();
             return match codes.as_slice() {
-                [] => Err(IN_DOUBT),
+                [] => Err(DynamoFailure::IN_DOUBT),
                 codes if codes.contains(&"ConditionalCheckFailed") => Ok(Taking::Overtaken),
                 codes if codes.contains(&"TransactionConflict") => Ok(Taking::Conflict),
                 // Throttled.
-                _ => Err(NOT_DONE),
+                _ => Err(DynamoFailure::NOT_DONE),
             };
         }
         // Any other error is the call's.
         match self.link.by(deadline, std::future::ready(Err::<(), _>(error))).await {
-            Ok(()) => Err(IN_DOUBT),
+            Ok(()) => Err(DynamoFailure::IN_DOUBT),
             Err(failure) => Err(failure),
         }
     }
@@ -291,7 +278,7 @@ impl DynamoTable {
         let renewed = update.update_expression(set).condition_expression(condition).send();
         match self.link.by(deadline, renewed).await {
             Ok(_) => Ok(Renewed::Kept),
-            Err(DynamoFailure::Condition) => {
+            Err(DynamoFailure::Answered(UnmetCondition)) => {
                 let (item, _) = self.read(&entry.name, deadline).await?;
                 let own = item.filter(|item| item.owner == owner_text(&entry.id) && !item.is_released);
                 Ok(if own.is_some() { Renewed::Revoked } else { Renewed::Gone })
@@ -308,7 +295,7 @@ impl DynamoTable {
         match self.release(&entry.name, owner_text(&entry.id), deadline).await {
             Ok(item) if item.as_ref().is_some_and(|item| item.revocation.is_some()) => Ok(End::Broken),
             Ok(_) => Ok(End::Released),
-            Err(DynamoFailure::Condition) => Ok(End::Gone),
+            Err(DynamoFailure::Answered(UnmetCondition)) => Ok(End::Gone),
             Err(failure) => Err(failure),
         }
     }
@@ -367,21 +354,9 @@ impl DynamoTable {
     }
 }
 
-fn granted(token: Token) -> Tried {
-    Tried::Granted(Granted { token: Some(token), permits: Vec::new() })
-}
-
 /// A version that no other request has.
 fn random_version() -> String {
     format!("{:032x}", fastrand::u128(..))
-}
-
-/// The entry's hold was broken before its grant was returned.
-fn broken() -> BackendError {
-    BackendError::new(
-        BackendErrorKind::Refused,
-        "an operator broke the hold as it was granted; acquire again",
-    )
 }
 
 fn foreign(name: &LockName) -> BackendError {

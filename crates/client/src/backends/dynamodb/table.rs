@@ -23,10 +23,7 @@ const CREATION: (Duration, Duration) = (Duration::from_secs(120), Duration::from
 /// The thread for DynamoDB.
 pub(super) fn lease_thread() -> Result<LeaseThread, BackendError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
-    WORKER.get("lockkeeper-dynamodb").map_err(|error| {
-        let what = format!("the thread for DynamoDB can't be started: {error}; raise the limit of threads");
-        BackendError::caused(BackendErrorKind::Operator, what, error)
-    })
+    WORKER.get("lockkeeper-dynamodb")
 }
 
 /// Creates the table of a `dynamodb://` URL, unless it exists, and checks that it suits. It is billed by request (on demand).
@@ -119,7 +116,7 @@ pub(super) async fn check(link: &DynamoClients, attributes: &Attributes) -> Resu
 fn failed(link: &DynamoClients, failure: DynamoFailure) -> BackendError {
     match failure {
         DynamoFailure::Refused(error) => error,
-        DynamoFailure::Condition | DynamoFailure::Silent(_) => link.trouble().unwrap_or_else(|| {
+        DynamoFailure::Answered(_) | DynamoFailure::Silent(_) => link.trouble().unwrap_or_else(|| {
             let what = format!("DynamoDB did not answer within {LIMIT:?}");
             BackendError::new(BackendErrorKind::Unreachable, what)
         }),

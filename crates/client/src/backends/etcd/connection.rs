@@ -18,10 +18,12 @@ use super::api::kv_client::KvClient;
 use super::api::lease_client::LeaseClient;
 use super::api::watch_client::WatchClient;
 use super::api::{AuthenticateRequest, RangeRequest};
-use super::settings::{EtcdTls, Login, Settings};
-use crate::backend::{BoxFuture, CallError};
+use super::settings::{EtcdTls, Settings};
+use crate::backend::BoxFuture;
+use crate::backends::leased::StoreFailure;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
+use crate::url::Login;
 
 /// Each runtime has one connection, closed after a minute without use.
 const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };
@@ -31,20 +33,11 @@ const MEMBER_LIMIT: Duration = Duration::from_secs(2);
 const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
 /// Why a call has no usable answer.
-#[derive(Clone, Debug)]
-pub(super) enum EtcdFailure {
-    /// No answer, or one after which the call may be repeated.
-    Silent(CallError),
-    /// There is no such lease.
-    NoLease,
-    /// etcd refused it.
-    Refused(BackendError),
-}
+pub(super) type EtcdFailure = StoreFailure<NoLease>;
 
-/// Nothing was sent, or etcd did nothing.
-pub(super) const NOT_DONE: EtcdFailure = EtcdFailure::Silent(CallError { sent: false });
-/// etcd may have executed it.
-pub(super) const IN_DOUBT: EtcdFailure = EtcdFailure::Silent(CallError { sent: true });
+/// There is no such lease.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoLease;
 
 /// The connections to one cluster.
 pub(super) struct Link {
@@ -79,9 +72,9 @@ impl Link {
         deadline: Instant,
         call: impl AsyncFnOnce(&MemberConnection) -> Result<Response<T>, Status>,
     ) -> Result<T, EtcdFailure> {
-        let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| NOT_DONE)?;
+        let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| EtcdFailure::NOT_DONE)?;
         let unanswered = DiscardOnDrop(&used);
-        let answer = timeout_at(deadline, call(&used)).await.map_err(|_| IN_DOUBT)?;
+        let answer = timeout_at(deadline, call(&used)).await.map_err(|_| EtcdFailure::IN_DOUBT)?;
         let failure = match answer {
             Ok(answer) => {
                 mem::forget(unanswered);
@@ -107,17 +100,17 @@ fn failure(status: &Status) -> EtcdFailure {
     let refused = |kind| EtcdFailure::Refused(BackendError::new(kind, format!("etcd refuses: {text}")));
     match status.code() {
         // Only the local transport attaches a source.
-        _ if std::error::Error::source(status).is_some() => IN_DOUBT,
-        Code::NotFound if text.contains("lease not found") => EtcdFailure::NoLease,
+        _ if std::error::Error::source(status).is_some() => EtcdFailure::IN_DOUBT,
+        Code::NotFound if text.contains("lease not found") => EtcdFailure::Answered(NoLease),
         // The login's token has expired: the next connection logs in again.
-        Code::Unauthenticated => NOT_DONE,
+        Code::Unauthenticated => EtcdFailure::NOT_DONE,
         Code::PermissionDenied => refused(BackendErrorKind::Denied),
-        Code::ResourceExhausted if text.contains("too many requests") => NOT_DONE,
+        Code::ResourceExhausted if text.contains("too many requests") => EtcdFailure::NOT_DONE,
         Code::ResourceExhausted => refused(BackendErrorKind::Operator),
         Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition | Code::Unimplemented => {
             refused(BackendErrorKind::Refused)
         }
-        _ => IN_DOUBT,
+        _ => EtcdFailure::IN_DOUBT,
     }
 }
 
@@ -231,7 +224,7 @@ async fn open(
         .map_err(silent)?;
     let mut connection = MemberConnection { channel, token: None };
     if let Some(Login { user, password }) = login {
-        let login = AuthenticateRequest { name: user.clone(), password: password.clone() };
+        let login = AuthenticateRequest { name: user.clone(), password: password.reveal().to_owned() };
         let token = AuthClient::new(connection.channel.clone()).authenticate(login).await?.into_inner().token;
         connection.token = token.parse().ok();
     }

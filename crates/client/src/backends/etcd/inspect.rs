@@ -14,9 +14,9 @@ use super::connection::EtcdFailure;
 use super::layout::{is_shared, obstacles, wake_key};
 use super::store::{Inner, created_at, delete, owner, sorted};
 use crate::backend::{BreakOrder, Broken};
-use crate::backends::leased::{Note, Revocation, is_revoked};
+use crate::backends::leased::{Note, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder};
 use crate::error::{BackendError, BackendErrorKind};
-use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
+use crate::info::LockInfo;
 
 /// How many shared holders are counted; more are taken for waiters.
 const HOLDERS_COUNTED: i64 = 10_000;
@@ -45,7 +45,9 @@ impl Inner {
     fn explained(&self, failure: EtcdFailure) -> BackendError {
         match failure {
             EtcdFailure::Refused(error) => error,
-            EtcdFailure::NoLease => BackendError::new(BackendErrorKind::Operator, "etcd knows no such lease"),
+            EtcdFailure::Answered(_) => {
+                BackendError::new(BackendErrorKind::Operator, "etcd knows no such lease")
+            }
             EtcdFailure::Silent(_) => self.link.trouble().unwrap_or_else(|| {
                 BackendError::new(
                     BackendErrorKind::Unreachable,
@@ -73,7 +75,7 @@ impl Inner {
     async fn shared_holders(&self, folder: &str) -> Result<usize, BackendError> {
         let exclusive = sorted(obstacles(folder, Mode::Shared), SortOrder::Ascend);
         let first = self.range(RangeRequest { limit: 1, ..exclusive }).await?;
-        // etcd's own count is of the whole range, whatever the revisions.
+        // The keys are read and counted here: the count in etcd's answer ignores `max_create_revision`.
         let all = RangeRequest {
             keys_only: true,
             limit: HOLDERS_COUNTED,
@@ -202,8 +204,7 @@ impl Inner {
 /// Writes the break into the hold's key, and wakes its client. The first order counts (B3).
 fn revocation(held: &KeyValue, order: &BreakOrder) -> Result<Vec<RequestOp>, BackendError> {
     let Some(mut note) = Note::read(&held.value) else {
-        let what = "its holder is another client of etcd, which can't be told; only a break with `now` ends its hold";
-        return Err(BackendError::new(BackendErrorKind::Refused, what));
+        return Err(untold_holder());
     };
     if note.revoked.is_some() {
         return Ok(Vec::new());
@@ -256,11 +257,13 @@ fn info<'a>(
         true => ModeKind::Shared,
         false => ModeKind::Exclusive,
     };
-    let holders = keys.by_ref().take(held).map(|key| HolderInfo { mode: kind(key), ..holder(key) }).collect();
-    let waiter = |key: &KeyValue| {
-        let note = Note::read(&key.value).unwrap_or_default();
-        WaiterInfo { owner: owner(key), mode: kind(key), meta: decode_meta(note.meta.as_bytes()) }
+    let holder = |key: &KeyValue| {
+        let note = Note::read(&key.value);
+        let revoked = note.as_ref().and_then(|note| note.revoked.clone());
+        shown_holder(token_of(key), kind(key), owner(key), note, revoked)
     };
+    let holders = keys.by_ref().take(held).map(holder).collect();
+    let waiter = |key: &KeyValue| shown_waiter(kind(key), owner(key), Note::read(&key.value));
     LockInfo {
         name,
         holder_count: held,
@@ -268,24 +271,5 @@ fn info<'a>(
         waiters: keys.map(waiter).collect(),
         holders,
         limit: None,
-    }
-}
-
-fn holder(key: &KeyValue) -> HolderInfo {
-    let note = Note::read(&key.value);
-    let revoked = note.as_ref().and_then(|note| note.revoked.clone());
-    HolderInfo {
-        token: token_of(key),
-        mode: ModeKind::Exclusive,
-        subtree: false,
-        slot: None,
-        owner: owner(key),
-        held_for: None,
-        state: match revoked {
-            Some(Revocation { by, reason }) => HolderState::Revoked { reason, by },
-            None => HolderState::Held,
-        },
-        meta: note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default(),
-        value: Vec::new(),
     }
 }

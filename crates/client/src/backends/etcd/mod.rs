@@ -41,10 +41,7 @@ mod api {
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     let settings = Settings::parse(url)?;
-    let lease_thread = WORKER.get("lockkeeper-etcd").map_err(|error| {
-        let what = format!("the thread for etcd can't be started: {error}; raise the limit of threads");
-        BackendError::caused(BackendErrorKind::Operator, what, error)
-    })?;
+    let lease_thread = WORKER.get("lockkeeper-etcd")?;
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|error| {
         let what = format!("the system gives no random bytes: {error}");

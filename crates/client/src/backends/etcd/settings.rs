@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::layout::Layout;
 use crate::error::ConnectError;
-use crate::url::{Host, Url};
+use crate::url::{Login, Url};
 
 /// The default port of etcd's clients.
 const PORT: u16 = 2379;
@@ -36,19 +36,6 @@ impl std::fmt::Debug for EtcdTls {
     }
 }
 
-/// User and password. Debug output hides the password.
-#[derive(Clone)]
-pub(super) struct Login {
-    pub(super) user: String,
-    pub(super) password: String,
-}
-
-impl std::fmt::Debug for Login {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
-    }
-}
-
 impl Settings {
     pub(super) fn parse(url: &Url) -> Result<Self, ConnectError> {
         url.only_parameters(PARAMETERS)?;
@@ -58,22 +45,18 @@ impl Settings {
         if url.hosts.is_empty() {
             return Err(url.bad_part("", "a list of members, as in `etcd://10.0.0.1:2379,10.0.0.2`").into());
         }
-        let login = match (&url.user, &url.password) {
-            (Some(user), Some(password)) => {
-                Some(Login { user: user.clone(), password: password.reveal().to_owned() })
-            }
-            (None, None) => None,
-            _ => {
-                return Err(url.bad_part("", "a login: give both, as in `etcd://user:password@host`").into());
-            }
-        };
         let prefix = url.parameter::<String>("prefix", "text")?;
         let layout = match url.parameter::<String>("layout", "`plain`")?.as_deref() {
             None => Layout::encoded(prefix.as_deref()),
             Some("plain") => Layout::plain(prefix.as_deref()),
             Some(other) => return Err(url.bad_part(format!("layout={other}"), "`layout=plain`").into()),
         };
-        Ok(Self { endpoints: url.hosts.iter().map(endpoint).collect(), login, layout, tls: tls(url)? })
+        Ok(Self {
+            endpoints: url.hosts.iter().map(|host| host.address(PORT)).collect(),
+            login: url.login()?,
+            layout,
+            tls: tls(url)?,
+        })
     }
 }
 
@@ -115,12 +98,4 @@ fn tls(url: &Url) -> Result<Option<EtcdTls>, ConnectError> {
     }
     #[cfg(not(feature = "etcd-tls"))]
     Err(crate::url::UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature: "etcd-tls" }.into())
-}
-
-fn endpoint(host: &Host) -> String {
-    let port = host.port.unwrap_or(PORT);
-    match host.name.contains(':') {
-        true => format!("[{}]:{port}", host.name),
-        false => format!("{}:{port}", host.name),
-    }
 }

@@ -14,14 +14,13 @@ use super::api::{
     Compare, DeleteRangeRequest, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest,
     PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
 };
-use super::connection::{EtcdFailure, IN_DOUBT, Link, NOT_DONE};
+use super::connection::{EtcdFailure, Link, NoLease};
 use super::layout::{Layout, key, obstacles};
 use super::leases::{EntryLease, Leases, seconds};
 use super::watcher::KeyWatcher;
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Note, Renewed, Store, Tried, is_revoked};
+use crate::backends::leased::{Attempt, Entry, Note, Renewed, Store, Tried, broken_at_grant, is_revoked};
 use crate::error::{BackendError, BackendErrorKind, Busy};
-use crate::machine::Granted;
 use crate::time::BootInstant;
 
 /// A waiter attempts again after this time, even if no message came: the member that it watches may be cut off.
@@ -51,7 +50,7 @@ impl Store for EtcdStore {
                 Ok(tried) => Ok(tried),
                 Err(EtcdFailure::Silent(error)) => Err(error),
                 // The next attempt begins with another lease.
-                Err(EtcdFailure::NoLease) => {
+                Err(EtcdFailure::Answered(NoLease)) => {
                     inner.leases.remove(&attempt.entry.id);
                     Err(CallError { sent: false })
                 }
@@ -70,31 +69,19 @@ impl Store for EtcdStore {
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
         let inner = self.0.clone();
-        Box::pin(async move { inner.renew(&entries).await.map_err(not_known) })
+        Box::pin(async move { inner.renew(&entries).await.map_err(EtcdFailure::of_repeated) })
     }
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             inner.watcher.forget(&entry.id);
-            inner.finish(&entry, doubt).await.map_err(not_known)
+            inner.finish(&entry, doubt).await.map_err(EtcdFailure::of_repeated)
         })
     }
 
     fn trouble(&self) -> Option<String> {
         self.0.link.trouble().map(|error| error.to_string())
-    }
-}
-
-/// Converts the failure of a renewal or an end, which the caller repeats.
-fn not_known(failure: EtcdFailure) -> CallError {
-    match failure {
-        EtcdFailure::Silent(error) => error,
-        EtcdFailure::NoLease => CallError { sent: true },
-        EtcdFailure::Refused(error) => {
-            tracing::warn!(%error, "a renewal or an end is tried again");
-            CallError { sent: false }
-        }
     }
 }
 
@@ -111,7 +98,7 @@ impl Inner {
             // While this attempt waited for a lease. If the lease can't be ended, it expires.
             let _ = self.revoke(entry, lease, deadline).await;
             self.leases.remove(&entry.id);
-            return Err(NOT_DONE);
+            return Err(EtcdFailure::NOT_DONE);
         }
         let folder = self.layout.folder(&entry.name);
         let own = key(&folder, entry.mode, lease.id);
@@ -127,7 +114,7 @@ impl Inner {
             (true, _) => taken.header.map_or(0, |header| header.revision),
             (false, Some(mine)) => {
                 if is_revoked(&mine.value) {
-                    return Err(EtcdFailure::Refused(broken()));
+                    return Err(EtcdFailure::Refused(broken_at_grant()));
                 }
                 mine.create_revision
             }
@@ -147,8 +134,8 @@ impl Inner {
             // lease anew later than this attempt then.
             match self.keep_alive(&[lease.id], deadline).await {
                 Ok(live) if live == [true] => lease.is_fresh = true,
-                Ok(_) => return Err(EtcdFailure::NoLease),
-                Err(_) => return Err(IN_DOUBT),
+                Ok(_) => return Err(EtcdFailure::Answered(NoLease)),
+                Err(_) => return Err(EtcdFailure::IN_DOUBT),
             }
         }
         let holds = first.kvs.first().is_none_or(|first| first.create_revision >= created);
@@ -188,7 +175,7 @@ impl Inner {
             return Ok(None);
         };
         if is_revoked(&mine.value) {
-            return Err(EtcdFailure::Refused(broken()));
+            return Err(EtcdFailure::Refused(broken_at_grant()));
         }
         self.leases.set(&entry.id, EntryLease { holds: before.kvs.is_empty(), ..lease });
         match before.kvs.first() {
@@ -211,7 +198,7 @@ impl Inner {
             .await;
         // A lease whose answer is lost has no key, and expires.
         let granted = granted.map_err(|failure| match failure {
-            EtcdFailure::Silent(_) => NOT_DONE,
+            EtcdFailure::Silent(_) => EtcdFailure::NOT_DONE,
             failure => failure,
         })?;
         let lease = EntryLease { id: granted.id, is_fresh: true, revision: None, holds: false };
@@ -339,7 +326,7 @@ impl Inner {
                 self.leases.remove(&entry.id);
                 Ok(if lease.holds { End::Released } else { End::Left })
             }
-            Err(EtcdFailure::NoLease) => {
+            Err(EtcdFailure::Answered(NoLease)) => {
                 self.leases.remove(&entry.id);
                 Ok(End::Gone)
             }
@@ -385,7 +372,7 @@ fn before(folder: &str, mode: Mode, created: i64) -> RangeRequest {
 /// The grant of the key that was created at this revision.
 fn granted(created: i64) -> Result<Tried, EtcdFailure> {
     let token = u64::try_from(created).ok().and_then(Token::new).ok_or_else(unreadable)?;
-    Ok(Tried::Granted(Granted { token: Some(token), permits: Vec::new() }))
+    Ok(Tried::granted(token))
 }
 
 /// The condition that a key was created at this revision; 0: that it does not exist.
@@ -436,14 +423,6 @@ fn state(read: &RangeResponse) -> Renewed {
         Some(found) if is_revoked(&found.value) => Renewed::Revoked,
         Some(_) => Renewed::Kept,
     }
-}
-
-/// The entry's hold was broken before its grant was returned.
-fn broken() -> BackendError {
-    BackendError::new(
-        BackendErrorKind::Refused,
-        "an operator broke the hold as it was granted; acquire again",
-    )
 }
 
 fn busy(first: &RangeResponse) -> Busy {

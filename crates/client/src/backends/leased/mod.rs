@@ -7,6 +7,8 @@
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod ended;
 #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
+mod failure;
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
 mod note;
 mod requests;
 mod session;
@@ -18,7 +20,11 @@ mod wakes;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub(crate) use ended::EndedEntries;
 #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
-pub(crate) use note::{Note, Revocation, is_revoked};
+pub(crate) use failure::StoreFailure;
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
+pub(crate) use note::{Note, Revocation, broken_at_grant, is_revoked, shown_holder};
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(crate) use note::{shown_waiter, untold_holder};
 pub(crate) use session::LeasedConn;
 pub(crate) use store::{Attempt, Entry, EntryId, Renewed, Store, Tried};
 pub(crate) use wakes::{Wake, Wakes};

@@ -2,7 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use lockkeeper_core::{ModeKind, Token};
+
 use super::store::Attempt;
+use crate::error::{BackendError, BackendErrorKind};
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+use crate::info::WaiterInfo;
+use crate::info::{HolderInfo, HolderState, decode_meta};
 
 /// Stored as JSON. Other programs' clients store something else, or nothing.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
@@ -51,4 +57,51 @@ impl Note {
 /// Whether the value says that an operator broke the hold.
 pub(crate) fn is_revoked(value: &[u8]) -> bool {
     Note::read(value).is_some_and(|note| note.revoked.is_some())
+}
+
+/// The entry's hold was broken before its grant was returned.
+pub(crate) fn broken_at_grant() -> BackendError {
+    BackendError::new(
+        BackendErrorKind::Refused,
+        "an operator broke the hold as it was granted; acquire again",
+    )
+}
+
+/// The holder can't be told that its hold is broken.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(crate) fn untold_holder() -> BackendError {
+    BackendError::new(
+        BackendErrorKind::Refused,
+        "its holder is another kind of client, which can't be told; only a break with `now` ends its hold",
+    )
+}
+
+/// A holder, for display. `note`: `None` if it is another kind of client.
+pub(crate) fn shown_holder(
+    token: Option<Token>,
+    mode: ModeKind,
+    owner: String,
+    note: Option<Note>,
+    revoked: Option<Revocation>,
+) -> HolderInfo {
+    HolderInfo {
+        token,
+        mode,
+        subtree: false,
+        slot: None,
+        owner,
+        held_for: None,
+        state: match revoked {
+            Some(Revocation { by, reason }) => HolderState::Revoked { reason, by },
+            None => HolderState::Held,
+        },
+        meta: note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default(),
+        value: Vec::new(),
+    }
+}
+
+/// A waiter, for display.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(crate) fn shown_waiter(mode: ModeKind, owner: String, note: Option<Note>) -> WaiterInfo {
+    WaiterInfo { owner, mode, meta: note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default() }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
+use lockkeeper_core::Token;
 use lockkeeper_core::{End, LockName, Mode, Seq};
 
 use crate::backend::{BoxFuture, CallError};
@@ -118,6 +120,13 @@ pub(crate) enum Tried {
     },
     /// The service will never grant it, or an operator must act first.
     Refused(BackendError),
+}
+
+impl Tried {
+    #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
+    pub(crate) fn granted(token: Token) -> Self {
+        Self::Granted(Granted { token: Some(token), permits: Vec::new() })
+    }
 }
 
 /// Result of a renewal.

@@ -53,10 +53,7 @@ impl Connector {
     /// TLS can't be set up, or the thread can't be started.
     pub(super) fn new(settings: Settings) -> Result<Self, BackendError> {
         let tls = tls(&settings)?;
-        let lease_thread = IO.get("lockkeeper-postgres").map_err(|error| {
-            let what = format!("the thread for connections can't be started: {error}");
-            BackendError::new(BackendErrorKind::Operator, what)
-        })?;
+        let lease_thread = IO.get("lockkeeper-postgres")?;
         Ok(Self { settings: Arc::new(settings), tls, lease_thread })
     }
 

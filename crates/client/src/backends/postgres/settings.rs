@@ -136,11 +136,9 @@ impl Settings {
         }
         let mut servers = Vec::new();
         for host in &url.hosts {
-            let port = host.port.unwrap_or(PORT);
             let mut config = base.clone();
-            config.host(&host.name).port(port);
-            let (open, close) = if host.name.contains(':') { ("[", "]") } else { ("", "") };
-            servers.push(Server { config, shown: format!("{open}{}{close}:{port}", host.name) });
+            config.host(&host.name).port(host.port.unwrap_or(PORT));
+            servers.push(Server { config, shown: host.address(PORT) });
         }
         if let Some(directory) = socket {
             if !url.hosts.is_empty() {

@@ -11,7 +11,7 @@ use lockkeeper_core::{End, LockName};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::settings::{Settings, Topology, shown};
+use super::settings::{PORT, Settings, Topology};
 use super::slots::{Range, ranges, slot_of};
 use super::store::{RedisStore, Role};
 use super::target::Target;
@@ -151,10 +151,10 @@ impl ClusterInner {
             return Err(BackendError::new(BackendErrorKind::Refused, what).into());
         }
         let mut nodes = self.map().nodes.clone();
-        nodes.entry(shown(&host)).or_insert((host, node));
+        nodes.entry(host.address(PORT)).or_insert((host, node));
         let mut map = Map::default();
         for range in ranges {
-            let address = shown(&range.primary);
+            let address = range.primary.address(PORT);
             if !map.nodes.contains_key(&address) {
                 match nodes.remove(&address) {
                     Some(node) => drop(map.nodes.insert(address.clone(), node)),

@@ -31,7 +31,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::error::{BackendError, ConnectError};
 use crate::info::{Finding, LockInfo};
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
@@ -45,7 +45,7 @@ pub(crate) use {
     findings::of as findings_of,
     identity::Identity,
     inspect::{Look, Seen},
-    settings::{Settings, shown},
+    settings::{PORT, Settings},
     store::{RedisStore, open_store},
 };
 
@@ -68,10 +68,7 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
 /// The lease thread that all Redis clients of this process share.
 pub(crate) fn lease_thread() -> Result<LeaseThread, BackendError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
-    WORKER.get("lockkeeper-redis").map_err(|error| {
-        let what = format!("the thread for Redis can't be started: {error}; raise the limit of threads");
-        BackendError::caused(BackendErrorKind::Operator, what, error)
-    })
+    WORKER.get("lockkeeper-redis")
 }
 
 struct Redis {

@@ -115,7 +115,7 @@ impl Settings {
     /// A client for one host.
     pub(super) fn client(&self, host: &Host) -> Result<redis::Client, ConnectError> {
         let wrong = |error| {
-            let what = format!("`{}` can't be used as a Redis server's address: {error}", shown(host));
+            let what = format!("`{}` can't be used as a Redis server's address: {error}", host.address(PORT));
             ConnectError::from(BackendError::new(BackendErrorKind::Refused, what))
         };
         let info = self.address(host).into_connection_info().map_err(wrong)?;
@@ -197,7 +197,7 @@ impl Topology {
             (None, true) => Ok(Self::Cluster(url.hosts.clone())),
             (None, false) if url.hosts.len() == 1 => Ok(Self::Single(first)),
             (None, false) => Err(url.bad_part(
-                url.hosts.iter().map(shown).collect::<Vec<_>>().join(","),
+                url.hosts.iter().map(|host| host.address(PORT)).collect::<Vec<_>>().join(","),
                 "one server; for several add `?sentinel=NAME` or `?cluster=true`, or use `redlock://`",
             )),
         }
@@ -206,21 +206,16 @@ impl Topology {
 
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |hosts: &[Host]| hosts.iter().map(shown).collect::<Vec<_>>().join(", ");
+        let list =
+            |hosts: &[Host]| hosts.iter().map(|host| host.address(PORT)).collect::<Vec<_>>().join(", ");
         match self {
-            Self::Single(host) => write!(f, "Redis at {}", shown(host)),
+            Self::Single(host) => write!(f, "Redis at {}", host.address(PORT)),
             Self::Sentinel { sentinels, primary } => {
                 write!(f, "the Redis primary `{primary}` of the sentinels at {}", list(sentinels))
             }
             Self::Cluster(hosts) => write!(f, "the Redis cluster at {}", list(hosts)),
         }
     }
-}
-
-/// A host for display.
-pub(crate) fn shown(host: &Host) -> String {
-    let (open, close) = if host.name.contains(':') { ("[", "]") } else { ("", "") };
-    format!("{open}{}{close}:{}", host.name, host.port.unwrap_or(PORT))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{AsyncConnectionConfig, ErrorKind, RedisError, RedisResult};
 
 use super::refusal;
-use super::settings::{Settings, Topology, shown};
+use super::settings::{PORT, Settings, Topology};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Host;
 
@@ -47,8 +47,10 @@ impl Target {
         for sentinel in sentinels {
             match self.ask(sentinel, name).await {
                 Ok(Some((name, port))) => return Ok(Host { name, port: Some(port) }),
-                Ok(None) => troubles.push(format!("{} knows no primary of that name", shown(sentinel))),
-                Err(error) => troubles.push(format!("{}: {error}", shown(sentinel))),
+                Ok(None) => {
+                    troubles.push(format!("{} knows no primary of that name", sentinel.address(PORT)))
+                }
+                Err(error) => troubles.push(format!("{}: {error}", sentinel.address(PORT))),
             }
         }
         let what = format!("{self} is not to be found: {}", troubles.join("; "));

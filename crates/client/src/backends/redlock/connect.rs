@@ -42,7 +42,7 @@ fn settings(url: &Url) -> Result<redis::Settings, ConnectError> {
         return Err(CAPABILITIES.lacks_tokens("draw tokens (`?fencing=`)").into());
     }
     url.only_parameters(&["prefix", "tls-ca"])?;
-    let shown: Vec<String> = url.hosts.iter().map(redis::shown).collect();
+    let shown: Vec<String> = url.hosts.iter().map(|host| host.address(redis::PORT)).collect();
     if shown.len() < SERVERS_MIN {
         let wanted = "a list of 3 or more independent servers, better an odd number: with fewer none may fail; use \
                       `redis://` for one server";

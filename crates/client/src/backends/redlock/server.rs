@@ -71,7 +71,7 @@ impl From<ConnectError> for Unusable {
 impl QuorumServer {
     pub(super) fn new(host: &Host, settings: &Arc<QuorumSettings>) -> Arc<Self> {
         Arc::new(Self {
-            name: redis::shown(host),
+            name: host.address(redis::PORT),
             wakes: Wakes::default(),
             host: host.clone(),
             settings: settings.clone(),

@@ -18,11 +18,7 @@ pub struct Address(String);
 
 impl Address {
     fn of(host: &Host) -> Self {
-        let port = host.port.unwrap_or(lockkeeper_wire::DEFAULT_PORT);
-        match host.name.contains(':') {
-            true => Self(format!("[{}]:{port}", host.name)),
-            false => Self(format!("{}:{port}", host.name)),
-        }
+        Self(host.address(lockkeeper_wire::DEFAULT_PORT))
     }
 
     /// Parses an address sent by a node.

@@ -20,7 +20,7 @@ use super::caller_runtimes::{Batch, CallerRuntimes};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
 use super::failures::{self, NodeFailure, Why};
 use crate::backend::{Call, CallError};
-use crate::error::{BackendError, BackendErrorKind};
+use crate::error::BackendError;
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::responder::Responder;
@@ -298,11 +298,7 @@ pub(super) struct Owner {
 
 impl Owner {
     pub(super) fn start(addresses: Addresses) -> Result<Self, BackendError> {
-        let lease_thread = IO.get("lockkeeper-service").map_err(|error| {
-            let what =
-                "the thread that talks to the lock service could not be started; raise the limit on threads";
-            BackendError::caused(BackendErrorKind::Operator, what, error)
-        })?;
+        let lease_thread = IO.get("lockkeeper-service")?;
         let shared = ServiceShared::new(addresses);
         lease_thread.run(Box::pin(shared.clone().keep_time()));
         Ok(Self { shared, lease_thread })

@@ -12,9 +12,9 @@ use super::layout::{Contender, NodeLayout, holders};
 use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists};
 use super::store::{children, owner};
 use crate::backend::{BreakOrder, Broken};
-use crate::backends::leased::{Note, Revocation, is_revoked};
+use crate::backends::leased::{Note, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder};
 use crate::error::{BackendError, BackendErrorKind};
-use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
+use crate::info::LockInfo;
 
 /// How many holders and waiters an inspection lists together.
 const SHOWN: usize = 21;
@@ -178,8 +178,7 @@ impl Inspector {
             return Ok(Broken::Done);
         }
         let Some(mut note) = Note::read(&held.data) else {
-            let what = "its holder is another client of ZooKeeper, which can't be told; only a break with `now` ends its hold";
-            return Err(ZooKeeperFailure::Refused(BackendError::new(BackendErrorKind::Refused, what)));
+            return Err(ZooKeeperFailure::Refused(untold_holder()));
         };
         // The first order counts (B3).
         if note.revoked.is_none() {
@@ -254,41 +253,20 @@ async fn described(
 /// `seen`: the first contenders of the lock, of which the first `held` of `count` hold it.
 fn info(name: LockName, held: usize, count: usize, seen: &[&SeenNode]) -> LockInfo {
     let kind = |seen: &SeenNode| if seen.is_shared { ModeKind::Shared } else { ModeKind::Exclusive };
+    let owner = |seen: &SeenNode| owner(&seen.data, seen.stat.ephemeral_owner);
     let (holders, waiters) = seen.split_at(held.min(seen.len()));
+    let holder = |seen: &&SeenNode| {
+        let note = Note::read(&seen.data);
+        let revoked = note.as_ref().and_then(|note| note.revoked.clone());
+        shown_holder(token_of(&seen.stat), kind(seen), owner(seen), note, revoked)
+    };
+    let waiter = |seen: &&SeenNode| shown_waiter(kind(seen), owner(seen), Note::read(&seen.data));
     LockInfo {
         name,
         holder_count: held,
         waiter_count: count - held,
-        holders: holders
-            .iter()
-            .map(|seen| {
-                let note = Note::read(&seen.data);
-                HolderInfo {
-                    token: token_of(&seen.stat),
-                    mode: kind(seen),
-                    subtree: false,
-                    slot: None,
-                    owner: owner(&seen.data, seen.stat.ephemeral_owner),
-                    held_for: None,
-                    state: match note.as_ref().and_then(|note| note.revoked.clone()) {
-                        Some(Revocation { by, reason }) => HolderState::Revoked { reason, by },
-                        None => HolderState::Held,
-                    },
-                    meta: note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default(),
-                    value: Vec::new(),
-                }
-            })
-            .collect(),
-        waiters: waiters
-            .iter()
-            .map(|seen| WaiterInfo {
-                owner: owner(&seen.data, seen.stat.ephemeral_owner),
-                mode: kind(seen),
-                meta: Note::read(&seen.data)
-                    .map(|note| decode_meta(note.meta.as_bytes()))
-                    .unwrap_or_default(),
-            })
-            .collect(),
+        holders: holders.iter().map(holder).collect(),
+        waiters: waiters.iter().map(waiter).collect(),
         limit: None,
     }
 }

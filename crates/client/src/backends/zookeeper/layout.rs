@@ -2,7 +2,7 @@
 //! has an ephemeral node `_c_GUID-lock-SEQUENCE`. ZooKeeper appends the sequence; the lowest holds the lock. A shared
 //! request's node has `__READ__` in place of `lock-`, and holds unless another kind of node is before it.
 //!
-//! All contenders of a lock count, whoever made them: Curator's, kazoo's, and other languages' with their names.
+//! Nodes of Curator, kazoo and other clients with such names are contenders, too: a request waits for those before it.
 
 use lockkeeper_core::{LockName, Mode};
 

@@ -20,7 +20,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::backends::leased::{LeasedConn, Wake, Wakes};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::error::{BackendError, ConnectError};
 use crate::info::LockInfo;
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
@@ -39,10 +39,7 @@ const INSPECTION: Duration = Duration::from_secs(10);
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     let settings = Settings::parse(url)?;
-    let lease_thread = WORKER.get("lockkeeper-zookeeper").map_err(|error| {
-        let what = format!("the thread for ZooKeeper can't be started: {error}; raise the limit of threads");
-        BackendError::caused(BackendErrorKind::Operator, what, error)
-    })?;
+    let lease_thread = WORKER.get("lockkeeper-zookeeper")?;
     let ensemble = Arc::new(Ensemble::connect(&settings, &lease_thread).await?);
     let sessions = Arc::new(CurrentSession::new(ensemble.clone(), INSPECTION, |_| {}));
     let inspector = Arc::new(Inspector { sessions, layout: settings.layout.clone() });

@@ -12,10 +12,11 @@ use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error, SessionId};
 
-use super::settings::{Login, Settings};
-use crate::backend::CallError;
+use super::settings::Settings;
+use crate::backends::leased::StoreFailure;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::LeaseThread;
+use crate::url::Login;
 
 /// Time limit for opening the first session, and for asking one server why it does not answer.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
@@ -23,21 +24,8 @@ const PROBE_LIMIT: Duration = Duration::from_secs(2);
 /// The session timeout of the first session: less than servers usually grant, so they answer with their shortest.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Why a call has no usable answer.
-#[derive(Debug)]
-pub(super) enum ZooKeeperFailure {
-    /// No answer, or one after which the call may be repeated.
-    Silent(CallError),
-    /// Answered with an error that the caller may expect: no such node, another version, ….
-    Answered(Error),
-    /// The servers refuse it.
-    Refused(BackendError),
-}
-
-/// Nothing was sent, or the servers did nothing.
-pub(super) const NOT_DONE: ZooKeeperFailure = ZooKeeperFailure::Silent(CallError { sent: false });
-/// The servers may have executed it, or may still execute it.
-pub(super) const IN_DOUBT: ZooKeeperFailure = ZooKeeperFailure::Silent(CallError { sent: true });
+/// Why a call has no usable answer, or the answer: no such node, another version, ….
+pub(super) type ZooKeeperFailure = StoreFailure<Error>;
 
 impl From<Error> for ZooKeeperFailure {
     fn from(error: Error) -> Self {
@@ -52,9 +40,9 @@ impl From<Error> for ZooKeeperFailure {
             Error::QuotaExceeded => refused(BackendErrorKind::Operator, ""),
             Error::Unimplemented => refused(BackendErrorKind::Operator, "; ZooKeeper 3.6 or later is needed"),
             Error::BadArguments(_) => refused(BackendErrorKind::Refused, ""),
-            Error::Throttled | Error::NotReadOnly => NOT_DONE,
+            Error::Throttled | Error::NotReadOnly => ZooKeeperFailure::NOT_DONE,
             Error::NoNode | Error::NodeExists | Error::BadVersion | Error::NotEmpty => Self::Answered(error),
-            _ => IN_DOUBT,
+            _ => ZooKeeperFailure::IN_DOUBT,
         }
     }
 }
@@ -64,7 +52,7 @@ pub(super) async fn by<T>(
     deadline: Instant,
     call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, ZooKeeperFailure> {
-    timeout_at(deadline, call).await.map_err(|_| IN_DOUBT)?.map_err(ZooKeeperFailure::from)
+    timeout_at(deadline, call).await.map_err(|_| ZooKeeperFailure::IN_DOUBT)?.map_err(ZooKeeperFailure::from)
 }
 
 /// As [`by`]; `None` if there is no such node.
@@ -117,7 +105,8 @@ impl Ensemble {
         let (sender, receiver) = oneshot::channel();
         let mut connector = Client::connector().with_session_timeout(session_timeout).with_fail_eagerly();
         if let Some(login) = &self.login {
-            connector = connector.with_auth("digest", &login.digest());
+            let digest = format!("{}:{}", login.user, login.password.reveal());
+            connector = connector.with_auth("digest", digest.as_bytes());
         }
         let servers = self.servers.join(",");
         self.lease_thread.run(Box::pin(async move {
@@ -181,7 +170,7 @@ impl CurrentSession {
 
     /// The session, opened if there is none.
     pub(super) async fn client(self: &Arc<Self>, deadline: Instant) -> Result<Client, ZooKeeperFailure> {
-        timeout_at(deadline, self.opened()).await.unwrap_or(Err(NOT_DONE))
+        timeout_at(deadline, self.opened()).await.unwrap_or(Err(ZooKeeperFailure::NOT_DONE))
     }
 
     async fn opened(self: &Arc<Self>) -> Result<Client, ZooKeeperFailure> {
@@ -195,7 +184,7 @@ impl CurrentSession {
             Ok(opened) => opened,
             Err(error) if error.kind == BackendErrorKind::Unreachable => {
                 self.set_trouble(Some(error));
-                return Err(NOT_DONE);
+                return Err(ZooKeeperFailure::NOT_DONE);
             }
             Err(error) => return Err(ZooKeeperFailure::Refused(error)),
         };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::layout::{NodeLayout, Recipe};
 use crate::error::ConnectError;
-use crate::url::{Host, Url};
+use crate::url::{Login, Url};
 
 /// The default port of ZooKeeper's clients.
 const PORT: u16 = 2181;
@@ -21,26 +21,6 @@ pub(super) struct Settings {
     pub(super) tick: Option<Duration>,
 }
 
-/// User and password of the scheme `digest`. Debug output hides the password.
-#[derive(Clone)]
-pub(super) struct Login {
-    user: String,
-    password: String,
-}
-
-impl Login {
-    /// As ZooKeeper's scheme `digest` expects it.
-    pub(super) fn digest(&self) -> Vec<u8> {
-        format!("{}:{}", self.user, self.password).into_bytes()
-    }
-}
-
-impl std::fmt::Debug for Login {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
-    }
-}
-
 impl Settings {
     pub(super) fn parse(url: &Url) -> Result<Self, ConnectError> {
         url.only_parameters(PARAMETERS)?;
@@ -49,17 +29,6 @@ impl Settings {
                 .bad_part("", "a list of servers, as in `zookeeper://10.0.0.1:2181,10.0.0.2`")
                 .into());
         }
-        let login = match (&url.user, &url.password) {
-            (Some(user), Some(password)) => {
-                Some(Login { user: user.clone(), password: password.reveal().to_owned() })
-            }
-            (None, None) => None,
-            _ => {
-                return Err(url
-                    .bad_part("", "a login: give both, as in `zookeeper://user:password@host`")
-                    .into());
-            }
-        };
         let root = url.path.trim_end_matches('/');
         if root.split('/').skip(1).any(|node| matches!(node, "" | "." | "..")) {
             return Err(url.bad_part(url.path.clone(), "a path of ZooKeeper, as `/locks/shop`").into());
@@ -82,14 +51,7 @@ impl Settings {
         if tick.is_some_and(|tick| tick.is_zero() || tick > Duration::from_secs(60)) {
             return Err(url.bad_part("tick_ms", "between 1 and 60000 milliseconds").into());
         }
-        Ok(Self { servers: url.hosts.iter().map(server).collect(), login, layout, tick })
-    }
-}
-
-fn server(host: &Host) -> String {
-    let port = host.port.unwrap_or(PORT);
-    match host.name.contains(':') {
-        true => format!("[{}]:{port}", host.name),
-        false => format!("{}:{port}", host.name),
+        let servers = url.hosts.iter().map(|host| host.address(PORT)).collect();
+        Ok(Self { servers, login: url.login()?, layout, tick })
     }
 }

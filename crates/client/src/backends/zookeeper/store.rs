@@ -10,13 +10,12 @@ use zookeeper_client::{Client, CreateMode, Error, EventType, MultiWriteError};
 
 use super::layout::{Contender, NodeLayout};
 use super::places::{Node, QueuePlace, QueuePlaces};
-use super::session::{CurrentSession, IN_DOUBT, NOT_DONE, ZooKeeperFailure, by, by_if_exists};
+use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists};
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{
     Attempt, Entry, EntryId, Note, Renewed, Store, Tried, Wake, Wakes, is_revoked,
 };
 use crate::error::{BackendError, BackendErrorKind, Busy};
-use crate::machine::Granted;
 
 /// A waiter attempts again after this time, even if no message came.
 const AGAIN: Duration = Duration::from_secs(3);
@@ -74,28 +73,16 @@ impl Store for ZooKeeperStore {
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { inner.renew(&entries).await.map_err(not_known) })
+        Box::pin(async move { inner.renew(&entries).await.map_err(ZooKeeperFailure::of_repeated) })
     }
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { inner.finish(&entry, doubt).await.map_err(not_known) })
+        Box::pin(async move { inner.finish(&entry, doubt).await.map_err(ZooKeeperFailure::of_repeated) })
     }
 
     fn trouble(&self) -> Option<String> {
         self.inner.sessions.trouble().map(|error| error.to_string())
-    }
-}
-
-/// Converts the failure of a renewal or an end, which the caller repeats.
-fn not_known(failure: ZooKeeperFailure) -> CallError {
-    match failure {
-        ZooKeeperFailure::Silent(error) => error,
-        ZooKeeperFailure::Answered(_) => CallError { sent: true },
-        ZooKeeperFailure::Refused(error) => {
-            tracing::warn!(%error, "a renewal or an end is tried again");
-            CallError { sent: false }
-        }
     }
 }
 
@@ -115,7 +102,7 @@ impl StoreInner {
         let client = self.sessions.client(deadline).await?;
         let folder = self.layout.folder(&entry.name);
         let Some((guid, known)) = self.places.begin(&entry.id, client.session_id()) else {
-            return Err(NOT_DONE);
+            return Err(ZooKeeperFailure::NOT_DONE);
         };
         let mut orphan = SweepOrphan { inner: self, client: &client, entry, guid: &guid, is_settled: false };
         let was_known = known.is_some();
@@ -144,12 +131,12 @@ impl StoreInner {
         };
         if !self.places.set(&entry.id, node.clone()) {
             // The request was ended meanwhile.
-            return Err(NOT_DONE);
+            return Err(ZooKeeperFailure::NOT_DONE);
         }
         let tried = self.take_place(&client, &folder, &node, attempt, deadline).await;
         let tried = tried.map_err(|failure| match failure {
             // The node is as it was before this attempt, which only reads.
-            ZooKeeperFailure::Silent(_) if was_known => NOT_DONE,
+            ZooKeeperFailure::Silent(_) if was_known => ZooKeeperFailure::NOT_DONE,
             failure => failure,
         })?;
         if matches!(tried, Tried::Busy(_)) {
@@ -206,7 +193,7 @@ impl StoreInner {
                 Err(failure) => return Err(failure),
             }
         }
-        Err(NOT_DONE)
+        Err(ZooKeeperFailure::NOT_DONE)
     }
 
     /// Reads the queue: the entry holds, waits, or leaves because it does not wait.
@@ -224,7 +211,7 @@ impl StoreInner {
             let Some(queued) = before(&children, node) else {
                 // Somebody deleted it: the next attempt creates another.
                 self.places.take(&entry.id);
-                return Err(NOT_DONE);
+                return Err(ZooKeeperFailure::NOT_DONE);
             };
             let Some(queued) = queued else {
                 let cancelled = self.places.hold(&entry.id);
@@ -237,7 +224,7 @@ impl StoreInner {
                 ));
                 let token = u64::try_from(node.czxid).ok().and_then(Token::new);
                 return match token {
-                    Some(token) => Ok(Tried::Granted(Granted { token: Some(token), permits: Vec::new() })),
+                    Some(token) => Ok(Tried::granted(token)),
                     None => Err(ZooKeeperFailure::Refused(BackendError::new(
                         BackendErrorKind::Operator,
                         "ZooKeeper's answer can't be read: it has no transaction id; 3.6 or later is needed",
@@ -265,7 +252,7 @@ impl StoreInner {
                 return Ok(Tried::Waits { ahead: queued.ahead as u64, again: AGAIN });
             }
         }
-        Err(IN_DOUBT)
+        Err(ZooKeeperFailure::IN_DOUBT)
     }
 
     async fn renew(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, ZooKeeperFailure> {
