@@ -39,6 +39,7 @@ prove! {
     two_peers_exclude_each_other,
     a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
     our_hold_excludes_peers_until_its_release,
+    our_shared_holds_exclude_peers_until_the_last_release,
     a_crashed_peers_lock_is_granted_to_us,
     our_crashed_holders_lock_is_granted_to_a_peer,
 }

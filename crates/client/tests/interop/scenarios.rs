@@ -88,6 +88,30 @@ pub(crate) async fn our_hold_excludes_peers_until_its_release(world: &impl World
     again.release().await.unwrap();
 }
 
+/// Shared holds together exclude the peer, which knows of no such thing, until the last of them ends.
+#[cfg(feature = "dynamodb")]
+pub(crate) async fn our_shared_holds_exclude_peers_until_the_last_release(world: &impl World) {
+    let (one, two) = (connect(world).await, connect(world).await);
+    let mut peer = world.peer();
+    let first = one.rw(NAME).read().ttl(SHORT).acquire().await.unwrap();
+    let second = two.rw(NAME).read().ttl(SHORT).acquire().await.unwrap();
+    assert!(!peer.finds_free(NAME, LONG));
+    peer.starts_waiting(NAME, LONG);
+    first.release().await.unwrap();
+    // The other one is renewed beyond its ttl.
+    let renewed = BootInstant::now() + 2 * SHORT;
+    while BootInstant::now() < renewed {
+        second.verify().await.unwrap();
+        tokio::time::sleep(SHORT / 10).await;
+    }
+    second.release().await.unwrap();
+    peer.gets_it();
+    let error = one.rw(NAME).read().wait(Wait::No).acquire().await.expect_err("the peer holds it");
+    assert!(matches!(error, AcquireError::Busy(_)), "{error}");
+    assert!(peer.release(NAME));
+    one.rw(NAME).read().acquire().await.unwrap().release().await.unwrap();
+}
+
 /// With leases, the crashed peer's lease expires. Where a connection holds the lock, it ends with the peer's process.
 pub(crate) async fn a_crashed_peers_lock_is_granted_to_us(world: &impl World) {
     let locks = connect(world).await;

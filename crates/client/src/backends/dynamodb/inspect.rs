@@ -1,14 +1,13 @@
-//! Inspection: the holder, names in use; and an operator's break.
+//! Inspection: holders, names in use; and an operator's break.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use aws_sdk_dynamodb::types::AttributeValue;
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use tokio::time::Instant;
 
 use super::connection::DynamoFailure;
-use super::items::{Attributes, BREAK, Item, LockItem};
+use super::items::{Attributes, Item, ItemHolder, LockItem, shown_owner};
 use super::store::DynamoTable;
 use crate::backend::{BreakOrder, Broken};
 use crate::backends::leased::{Revocation, shown_holder};
@@ -38,7 +37,7 @@ impl DynamoTable {
     pub(super) async fn look(&self, name: LockName) -> Result<LockInfo, BackendError> {
         let read = self.read(&name, Instant::now() + LIMIT).await;
         let (item, _) = read.map_err(|failure| self.explained(failure))?;
-        Ok(info(name, item.filter(|item| !item.is_released)))
+        Ok(info(name, item.as_ref()))
     }
 
     pub(super) async fn list(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
@@ -63,8 +62,8 @@ impl DynamoTable {
             for item in page.items().iter().filter_map(|item| self.attributes.read(item)) {
                 let Some(name) = Attributes::name_of(&item.name) else { continue };
                 let is_wanted = prefix.is_none_or(|prefix| *prefix == name || prefix.is_above(name.as_str()));
-                if is_wanted && !item.is_released {
-                    locks.insert(name.clone(), info(name, Some(item)));
+                if is_wanted && !item.holders.is_empty() {
+                    locks.insert(name.clone(), info(name, Some(&item)));
                 }
             }
             match page.last_evaluated_key {
@@ -81,7 +80,7 @@ impl DynamoTable {
     ) -> Result<TokenStatus, BackendError> {
         let read = self.read(name, Instant::now() + LIMIT).await;
         let (item, last) = read.map_err(|failure| self.explained(failure))?;
-        let live: Vec<Token> = live(item.as_ref()).into_iter().collect();
+        let live = live(item.as_ref());
         Ok(match token {
             token if live.contains(&token) => TokenStatus::Current,
             token if last.is_some_and(|last| token.get() <= last) => TokenStatus::NotCurrent { live },
@@ -96,47 +95,35 @@ impl DynamoTable {
     async fn break_inner(&self, order: &BreakOrder) -> Result<Broken, DynamoFailure> {
         let deadline = Instant::now() + LIMIT;
         let (item, _) = self.read(&order.name, deadline).await?;
-        let held = item.filter(|item| !item.is_released);
-        let Some(held) = held.as_ref().filter(|held| held.held_token() == Some(order.token)) else {
-            return Ok(Broken::NotCurrent { live: live(held.as_ref()).into_iter().collect() });
+        let mut holders = item.iter().flat_map(|item| &item.holders);
+        let Some((owner, held)) = holders.find(|(_, held)| held.token == Some(order.token)) else {
+            return Ok(Broken::NotCurrent { live: live(item.as_ref()) });
         };
-        if order.now {
-            self.release(&order.name, held.owner.clone(), deadline).await?;
-            return Ok(Broken::Done);
-        }
-        // The first order counts (B3).
-        if held.revocation.is_none() {
-            let revocation = Revocation { by: order.by.clone(), reason: order.reason.clone() };
-            let revocation = serde_json::to_string(&revocation).unwrap_or_default();
-            let client = self.link.client().await;
-            let update = client
-                .update_item()
-                .table_name(&self.link.table)
-                .set_key(Some(self.attributes.lock(&order.name)))
-                .update_expression("SET #break = if_not_exists(#break, :break)")
-                .condition_expression("#owner = :owner")
-                .expression_attribute_names("#break", BREAK)
-                .expression_attribute_names("#owner", self.attributes.owner)
-                .expression_attribute_values(":break", AttributeValue::S(revocation))
-                .expression_attribute_values(":owner", AttributeValue::S(held.owner.clone()))
-                .send();
-            self.link.by(deadline, update).await?;
+        let is_shared = held.mode == ModeKind::Shared;
+        match (order.now, is_shared) {
+            (true, true) => self.leave(&order.name, owner, deadline).await.map(drop)?,
+            (true, false) => self.release(&order.name, owner, deadline).await.map(drop)?,
+            (false, _) => {
+                let revocation = Revocation { by: order.by.clone(), reason: order.reason.clone() };
+                self.revoke(&order.name, owner, is_shared, &revocation, deadline).await?;
+            }
         }
         Ok(Broken::Done)
     }
 }
 
-/// The token of the holder, unless its hold is being broken.
-fn live(item: Option<&LockItem>) -> Option<Token> {
-    item.filter(|item| !item.is_released && item.revocation.is_none())?.held_token()
+/// The tokens of the holders, without those whose holds are being broken.
+fn live(item: Option<&LockItem>) -> Vec<Token> {
+    let holders = item.iter().flat_map(|item| item.holders.values());
+    holders.filter(|held| held.revocation.is_none()).filter_map(|held| held.token).collect()
 }
 
-/// `held`: the lock's item, if it is held. Waiters leave no trace at DynamoDB.
-fn info(name: LockName, held: Option<LockItem>) -> LockInfo {
-    let holder = |item: LockItem| {
-        let (token, owner) = (item.held_token(), item.shown_owner());
-        shown_holder(token, ModeKind::Exclusive, owner, item.note, item.revocation)
+/// `item`: the lock's item, if it has one. Waiters leave no trace at DynamoDB.
+fn info(name: LockName, item: Option<&LockItem>) -> LockInfo {
+    let holder = |(owner, held): (&String, &ItemHolder)| {
+        let shown = shown_owner(owner, held);
+        shown_holder(held.token, held.mode, shown, held.note.clone(), held.revocation.clone())
     };
-    let holders: Vec<HolderInfo> = held.into_iter().map(holder).collect();
+    let holders: Vec<HolderInfo> = item.iter().flat_map(|item| &item.holders).map(holder).collect();
     LockInfo { name, holder_count: holders.len(), waiter_count: 0, holders, waiters: Vec::new(), limit: None }
 }

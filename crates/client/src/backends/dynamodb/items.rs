@@ -1,11 +1,14 @@
 //! The items of a lock: the lock's own, in the layout of other lock clients of DynamoDB, and one with its last token, which
 //! those don't know.
+//!
+//! A lock that is held shared has an owner of its own, and a map of its holders. Each renewal of one of these changes the item's
+//! version, too: to other clients it is a lock with one holder.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lockkeeper_core::{LockName, Token};
+use lockkeeper_core::{LockName, Mode, ModeKind, Token};
 
 use crate::backends::leased::{Attempt, Entry, EntryId, Note, Revocation};
 use crate::error::{BackendError, BackendErrorKind};
@@ -19,8 +22,15 @@ const NOTE: &str = "lockkeeper";
 pub(super) const BREAK: &str = "lockkeeperBreak";
 /// Begins the owner of each hold of this library.
 const OWNER: &str = "lockkeeper/";
-/// For how long an item that only a crashed holder would leave exists, where items have an expiry.
-const EXPIRY: Duration = Duration::from_secs(3600);
+/// The owner of a lock that is held shared, and the attribute with its holders by their owners.
+pub(super) const SHARED: &str = "lockkeeper/shared";
+pub(super) const READERS: &str = "lockkeeperReaders";
+/// The attributes of a shared holder; token, note and break are as in a lock's item.
+pub(super) const READER_VERSION: &str = "version";
+const READER_LEASE: &str = "lease";
+/// For how long an item that only a crashed holder would leave exists beyond its ttl, where items have an expiry. More than any
+/// ttl: the expiry that one shared holder writes must not be before the end of another's lease.
+const EXPIRY: Duration = Duration::from_secs(2 * 3600);
 
 pub(super) type Item = HashMap<String, AttributeValue>;
 
@@ -85,24 +95,30 @@ impl Attributes {
         self.key_of(format!("{name}{FENCE}"))
     }
 
-    /// The item of a lock that this library holds.
+    /// The item of a lock that this library holds, alone or as the first shared holder.
     pub(super) fn held(&self, attempt: &Attempt, version: String, token: u64) -> Item {
         let entry = &*attempt.entry;
-        let note = String::from_utf8(Note::of(attempt).bytes()).unwrap_or_default();
         let mut item = self.lock(&entry.name);
-        item.insert(self.owner.to_owned(), owner(&entry.id));
         item.insert(self.lease.to_owned(), self.lease_of(entry.ttl));
-        item.insert(self.version.to_owned(), AttributeValue::S(version));
-        item.insert(TOKEN.to_owned(), AttributeValue::N(token.to_string()));
-        item.insert(NOTE.to_owned(), AttributeValue::S(note));
+        if entry.mode == Mode::Shared {
+            let reader = reader(attempt, version.clone(), token);
+            let readers = HashMap::from([(owner(&entry.id), AttributeValue::M(reader))]);
+            item.insert(self.owner.to_owned(), AttributeValue::S(SHARED.to_owned()));
+            item.insert(READERS.to_owned(), AttributeValue::M(readers));
+        } else {
+            item.insert(self.owner.to_owned(), AttributeValue::S(owner(&entry.id)));
+            item.insert(TOKEN.to_owned(), AttributeValue::N(token.to_string()));
+            item.insert(NOTE.to_owned(), note(attempt));
+        }
         if let Some(expiry) = self.expiry {
             item.insert(expiry.to_owned(), expires(entry));
         }
+        item.insert(self.version.to_owned(), AttributeValue::S(version));
         item
     }
 
     /// Milliseconds as text, or seconds as a number.
-    fn lease_of(&self, ttl: Duration) -> AttributeValue {
+    pub(super) fn lease_of(&self, ttl: Duration) -> AttributeValue {
         match self.expiry {
             None => AttributeValue::S(ttl.as_millis().to_string()),
             Some(_) => AttributeValue::N(ttl.as_secs_f64().to_string()),
@@ -111,7 +127,6 @@ impl Attributes {
 
     /// Reads a lock's item; `None` if it is no lock's.
     pub(super) fn read(&self, item: &Item) -> Option<LockItem> {
-        let text = |name: &str| item.get(name)?.as_s().ok().cloned();
         let lease = match (item.get(self.lease)?, self.expiry) {
             (AttributeValue::S(ms), None) => Duration::from_millis(ms.parse().ok()?),
             (AttributeValue::N(seconds), Some(_)) => {
@@ -119,16 +134,26 @@ impl Attributes {
             }
             _ => return None,
         };
-        Some(LockItem {
-            name: text(&self.key)?,
-            owner: text(self.owner)?,
-            version: text(self.version)?,
-            lease,
-            is_released: self.released.is_some_and(|released| item.contains_key(released)),
-            token: item.get(TOKEN).and_then(number),
-            note: text(NOTE).and_then(|note| Note::read(note.as_bytes())),
-            revocation: text(BREAK).and_then(|revocation| serde_json::from_str(&revocation).ok()),
-        })
+        let (owner, version) = (text(item, self.owner)?, text(item, self.version)?);
+        let mut holders = BTreeMap::new();
+        if self.released.is_some_and(|released| item.contains_key(released)) {
+            // Nobody holds it.
+        } else if owner == SHARED {
+            let readers = item.get(READERS)?.as_m().ok()?;
+            for (owner, reader) in readers {
+                let reader = reader.as_m().ok()?;
+                let lease = Duration::from_millis(reader.get(READER_LEASE).and_then(number)?);
+                let version = text(reader, READER_VERSION)?;
+                holders.insert(owner.clone(), ItemHolder::read(reader, ModeKind::Shared, version, lease));
+            }
+        } else {
+            let holder = ItemHolder::read(item, ModeKind::Exclusive, version.clone(), lease);
+            // Another client that takes over an item in place leaves a token in it that is not its own.
+            let is_own = owner.starts_with(OWNER);
+            let holder = ItemHolder { token: holder.token.filter(|_| is_own), ..holder };
+            holders.insert(owner.clone(), holder);
+        }
+        Some(LockItem { name: text(item, &self.key)?, owner, version, lease, holders })
     }
 
     /// The name of the lock of an item with this key; `None` for the item of a token.
@@ -148,16 +173,27 @@ pub(super) fn refused_name(name: &LockName) -> Option<BackendError> {
 
 /// The owner that an entry has in its item. It is unique, and so identifies the hold; the version does not, since every
 /// renewal changes it.
-pub(super) fn owner(entry: &EntryId) -> AttributeValue {
-    AttributeValue::S(owner_text(entry))
-}
-
-pub(super) fn owner_text(entry: &EntryId) -> String {
+pub(super) fn owner(entry: &EntryId) -> String {
     format!("{OWNER}{entry}")
 }
 
+/// A shared holder of this library.
+pub(super) fn reader(attempt: &Attempt, version: String, token: u64) -> Item {
+    let lease = attempt.entry.ttl.as_millis().to_string();
+    Item::from([
+        (READER_VERSION.to_owned(), AttributeValue::S(version)),
+        (READER_LEASE.to_owned(), AttributeValue::N(lease)),
+        (TOKEN.to_owned(), AttributeValue::N(token.to_string())),
+        (NOTE.to_owned(), note(attempt)),
+    ])
+}
+
+fn note(attempt: &Attempt) -> AttributeValue {
+    AttributeValue::S(String::from_utf8(Note::of(attempt).bytes()).unwrap_or_default())
+}
+
 /// The time at which DynamoDB may delete the item of an entry that is not renewed any more. By this machine's clock, as in the
-/// client whose layout has it: it is an hour later than necessary.
+/// client whose layout has it: it is hours later than necessary.
 pub(super) fn expires(entry: &Entry) -> AttributeValue {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     AttributeValue::N((now + entry.ttl + EXPIRY).as_secs().to_string())
@@ -172,6 +208,10 @@ fn number(value: &AttributeValue) -> Option<u64> {
     value.as_n().ok()?.parse().ok()
 }
 
+fn text(item: &Item, attribute: &str) -> Option<String> {
+    item.get(attribute)?.as_s().ok().cloned()
+}
+
 /// A lock's item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct LockItem {
@@ -180,27 +220,56 @@ pub(super) struct LockItem {
     pub(super) owner: String,
     /// Changes with every acquire and renewal.
     pub(super) version: String,
+    /// For how long other clients observe the version.
+    pub(super) lease: Duration,
+    /// By their owners; none if the lock was released.
+    pub(super) holders: BTreeMap<String, ItemHolder>,
+}
+
+/// A holder, dead or alive.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct ItemHolder {
+    pub(super) mode: ModeKind,
+    /// Changes with every acquire and renewal.
+    pub(super) version: String,
     /// The holder is dead if the version is the same for so long.
     pub(super) lease: Duration,
-    pub(super) is_released: bool,
     /// `None` if the holder is another client.
-    pub(super) token: Option<u64>,
+    pub(super) token: Option<Token>,
     pub(super) note: Option<Note>,
     pub(super) revocation: Option<Revocation>,
 }
 
+impl ItemHolder {
+    fn read(item: &Item, mode: ModeKind, version: String, lease: Duration) -> Self {
+        Self {
+            mode,
+            version,
+            lease,
+            token: item.get(TOKEN).and_then(number).and_then(Token::new),
+            note: text(item, NOTE).and_then(|note| Note::read(note.as_bytes())),
+            revocation: text(item, BREAK).and_then(|revocation| serde_json::from_str(&revocation).ok()),
+        }
+    }
+}
+
 impl LockItem {
-    /// The holder's token. Another client that takes over an item in place leaves a token in it that is not its own.
-    pub(super) fn held_token(&self) -> Option<Token> {
-        self.token.filter(|_| self.owner.starts_with(OWNER)).and_then(Token::new)
+    /// Whether it can have further shared holders.
+    pub(super) fn is_shared(&self) -> bool {
+        self.owner == SHARED && !self.holders.is_empty()
     }
 
-    /// The owner, for display.
-    pub(super) fn shown_owner(&self) -> String {
-        match &self.note {
-            Some(note) if self.owner.starts_with(OWNER) => note.owner.clone(),
-            _ => format!("another client (`{}`)", self.owner),
-        }
+    /// The first holder's owner, for display.
+    pub(super) fn shown_owner(&self) -> Option<String> {
+        self.holders.iter().next().map(|(owner, holder)| shown_owner(owner, holder))
+    }
+}
+
+/// A holder's owner, for display.
+pub(super) fn shown_owner(owner: &str, holder: &ItemHolder) -> String {
+    match &holder.note {
+        Some(note) if owner.starts_with(OWNER) => note.owner.clone(),
+        _ => format!("another client (`{owner}`)"),
     }
 }
 
@@ -212,11 +281,11 @@ mod tests {
 
     use super::*;
 
-    fn attempt() -> Attempt {
+    fn attempt(mode: Mode) -> Attempt {
         let entry = Entry {
             id: EntryId("00ff-7".to_owned()),
             name: LockName::parse("orders/42").unwrap(),
-            mode: Mode::Exclusive,
+            mode,
             ttl: Duration::from_millis(2500),
             keep_closed: Duration::ZERO,
             lock_delay: Duration::ZERO,
@@ -234,27 +303,32 @@ mod tests {
         AttributeValue::S(value.to_owned())
     }
 
+    fn holder_of(item: &LockItem) -> (Duration, Option<Token>, String) {
+        let (owner, holder) = item.holders.iter().next().unwrap();
+        (holder.lease, holder.token, shown_owner(owner, holder))
+    }
+
     #[test]
     fn items_are_those_of_the_client_in_java() {
         let attributes = Attributes::awslabs();
-        let item = attributes.held(&attempt(), "v1".to_owned(), 5);
+        let item = attributes.held(&attempt(Mode::Exclusive), "v1".to_owned(), 5);
         assert_eq!(item["key"], text("orders/42"));
         assert_eq!(item["ownerName"], text("lockkeeper/00ff-7"));
         assert_eq!(item["leaseDuration"], text("2500"));
         assert_eq!(item["recordVersionNumber"], text("v1"));
         assert!(!item.contains_key("isReleased"));
-        assert_eq!(attributes.fence(&attempt().entry.name)["key"], text("orders/42#fence"));
+        assert_eq!(attributes.fence(&attempt(Mode::Exclusive).entry.name)["key"], text("orders/42#fence"));
         let read = attributes.read(&item).unwrap();
-        assert_eq!(
-            (read.lease, read.held_token(), read.shown_owner()),
-            (Duration::from_millis(2500), Token::new(5), "ana".to_owned())
-        );
+        assert_eq!(holder_of(&read), (Duration::from_millis(2500), Token::new(5), "ana".to_owned()));
+        let mut released = item;
+        released.insert("isReleased".to_owned(), text("1"));
+        assert!(attributes.read(&released).unwrap().holders.is_empty());
     }
 
     #[test]
     fn items_are_those_of_the_client_in_python() {
         let attributes = Attributes::python();
-        let item = attributes.held(&attempt(), "v1".to_owned(), 5);
+        let item = attributes.held(&attempt(Mode::Exclusive), "v1".to_owned(), 5);
         assert_eq!((&item["lock_key"], &item["sort_key"]), (&text("orders/42"), &text("-")));
         assert_eq!(item["lease_duration"], AttributeValue::N("2.5".to_owned()));
         assert!(item["expiry_time"].as_n().unwrap().parse::<u64>().unwrap() > 1_700_000_000);
@@ -262,12 +336,26 @@ mod tests {
     }
 
     #[test]
+    fn shared_holders_are_one_owner_to_other_clients() {
+        for attributes in [Attributes::awslabs(), Attributes::python()] {
+            let item = attributes.held(&attempt(Mode::Shared), "v1".to_owned(), 5);
+            assert_eq!(item[attributes.owner], text("lockkeeper/shared"));
+            let read = attributes.read(&item).unwrap();
+            assert!(read.is_shared());
+            assert_eq!((read.version.as_str(), read.lease), ("v1", Duration::from_millis(2500)));
+            assert_eq!(holder_of(&read), (Duration::from_millis(2500), Token::new(5), "ana".to_owned()));
+            assert_eq!(read.holders["lockkeeper/00ff-7"].mode, ModeKind::Shared);
+        }
+    }
+
+    #[test]
     fn another_clients_item_has_no_token_of_its_own() {
         let attributes = Attributes::awslabs();
-        let mut item = attributes.held(&attempt(), "v1".to_owned(), 5);
+        let mut item = attributes.held(&attempt(Mode::Exclusive), "v1".to_owned(), 5);
         item.insert("ownerName".to_owned(), text("host-1"));
         let read = attributes.read(&item).unwrap();
-        assert_eq!((read.held_token(), read.shown_owner()), (None, "another client (`host-1`)".to_owned()));
-        assert_eq!(attributes.read(&attributes.lock(&attempt().entry.name)), None);
+        let (_, token, owner) = holder_of(&read);
+        assert_eq!((token, owner), (None, "another client (`host-1`)".to_owned()));
+        assert_eq!(attributes.read(&attributes.lock(&attempt(Mode::Exclusive).entry.name)), None);
     }
 }

@@ -1,7 +1,7 @@
 //! `dynamodb://`: locks in a table of Amazon DynamoDB, in the layout of other lock clients of it.
 //!
 //! A lock is an item that its holder renews by changing its version, and a second item with its last token; both are written in
-//! one transaction (`items`, `store`). A waiter takes the lock over if the version does not change for a lease (`observed`).
+//! one transaction (`items`, `store`, `writes`). A waiter takes the lock over if the version does not change for a lease (`observed`).
 //! Sessions over such items are in `backends::leased`.
 
 mod connection;
@@ -11,6 +11,7 @@ mod observed;
 mod settings;
 mod store;
 mod table;
+mod writes;
 
 use std::sync::Arc;
 
@@ -61,7 +62,7 @@ fn capabilities() -> Capabilities {
             source: "a counter in an item of its own, written with the lock in one transaction",
         },
         ttl: true,
-        shared: false,
+        shared: true,
         permits: false,
         subtree: false,
         multi: false,

@@ -11,9 +11,9 @@ use crate::time::BootInstant;
 /// Largest number of locks that are observed at a time.
 const LOCKS_MAX: usize = 10_000;
 
-/// What one client has seen of the locks of others.
+/// What one client has seen of the locks of others: by name, the holders by their owners.
 #[derive(Default)]
-pub(super) struct Observed(Mutex<HashMap<String, Observation>>);
+pub(super) struct Observed(Mutex<HashMap<String, HashMap<String, Observation>>>);
 
 struct Observation {
     version: String,
@@ -22,26 +22,32 @@ struct Observation {
 }
 
 impl Observed {
-    /// Records an item that was read. `now`: after the answer has arrived. Returns for how long the holder may still hold; zero:
-    /// its lease is over.
-    pub(super) fn see(&self, item: &LockItem, now: BootInstant) -> Duration {
+    /// Records an item that was read. `now`: after the answer has arrived. Returns its holders, and for how long each may still
+    /// hold; zero: its lease is over.
+    pub(super) fn see<'a>(&self, item: &'a LockItem, now: BootInstant) -> Vec<(&'a str, Duration)> {
         let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = match locks.get(&item.name) {
-            Some(seen) if seen.version == item.version => seen.since,
-            _ => {
-                if locks.len() >= LOCKS_MAX {
-                    // Their waiters observe them for another lease.
-                    locks.clear();
-                }
-                let observation = Observation { version: item.version.clone(), since: now };
-                locks.insert(item.name.clone(), observation);
-                now
-            }
-        };
-        item.lease.saturating_sub(now - since)
+        if locks.len() >= LOCKS_MAX && !locks.contains_key(&item.name) {
+            // Their waiters observe them for another lease.
+            locks.clear();
+        }
+        let before = locks.remove(&item.name).unwrap_or_default();
+        let mut seen = HashMap::with_capacity(item.holders.len());
+        let mut left = Vec::with_capacity(item.holders.len());
+        for (owner, holder) in &item.holders {
+            let since = match before.get(owner) {
+                Some(before) if before.version == holder.version => before.since,
+                _ => now,
+            };
+            left.push((owner.as_str(), holder.lease.saturating_sub(now - since)));
+            seen.insert(owner.clone(), Observation { version: holder.version.clone(), since });
+        }
+        if !seen.is_empty() {
+            locks.insert(item.name.clone(), seen);
+        }
+        left
     }
 
-    /// Forgets a lock that is free, or held by this client.
+    /// Forgets a lock that is held by this client.
     pub(super) fn forget(&self, name: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
@@ -49,7 +55,21 @@ impl Observed {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_core::ModeKind;
+
+    use super::super::items::ItemHolder;
     use super::*;
+
+    fn holder(version: &str) -> ItemHolder {
+        ItemHolder {
+            mode: ModeKind::Shared,
+            version: version.to_owned(),
+            lease: Duration::from_secs(10),
+            token: None,
+            note: None,
+            revocation: None,
+        }
+    }
 
     #[test]
     fn holder_is_dead_once_its_version_was_the_same_for_its_lease() {
@@ -59,20 +79,20 @@ mod tests {
             owner: "them".to_owned(),
             version: "1".to_owned(),
             lease: Duration::from_secs(10),
-            is_released: false,
-            token: None,
-            note: None,
-            revocation: None,
+            holders: [("a".to_owned(), holder("1")), ("b".to_owned(), holder("1"))].into(),
         };
         let start = BootInstant::now();
-        let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(observed.see(&item, start), Duration::from_secs(10));
-        assert_eq!(observed.see(&item, after(4)), Duration::from_secs(6));
-        item.version = "2".to_owned();
-        assert_eq!(observed.see(&item, after(9)), Duration::from_secs(10));
-        assert_eq!(observed.see(&item, after(18)), Duration::from_secs(1));
-        assert_eq!(observed.see(&item, after(19)), Duration::ZERO);
+        let left = |item: &LockItem, seconds: u64| -> Vec<u64> {
+            let seen = observed.see(item, start + Duration::from_secs(seconds));
+            seen.iter().map(|(_, left)| left.as_secs()).collect()
+        };
+        assert_eq!(left(&item, 0), [10, 10]);
+        assert_eq!(left(&item, 4), [6, 6]);
+        item.holders.insert("a".to_owned(), holder("2"));
+        assert_eq!(left(&item, 9), [10, 1]);
+        assert_eq!(left(&item, 18), [1, 0]);
+        assert_eq!(left(&item, 19), [0, 0]);
         observed.forget("x");
-        assert_eq!(observed.see(&item, after(20)), Duration::from_secs(10));
+        assert_eq!(left(&item, 20), [10, 10]);
     }
 }

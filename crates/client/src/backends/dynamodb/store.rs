@@ -3,21 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_sdk_dynamodb::error::SdkError;
-use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
-use aws_sdk_dynamodb::types::{
-    AttributeValue, KeysAndAttributes, Put, ReturnValue, ReturnValuesOnConditionCheckFailure,
-    TransactWriteItem, Update,
-};
+use aws_sdk_dynamodb::types::KeysAndAttributes;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use lockkeeper_core::{End, LockName, Token};
+use lockkeeper_core::{End, LockName, Mode, Token};
 use tokio::time::{Instant, sleep};
 
-use super::connection::{DynamoClients, DynamoFailure, UnmetCondition};
-use super::items::{
-    Attributes, BREAK, Item, LockItem, TOKEN, expires, last_token, owner, owner_text, refused_name,
-};
+use super::connection::{DynamoClients, DynamoFailure};
+use super::items::{Attributes, Item, LockItem, last_token, owner, refused_name};
 use super::observed::Observed;
+use super::writes::{Taking, malformed};
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, broken_at_grant};
 use crate::error::{BackendError, BackendErrorKind, Busy};
@@ -27,6 +21,10 @@ use crate::time::BootInstant;
 const RENEWALS: usize = 16;
 /// Longest pause after another client's transaction was in the way; half of it on average.
 const CONFLICT: Duration = Duration::from_millis(50);
+/// Largest number of a lock's shared holders: each of their renewals writes the whole item, of at most 400 KiB at DynamoDB.
+const READERS_MAX: usize = 100;
+/// How many dead shared holders a new one removes, within DynamoDB's limit for the length of a condition.
+const DEAD_MAX: usize = 10;
 
 /// The items of one client.
 pub(super) struct DynamoStore(pub(super) Arc<DynamoTable>);
@@ -49,7 +47,7 @@ impl Store for DynamoStore {
             match inner.attempt(&attempt).await {
                 Ok(tried) => Ok(tried),
                 Err(DynamoFailure::Silent(error)) => Err(error),
-                Err(DynamoFailure::Answered(UnmetCondition)) => Err(CallError { sent: true }),
+                Err(DynamoFailure::Answered(_)) => Err(CallError { sent: true }),
                 Err(DynamoFailure::Refused(error)) => Ok(Tried::Refused(error)),
             }
         })
@@ -76,21 +74,14 @@ impl Store for DynamoStore {
     }
 }
 
-/// Why a lock can be taken: the condition on its item.
-enum Free {
-    /// It has no item.
-    Absent,
-    /// It was released, or its holder has given up; the item has this version and owner.
-    Ended { version: String, owner: String },
-}
-
-/// How a transaction ended that was to take a lock.
-enum Taking {
-    Taken,
-    /// Another client has changed an item since it was read.
-    Overtaken,
-    /// Another client's transaction was under way.
-    Conflict,
+/// How an entry can hold a lock that has an item.
+enum Way<'a> {
+    /// All its holders are gone or dead.
+    TakeOver,
+    /// As a further shared holder, in place of these dead ones.
+    Join { dead: Vec<&'a str> },
+    /// Not before this time, unless it is released.
+    None { left: Duration },
 }
 
 impl DynamoTable {
@@ -99,46 +90,50 @@ impl DynamoTable {
         let deadline = Instant::now() + entry.limit();
         loop {
             let (item, last) = self.read(&entry.name, deadline).await?;
-            let free = match &item {
-                None => Free::Absent,
-                Some(item) if item.owner == owner_text(&entry.id) && !item.is_released => {
-                    // An earlier attempt without an answer. The lease must last for a whole ttl from this one on.
-                    return match (self.renew(entry).await?, item.held_token()) {
-                        (Renewed::Kept, Some(token)) => Ok(Tried::granted(token)),
-                        (Renewed::Revoked, _) => Err(DynamoFailure::Refused(broken_at_grant())),
-                        _ => Err(DynamoFailure::NOT_DONE),
-                    };
+            if let Some(held) = item.as_ref().and_then(|item| item.holders.get(&owner(&entry.id))) {
+                // An earlier attempt without an answer. The lease must last for a whole ttl from this one on.
+                return match (self.renew(entry).await?, held.token) {
+                    (Renewed::Kept, Some(token)) => Ok(Tried::granted(token)),
+                    (Renewed::Revoked, _) => Err(DynamoFailure::Refused(broken_at_grant())),
+                    _ => Err(DynamoFailure::NOT_DONE),
+                };
+            }
+            let token = last.unwrap_or(0) + 1;
+            let taking = match item.as_ref().map(|item| (item, self.way(entry.mode, item))) {
+                None => self.take(attempt, None, last, token, deadline).await?,
+                Some((item, Way::TakeOver)) => self.take(attempt, Some(item), last, token, deadline).await?,
+                Some((item, Way::Join { dead })) => {
+                    self.join(attempt, item, &dead, last, token, deadline).await?
                 }
-                Some(item) => {
-                    let left = match item.is_released {
-                        true => Duration::ZERO,
-                        false => self.observed.see(item, BootInstant::now()),
-                    };
-                    match (left.is_zero(), attempt.wait) {
-                        (true, _) => Free::Ended { version: item.version.clone(), owner: item.owner.clone() },
-                        (false, true) => {
-                            return Ok(Tried::Waits { ahead: 1, again: self.pause().min(left) });
-                        }
-                        (false, false) => {
-                            let holder = Some(item.shown_owner());
-                            return Ok(Tried::Busy(Busy { holder, queued_ahead: 0 }));
-                        }
-                    }
+                Some((_, Way::None { left })) if attempt.wait => {
+                    return Ok(Tried::Waits { ahead: 1, again: self.pause().min(left) });
+                }
+                Some((item, Way::None { .. })) => {
+                    return Ok(Tried::Busy(Busy { holder: item.shown_owner(), queued_ahead: 0 }));
                 }
             };
-            let token = last.unwrap_or(0) + 1;
-            match self.take(attempt, free, last, token, deadline).await? {
-                Taking::Taken => {
-                    self.observed.forget(entry.name.as_str());
-                    let token = Token::new(token).ok_or(DynamoFailure::NOT_DONE)?;
-                    return Ok(Tried::granted(token));
-                }
+            match taking {
+                Taking::Taken => return Token::new(token).map(Tried::granted).ok_or(DynamoFailure::NOT_DONE),
                 Taking::Overtaken => {}
                 Taking::Conflict => sleep(CONFLICT.mul_f64(fastrand::f64())).await,
             }
             if Instant::now() >= deadline {
                 return Err(DynamoFailure::NOT_DONE);
             }
+        }
+    }
+
+    fn way<'a>(&self, mode: Mode, item: &'a LockItem) -> Way<'a> {
+        let seen = self.observed.see(item, BootInstant::now());
+        let left = seen.iter().map(|(_, left)| *left).max().unwrap_or_default();
+        if left.is_zero() {
+            return Way::TakeOver;
+        }
+        let dead = seen.iter().filter(|(_, left)| left.is_zero()).map(|(owner, _)| *owner);
+        let dead: Vec<&str> = dead.take(DEAD_MAX).collect();
+        match mode == Mode::Shared && item.is_shared() && seen.len() - dead.len() < READERS_MAX {
+            true => Way::Join { dead },
+            false => Way::None { left },
         }
     }
 
@@ -158,7 +153,7 @@ impl DynamoTable {
             .keys(self.attributes.fence(name))
             .consistent_read(true)
             .build()
-            .map_err(|error| DynamoFailure::Refused(malformed(&error)))?;
+            .map_err(malformed)?;
         let client = self.link.client().await;
         let read = client.batch_get_item().request_items(&self.link.table, keys).send();
         let read = self.link.by(deadline, read).await?;
@@ -177,111 +172,14 @@ impl DynamoTable {
         Ok((lock.transpose().map_err(DynamoFailure::Refused)?, last))
     }
 
-    /// Takes the lock and its next token in one transaction.
-    async fn take(
-        &self,
-        attempt: &Attempt,
-        free: Free,
-        last: Option<u64>,
-        token: u64,
-        deadline: Instant,
-    ) -> Result<Taking, DynamoFailure> {
-        let Attributes { key, version, owner, .. } = &self.attributes;
-        let item = self.attributes.held(attempt, random_version(), token);
-        let put = Put::builder().table_name(&self.link.table).set_item(Some(item));
-        let put = match free {
-            Free::Absent => {
-                put.condition_expression("attribute_not_exists(#key)").expression_attribute_names("#key", key)
-            }
-            Free::Ended { version: seen, owner: by } => put
-                .condition_expression("#version = :version AND #owner = :owner")
-                .expression_attribute_names("#version", *version)
-                .expression_attribute_names("#owner", *owner)
-                .expression_attribute_values(":version", AttributeValue::S(seen))
-                .expression_attribute_values(":owner", AttributeValue::S(by)),
-        };
-        let number = |number: u64| AttributeValue::N(number.to_string());
-        let count = Update::builder()
-            .table_name(&self.link.table)
-            .set_key(Some(self.attributes.fence(&attempt.entry.name)))
-            .update_expression("SET #token = :token")
-            .expression_attribute_names("#token", TOKEN)
-            .expression_attribute_values(":token", number(token));
-        let count = match last {
-            None => count.condition_expression("attribute_not_exists(#token)"),
-            Some(last) => count
-                .condition_expression("#token = :last")
-                .expression_attribute_values(":last", number(last)),
-        };
-        let put = put.build().map_err(|error| DynamoFailure::Refused(malformed(&error)))?;
-        let count = count.build().map_err(|error| DynamoFailure::Refused(malformed(&error)))?;
-        let client = self.link.client().await;
-        // The SDK's own retries send the same request token: DynamoDB executes the transaction once.
-        let taking = client
-            .transact_write_items()
-            .transact_items(TransactWriteItem::builder().put(put).build())
-            .transact_items(TransactWriteItem::builder().update(count).build())
-            .send();
-        let taking = async { Ok::<_, SdkError<TransactWriteItemsError>>(taking.await) };
-        let error = match self.link.by(deadline, taking).await? {
-            Ok(_) => return Ok(Taking::Taken),
-            Err(error) => error,
-        };
-        if let Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) =
-            error.as_service_error()
-        {
-            let reasons = cancelled.cancellation_reasons().iter().filter_map(|reason| reason.code());
-            let codes: Vec<&str> = reasons.filter(|code| *code != "None").collect();
-            return match codes.as_slice() {
-                [] => Err(DynamoFailure::IN_DOUBT),
-                codes if codes.contains(&"ConditionalCheckFailed") => Ok(Taking::Overtaken),
-                codes if codes.contains(&"TransactionConflict") => Ok(Taking::Conflict),
-                // Throttled.
-                _ => Err(DynamoFailure::NOT_DONE),
-            };
-        }
-        // Any other error is the call's.
-        match self.link.by(deadline, std::future::ready(Err::<(), _>(error))).await {
-            Ok(()) => Err(DynamoFailure::IN_DOUBT),
-            Err(failure) => Err(failure),
-        }
-    }
-
-    /// Renews the hold, by its owner, who is unique: also after a renewal without an answer, whose version may or may not be
-    /// stored.
     async fn renew(&self, entry: &Entry) -> Result<Renewed, DynamoFailure> {
         let deadline = Instant::now() + entry.limit();
-        let Attributes { owner: by, version, released, expiry, .. } = self.attributes;
-        let client = self.link.client().await;
-        let mut update = client
-            .update_item()
-            .table_name(&self.link.table)
-            .set_key(Some(self.attributes.lock(&entry.name)))
-            .expression_attribute_names("#owner", by)
-            .expression_attribute_values(":owner", owner(&entry.id))
-            .expression_attribute_names("#version", version)
-            .expression_attribute_values(":version", AttributeValue::S(random_version()))
-            .expression_attribute_names("#break", BREAK)
-            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        let mut condition = "#owner = :owner AND attribute_not_exists(#break)".to_owned();
-        if let Some(released) = released {
-            update = update.expression_attribute_names("#released", released);
-            condition.push_str(" AND attribute_not_exists(#released)");
-        }
-        let mut set = "SET #version = :version".to_owned();
-        if let Some(expiry) = expiry {
-            update = update
-                .expression_attribute_names("#expiry", expiry)
-                .expression_attribute_values(":expiry", expires(entry));
-            set.push_str(", #expiry = :expiry");
-        }
-        let renewed = update.update_expression(set).condition_expression(condition).send();
-        match self.link.by(deadline, renewed).await {
-            Ok(_) => Ok(Renewed::Kept),
-            Err(DynamoFailure::Answered(UnmetCondition)) => {
+        match self.write_renewal(entry, deadline).await {
+            Ok(()) => Ok(Renewed::Kept),
+            Err(DynamoFailure::Answered(_)) => {
                 let (item, _) = self.read(&entry.name, deadline).await?;
-                let own = item.filter(|item| item.owner == owner_text(&entry.id) && !item.is_released);
-                Ok(if own.is_some() { Renewed::Revoked } else { Renewed::Gone })
+                let held = item.as_ref().and_then(|item| item.holders.get(&owner(&entry.id)));
+                Ok(if held.is_some() { Renewed::Revoked } else { Renewed::Gone })
             }
             Err(failure) => Err(failure),
         }
@@ -292,71 +190,23 @@ impl DynamoTable {
         if doubt {
             self.skip_token(&entry.name, deadline).await?;
         }
-        match self.release(&entry.name, owner_text(&entry.id), deadline).await {
-            Ok(item) if item.as_ref().is_some_and(|item| item.revocation.is_some()) => Ok(End::Broken),
-            Ok(_) => Ok(End::Released),
-            Err(DynamoFailure::Answered(UnmetCondition)) => Ok(End::Gone),
+        let by = owner(&entry.id);
+        let was = match entry.mode {
+            Mode::Shared => self.leave(&entry.name, &by, deadline).await,
+            _ => self.release(&entry.name, &by, deadline).await,
+        };
+        match was {
+            Ok(item) => {
+                let held = item.as_ref().and_then(|item| item.holders.get(&by));
+                Ok(match held.is_some_and(|held| held.revocation.is_some()) {
+                    true => End::Broken,
+                    false => End::Released,
+                })
+            }
+            Err(DynamoFailure::Answered(_)) => Ok(End::Gone),
             Err(failure) => Err(failure),
         }
     }
-
-    /// Uses up the next token of a lock, so that a transaction fails that is still on its way with it.
-    async fn skip_token(&self, name: &LockName, deadline: Instant) -> Result<(), DynamoFailure> {
-        let client = self.link.client().await;
-        let skipped = client
-            .update_item()
-            .table_name(&self.link.table)
-            .set_key(Some(self.attributes.fence(name)))
-            .update_expression("ADD #token :one")
-            .expression_attribute_names("#token", TOKEN)
-            .expression_attribute_values(":one", AttributeValue::N("1".to_owned()))
-            .send();
-        self.link.by(deadline, skipped).await.map(drop)
-    }
-
-    /// Releases the lock if it still has this owner. Returns its item before. Where the layout has an attribute for that, the item
-    /// stays, so that a repeat finds what the first one has done.
-    pub(super) async fn release(
-        &self,
-        name: &LockName,
-        by: String,
-        deadline: Instant,
-    ) -> Result<Option<LockItem>, DynamoFailure> {
-        let client = self.link.client().await;
-        let was = match self.attributes.released {
-            Some(released) => {
-                let update = client
-                    .update_item()
-                    .table_name(&self.link.table)
-                    .set_key(Some(self.attributes.lock(name)))
-                    .update_expression("SET #released = :one")
-                    .condition_expression("#owner = :owner")
-                    .expression_attribute_names("#released", released)
-                    .expression_attribute_names("#owner", self.attributes.owner)
-                    .expression_attribute_values(":one", AttributeValue::S("1".to_owned()))
-                    .expression_attribute_values(":owner", AttributeValue::S(by))
-                    .return_values(ReturnValue::AllOld);
-                self.link.by(deadline, update.send()).await?.attributes
-            }
-            None => {
-                let delete = client
-                    .delete_item()
-                    .table_name(&self.link.table)
-                    .set_key(Some(self.attributes.lock(name)))
-                    .condition_expression("#owner = :owner")
-                    .expression_attribute_names("#owner", self.attributes.owner)
-                    .expression_attribute_values(":owner", AttributeValue::S(by))
-                    .return_values(ReturnValue::AllOld);
-                self.link.by(deadline, delete.send()).await?.attributes
-            }
-        };
-        Ok(was.and_then(|item| self.attributes.read(&item)))
-    }
-}
-
-/// A version that no other request has.
-fn random_version() -> String {
-    format!("{:032x}", fastrand::u128(..))
 }
 
 fn foreign(name: &LockName) -> BackendError {
@@ -364,8 +214,4 @@ fn foreign(name: &LockName) -> BackendError {
         "the item `{name}` in this table is no lock, or one of another layout: check `attributes=`, or use another table"
     );
     BackendError::new(BackendErrorKind::Operator, what)
-}
-
-fn malformed(error: &aws_sdk_dynamodb::error::BuildError) -> BackendError {
-    BackendError::new(BackendErrorKind::Refused, format!("the request can't be built: {error}"))
 }
