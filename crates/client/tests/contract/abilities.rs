@@ -117,6 +117,7 @@ async fn permits(subject: &impl Subject) -> bool {
     let (Attempt::Held(first), Attempt::Held(second)) = (first, second) else { return false };
     let mut slots = [first.slot(), second.slot()];
     slots.sort_unstable();
+    crate::permits::check(subject).await;
     third.is_busy() && slots == [Some(0), Some(1)]
 }
 

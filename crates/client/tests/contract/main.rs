@@ -6,6 +6,7 @@
 
 mod abilities;
 mod page;
+mod permits;
 mod promises;
 mod proxy;
 mod subject;

@@ -93,7 +93,7 @@ impl DynamoTable {
             if let Some(held) = item.as_ref().and_then(|item| item.holders.get(&owner(&entry.id))) {
                 // An earlier attempt without an answer. The lease must last for a whole ttl from this one on.
                 return match (self.renew(entry).await?, held.token) {
-                    (Renewed::Kept, Some(token)) => Ok(Tried::granted(token)),
+                    (Renewed::Kept, Some(token)) => Ok(Tried::granted(token, None)),
                     (Renewed::Revoked, _) => Err(DynamoFailure::Refused(broken_at_grant())),
                     _ => Err(DynamoFailure::NOT_DONE),
                 };
@@ -113,7 +113,7 @@ impl DynamoTable {
                 }
             };
             match taking {
-                Taking::Taken => return Token::new(token).map(Tried::granted).ok_or(DynamoFailure::NOT_DONE),
+                Taking::Taken => return granted(token),
                 Taking::Overtaken => {}
                 Taking::Conflict => sleep(CONFLICT.mul_f64(fastrand::f64())).await,
             }
@@ -207,6 +207,10 @@ impl DynamoTable {
             Err(failure) => Err(failure),
         }
     }
+}
+
+fn granted(token: u64) -> Result<Tried, DynamoFailure> {
+    Token::new(token).map(|token| Tried::granted(token, None)).ok_or(DynamoFailure::NOT_DONE)
 }
 
 fn foreign(name: &LockName) -> BackendError {

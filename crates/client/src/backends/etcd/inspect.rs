@@ -6,22 +6,22 @@ use std::time::Duration;
 use lockkeeper_core::{LockName, Mode, ModeKind, Token, TokenStatus};
 use tokio::time::Instant;
 
-use super::api::compare::{CompareResult, CompareTarget, TargetUnion};
 use super::api::range_request::SortOrder;
 use super::api::request_op::Request as Op;
-use super::api::{Compare, KeyValue, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest};
+use super::api::{KeyValue, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest};
+use super::attempt::permit_of;
 use super::connection::EtcdFailure;
-use super::layout::{is_shared, obstacles, wake_key};
-use super::store::{Inner, created_at, delete, owner, sorted};
+use super::layout::{kind, obstacles, wake_key};
+use super::store::{Inner, created_at, delete, owner, sorted, unchanged};
 use crate::backend::{BreakOrder, Broken};
-use crate::backends::leased::{Note, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder};
+use crate::backends::leased::{
+    Note, PERMITS_MAX, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder,
+};
 use crate::error::{BackendError, BackendErrorKind};
-use crate::info::LockInfo;
+use crate::info::{HolderState, LockInfo};
 
 /// How many shared holders are counted; more are taken for waiters.
 const HOLDERS_COUNTED: i64 = 10_000;
-/// How many shared holders are read to look for a token among them, before it is looked for by itself.
-const HOLDERS_SHOWN: i64 = 100;
 /// How many waiters an inspection lists.
 const WAITERS_SHOWN: i64 = 20;
 /// Time limit of one call.
@@ -62,13 +62,53 @@ impl Inner {
         let all = sorted(obstacles(&folder, Mode::Exclusive), SortOrder::Ascend);
         let found = self.range(RangeRequest { limit: 1 + WAITERS_SHOWN, ..all }).await?;
         let count = usize::try_from(found.count).unwrap_or_default();
-        let held = match found.kvs.first() {
-            Some(first) if is_shared(&folder, &first.key) && count > found.kvs.len() => {
+        let (held, mut keys) = (holders(&folder, &found.kvs), found.kvs);
+        let held = match keys.first().map(|first| kind(&folder, &first.key)) {
+            Some(ModeKind::Shared) if held == keys.len() && count > held => {
                 self.shared_holders(&folder).await?
             }
-            _ => holders(&folder, &found.kvs),
+            Some(ModeKind::Permit) if held == keys.len() && count > held => {
+                let all = sorted(obstacles(&folder, Mode::Exclusive), SortOrder::Ascend);
+                keys = self
+                    .range(RangeRequest { limit: i64::from(PERMITS_MAX) + WAITERS_SHOWN, ..all })
+                    .await?
+                    .kvs;
+                holders(&folder, &keys)
+            }
+            _ => held,
         };
-        Ok(info(name, &folder, found.kvs.iter(), held, count))
+        self.with_closed(info(name, &folder, keys.iter(), held, count), &keys).await
+    }
+
+    /// Finds which holds have ended, while their lock stays closed. `keys`: those of the holders that are shown, at the least.
+    async fn with_closed(&self, mut info: LockInfo, keys: &[KeyValue]) -> Result<LockInfo, BackendError> {
+        for (holder, key) in info.holders.iter_mut().zip(keys) {
+            if let Some(left) = self.closed_for(key).await? {
+                holder.state = HolderState::Closed { left };
+                holder.owner.clear();
+            }
+        }
+        Ok(info)
+    }
+
+    /// For how long a lock stays closed, if the hold of this key has ended.
+    async fn closed_for(&self, key: &KeyValue) -> Result<Option<Duration>, BackendError> {
+        let Some(note) = Note::read(&key.value).filter(|note| note.closes_ms > 0) else { return Ok(None) };
+        let left =
+            self.left(key.lease, Instant::now() + LIMIT).await.map_err(|failure| self.explained(failure))?;
+        // Whole seconds, rounded down.
+        Ok((note.closed || left < Duration::from_millis(note.closes_ms)).then_some(left))
+    }
+
+    /// The tokens of the holders that were read, without those whose holds are being broken or have ended.
+    async fn live(&self, folder: &str, found: &RangeResponse) -> Result<Vec<Token>, BackendError> {
+        let mut live = Vec::new();
+        for key in found.kvs.iter().take(holders(folder, &found.kvs)) {
+            if !is_revoked(&key.value) && self.closed_for(key).await?.is_none() {
+                live.extend(token_of(key));
+            }
+        }
+        Ok(live)
     }
 
     /// The number of shared keys that were created before the first exclusive one, up to [`HOLDERS_COUNTED`].
@@ -110,15 +150,15 @@ impl Inner {
             key = [last.key.as_slice(), &[0]].concat();
             self.sort_in(page.kvs, prefix, &mut locks);
         }
-        Ok(locks
-            .into_iter()
-            .map(|(name, mut keys)| {
-                keys.sort_by_key(|key| key.create_revision);
-                let (folder, count) = (self.layout.folder(&name), keys.len());
-                let held = holders(&folder, &keys);
-                info(name, &folder, keys.iter().take(1 + WAITERS_SHOWN as usize), held, count)
-            })
-            .collect())
+        let mut infos = Vec::with_capacity(locks.len());
+        for (name, mut keys) in locks {
+            keys.sort_by_key(|key| key.create_revision);
+            let (folder, count) = (self.layout.folder(&name), keys.len());
+            let held = holders(&folder, &keys);
+            let info = info(name, &folder, keys.iter().take(1 + WAITERS_SHOWN as usize), held, count);
+            infos.push(self.with_closed(info, &keys).await?);
+        }
+        Ok(infos)
     }
 
     fn sort_in(
@@ -138,7 +178,7 @@ impl Inner {
     /// The first keys of a lock, and among them the key of this token if it holds.
     async fn holding(&self, folder: &str, token: Token) -> Result<RangeResponse, BackendError> {
         let all = || sorted(obstacles(folder, Mode::Exclusive), SortOrder::Ascend);
-        let mut found = self.range(RangeRequest { limit: HOLDERS_SHOWN, ..all() }).await?;
+        let mut found = self.range(RangeRequest { limit: i64::from(PERMITS_MAX), ..all() }).await?;
         let is_among = |found: &RangeResponse| found.kvs.iter().any(|key| token_of(key) == Some(token));
         if found.more && holders(folder, &found.kvs) == found.kvs.len() && !is_among(&found) {
             // A crowd of shared holders.
@@ -160,7 +200,7 @@ impl Inner {
     ) -> Result<TokenStatus, BackendError> {
         let folder = self.layout.folder(name);
         let found = self.holding(&folder, token).await?;
-        let live = live(&folder, &found);
+        let live = self.live(&folder, &found).await?;
         let last = found.header.map_or(0, |header| header.revision);
         Ok(match token {
             token if live.contains(&token) => TokenStatus::Current,
@@ -177,17 +217,13 @@ impl Inner {
             let found = self.holding(&folder, order.token).await?;
             let held = found.kvs.iter().take(holders(&folder, &found.kvs));
             let Some(held) = held.into_iter().find(|held| token_of(held) == Some(order.token)) else {
-                return Ok(Broken::NotCurrent { live: live(&folder, &found) });
+                return Ok(Broken::NotCurrent { live: self.live(&folder, &found).await? });
             };
-            let unchanged = Compare {
-                result: CompareResult::Equal.into(),
-                target: CompareTarget::Mod.into(),
-                key: held.key.clone(),
-                target_union: Some(TargetUnion::ModRevision(held.mod_revision)),
-                range_end: Vec::new(),
-            };
+            if !order.now && self.closed_for(held).await?.is_some() {
+                return Ok(Broken::StillClosed);
+            }
             let txn = TxnRequest {
-                compare: vec![created_at(&held.key, held.create_revision), unchanged],
+                compare: vec![created_at(&held.key, held.create_revision), unchanged(held)],
                 success: if order.now { vec![delete(&held.key)] } else { revocation(held, order)? },
                 failure: Vec::new(),
             };
@@ -227,17 +263,16 @@ fn revocation(held: &KeyValue, order: &BreakOrder) -> Result<Vec<RequestOp>, Bac
     ])
 }
 
-/// The tokens of the holders that were read, without those whose holds are being broken.
-fn live(folder: &str, found: &RangeResponse) -> Vec<Token> {
-    let held = found.kvs.iter().take(holders(folder, &found.kvs));
-    held.filter(|key| !is_revoked(&key.value)).filter_map(token_of).collect()
-}
-
-/// How many of a lock's first keys hold it: the first, or all shared ones up to the first exclusive one.
+/// How many of a lock's first keys hold it: the first, or all shared ones up to the first other one, or all with a permit.
 fn holders(folder: &str, keys: &[KeyValue]) -> usize {
-    match keys.iter().take_while(|key| is_shared(folder, &key.key)).count() {
-        0 => keys.len().min(1),
-        shared => shared,
+    let is_shared = |key: &&KeyValue| kind(folder, &key.key) == ModeKind::Shared;
+    match keys.first().map(|first| kind(folder, &first.key)) {
+        None => 0,
+        Some(ModeKind::Exclusive) => 1,
+        Some(ModeKind::Shared) => keys.iter().take_while(is_shared).count(),
+        Some(ModeKind::Permit) => {
+            keys.iter().take_while(|key| permit_of(key).is_some_and(|permit| permit.slot.is_some())).count()
+        }
     }
 }
 
@@ -249,14 +284,12 @@ fn token_of(key: &KeyValue) -> Option<Token> {
 fn info<'a>(
     name: LockName,
     folder: &str,
-    mut keys: impl Iterator<Item = &'a KeyValue>,
+    mut keys: impl Iterator<Item = &'a KeyValue> + Clone,
     held: usize,
     count: usize,
 ) -> LockInfo {
-    let kind = |key: &KeyValue| match is_shared(folder, &key.key) {
-        true => ModeKind::Shared,
-        false => ModeKind::Exclusive,
-    };
+    let kind = |key: &KeyValue| kind(folder, &key.key);
+    let limit = keys.clone().find_map(|key| Some(permit_of(key)?.of));
     let holder = |key: &KeyValue| {
         let note = Note::read(&key.value);
         let revoked = note.as_ref().and_then(|note| note.revoked.clone());
@@ -270,6 +303,6 @@ fn info<'a>(
         waiter_count: count.saturating_sub(held),
         waiters: keys.map(waiter).collect(),
         holders,
-        limit: None,
+        limit,
     }
 }

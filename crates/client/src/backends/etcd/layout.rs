@@ -6,15 +6,17 @@
 //! etcd's `LOCK/` is a prefix: in its own layout, which `?layout=plain` selects, the keys of lock `a/b` are among those of
 //! lock `a`, which thus waits for it. Without that parameter a `/` in a name is encoded.
 
-use lockkeeper_core::{LockName, Mode};
+use lockkeeper_core::{LockName, Mode, ModeKind};
 
 /// The default prefix of encoded names.
 const PREFIX: &str = "lockkeeper/";
 /// Begins the keys that wake a client; not below [`PREFIX`].
 const WAKE: &str = "lockkeeper!wake/";
 
-/// Begins the last part of a shared request's key; behind all hexadecimal digits.
+/// Begins the last part of a shared request's key; behind all hexadecimal digits and [`PERMIT`].
 const SHARED: &str = "~";
+/// Begins the last part of the key of a request for a permit.
+const PERMIT: &str = "permit-";
 
 /// Where the keys of a lock are.
 #[derive(Clone, Debug)]
@@ -54,7 +56,7 @@ impl Layout {
         let key = std::str::from_utf8(key).ok().filter(|key| !key.starts_with(WAKE))?;
         let key = key.strip_prefix(&self.prefix)?;
         let (name, lease) = key.rsplit_once('/')?;
-        let lease = lease.strip_prefix(SHARED).unwrap_or(lease);
+        let lease = lease.strip_prefix(SHARED).or(lease.strip_prefix(PERMIT)).unwrap_or(lease);
         let is_lease =
             !lease.is_empty() && lease.len() <= 16 && lease.bytes().all(|it| it.is_ascii_hexdigit());
         let name = if self.is_plain { name.to_owned() } else { decoded(name)? };
@@ -69,13 +71,28 @@ pub(super) fn wake_key(client: &str) -> Vec<u8> {
 
 /// The key of a lease below a lock's prefix.
 pub(super) fn key(folder: &str, mode: Mode, lease: i64) -> Vec<u8> {
-    let shared = if mode == Mode::Shared { SHARED } else { "" };
-    format!("{folder}{shared}{lease:x}").into_bytes()
+    let kind = match mode {
+        Mode::Exclusive => "",
+        Mode::Shared => SHARED,
+        Mode::Permit { .. } => PERMIT,
+    };
+    format!("{folder}{kind}{lease:x}").into_bytes()
 }
 
-/// Whether a key below a lock's prefix is of a shared request.
-pub(super) fn is_shared(folder: &str, key: &[u8]) -> bool {
-    key.strip_prefix(folder.as_bytes()).is_some_and(|lease| lease.starts_with(SHARED.as_bytes()))
+/// The kind of request that a key below a lock's prefix belongs to.
+pub(super) fn kind(folder: &str, key: &[u8]) -> ModeKind {
+    let lease = key.strip_prefix(folder.as_bytes()).unwrap_or_default();
+    match lease {
+        lease if lease.starts_with(SHARED.as_bytes()) => ModeKind::Shared,
+        lease if lease.starts_with(PERMIT.as_bytes()) => ModeKind::Permit,
+        _ => ModeKind::Exclusive,
+    }
+}
+
+/// The range of the keys of requests for a permit: its begin, and the key behind it.
+pub(super) fn permits(folder: &str) -> (Vec<u8>, Vec<u8>) {
+    let begin = format!("{folder}{PERMIT}").into_bytes();
+    (begin.clone(), behind(&begin))
 }
 
 /// The range of the keys that a request of this mode waits for: its begin, and the key behind it.
@@ -137,7 +154,7 @@ mod tests {
         for layout in [Layout::encoded(None), Layout::encoded(Some("")), Layout::plain(None)] {
             for name in ["a", "a/b", "100%/x", "!wake/1f", "%2F"] {
                 let name = LockName::parse(name).unwrap();
-                for mode in [Mode::Exclusive, Mode::Shared] {
+                for mode in [Mode::Exclusive, Mode::Shared, Mode::Permit { of: Some(3) }] {
                     assert_eq!(layout.name_of(&key(&layout.folder(&name), mode, 0x1f)), Some(name.clone()));
                 }
             }
@@ -148,16 +165,21 @@ mod tests {
     }
 
     #[test]
-    fn shared_requests_wait_for_exclusive_ones_only() {
+    fn shared_requests_wait_for_all_but_shared_ones() {
         let (begin, end) = obstacles("x/", Mode::Shared);
         let is_obstacle = |key: &[u8]| begin.as_slice() <= key && key < end.as_slice();
         assert!(
             is_obstacle(&key("x/", Mode::Exclusive, i64::MAX)) && is_obstacle(&key("x/", Mode::Exclusive, 1))
         );
+        let permit = Mode::Permit { of: Some(3) };
+        assert!(is_obstacle(&key("x/", permit, i64::MAX)));
         assert!(!is_obstacle(&key("x/", Mode::Shared, 1)) && !is_obstacle(b"y/1"));
-        assert!(
-            is_shared("x/", &key("x/", Mode::Shared, 1)) && !is_shared("x/", &key("x/", Mode::Exclusive, 1))
-        );
+        let (begin, end) = permits("x/");
+        let own = key("x/", permit, 7);
+        assert!(begin <= own && own < end);
+        for mode in [Mode::Exclusive, Mode::Shared, permit] {
+            assert_eq!(kind("x/", &key("x/", mode, 1)), mode.kind());
+        }
     }
 
     #[test]

@@ -20,6 +20,14 @@ pub(super) struct EntryLease {
     /// The key's create revision, once an attempt was answered: the token.
     pub(super) revision: Option<i64>,
     pub(super) holds: bool,
+    /// The longer lease that the key has while it holds, or may have by now, if the lock is to stay closed after an expiry.
+    pub(super) closing: Option<i64>,
+}
+
+impl EntryLease {
+    pub(super) fn new(id: i64, is_fresh: bool) -> Self {
+        Self { id, is_fresh, revision: None, holds: false, closing: None }
+    }
 }
 
 /// A lease without an entry.
@@ -78,8 +86,7 @@ impl Leases {
         state.unused.retain(|unused| unused.until > now);
         let wanted = seconds(entry.ttl);
         let at = state.unused.iter().rposition(|unused| unused.seconds == wanted)?;
-        let lease =
-            EntryLease { id: state.unused.remove(at).id, is_fresh: false, revision: None, holds: false };
+        let lease = EntryLease::new(state.unused.remove(at).id, false);
         state.of_entries.insert(entry.id.clone(), lease);
         Some(lease)
     }

@@ -1,9 +1,11 @@
 //! `etcd://`: locks of an etcd cluster, in the layout of etcd's own locks.
 //!
 //! Each request has a lease, and a key with that lease below the lock's prefix ([`layout`], [`leases`]); the key that was
-//! created first holds the lock ([`store`]). Waiters watch the key before theirs ([`watcher`]). Sessions over such keys are in
+//! created first holds the lock ([`attempt`], [`store`]). Waiters watch the key before theirs ([`watcher`]). Sessions over such keys are in
 //! [`leased`](crate::backends::leased).
 
+mod attempt;
+mod closing;
 mod connection;
 mod inspect;
 mod layout;
@@ -76,13 +78,13 @@ fn capabilities() -> Capabilities {
         fencing: Fencing::Tokens { source: "the revision at which etcd created the holder's key" },
         ttl: true,
         shared: true,
-        permits: false,
+        permits: true,
         subtree: false,
         multi: false,
         wait: true,
         fair: true,
-        keep_closed: false,
-        lock_delay: false,
+        keep_closed: true,
+        lock_delay: true,
         inspect: true,
         break_hold: true,
         break_now: true,

@@ -1,9 +1,10 @@
-//! Entries as keys of etcd: attempts, renewals, and ends.
+//! Entries as keys of etcd: renewals and ends.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{End, Mode, Token};
+use lockkeeper_core::End;
 use tokio::time::Instant;
 
 use super::api::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -15,18 +16,14 @@ use super::api::{
     PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
 };
 use super::connection::{EtcdFailure, Link, NoLease};
-use super::layout::{Layout, key, obstacles};
+use super::layout::{Layout, key};
 use super::leases::{EntryLease, Leases, seconds};
 use super::watcher::KeyWatcher;
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Note, Renewed, Store, Tried, broken_at_grant, is_revoked};
-use crate::error::{BackendError, BackendErrorKind, Busy};
+use crate::backends::leased::{Attempt, Entry, Note, Renewed, Store, Tried, is_revoked};
+use crate::error::{BackendError, BackendErrorKind};
 use crate::time::BootInstant;
 
-/// A waiter attempts again after this time, even if no message came: the member that it watches may be cut off.
-const AGAIN: Duration = Duration::from_secs(5);
-/// How many of those before a waiter are counted.
-const COUNTED: i64 = 100;
 /// Reads in one transaction; etcd allows 128 by default.
 const READS_MAX: usize = 100;
 
@@ -86,110 +83,9 @@ impl Store for EtcdStore {
 }
 
 impl Inner {
-    async fn attempt(&self, attempt: &Attempt) -> Result<Tried, EtcdFailure> {
-        let entry = &*attempt.entry;
-        let deadline = Instant::now() + entry.limit();
-        let mut lease =
-            match self.leases.of(&entry.id).or_else(|| self.leases.reuse(entry, BootInstant::now())) {
-                Some(lease) => lease,
-                None => self.grant_lease(entry, deadline).await?,
-            };
-        if self.leases.is_ended(&entry.id) {
-            // While this attempt waited for a lease. If the lease can't be ended, it expires.
-            let _ = self.revoke(entry, lease, deadline).await;
-            self.leases.remove(&entry.id);
-            return Err(EtcdFailure::NOT_DONE);
-        }
-        let folder = self.layout.folder(&entry.name);
-        let own = key(&folder, entry.mode, lease.id);
-        if let Some(created) = lease.revision
-            && let Some(tried) = self.attempt_by_reads(entry, lease, created, deadline).await?
-        {
-            return Ok(tried);
-        }
-        let taken = self.txn(deadline, take(attempt, &folder, &own, lease.id, &self.client)).await?;
-        let mut answers = ranges(taken.responses);
-        let (Some(first), mine) = (answers.pop(), answers.pop()) else { return Err(unreadable()) };
-        let created = match (taken.succeeded, mine.and_then(|mine| mine.kvs.into_iter().next())) {
-            (true, _) => taken.header.map_or(0, |header| header.revision),
-            (false, Some(mine)) => {
-                if is_revoked(&mine.value) {
-                    return Err(EtcdFailure::Refused(broken_at_grant()));
-                }
-                mine.create_revision
-            }
-            // The lock isn't free, and this entry does not wait.
-            (false, None) => {
-                // An earlier attempt without an answer may still create a key with this lease: then it is ended.
-                if attempt.first {
-                    self.leases.remove(&entry.id);
-                    self.leases.keep(lease.id, entry.ttl, BootInstant::now());
-                }
-                return Ok(Tried::Busy(busy(&first)));
-            }
-        };
-        if !lease.is_fresh {
-            // The lease must live for a whole ttl from this attempt on. Only after the transaction, which a majority has
-            // confirmed: a leader that was replaced may answer renewals for a while, and the next one begins the
-            // lease anew later than this attempt then.
-            match self.keep_alive(&[lease.id], deadline).await {
-                Ok(live) if live == [true] => lease.is_fresh = true,
-                Ok(_) => return Err(EtcdFailure::Answered(NoLease)),
-                Err(_) => return Err(EtcdFailure::IN_DOUBT),
-            }
-        }
-        let holds = first.kvs.first().is_none_or(|first| first.create_revision >= created);
-        self.leases.set(&entry.id, EntryLease { revision: Some(created), holds, ..lease });
-        if !holds {
-            let before = before(&folder, entry.mode, created);
-            let before = self
-                .link
-                .call(deadline, async |connection| connection.kv().range(connection.request(before)).await)
-                .await?;
-            if let Some(next) = before.kvs.first() {
-                self.watcher.watch(&entry.id, next.key.clone());
-                return Ok(Tried::Waits { ahead: before.kvs.len() as u64, again: AGAIN });
-            }
-            self.leases.set(&entry.id, EntryLease { revision: Some(created), holds: true, ..lease });
-        }
-        granted(created)
-    }
-
-    /// Attempts for an entry whose key exists, by reads only: unlike the transaction that creates keys, etcd does not write these to
-    /// its log. `None` if the key does not exist any more.
-    async fn attempt_by_reads(
-        &self,
-        entry: &Entry,
-        lease: EntryLease,
-        created: i64,
-        deadline: Instant,
-    ) -> Result<Option<Tried>, EtcdFailure> {
-        let folder = self.layout.folder(&entry.name);
-        let own = key(&folder, entry.mode, lease.id);
-        let before = RequestOp { request: Some(Op::RequestRange(before(&folder, entry.mode, created))) };
-        let reads = TxnRequest { success: vec![read(&own), before], ..TxnRequest::default() };
-        let mut answers = ranges(self.txn(deadline, reads).await?.responses);
-        let (Some(before), Some(mine)) = (answers.pop(), answers.pop()) else { return Err(unreadable()) };
-        let Some(mine) = mine.kvs.first().filter(|mine| mine.create_revision == created) else {
-            self.leases.set(&entry.id, EntryLease { revision: None, holds: false, ..lease });
-            return Ok(None);
-        };
-        if is_revoked(&mine.value) {
-            return Err(EtcdFailure::Refused(broken_at_grant()));
-        }
-        self.leases.set(&entry.id, EntryLease { holds: before.kvs.is_empty(), ..lease });
-        match before.kvs.first() {
-            Some(next) => {
-                self.watcher.watch(&entry.id, next.key.clone());
-                Ok(Some(Tried::Waits { ahead: before.kvs.len() as u64, again: AGAIN }))
-            }
-            None => granted(created).map(Some),
-        }
-    }
-
-    /// Creates a lease for the entry, and records it.
-    async fn grant_lease(&self, entry: &Entry, deadline: Instant) -> Result<EntryLease, EtcdFailure> {
-        let asked = LeaseGrantRequest { ttl: seconds(entry.ttl), id: 0 };
+    /// Creates a lease.
+    pub(super) async fn grant_lease(&self, ttl: Duration, deadline: Instant) -> Result<i64, EtcdFailure> {
+        let asked = LeaseGrantRequest { ttl: seconds(ttl), id: 0 };
         let granted = self
             .link
             .call(deadline, async |connection| {
@@ -201,9 +97,16 @@ impl Inner {
             EtcdFailure::Silent(_) => EtcdFailure::NOT_DONE,
             failure => failure,
         })?;
-        let lease = EntryLease { id: granted.id, is_fresh: true, revision: None, holds: false };
-        self.leases.set(&entry.id, lease);
-        Ok(lease)
+        Ok(granted.id)
+    }
+
+    /// Ends a lease, and with it the keys that have it.
+    pub(super) async fn end_lease(&self, lease: i64, deadline: Instant) -> Result<(), EtcdFailure> {
+        let asked = LeaseRevokeRequest { id: lease };
+        let ended = self.link.call(deadline, async |connection| {
+            connection.lease().lease_revoke(connection.request(asked)).await
+        });
+        ended.await.map(drop)
     }
 
     pub(super) async fn txn(&self, deadline: Instant, txn: TxnRequest) -> Result<TxnResponse, EtcdFailure> {
@@ -211,7 +114,11 @@ impl Inner {
     }
 
     /// Renews leases; returns for each whether it exists.
-    async fn keep_alive(&self, leases: &[i64], deadline: Instant) -> Result<Vec<bool>, EtcdFailure> {
+    pub(super) async fn keep_alive(
+        &self,
+        leases: &[i64],
+        deadline: Instant,
+    ) -> Result<Vec<bool>, EtcdFailure> {
         let requests: Vec<_> = leases.iter().map(|&id| LeaseKeepAliveRequest { id }).collect();
         let count = requests.len();
         let mut live = Vec::with_capacity(count);
@@ -255,23 +162,24 @@ impl Inner {
         if reads.is_empty() {
             return Ok(vec![Renewed::Gone; entries.len()]);
         }
-        let ids: Vec<i64> = known().map(|(_, lease)| lease.id).collect();
+        let known: Vec<EntryLease> = known().map(|(_, lease)| lease).collect();
         let found = self.txn(deadline, TxnRequest { success: reads, ..TxnRequest::default() }).await?;
         let states: Vec<Renewed> = ranges(found.responses).iter().map(state).collect();
-        if states.len() != ids.len() {
+        if states.len() != known.len() {
             return Err(unreadable());
         }
-        let kept: Vec<i64> = ids
-            .iter()
-            .zip(&states)
-            .filter(|(_, state)| **state == Renewed::Kept)
-            .map(|(id, _)| *id)
-            .collect();
-        let live = self.keep_alive(&kept, deadline).await?;
-        let mut live = live.into_iter();
-        let mut states = states.into_iter().map(|state| match state {
-            Renewed::Kept if live.next() != Some(true) => Renewed::Gone,
-            state => state,
+        let kept = || known.iter().zip(&states).filter(|(_, state)| **state == Renewed::Kept);
+        // A key that has the longer lease may have had the other one a moment ago.
+        let ids: Vec<i64> = kept().flat_map(|(lease, _)| [Some(lease.id), lease.closing]).flatten().collect();
+        let live = self.keep_alive(&ids, deadline).await?;
+        let live: HashSet<i64> =
+            ids.into_iter().zip(live).filter(|(_, is_live)| *is_live).map(|(id, _)| id).collect();
+        let is_live = |lease: &EntryLease| {
+            live.contains(&lease.id) && lease.closing.is_none_or(|closing| live.contains(&closing))
+        };
+        let mut states = known.iter().zip(&states).map(|(lease, state)| match state {
+            Renewed::Kept if !is_live(lease) => Renewed::Gone,
+            state => *state,
         });
         Ok(leases.iter().map(|lease| lease.and_then(|_| states.next()).unwrap_or(Renewed::Gone)).collect())
     }
@@ -279,6 +187,9 @@ impl Inner {
     async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, EtcdFailure> {
         let deadline = Instant::now() + entry.limit();
         let Some(lease) = self.leases.of_ending(&entry.id) else { return Ok(End::Gone) };
+        if lease.holds && !entry.keep_closed.is_zero() {
+            return self.close(entry, lease, doubt, deadline).await;
+        }
         let (true, Some(revision)) = (!doubt, lease.revision) else {
             return self.revoke(entry, lease, deadline).await;
         };
@@ -304,6 +215,9 @@ impl Inner {
         let was = ranges(ended.responses).first().map(state);
         if was == Some(Renewed::Kept) {
             self.leases.keep(lease.id, entry.ttl, begun);
+            if let Some(closing) = lease.closing {
+                self.leases.keep(closing, entry.ttl + entry.closed_after_expiry(), begun);
+            }
         }
         Ok(match (was, lease.holds) {
             (Some(Renewed::Revoked), _) => End::Broken,
@@ -312,17 +226,21 @@ impl Inner {
         })
     }
 
-    /// Ends the entry's lease, and with it the key, also one that a late attempt would create.
-    async fn revoke(&self, entry: &Entry, lease: EntryLease, deadline: Instant) -> Result<End, EtcdFailure> {
-        let asked = LeaseRevokeRequest { id: lease.id };
-        let revoked = self
-            .link
-            .call(deadline, async |connection| {
-                connection.lease().lease_revoke(connection.request(asked)).await
-            })
-            .await;
-        match revoked {
-            Ok(_) => {
+    /// Ends the entry's leases, and with them the key, also one that a late attempt would create.
+    pub(super) async fn revoke(
+        &self,
+        entry: &Entry,
+        lease: EntryLease,
+        deadline: Instant,
+    ) -> Result<End, EtcdFailure> {
+        if let Some(closing) = lease.closing {
+            match self.end_lease(closing, deadline).await {
+                Ok(()) | Err(EtcdFailure::Answered(NoLease)) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        match self.end_lease(lease.id, deadline).await {
+            Ok(()) => {
                 self.leases.remove(&entry.id);
                 Ok(if lease.holds { End::Released } else { End::Left })
             }
@@ -335,46 +253,6 @@ impl Inner {
     }
 }
 
-/// The transaction of an attempt. Its answers: the own key, unless it was created just now, and the lock's first key.
-fn take(attempt: &Attempt, folder: &str, own: &[u8], lease: i64, client: &str) -> TxnRequest {
-    let note = Note { client: client.to_owned(), ..Note::of(attempt) };
-    let put = PutRequest { key: own.to_vec(), value: note.bytes(), lease, ..PutRequest::default() };
-    let absent = match attempt.wait {
-        true => created_at(own, 0),
-        // There is no key of the lock: a comparison of a range is one of each of its keys.
-        false => {
-            let (begin, range_end) = obstacles(folder, attempt.entry.mode);
-            Compare { range_end, ..created_at(&begin, 0) }
-        }
-    };
-    let first = || {
-        let range =
-            RangeRequest { limit: 1, ..sorted(obstacles(folder, attempt.entry.mode), SortOrder::Ascend) };
-        RequestOp { request: Some(Op::RequestRange(range)) }
-    };
-    TxnRequest {
-        compare: vec![absent],
-        success: vec![RequestOp { request: Some(Op::RequestPut(put)) }, first()],
-        failure: vec![read(own), first()],
-    }
-}
-
-/// The keys that a request of this mode waits for, created before this revision, the latest first, at most [`COUNTED`].
-fn before(folder: &str, mode: Mode, created: i64) -> RangeRequest {
-    RangeRequest {
-        limit: COUNTED,
-        keys_only: true,
-        max_create_revision: created - 1,
-        ..sorted(obstacles(folder, mode), SortOrder::Descend)
-    }
-}
-
-/// The grant of the key that was created at this revision.
-fn granted(created: i64) -> Result<Tried, EtcdFailure> {
-    let token = u64::try_from(created).ok().and_then(Token::new).ok_or_else(unreadable)?;
-    Ok(Tried::granted(token))
-}
-
 /// The condition that a key was created at this revision; 0: that it does not exist.
 pub(super) fn created_at(key: &[u8], revision: i64) -> Compare {
     Compare {
@@ -383,6 +261,28 @@ pub(super) fn created_at(key: &[u8], revision: i64) -> Compare {
         key: key.to_vec(),
         target_union: Some(TargetUnion::CreateRevision(revision)),
         range_end: Vec::new(),
+    }
+}
+
+/// The condition that a key was not written since it was read.
+pub(super) fn unchanged(key: &KeyValue) -> Compare {
+    Compare {
+        result: CompareResult::Equal.into(),
+        target: CompareTarget::Mod.into(),
+        key: key.key.clone(),
+        target_union: Some(TargetUnion::ModRevision(key.mod_revision)),
+        range_end: Vec::new(),
+    }
+}
+
+/// Writes the value of a key, with the lease that it has, if it was not written since it was read.
+pub(super) fn put_unchanged(key: &KeyValue, note: &Note) -> TxnRequest {
+    let put =
+        PutRequest { key: key.key.clone(), value: note.bytes(), ignore_lease: true, ..PutRequest::default() };
+    TxnRequest {
+        compare: vec![created_at(&key.key, key.create_revision), unchanged(key)],
+        success: vec![RequestOp { request: Some(Op::RequestPut(put)) }],
+        failure: Vec::new(),
     }
 }
 
@@ -417,19 +317,11 @@ pub(super) fn ranges(responses: Vec<super::api::ResponseOp>) -> Vec<RangeRespons
 }
 
 /// What a read of an entry's key means for the entry.
-fn state(read: &RangeResponse) -> Renewed {
+pub(super) fn state(read: &RangeResponse) -> Renewed {
     match read.kvs.first() {
         None => Renewed::Gone,
         Some(found) if is_revoked(&found.value) => Renewed::Revoked,
         Some(_) => Renewed::Kept,
-    }
-}
-
-fn busy(first: &RangeResponse) -> Busy {
-    let holder = |found: &KeyValue| owner(found);
-    Busy {
-        holder: first.kvs.first().map(holder),
-        queued_ahead: u64::try_from(first.count - 1).unwrap_or_default(),
     }
 }
 

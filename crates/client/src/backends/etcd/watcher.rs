@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Status, Streaming};
 
-use super::api::event::EventType;
+use super::api::watch_create_request::FilterType;
 use super::api::watch_request::RequestUnion;
 use super::api::{WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse};
 use super::connection::Link;
@@ -29,9 +29,36 @@ const WAKE_ID: i64 = 1;
 pub(super) struct KeyWatcher(UnboundedSender<Order>);
 
 enum Order {
-    /// Wake the entry when this key is deleted; replaces the entry's earlier watch.
-    Watch(EntryId, Vec<u8>),
+    /// Replaces the entry's earlier watch.
+    Watch(EntryId, Watched),
     Forget(EntryId),
+}
+
+/// The change for which an entry waits.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Watched {
+    key: Vec<u8>,
+    /// The first key behind the range; empty: only `key`.
+    range_end: Vec<u8>,
+    /// Only deletions.
+    ends_only: bool,
+}
+
+impl Watched {
+    /// The key is deleted.
+    pub(super) fn end(key: Vec<u8>) -> Self {
+        Self { key, range_end: Vec::new(), ends_only: true }
+    }
+
+    /// The key is deleted or written.
+    pub(super) fn change(key: Vec<u8>) -> Self {
+        Self { key, range_end: Vec::new(), ends_only: false }
+    }
+
+    /// A key of the range is deleted.
+    pub(super) fn any_end((key, range_end): (Vec<u8>, Vec<u8>)) -> Self {
+        Self { key, range_end, ends_only: true }
+    }
 }
 
 impl KeyWatcher {
@@ -48,9 +75,9 @@ impl KeyWatcher {
         Self(orders)
     }
 
-    pub(super) fn watch(&self, entry: &EntryId, key: Vec<u8>) {
+    pub(super) fn watch(&self, entry: &EntryId, watched: Watched) {
         // Fails only if the client is gone.
-        let _ = self.0.send(Order::Watch(entry.clone(), key));
+        let _ = self.0.send(Order::Watch(entry.clone(), watched));
     }
 
     pub(super) fn forget(&self, entry: &EntryId) {
@@ -61,7 +88,7 @@ impl KeyWatcher {
 struct Watches {
     wakes: Wakes,
     /// The watch of each waiter: its id and its key.
-    of_entries: HashMap<EntryId, (i64, Vec<u8>)>,
+    of_entries: HashMap<EntryId, (i64, Watched)>,
     by_id: HashMap<i64, EntryId>,
     last_id: i64,
     /// The sending side of the stream, while there is one.
@@ -113,7 +140,7 @@ async fn watch(
 async fn open(link: &Link, wake_key: &[u8]) -> Result<Opened, Status> {
     let (sender, requests) = unbounded_channel();
     // The receiver exists.
-    let _ = sender.send(create(WAKE_ID, wake_key));
+    let _ = sender.send(create(WAKE_ID, &Watched::change(wake_key.to_vec())));
     let connection = link.connection().await;
     let request = connection.request(UnboundedReceiverStream::new(requests));
     match connection.watch().watch(request).await {
@@ -126,8 +153,10 @@ async fn open(link: &Link, wake_key: &[u8]) -> Result<Opened, Status> {
     }
 }
 
-fn create(watch_id: i64, key: &[u8]) -> WatchRequest {
-    let create = WatchCreateRequest { key: key.to_vec(), watch_id, ..WatchCreateRequest::default() };
+fn create(watch_id: i64, watched: &Watched) -> WatchRequest {
+    let Watched { key, range_end, ends_only } = watched.clone();
+    let filters = if ends_only { vec![FilterType::Noput.into()] } else { Vec::new() };
+    let create = WatchCreateRequest { key, range_end, watch_id, filters, ..WatchCreateRequest::default() };
     WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) }
 }
 
@@ -141,16 +170,16 @@ impl Watches {
 
     fn follow(&mut self, order: Order) {
         match order {
-            Order::Watch(entry, key) => {
-                if self.of_entries.get(&entry).is_some_and(|(_, watched)| *watched == key) {
+            Order::Watch(entry, watched) => {
+                if self.of_entries.get(&entry).is_some_and(|(_, before)| *before == watched) {
                     return;
                 }
                 self.forget(&entry);
                 self.last_id += 1;
                 let id = self.last_id;
-                self.send(create(id, &key));
+                self.send(create(id, &watched));
                 self.by_id.insert(id, entry.clone());
-                self.of_entries.insert(entry, (id, key));
+                self.of_entries.insert(entry, (id, watched));
             }
             Order::Forget(entry) => self.forget(&entry),
         }
@@ -165,8 +194,8 @@ impl Watches {
     }
 
     fn create_all(&self) {
-        for (id, key) in self.of_entries.values() {
-            self.send(create(*id, key));
+        for (id, watched) in self.of_entries.values() {
+            self.send(create(*id, watched));
         }
     }
 
@@ -192,8 +221,7 @@ impl Watches {
             self.by_id.remove(&answer.watch_id);
             self.of_entries.remove(&entry);
         }
-        let is_deleted = answer.events.iter().any(|event| event.r#type() == EventType::Delete);
-        if answer.created || answer.canceled || is_deleted {
+        if answer.created || answer.canceled || !answer.events.is_empty() {
             self.wakes.deliver(&entry, Wake::Try(Duration::ZERO));
         }
     }

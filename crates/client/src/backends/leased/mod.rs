@@ -10,6 +10,8 @@ mod ended;
 mod failure;
 #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
 mod note;
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
+mod permits;
 mod requests;
 mod session;
 mod store;
@@ -25,6 +27,8 @@ pub(crate) use failure::StoreFailure;
 pub(crate) use note::{Note, Revocation, broken_at_grant, is_revoked, shown_holder};
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub(crate) use note::{shown_waiter, untold_holder};
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(crate) use permits::{NotePermit, PERMITS_MAX, PermitTurn, other_limit, permit_turn};
 pub(crate) use session::LeasedConn;
 pub(crate) use store::{Attempt, Entry, EntryId, Renewed, Store, Tried};
 pub(crate) use wakes::{Wake, Wakes};

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use lockkeeper_core::{ModeKind, Token};
 
+use super::permits::NotePermit;
 use super::store::Attempt;
 use crate::error::{BackendError, BackendErrorKind};
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
@@ -23,9 +24,23 @@ pub(crate) struct Note {
     pub(crate) client: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) entry: String,
+    /// For how many ms the lock stays closed if the hold expires.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) closes_ms: u64,
+    /// The hold has ended, and the lock is closed until this expires.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) closed: bool,
+    /// Of a request for a permit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) permit: Option<NotePermit>,
     /// An operator's break.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) revoked: Option<Revocation>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(ms: &u64) -> bool {
+    *ms == 0
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -36,10 +51,12 @@ pub(crate) struct Revocation {
 
 impl Note {
     pub(crate) fn of(attempt: &Attempt) -> Self {
+        let closes = attempt.entry.closed_after_expiry();
         Self {
             owner: attempt.label.to_string(),
             meta: String::from_utf8_lossy(&attempt.meta).into_owned(),
             entry: attempt.entry.id.0.clone(),
+            closes_ms: u64::try_from(closes.as_millis()).unwrap_or(u64::MAX),
             ..Self::default()
         }
     }
@@ -88,7 +105,7 @@ pub(crate) fn shown_holder(
         token,
         mode,
         subtree: false,
-        slot: None,
+        slot: note.as_ref().and_then(|note| note.permit?.slot),
         owner,
         held_for: None,
         state: match revoked {

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
-use lockkeeper_core::Token;
 use lockkeeper_core::{End, LockName, Mode, Seq};
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
+use lockkeeper_core::{PermitGrant, Token};
 
 use crate::backend::{BoxFuture, CallError};
 use crate::error::{BackendError, Busy};
@@ -124,8 +124,8 @@ pub(crate) enum Tried {
 
 impl Tried {
     #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "zookeeper"))]
-    pub(crate) fn granted(token: Token) -> Self {
-        Self::Granted(Granted { token: Some(token), permits: Vec::new() })
+    pub(crate) fn granted(token: Token, permit: Option<PermitGrant>) -> Self {
+        Self::Granted(Granted { token: Some(token), permits: permit.into_iter().collect() })
     }
 }
 

@@ -224,7 +224,7 @@ impl StoreInner {
                 ));
                 let token = u64::try_from(node.czxid).ok().and_then(Token::new);
                 return match token {
-                    Some(token) => Ok(Tried::granted(token)),
+                    Some(token) => Ok(Tried::granted(token, None)),
                     None => Err(ZooKeeperFailure::Refused(BackendError::new(
                         BackendErrorKind::Operator,
                         "ZooKeeper's answer can't be read: it has no transaction id; 3.6 or later is needed",

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lockkeeper::Locks;
+use lockkeeper::{HolderState, Locks};
 use lockkeeper_rig::Etcd;
 
 use crate::proxy::Faults;
@@ -24,7 +24,9 @@ impl Server {
         // A client without a proxy.
         let operator = Locks::connect_as(&self.etcd.url(), "operator").await.unwrap();
         until("the hold has expired", async || {
-            operator.inspect(name).await.unwrap().holders.is_empty().then_some(())
+            let holders = operator.inspect(name).await.unwrap().holders;
+            let is_closed = |state: &HolderState| matches!(state, HolderState::Closed { .. });
+            holders.iter().all(|holder| is_closed(&holder.state)).then_some(())
         })
         .await;
     }
@@ -44,10 +46,11 @@ impl Subject for Server {
         Locks::connect_as(&format!("etcd://{proxy}"), label).await.unwrap()
     }
 
-    async fn crash_closing(&self, name: &str, _keep_closed: Duration, _lock_delay: Duration) {
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
         let label = format!("crashes with {name}");
         let client = self.client(&label).await;
-        let held = client.mutex(name).ttl(Duration::from_secs(2)).acquire().await.unwrap();
+        let lock = client.mutex(name).ttl(Duration::from_secs(2));
+        let held = lock.keep_closed(keep_closed).lock_delay(lock_delay).acquire().await.unwrap();
         self.faults.cut_off(&label);
         self.until_expired(name).await;
         drop(held);

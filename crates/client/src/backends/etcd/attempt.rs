@@ -1,0 +1,311 @@
+//! Attempts to hold: a key in the lock's queue, and what those before it mean for it.
+
+use lockkeeper_core::{ModeKind, Token};
+use tokio::time::Instant;
+
+use super::api::range_request::SortOrder;
+use super::api::request_op::Request as Op;
+use super::api::{Compare, KeyValue, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest};
+use super::connection::{EtcdFailure, NoLease};
+use super::layout::{key, kind, obstacles, permits};
+use super::leases::EntryLease;
+use super::store::{Inner, created_at, delete, owner, put_unchanged, ranges, read, sorted, unreadable};
+use super::watcher::Watched;
+use crate::backends::leased::{
+    Attempt, Entry, Note, NotePermit, PermitTurn, Tried, broken_at_grant, is_revoked, other_limit,
+    permit_turn,
+};
+use crate::error::Busy;
+use crate::time::BootInstant;
+
+/// A waiter attempts again after this time, even if no message came: the member that it watches may be cut off.
+const AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
+/// How many of those before a waiter are counted.
+const COUNTED: i64 = 100;
+
+impl Inner {
+    pub(super) async fn attempt(&self, attempt: &Attempt) -> Result<Tried, EtcdFailure> {
+        let entry = &*attempt.entry;
+        let deadline = Instant::now() + entry.limit();
+        let lease = match self.leases.of(&entry.id).or_else(|| self.leases.reuse(entry, BootInstant::now())) {
+            Some(lease) => lease,
+            None => {
+                let lease = EntryLease::new(self.grant_lease(entry.ttl, deadline).await?, true);
+                self.leases.set(&entry.id, lease);
+                lease
+            }
+        };
+        if self.leases.is_ended(&entry.id) {
+            // While this attempt waited for a lease. If the lease can't be ended, it expires.
+            let _ = self.revoke(entry, lease, deadline).await;
+            self.leases.remove(&entry.id);
+            return Err(EtcdFailure::NOT_DONE);
+        }
+        if let Some(created) = lease.revision
+            && let Some(tried) = self.attempt_by_reads(attempt, lease, created, deadline).await?
+        {
+            return Ok(tried);
+        }
+        self.join_queue(attempt, lease, deadline).await
+    }
+
+    /// Creates the entry's key; one that does not wait does so only if it would hold.
+    async fn join_queue(
+        &self,
+        attempt: &Attempt,
+        mut lease: EntryLease,
+        deadline: Instant,
+    ) -> Result<Tried, EtcdFailure> {
+        let entry = &*attempt.entry;
+        let folder = self.layout.folder(&entry.name);
+        let own = key(&folder, entry.mode, lease.id);
+        let permit = self.permit_asked(entry, &folder, deadline).await?;
+        let note = Note { client: self.client.clone(), permit, ..Note::of(attempt) };
+        let taken = self.txn(deadline, take(attempt, &folder, &own, lease.id, &note)).await?;
+        let mut answers = ranges(taken.responses);
+        let (Some(first), mine) = (answers.pop(), answers.pop()) else { return Err(unreadable()) };
+        let created = match (taken.succeeded, mine.and_then(|mine| mine.kvs.into_iter().next())) {
+            (true, _) => taken.header.map_or(0, |header| header.revision),
+            (false, Some(mine)) => {
+                if is_revoked(&mine.value) {
+                    return Err(EtcdFailure::Refused(broken_at_grant()));
+                }
+                mine.create_revision
+            }
+            // The lock isn't free, and this entry does not wait.
+            (false, None) => {
+                // An earlier attempt without an answer may still create a key with this lease: then it is ended.
+                if attempt.first {
+                    self.leases.remove(&entry.id);
+                    self.leases.keep(lease.id, entry.ttl, BootInstant::now());
+                }
+                return Ok(Tried::Busy(busy(&first)));
+            }
+        };
+        if !lease.is_fresh {
+            // The lease must live for a whole ttl from this attempt on. Only after the transaction, which a majority has
+            // confirmed: a leader that was replaced may answer renewals for a while, and the next one begins the
+            // lease anew later than this attempt then.
+            match self.keep_alive(&[lease.id], deadline).await {
+                Ok(live) if live == [true] => lease.is_fresh = true,
+                Ok(_) => return Err(EtcdFailure::Answered(NoLease)),
+                Err(_) => return Err(EtcdFailure::IN_DOUBT),
+            }
+        }
+        let lease = EntryLease { revision: Some(created), ..lease };
+        self.leases.set(&entry.id, lease);
+        let is_first = first.kvs.first().is_none_or(|first| first.create_revision >= created);
+        if is_first && permit.is_none() {
+            return self.hold(entry, lease, created, None, deadline).await;
+        }
+        self.attempt_by_reads(attempt, lease, created, deadline).await?.ok_or(EtcdFailure::IN_DOUBT)
+    }
+
+    /// The request for a permit, if the entry is one. One that names no number takes that in use.
+    async fn permit_asked(
+        &self,
+        entry: &Entry,
+        folder: &str,
+        deadline: Instant,
+    ) -> Result<Option<NotePermit>, EtcdFailure> {
+        let mut in_use = None;
+        if entry.mode == (lockkeeper_core::Mode::Permit { of: None }) {
+            let any = RangeRequest { limit: 1, ..sorted(permits(folder), SortOrder::Ascend) };
+            let any = TxnRequest { success: vec![range(any)], ..TxnRequest::default() };
+            let found = ranges(self.txn(deadline, any).await?.responses);
+            in_use = found.first().and_then(|found| permit_of(found.kvs.first()?)).map(|permit| permit.of);
+        }
+        NotePermit::asked(&entry.name, entry.mode, in_use).map_err(EtcdFailure::Refused)
+    }
+
+    /// Attempts for an entry whose key exists, by reads only: unlike the transaction that creates keys, etcd does not write these to
+    /// its log. `None` if the key does not exist any more.
+    async fn attempt_by_reads(
+        &self,
+        attempt: &Attempt,
+        lease: EntryLease,
+        created: i64,
+        deadline: Instant,
+    ) -> Result<Option<Tried>, EtcdFailure> {
+        let entry = &*attempt.entry;
+        let folder = self.layout.folder(&entry.name);
+        let own = key(&folder, entry.mode, lease.id);
+        // Of a permit's request only the number of permits is relevant, which its own key has.
+        let own_permit = |mine: &KeyValue| permit_of(mine).map_or(COUNTED, |permit| i64::from(permit.of));
+        let mut count = COUNTED;
+        loop {
+            let before = RequestOp {
+                request: Some(Op::RequestRange(RangeRequest {
+                    limit: count,
+                    ..before(&folder, entry, created)
+                })),
+            };
+            let reads = TxnRequest { success: vec![read(&own), before], ..TxnRequest::default() };
+            let mut answers = ranges(self.txn(deadline, reads).await?.responses);
+            let (Some(before), Some(mine)) = (answers.pop(), answers.pop()) else { return Err(unreadable()) };
+            let Some(mine) = mine.kvs.into_iter().next().filter(|mine| mine.create_revision == created)
+            else {
+                self.leases.set(&entry.id, EntryLease { revision: None, holds: false, ..lease });
+                return Ok(None);
+            };
+            if is_revoked(&mine.value) {
+                return Err(EtcdFailure::Refused(broken_at_grant()));
+            }
+            if entry.mode.kind() == ModeKind::Permit && own_permit(&mine) > count && before.more {
+                count = own_permit(&mine);
+                continue;
+            }
+            let ahead = before.kvs.len() as u64;
+            let watched = match self.awaited(attempt, &folder, &mine, &before, lease, deadline).await? {
+                Awaited::Nothing(permit) => {
+                    return self.hold(entry, lease, created, permit, deadline).await.map(Some);
+                }
+                Awaited::Change(watched) => watched,
+                Awaited::Lost => continue,
+            };
+            if !attempt.wait {
+                // Only the key of a request for a permit exists in vain.
+                self.withdraw(entry, lease, &own, created, deadline).await?;
+                return Ok(Some(Tried::Busy(busy(&before))));
+            }
+            self.leases.set(&entry.id, EntryLease { holds: false, ..lease });
+            self.watcher.watch(&entry.id, watched);
+            return Ok(Some(Tried::Waits { ahead, again: AGAIN }));
+        }
+    }
+
+    /// For what an entry waits, by the keys before its own. A request for a permit takes its slot if it waits for nothing.
+    async fn awaited(
+        &self,
+        attempt: &Attempt,
+        folder: &str,
+        mine: &KeyValue,
+        before: &RangeResponse,
+        lease: EntryLease,
+        deadline: Instant,
+    ) -> Result<Awaited, EtcdFailure> {
+        let Some(own) = permit_of(mine) else {
+            let next = before.kvs.first().map(|next| Watched::end(next.key.clone()));
+            return Ok(next.map_or(Awaited::Nothing(None), Awaited::Change));
+        };
+        if own.slot.is_some() {
+            return Ok(Awaited::Nothing(Some(own)));
+        }
+        let earlier: Vec<Option<NotePermit>> = before
+            .kvs
+            .iter()
+            .map(|key| permit_of(key).filter(|_| kind(folder, &key.key) == ModeKind::Permit))
+            .collect();
+        Ok(match permit_turn(&earlier, own.of) {
+            PermitTurn::AwaitsChange { at } => Awaited::Change(Watched::change(before.kvs[at].key.clone())),
+            PermitTurn::AwaitsEnd => Awaited::Change(Watched::any_end(obstacles(folder, attempt.entry.mode))),
+            PermitTurn::Mismatch { have } => {
+                self.withdraw(&attempt.entry, lease, &mine.key, mine.create_revision, deadline).await?;
+                return Err(EtcdFailure::Refused(other_limit(&attempt.entry.name, have, own.of)));
+            }
+            PermitTurn::Takes { slot } => {
+                let permit = NotePermit { slot: Some(slot), ..own };
+                let Some(note) = Note::read(&mine.value) else { return Err(unreadable()) };
+                let note = Note { permit: Some(permit), ..note };
+                match self.txn(deadline, put_unchanged(mine, &note)).await?.succeeded {
+                    true => Awaited::Nothing(Some(permit)),
+                    // An operator's break, or an earlier attempt without an answer.
+                    false => Awaited::Lost,
+                }
+            }
+        })
+    }
+
+    /// Deletes the key of an entry that does not wait. The entry has no lease then.
+    async fn withdraw(
+        &self,
+        entry: &Entry,
+        lease: EntryLease,
+        own: &[u8],
+        created: i64,
+        deadline: Instant,
+    ) -> Result<(), EtcdFailure> {
+        let txn = TxnRequest {
+            compare: vec![created_at(own, created)],
+            success: vec![delete(own)],
+            failure: Vec::new(),
+        };
+        let begun = BootInstant::now();
+        self.txn(deadline, txn).await?;
+        self.leases.remove(&entry.id);
+        self.leases.keep(lease.id, entry.ttl, begun);
+        Ok(())
+    }
+
+    /// The entry holds: its key was created at this revision, which is its token.
+    async fn hold(
+        &self,
+        entry: &Entry,
+        lease: EntryLease,
+        created: i64,
+        permit: Option<NotePermit>,
+        deadline: Instant,
+    ) -> Result<Tried, EtcdFailure> {
+        let lease = self.prepare_closing(entry, lease, created, deadline).await?;
+        self.leases.set(&entry.id, EntryLease { holds: true, ..lease });
+        let token = u64::try_from(created).ok().and_then(Token::new).ok_or_else(unreadable)?;
+        Ok(Tried::granted(token, permit.and_then(NotePermit::grant)))
+    }
+}
+
+/// What an entry in the queue waits for.
+enum Awaited {
+    /// It holds, with this permit if it asked for one.
+    Nothing(Option<NotePermit>),
+    Change(Watched),
+    /// Its own key was written meanwhile.
+    Lost,
+}
+
+fn range(range: RangeRequest) -> RequestOp {
+    RequestOp { request: Some(Op::RequestRange(range)) }
+}
+
+/// The permit that a key's request asks for or has.
+pub(super) fn permit_of(key: &KeyValue) -> Option<NotePermit> {
+    Note::read(&key.value)?.permit
+}
+
+/// The transaction of an attempt. Its answers: the own key, unless it was created just now, and the lock's first key.
+fn take(attempt: &Attempt, folder: &str, own: &[u8], lease: i64, note: &Note) -> TxnRequest {
+    let put = PutRequest { key: own.to_vec(), value: note.bytes(), lease, ..PutRequest::default() };
+    let absent = match attempt.wait || note.permit.is_some() {
+        true => created_at(own, 0),
+        // There is no key of the lock: a comparison of a range is one of each of its keys.
+        false => {
+            let (begin, range_end) = obstacles(folder, attempt.entry.mode);
+            Compare { range_end, ..created_at(&begin, 0) }
+        }
+    };
+    let first = || {
+        range(RangeRequest { limit: 1, ..sorted(obstacles(folder, attempt.entry.mode), SortOrder::Ascend) })
+    };
+    TxnRequest {
+        compare: vec![absent],
+        success: vec![RequestOp { request: Some(Op::RequestPut(put)) }, first()],
+        failure: vec![read(own), first()],
+    }
+}
+
+/// The keys that an entry waits for, created before this revision, the latest first.
+fn before(folder: &str, entry: &Entry, created: i64) -> RangeRequest {
+    RangeRequest {
+        // Values of permits have their slots.
+        keys_only: entry.mode.kind() != ModeKind::Permit,
+        max_create_revision: created - 1,
+        ..sorted(obstacles(folder, entry.mode), SortOrder::Descend)
+    }
+}
+
+fn busy(first: &RangeResponse) -> Busy {
+    let holder = |found: &KeyValue| owner(found);
+    Busy {
+        holder: first.kvs.first().map(holder),
+        queued_ahead: u64::try_from(first.count - 1).unwrap_or_default(),
+    }
+}
