@@ -12,7 +12,9 @@ use super::layout::{Contender, NodeLayout, holders};
 use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists};
 use super::store::{children, owner};
 use crate::backend::{BreakOrder, Broken};
-use crate::backends::leased::{Note, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder};
+use crate::backends::leased::{
+    Note, NotePermit, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder,
+};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::LockInfo;
 
@@ -33,10 +35,10 @@ pub(super) struct Inspector {
 }
 
 /// The node of a contender, as read.
-struct SeenNode {
-    path: String,
-    is_shared: bool,
-    data: Vec<u8>,
+pub(super) struct SeenNode {
+    pub(super) path: String,
+    pub(super) kind: ModeKind,
+    pub(super) data: Vec<u8>,
     stat: Stat,
 }
 
@@ -197,20 +199,21 @@ fn below<'a>(folder: &'a str, children: &'a [String]) -> impl Iterator<Item = St
 }
 
 /// Reads the data of contenders. One that is gone by now is left out.
-async fn read(client: &Client, paths: Vec<(String, bool)>) -> Result<Vec<SeenNode>, ZooKeeperFailure> {
+pub(super) async fn read(
+    client: &Client,
+    paths: Vec<(String, ModeKind)>,
+) -> Result<Vec<SeenNode>, ZooKeeperFailure> {
     let mut seen = Vec::with_capacity(paths.len());
     let mut paths = paths.into_iter().peekable();
     while paths.peek().is_some() {
-        let some: Vec<(String, bool)> = paths.by_ref().take(READS).collect();
+        let some: Vec<(String, ModeKind)> = paths.by_ref().take(READS).collect();
         let mut reader = client.new_multi_reader();
         for (path, _) in &some {
             reader.add_get_data(path)?;
         }
-        for ((path, is_shared), read) in
-            some.into_iter().zip(by(Instant::now() + LIMIT, reader.commit()).await?)
-        {
+        for ((path, kind), read) in some.into_iter().zip(by(Instant::now() + LIMIT, reader.commit()).await?) {
             if let MultiReadResult::Data { data, stat } = read {
-                seen.push(SeenNode { path, is_shared, data, stat });
+                seen.push(SeenNode { path, kind, data, stat });
             }
         }
     }
@@ -222,7 +225,20 @@ async fn holding(client: &Client, folder: &str) -> Result<Vec<SeenNode>, ZooKeep
     let children = children(client, folder, Instant::now() + LIMIT).await?;
     let queue = Contender::queue(&children);
     let holders = queue[..holders(&queue)].iter();
-    read(client, holders.map(|one| (format!("{folder}/{}", one.node), one.is_shared)).collect()).await
+    let paths = holders.map(|one| (format!("{folder}/{}", one.node), one.kind)).collect();
+    let mut seen = read(client, paths).await?;
+    seen.truncate(held(seen.iter()));
+    Ok(seen)
+}
+
+/// How many of the first contenders, which may hold together, do: those for permits have a slot.
+fn held<'a>(seen: impl Iterator<Item = &'a SeenNode>) -> usize {
+    let has_slot = |seen: &SeenNode| permit_of(seen).is_some_and(|permit| permit.slot.is_some());
+    seen.take_while(|seen| seen.kind != ModeKind::Permit || has_slot(seen)).count()
+}
+
+fn permit_of(seen: &SeenNode) -> Option<NotePermit> {
+    Note::read(&seen.data)?.permit
 }
 
 /// Reads the first contenders of locks.
@@ -234,8 +250,12 @@ async fn described(
     let mut counts = Vec::with_capacity(locks.len());
     for (_, folder, children) in &locks {
         let queue = Contender::queue(children);
-        counts.push((holders(&queue), queue.len()));
-        paths.extend(queue.iter().take(SHOWN).map(|one| (format!("{folder}/{}", one.node), one.is_shared)));
+        let holders = holders(&queue);
+        counts.push((holders, queue.len()));
+        // Which requests for permits hold is in their data.
+        let is_for_permits = queue.first().is_some_and(|first| first.kind == ModeKind::Permit);
+        let shown = if is_for_permits { SHOWN.max(holders) } else { SHOWN };
+        paths.extend(queue.iter().take(shown).map(|one| (format!("{folder}/{}", one.node), one.kind)));
     }
     let seen = read(client, paths).await?;
     Ok(locks
@@ -250,24 +270,27 @@ async fn described(
         .collect())
 }
 
-/// `seen`: the first contenders of the lock, of which the first `held` of `count` hold it.
+/// `seen`: the first contenders of the lock, of which the first `held` of `count` hold it, or may if they are for permits.
 fn info(name: LockName, held: usize, count: usize, seen: &[&SeenNode]) -> LockInfo {
-    let kind = |seen: &SeenNode| if seen.is_shared { ModeKind::Shared } else { ModeKind::Exclusive };
+    let held = match seen.first().map(|first| first.kind) {
+        Some(ModeKind::Permit) => self::held(seen.iter().copied().take(held)),
+        _ => held,
+    };
     let owner = |seen: &SeenNode| owner(&seen.data, seen.stat.ephemeral_owner);
     let (holders, waiters) = seen.split_at(held.min(seen.len()));
     let holder = |seen: &&SeenNode| {
         let note = Note::read(&seen.data);
         let revoked = note.as_ref().and_then(|note| note.revoked.clone());
-        shown_holder(token_of(&seen.stat), kind(seen), owner(seen), note, revoked)
+        shown_holder(token_of(&seen.stat), seen.kind, owner(seen), note, revoked)
     };
-    let waiter = |seen: &&SeenNode| shown_waiter(kind(seen), owner(seen), Note::read(&seen.data));
+    let waiter = |seen: &&SeenNode| shown_waiter(seen.kind, owner(seen), Note::read(&seen.data));
     LockInfo {
         name,
         holder_count: held,
         waiter_count: count - held,
         holders: holders.iter().map(holder).collect(),
-        waiters: waiters.iter().map(waiter).collect(),
-        limit: None,
+        waiters: waiters.iter().take(SHOWN).map(waiter).collect(),
+        limit: seen.iter().find_map(|seen| Some(permit_of(seen)?.of)),
     }
 }
 

@@ -1,11 +1,13 @@
 //! Paths, and the names of nodes, in the layout of Curator's recipes: below the lock's node, each client that holds or waits
 //! has an ephemeral node `_c_GUID-lock-SEQUENCE`. ZooKeeper appends the sequence; the lowest holds the lock. A shared
-//! request's node has `__READ__` in place of `lock-`, and holds unless another kind of node is before it.
+//! request's node has `__READ__` in place of `lock-`, and holds unless another kind of node is before it. That of a request for a permit is
+//! as an exclusive one's, with `permit-` in front of `lock-`: other clients wait for it as for one of those.
 //!
 //! Nodes of Curator, kazoo and other clients with such names are contenders, too: a request waits for those before it.
 
-use lockkeeper_core::{LockName, Mode};
+use lockkeeper_core::{LockName, Mode, ModeKind};
 
+use crate::backends::leased::PERMITS_MAX;
 use crate::url::percent_decode;
 
 /// The parent of encoded names if the URL has no path.
@@ -14,6 +16,8 @@ const ROOT: &str = "/lockkeeper";
 /// lock, and kazoo's locks.
 const MARKERS: [(&str, bool); 5] =
     [("-lock-", false), ("__WRIT__", false), ("__READ__", true), ("__lock__", false), ("__rlock__", true)];
+/// What the name of a request for a permit has in front of an exclusive one's marker.
+const PERMIT: &str = "-permit";
 
 /// Where the nodes of a lock are.
 #[derive(Clone, Debug)]
@@ -74,7 +78,8 @@ impl NodeLayout {
             (_, Recipe::Mutex) => "lock-",
             (_, Recipe::ReadWrite) => "__WRIT__",
         };
-        format!("_c_{guid}-{marker}")
+        let permit = if mode.kind() == ModeKind::Permit { PERMIT } else { "" };
+        format!("_c_{guid}{permit}-{marker}")
     }
 }
 
@@ -101,20 +106,26 @@ fn encoded(name: &str) -> String {
 pub(super) struct Contender<'a> {
     pub(super) node: &'a str,
     sequence: i32,
-    pub(super) is_shared: bool,
+    pub(super) kind: ModeKind,
 }
 
 impl<'a> Contender<'a> {
     /// `None` for a node that is no contender's.
     pub(super) fn parse(node: &'a str) -> Option<Self> {
-        let marked = MARKERS
-            .iter()
-            .find_map(|&(marker, is_shared)| Some((&node[node.rfind(marker)? + marker.len()..], is_shared)));
+        let marked = MARKERS.iter().find_map(|&(marker, is_shared)| {
+            let at = node.rfind(marker)?;
+            let kind = match is_shared {
+                true => ModeKind::Shared,
+                false if node[..at].trim_end_matches('-').ends_with(PERMIT) => ModeKind::Permit,
+                false => ModeKind::Exclusive,
+            };
+            Some((&node[at + marker.len()..], kind))
+        });
         // Some clients have no GUID.
-        let (digits, is_shared) = marked.or_else(|| Some((node.strip_prefix("lock-")?, false)))?;
+        let (digits, kind) = marked.or_else(|| Some((node.strip_prefix("lock-")?, ModeKind::Exclusive)))?;
         // The sequence is padded to ten characters; with a sign it may have eleven.
         let sequence = digits.parse().ok().filter(|_| digits.len() >= 10)?;
-        Some(Self { node, sequence, is_shared })
+        Some(Self { node, sequence, kind })
     }
 
     /// Whether this one's place is before that of `other`.
@@ -136,15 +147,18 @@ impl<'a> Contender<'a> {
 
     /// Whether `self`, later in the queue, waits for `earlier`.
     pub(super) fn waits_for(&self, earlier: &Self) -> bool {
-        earlier.is_before(self) && !(self.is_shared && earlier.is_shared)
+        earlier.is_before(self) && !(self.kind == ModeKind::Shared && earlier.kind == ModeKind::Shared)
     }
 }
 
-/// How many at the beginning of a queue hold the lock.
+/// How many at the beginning of a queue hold the lock, or may hold it if they are for permits.
 pub(super) fn holders(queue: &[Contender<'_>]) -> usize {
-    match queue.iter().take_while(|one| one.is_shared).count() {
-        0 => queue.len().min(1),
-        shared => shared,
+    let together = |kind: ModeKind| queue.iter().take_while(|one| one.kind == kind).count();
+    match queue.first().map(|first| first.kind) {
+        None => 0,
+        Some(ModeKind::Exclusive) => 1,
+        Some(ModeKind::Shared) => together(ModeKind::Shared),
+        Some(ModeKind::Permit) => together(ModeKind::Permit).min(PERMITS_MAX as usize),
     }
 }
 
@@ -166,6 +180,10 @@ mod tests {
         let layout = NodeLayout::plain("", Recipe::ReadWrite);
         assert_eq!(layout.folder(&name("orders/42")), "/orders/42");
         assert_eq!(layout.node(guid, Mode::Exclusive), format!("_c_{guid}-__WRIT__"));
+        for recipe in [Recipe::Mutex, Recipe::ReadWrite] {
+            let node = NodeLayout::plain("", recipe).node(guid, Mode::Permit { of: Some(2) }) + "0000000007";
+            assert_eq!(Contender::parse(&node).unwrap().kind, ModeKind::Permit, "{node}");
+        }
     }
 
     #[test]
@@ -184,15 +202,18 @@ mod tests {
 
     #[test]
     fn contenders_of_all_known_clients_are_recognized() {
-        for (node, sequence, is_shared) in [
-            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-lock-0000000007", 7, false),
-            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-__READ__0000000007", 7, true),
-            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-__WRIT__2147483647", i32::MAX, false),
-            ("lock-0000000000", 0, false),
-            ("1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed__lock__-2147483648", i32::MIN, false),
-            ("1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed__rlock__-000000001", -1, true),
+        let (exclusive, shared) = (ModeKind::Exclusive, ModeKind::Shared);
+        for (node, sequence, kind) in [
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-lock-0000000007", 7, exclusive),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-__READ__0000000007", 7, shared),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-__WRIT__2147483647", i32::MAX, exclusive),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-permit-lock-0000000007", 7, ModeKind::Permit),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-permit-__WRIT__0000000007", 7, ModeKind::Permit),
+            ("lock-0000000000", 0, exclusive),
+            ("1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed__lock__-2147483648", i32::MIN, exclusive),
+            ("1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed__rlock__-000000001", -1, shared),
         ] {
-            assert_eq!(Contender::parse(node), Some(Contender { node, sequence, is_shared }), "{node}");
+            assert_eq!(Contender::parse(node), Some(Contender { node, sequence, kind }), "{node}");
         }
         for node in ["", "lock-", "lock-7", "leases", "42", "lock-00000000x7", "block-1234567890"] {
             assert_eq!(Contender::parse(node), None, "{node}");

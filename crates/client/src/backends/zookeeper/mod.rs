@@ -1,9 +1,10 @@
 //! `zookeeper://`: locks of a ZooKeeper ensemble, in the layout of Curator's recipes.
 //!
 //! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral sequential node in it
-//! ([`layout`], [`places`]); the node with the lowest sequence holds the lock ([`store`]). Sessions over such nodes are in
+//! ([`layout`], [`places`]); the node with the lowest sequence holds the lock ([`attempt`], [`store`]). Sessions over such nodes are in
 //! [`leased`](crate::backends::leased).
 
+mod attempt;
 mod inspect;
 mod layout;
 mod places;
@@ -67,7 +68,7 @@ fn capabilities() -> Capabilities {
         fencing: Fencing::Tokens { source: "the transaction that created the holder's node (czxid)" },
         ttl: true,
         shared: true,
-        permits: false,
+        permits: true,
         subtree: false,
         multi: false,
         wait: true,

@@ -1,28 +1,21 @@
-//! Entries as ephemeral nodes: attempts, renewals, and ends.
+//! Entries as ephemeral nodes: renewals and ends.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{End, Mode, Token};
+use lockkeeper_core::End;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
-use zookeeper_client::{Client, CreateMode, Error, EventType, MultiWriteError};
+use zookeeper_client::{Client, Error, EventType, MultiWriteError};
 
-use super::layout::{Contender, NodeLayout};
+use super::layout::NodeLayout;
 use super::places::{Node, QueuePlace, QueuePlaces};
 use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists};
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{
     Attempt, Entry, EntryId, Note, Renewed, Store, Tried, Wake, Wakes, is_revoked,
 };
-use crate::error::{BackendError, BackendErrorKind, Busy};
 
-/// A waiter attempts again after this time, even if no message came.
-const AGAIN: Duration = Duration::from_secs(3);
-/// How often an attempt reads the queue again because the contender before it has just left.
-const LOOKS_MAX: usize = 16;
-/// How often a node's parent is created because it was removed in between.
-const PARENTS_MAX: usize = 8;
 /// Nodes of one renewal; a request of this size is well below the servers' limit of 1 MiB.
 const CHECKS_MAX: usize = 500;
 /// A hold is observed by a watch once it is this old: most end before, and need none.
@@ -40,11 +33,11 @@ pub(super) struct ZooKeeperStore {
     inner: Arc<StoreInner>,
 }
 
-struct StoreInner {
-    sessions: Arc<CurrentSession>,
-    layout: NodeLayout,
-    places: Arc<QueuePlaces>,
-    wakes: Wakes,
+pub(super) struct StoreInner {
+    pub(super) sessions: Arc<CurrentSession>,
+    pub(super) layout: NodeLayout,
+    pub(super) places: Arc<QueuePlaces>,
+    pub(super) wakes: Wakes,
 }
 
 impl ZooKeeperStore {
@@ -86,68 +79,10 @@ impl Store for ZooKeeperStore {
     }
 }
 
-/// What stands between a contender and the lock.
-struct Queued {
-    /// How many contenders it waits for.
-    ahead: usize,
-    /// The node of the last one of these, and that of the first contender of all.
-    last: String,
-    first: String,
-}
-
 impl StoreInner {
-    async fn attempt(self: &Arc<Self>, attempt: &Attempt) -> Result<Tried, ZooKeeperFailure> {
-        let entry = &*attempt.entry;
-        let deadline = Instant::now() + entry.limit();
-        let client = self.sessions.client(deadline).await?;
-        let folder = self.layout.folder(&entry.name);
-        let Some((guid, known)) = self.places.begin(&entry.id, client.session_id()) else {
-            return Err(ZooKeeperFailure::NOT_DONE);
-        };
-        let mut orphan = SweepOrphan { inner: self, client: &client, entry, guid: &guid, is_settled: false };
-        let was_known = known.is_some();
-        let node = match known {
-            Some(node) => node,
-            None => {
-                let left = match attempt.first {
-                    true => None,
-                    false => find(&client, &folder, &guid, deadline).await?,
-                };
-                if left.is_none() && !attempt.wait {
-                    let children = children(&client, &folder, deadline).await?;
-                    let queue = Contender::queue(&children);
-                    let is_shared = entry.mode == Mode::Shared;
-                    if let Some(first) = queue.iter().find(|one| !(is_shared && one.is_shared)) {
-                        orphan.settle();
-                        let first = format!("{folder}/{}", first.node);
-                        return Ok(Tried::Busy(busy(&client, &first, queue.len(), deadline).await));
-                    }
-                }
-                match left {
-                    Some(left) => left,
-                    None => self.create(&client, &folder, &guid, attempt, deadline).await?,
-                }
-            }
-        };
-        if !self.places.set(&entry.id, node.clone()) {
-            // The request was ended meanwhile.
-            return Err(ZooKeeperFailure::NOT_DONE);
-        }
-        let tried = self.take_place(&client, &folder, &node, attempt, deadline).await;
-        let tried = tried.map_err(|failure| match failure {
-            // The node is as it was before this attempt, which only reads.
-            ZooKeeperFailure::Silent(_) if was_known => ZooKeeperFailure::NOT_DONE,
-            failure => failure,
-        })?;
-        if matches!(tried, Tried::Busy(_)) {
-            orphan.settle();
-        }
-        Ok(tried)
-    }
-
     /// Deletes in the background what an attempt has left, or may still leave: other services let it expire, but here it lasts as
     /// long as the session.
-    fn sweep(&self, client: Client, entry: &Entry, guid: String) {
+    pub(super) fn sweep(&self, client: Client, entry: &Entry, guid: String) {
         let folder = self.layout.folder(&entry.name);
         let Some(sweeping) = self.places.begin_sweep(&guid) else { return };
         self.sessions.run(async move {
@@ -159,100 +94,6 @@ impl StoreInner {
                 }
             }
         });
-    }
-
-    /// Creates the entry's node, and its parents if need be.
-    async fn create(
-        &self,
-        client: &Client,
-        folder: &str,
-        guid: &str,
-        attempt: &Attempt,
-        deadline: Instant,
-    ) -> Result<Node, ZooKeeperFailure> {
-        let prefix = format!("{folder}/{}", self.layout.node(guid, attempt.entry.mode));
-        let note = Note::of(attempt).bytes();
-        let options = self.sessions.ensemble.options(CreateMode::EphemeralSequential);
-        for _ in 0..PARENTS_MAX {
-            match by(deadline, client.create(&prefix, &note, &options)).await {
-                Ok((stat, sequence)) => {
-                    return Ok(Node {
-                        path: format!("{prefix}{sequence}"),
-                        czxid: stat.czxid,
-                        version: stat.version,
-                    });
-                }
-                // ZooKeeper removes containers some time after their last child.
-                Err(ZooKeeperFailure::Answered(Error::NoNode)) => {
-                    let options = self.sessions.ensemble.options(CreateMode::Container);
-                    match by(deadline, client.mkdir(folder, &options)).await {
-                        Ok(()) | Err(ZooKeeperFailure::Answered(_)) => {}
-                        Err(failure) => return Err(failure),
-                    }
-                }
-                Err(failure) => return Err(failure),
-            }
-        }
-        Err(ZooKeeperFailure::NOT_DONE)
-    }
-
-    /// Reads the queue: the entry holds, waits, or leaves because it does not wait.
-    async fn take_place(
-        &self,
-        client: &Client,
-        folder: &str,
-        node: &Node,
-        attempt: &Attempt,
-        deadline: Instant,
-    ) -> Result<Tried, ZooKeeperFailure> {
-        let entry = &attempt.entry;
-        for _ in 0..LOOKS_MAX {
-            let children = children(client, folder, deadline).await?;
-            let Some(queued) = before(&children, node) else {
-                // Somebody deleted it: the next attempt creates another.
-                self.places.take(&entry.id);
-                return Err(ZooKeeperFailure::NOT_DONE);
-            };
-            let Some(queued) = queued else {
-                let cancelled = self.places.hold(&entry.id);
-                self.sessions.run(observe(
-                    client.clone(),
-                    node.path.clone(),
-                    entry.id.clone(),
-                    self.wakes.clone(),
-                    cancelled,
-                ));
-                let token = u64::try_from(node.czxid).ok().and_then(Token::new);
-                return match token {
-                    Some(token) => Ok(Tried::granted(token, None)),
-                    None => Err(ZooKeeperFailure::Refused(BackendError::new(
-                        BackendErrorKind::Operator,
-                        "ZooKeeper's answer can't be read: it has no transaction id; 3.6 or later is needed",
-                    ))),
-                };
-            };
-            if !attempt.wait {
-                // Somebody was faster.
-                let first = format!("{folder}/{}", queued.first);
-                let answer = busy(client, &first, queued.ahead, deadline).await;
-                by_if_exists(deadline, client.delete(&node.path, None)).await?;
-                return Ok(Tried::Busy(answer));
-            }
-            let last = format!("{folder}/{}", queued.last);
-            // A watch of its data, as Curator's: one of its existence would stay behind if it is gone by now.
-            if let Some((_, _, watcher)) = by_if_exists(deadline, client.get_and_watch_data(&last)).await? {
-                let cancelled = self.places.wait(&entry.id);
-                let (id, wakes) = (entry.id.clone(), self.wakes.clone());
-                self.sessions.run(async move {
-                    tokio::select! {
-                        _ = watcher.changed() => wakes.deliver(&id, Wake::Try(Duration::ZERO)),
-                        _ = cancelled => {}
-                    }
-                });
-                return Ok(Tried::Waits { ahead: queued.ahead as u64, again: AGAIN });
-            }
-        }
-        Err(ZooKeeperFailure::IN_DOUBT)
     }
 
     async fn renew(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, ZooKeeperFailure> {
@@ -359,33 +200,8 @@ impl StoreInner {
     }
 }
 
-/// Sweeps when an attempt ends, in whichever way, after its request was ended.
-struct SweepOrphan<'a> {
-    inner: &'a Arc<StoreInner>,
-    client: &'a Client,
-    entry: &'a Entry,
-    guid: &'a str,
-    is_settled: bool,
-}
-
-impl SweepOrphan<'_> {
-    /// The attempt has left no node.
-    fn settle(&mut self) {
-        self.inner.places.take(&self.entry.id);
-        self.is_settled = true;
-    }
-}
-
-impl Drop for SweepOrphan<'_> {
-    fn drop(&mut self) {
-        if !self.is_settled && self.inner.places.guid_of(&self.entry.id).as_deref() != Some(self.guid) {
-            self.inner.sweep(self.client.clone(), self.entry, self.guid.to_owned());
-        }
-    }
-}
-
 /// Whether a hold's data say that it has to end.
-fn is_broken(data: &[u8]) -> bool {
+pub(super) fn is_broken(data: &[u8]) -> bool {
     is_revoked(data) || data == CURATORS_REVOCATION
 }
 
@@ -401,7 +217,7 @@ pub(super) async fn children(
 /// The node that an attempt without an answer has created, if it has. The server is first brought up to the leader's state, as an
 /// earlier connection may have been to another one. A request that is still on its way there comes before these, or is refused,
 /// because the session has moved.
-async fn find(
+pub(super) async fn find(
     client: &Client,
     folder: &str,
     guid: &str,
@@ -426,25 +242,6 @@ async fn sweep(client: &Client, folder: &str, guid: &str, deadline: Instant) -> 
     Ok(())
 }
 
-/// What a node waits for; `None` within if it waits for nothing, `None` if it is not among the children.
-fn before(children: &[String], node: &Node) -> Option<Option<Queued>> {
-    let own = Contender::parse(node.path.rsplit('/').next()?)?;
-    let queue = Contender::queue(children);
-    queue.iter().find(|one| one.node == own.node)?;
-    let ahead = queue.iter().filter(|one| own.waits_for(one));
-    Some(ahead.clone().next_back().map(|last| Queued {
-        ahead: ahead.count(),
-        last: last.node.to_owned(),
-        first: queue[0].node.to_owned(),
-    }))
-}
-
-async fn busy(client: &Client, first: &str, count: usize, deadline: Instant) -> Busy {
-    let found = by_if_exists(deadline, client.get_data(first)).await;
-    let holder = found.ok().flatten().map(|(data, stat)| owner(&data, stat.ephemeral_owner));
-    Busy { holder, queued_ahead: count.saturating_sub(1) as u64 }
-}
-
 /// The owner of a node, for display. Curator stores its address, kazoo what its user chose.
 pub(super) fn owner(data: &[u8], session: i64) -> String {
     if let Some(note) = Note::read(data) {
@@ -459,7 +256,7 @@ pub(super) fn owner(data: &[u8], session: i64) -> String {
 }
 
 /// Observes the node of a hold, to report at once that it was deleted or that its hold was broken.
-async fn observe(
+pub(super) async fn observe(
     client: Client,
     path: String,
     entry: EntryId,

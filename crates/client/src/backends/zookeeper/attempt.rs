@@ -1,0 +1,366 @@
+//! Attempts to hold: a node in the lock's queue, and what those before it mean for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join_all, select_all};
+use lockkeeper_core::{Mode, ModeKind, Token};
+use tokio::time::Instant;
+use zookeeper_client::{Client, CreateMode, Error};
+
+use super::inspect::{SeenNode, read};
+use super::layout::Contender;
+use super::places::Node;
+use super::session::{ZooKeeperFailure, by, by_if_exists};
+use super::store::{StoreInner, children, find, is_broken, observe, owner};
+use crate::backends::leased::{
+    Attempt, Entry, Note, NotePermit, PermitTurn, Tried, Wake, broken_at_grant, other_limit, permit_turn,
+};
+use crate::error::{BackendError, BackendErrorKind, Busy};
+
+/// A waiter attempts again after this time, even if no message came.
+const AGAIN: Duration = Duration::from_secs(3);
+/// How often an attempt reads the queue again because the contender before it has just left.
+const LOOKS_MAX: usize = 16;
+/// How often a node's parent is created because it was removed in between.
+const PARENTS_MAX: usize = 8;
+
+/// The place of a contender in the queue.
+enum Place {
+    /// Its node does not exist.
+    Gone,
+    /// It holds, with this permit if it asked for one.
+    Holds(Option<NotePermit>),
+    Queued(Queued),
+    /// Its node was written meanwhile.
+    Changed,
+}
+
+/// What stands between a contender and the lock.
+struct Queued {
+    /// How many contenders it waits for; of those before a request for a permit, as many as there are permits.
+    ahead: usize,
+    /// The nodes of which one has to change or end first.
+    awaited: Vec<String>,
+    /// The data of the awaited node, if a change of them is awaited, too.
+    data: Option<Vec<u8>>,
+    /// The node of the first contender of all.
+    first: String,
+}
+
+impl StoreInner {
+    pub(super) async fn attempt(self: &Arc<Self>, attempt: &Attempt) -> Result<Tried, ZooKeeperFailure> {
+        let entry = &*attempt.entry;
+        let deadline = Instant::now() + entry.limit();
+        let client = self.sessions.client(deadline).await?;
+        let folder = self.layout.folder(&entry.name);
+        let Some((guid, known)) = self.places.begin(&entry.id, client.session_id()) else {
+            return Err(ZooKeeperFailure::NOT_DONE);
+        };
+        let mut orphan = SweepOrphan { inner: self, client: &client, entry, guid: &guid, is_settled: false };
+        let was_known = known.is_some();
+        let node = match known {
+            Some(node) => node,
+            None => {
+                let left = match attempt.first {
+                    true => None,
+                    false => find(&client, &folder, &guid, deadline).await?,
+                };
+                if left.is_none() && !attempt.wait && entry.mode.kind() != ModeKind::Permit {
+                    let children = children(&client, &folder, deadline).await?;
+                    let queue = Contender::queue(&children);
+                    let is_shared = entry.mode == Mode::Shared;
+                    if let Some(first) = queue.iter().find(|one| !(is_shared && one.kind == ModeKind::Shared))
+                    {
+                        orphan.settle();
+                        let first = format!("{folder}/{}", first.node);
+                        return Ok(Tried::Busy(busy(&client, &first, queue.len(), deadline).await));
+                    }
+                }
+                match left {
+                    Some(left) => left,
+                    None => self.create(&client, &folder, &guid, attempt, deadline).await?,
+                }
+            }
+        };
+        if !self.places.set(&entry.id, node.clone()) {
+            // The request was ended meanwhile.
+            return Err(ZooKeeperFailure::NOT_DONE);
+        }
+        let tried = self.take_place(&client, &folder, &node, attempt, deadline).await;
+        if let Err(ZooKeeperFailure::Refused(_)) = tried {
+            // What is refused leaves nothing. If this fails, it is swept.
+            let _ = by_if_exists(deadline, client.delete(&node.path, None)).await;
+            self.places.take(&entry.id);
+        }
+        let tried = tried.map_err(|failure| match failure {
+            // The node is in its place as before this attempt.
+            ZooKeeperFailure::Silent(_) if was_known => ZooKeeperFailure::NOT_DONE,
+            failure => failure,
+        })?;
+        if matches!(tried, Tried::Busy(_)) {
+            orphan.settle();
+        }
+        Ok(tried)
+    }
+
+    /// Creates the entry's node, and its parents if need be.
+    async fn create(
+        &self,
+        client: &Client,
+        folder: &str,
+        guid: &str,
+        attempt: &Attempt,
+        deadline: Instant,
+    ) -> Result<Node, ZooKeeperFailure> {
+        let prefix = format!("{folder}/{}", self.layout.node(guid, attempt.entry.mode));
+        let permit = self.permit_asked(client, folder, &attempt.entry, deadline).await?;
+        let note = Note { permit, ..Note::of(attempt) }.bytes();
+        let options = self.sessions.ensemble.options(CreateMode::EphemeralSequential);
+        for _ in 0..PARENTS_MAX {
+            match by(deadline, client.create(&prefix, &note, &options)).await {
+                Ok((stat, sequence)) => {
+                    return Ok(Node {
+                        path: format!("{prefix}{sequence}"),
+                        czxid: stat.czxid,
+                        version: stat.version,
+                    });
+                }
+                // ZooKeeper removes containers some time after their last child.
+                Err(ZooKeeperFailure::Answered(Error::NoNode)) => {
+                    let options = self.sessions.ensemble.options(CreateMode::Container);
+                    match by(deadline, client.mkdir(folder, &options)).await {
+                        Ok(()) | Err(ZooKeeperFailure::Answered(_)) => {}
+                        Err(failure) => return Err(failure),
+                    }
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        Err(ZooKeeperFailure::NOT_DONE)
+    }
+
+    /// Reads the queue: the entry holds, waits, or leaves because it does not wait.
+    async fn take_place(
+        &self,
+        client: &Client,
+        folder: &str,
+        node: &Node,
+        attempt: &Attempt,
+        deadline: Instant,
+    ) -> Result<Tried, ZooKeeperFailure> {
+        let entry = &attempt.entry;
+        for _ in 0..LOOKS_MAX {
+            let children = children(client, folder, deadline).await?;
+            let place = match entry.mode {
+                Mode::Permit { .. } => {
+                    self.permit_place(client, folder, node, entry, &children, deadline).await?
+                }
+                _ => place(&children, node),
+            };
+            let queued = match place {
+                Place::Gone => {
+                    // Somebody deleted it: the next attempt creates another.
+                    self.places.take(&entry.id);
+                    return Err(ZooKeeperFailure::NOT_DONE);
+                }
+                Place::Holds(permit) => return self.hold(client, node, entry, permit),
+                Place::Changed => continue,
+                Place::Queued(queued) => queued,
+            };
+            if !attempt.wait {
+                // Somebody was faster.
+                let first = format!("{folder}/{}", queued.first);
+                let answer = busy(client, &first, queued.ahead, deadline).await;
+                by_if_exists(deadline, client.delete(&node.path, None)).await?;
+                return Ok(Tried::Busy(answer));
+            }
+            if self.watch(client, folder, entry, &queued, deadline).await? {
+                return Ok(Tried::Waits { ahead: queued.ahead as u64, again: AGAIN });
+            }
+        }
+        Err(ZooKeeperFailure::IN_DOUBT)
+    }
+
+    fn hold(
+        &self,
+        client: &Client,
+        node: &Node,
+        entry: &Entry,
+        permit: Option<NotePermit>,
+    ) -> Result<Tried, ZooKeeperFailure> {
+        let cancelled = self.places.hold(&entry.id);
+        let (path, id, wakes) = (node.path.clone(), entry.id.clone(), self.wakes.clone());
+        self.sessions.run(observe(client.clone(), path, id, wakes, cancelled));
+        match u64::try_from(node.czxid).ok().and_then(Token::new) {
+            Some(token) => Ok(Tried::granted(token, permit.and_then(NotePermit::grant))),
+            None => Err(ZooKeeperFailure::Refused(BackendError::new(
+                BackendErrorKind::Operator,
+                "ZooKeeper's answer can't be read: it has no transaction id; 3.6 or later is needed",
+            ))),
+        }
+    }
+
+    /// Watches what an entry waits for. `false`: it has changed by now.
+    async fn watch(
+        &self,
+        client: &Client,
+        folder: &str,
+        entry: &Entry,
+        queued: &Queued,
+        deadline: Instant,
+    ) -> Result<bool, ZooKeeperFailure> {
+        // Watches of data, as Curator's: one of its existence would stay behind if the node is gone by now.
+        let watch = async |node: &String| {
+            by_if_exists(deadline, client.get_and_watch_data(&format!("{folder}/{node}"))).await
+        };
+        let mut changes = Vec::with_capacity(queued.awaited.len());
+        for watched in join_all(queued.awaited.iter().map(watch)).await {
+            let Some((data, _, watcher)) = watched? else { return Ok(false) };
+            if queued.data.as_ref().is_some_and(|before| *before != data) {
+                return Ok(false);
+            }
+            changes.push(Box::pin(watcher.changed()));
+        }
+        let cancelled = self.places.wait(&entry.id);
+        let (id, wakes) = (entry.id.clone(), self.wakes.clone());
+        self.sessions.run(async move {
+            tokio::select! {
+                _ = select_all(changes) => wakes.deliver(&id, Wake::Try(Duration::ZERO)),
+                _ = cancelled => {}
+            }
+        });
+        Ok(true)
+    }
+
+    /// The request for a permit, if the entry is one. One that names no number takes that in use.
+    async fn permit_asked(
+        &self,
+        client: &Client,
+        folder: &str,
+        entry: &Entry,
+        deadline: Instant,
+    ) -> Result<Option<NotePermit>, ZooKeeperFailure> {
+        let mut in_use = None;
+        if entry.mode == (Mode::Permit { of: None }) {
+            let children = children(client, folder, deadline).await?;
+            let queue = Contender::queue(&children);
+            if let Some(other) = queue.iter().find(|one| one.kind == ModeKind::Permit) {
+                let data = client.get_data(&format!("{folder}/{}", other.node));
+                let found = by_if_exists(deadline, data).await?;
+                in_use = found.and_then(|(data, _)| Note::read(&data)?.permit).map(|permit| permit.of);
+            }
+        }
+        NotePermit::asked(&entry.name, entry.mode, in_use).map_err(ZooKeeperFailure::Refused)
+    }
+
+    /// The place of a request for a permit. It takes its slot if it waits for nothing.
+    async fn permit_place(
+        &self,
+        client: &Client,
+        folder: &str,
+        node: &Node,
+        entry: &Entry,
+        children: &[String],
+        deadline: Instant,
+    ) -> Result<Place, ZooKeeperFailure> {
+        let queue = Contender::queue(children);
+        let own = node.path.rsplit('/').next().unwrap_or_default();
+        let Some(at) = queue.iter().position(|one| one.node == own) else { return Ok(Place::Gone) };
+        let Some((data, stat)) = by_if_exists(deadline, client.get_data(&node.path)).await? else {
+            return Ok(Place::Gone);
+        };
+        if is_broken(&data) {
+            return Err(ZooKeeperFailure::Refused(broken_at_grant()));
+        }
+        let note = Note::read(&data).unwrap_or_default();
+        let Some(permit) = note.permit else { return Ok(Place::Gone) };
+        if permit.slot.is_some() {
+            return Ok(Place::Holds(Some(permit)));
+        }
+        let nearest = queue[..at].iter().rev().take(permit.of as usize);
+        let paths = nearest.map(|one| (format!("{folder}/{}", one.node), one.kind)).collect();
+        let seen = read(client, paths).await?;
+        let permit_of =
+            |seen: &SeenNode| Note::read(&seen.data)?.permit.filter(|_| seen.kind == ModeKind::Permit);
+        let earlier: Vec<Option<NotePermit>> = seen.iter().map(permit_of).collect();
+        let node_of = |seen: &SeenNode| seen.path.rsplit('/').next().unwrap_or_default().to_owned();
+        let queued = |awaited: &[SeenNode], data: Option<Vec<u8>>| {
+            Place::Queued(Queued {
+                ahead: seen.len(),
+                awaited: awaited.iter().map(node_of).collect(),
+                data,
+                first: queue[0].node.to_owned(),
+            })
+        };
+        Ok(match permit_turn(&earlier, permit.of) {
+            PermitTurn::AwaitsEnd => queued(&seen, None),
+            PermitTurn::AwaitsChange { at } => queued(&seen[at..=at], Some(seen[at].data.clone())),
+            PermitTurn::Mismatch { have } => {
+                return Err(ZooKeeperFailure::Refused(other_limit(&entry.name, have, permit.of)));
+            }
+            PermitTurn::Takes { slot } => {
+                let permit = NotePermit { slot: Some(slot), ..permit };
+                let note = Note { permit: Some(permit), ..note }.bytes();
+                match by(deadline, client.set_data(&node.path, &note, Some(stat.version))).await {
+                    Ok(stat) => {
+                        let _ = self.places.set(&entry.id, Node { version: stat.version, ..node.clone() });
+                        Place::Holds(Some(permit))
+                    }
+                    Err(ZooKeeperFailure::Answered(Error::BadVersion | Error::NoNode)) => Place::Changed,
+                    Err(failure) => return Err(failure),
+                }
+            }
+        })
+    }
+}
+
+/// Sweeps when an attempt ends, in whichever way, after its request was ended.
+struct SweepOrphan<'a> {
+    inner: &'a Arc<StoreInner>,
+    client: &'a Client,
+    entry: &'a Entry,
+    guid: &'a str,
+    is_settled: bool,
+}
+
+impl SweepOrphan<'_> {
+    /// The attempt has left no node.
+    fn settle(&mut self) {
+        self.inner.places.take(&self.entry.id);
+        self.is_settled = true;
+    }
+}
+
+impl Drop for SweepOrphan<'_> {
+    fn drop(&mut self) {
+        if !self.is_settled && self.inner.places.guid_of(&self.entry.id).as_deref() != Some(self.guid) {
+            self.inner.sweep(self.client.clone(), self.entry, self.guid.to_owned());
+        }
+    }
+}
+
+/// The place of a node that is not for a permit.
+fn place(children: &[String], node: &Node) -> Place {
+    let Some(own) = node.path.rsplit('/').next().and_then(Contender::parse) else { return Place::Gone };
+    let queue = Contender::queue(children);
+    if !queue.iter().any(|one| one.node == own.node) {
+        return Place::Gone;
+    }
+    let ahead = queue.iter().filter(|one| own.waits_for(one));
+    match ahead.clone().next_back() {
+        None => Place::Holds(None),
+        Some(last) => Place::Queued(Queued {
+            ahead: ahead.count(),
+            awaited: vec![last.node.to_owned()],
+            data: None,
+            first: queue[0].node.to_owned(),
+        }),
+    }
+}
+
+async fn busy(client: &Client, first: &str, count: usize, deadline: Instant) -> Busy {
+    let found = by_if_exists(deadline, client.get_data(first)).await;
+    let holder = found.ok().flatten().map(|(data, stat)| owner(&data, stat.ephemeral_owner));
+    Busy { holder, queued_ahead: count.saturating_sub(1) as u64 }
+}
