@@ -121,6 +121,11 @@ pub(crate) fn install() -> TaskResult {
     REGISTRIES.iter().try_for_each(|registry| registry.provide(&root).map(drop))
 }
 
+/// The folder with the libraries of a registry.
+pub(crate) fn folder(registry: &str) -> TaskResult<PathBuf> {
+    Ok(root()?.join(registry))
+}
+
 impl Registry {
     /// Makes the registry's folder below `root` contain exactly its libraries; returns whether it was changed.
     fn provide(&self, root: &Path) -> TaskResult<bool> {

@@ -69,7 +69,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Start and stop the lock services of others: Redis, etcd, ZooKeeper
+    /// Start and stop the lock services of others: Redis, PostgreSQL, etcd, ZooKeeper, DynamoDB (emulated)
     #[command(subcommand)]
     Services(Services),
     /// Measure our lock service and those of others, alternately, on this machine

@@ -59,6 +59,12 @@ const TEST_NEEDS: &[Need] = &[
     Need { program: "timeout", package: "coreutils", used_by: "the same" },
     Need::of(etcd::SERVER, "the tests of etcd"),
     Need::of(etcd::CLI, "the same"),
+    Need { program: "go", package: "golang-go", used_by: "the tests beside etcd's client in Go" },
+    Need {
+        program: "/usr/share/gocode/src/go.etcd.io/etcd/clientv3/concurrency/mutex.go",
+        package: "golang-etcd-server-dev",
+        used_by: "the same",
+    },
     Need::of(zookeeper::JAVA, "the tests of ZooKeeper"),
     Need::of(zookeeper::CLASSES, "the same"),
     Need { program: "javac", package: "default-jdk-headless", used_by: "the tests beside Curator" },

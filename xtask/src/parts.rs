@@ -15,8 +15,18 @@ use crate::needs::DENY;
 use crate::process::{cargo, run};
 
 /// Features of the library that are checked alone; the empty one stands for none.
-const LIBRARY_FEATURES: [&str; 9] =
-    ["", "dynamodb", "etcd", "etcd-tls", "file", "service", "redis-tls", "postgres-tls", "zookeeper"];
+const LIBRARY_FEATURES: [&str; 10] = [
+    "",
+    "dynamodb",
+    "etcd",
+    "etcd-tls",
+    "file",
+    "service",
+    "redis-tls",
+    "postgres-tls",
+    "zookeeper",
+    "zookeeper-tls",
+];
 
 /// One check of `verify`. They run in this order.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -40,8 +40,10 @@ pub struct Capabilities {
     pub break_hold: bool,
     /// Breaking another client's hold at once.
     pub break_now: bool,
-    /// A value of a hold that its holder replaces, and an exclusive hold that becomes a shared one.
-    pub changes: bool,
+    /// A value of a hold, which its holder replaces and others read.
+    pub values: bool,
+    /// Making an exclusive hold a shared one.
+    pub downgrade: bool,
     /// The promises P1 to P12.
     pub promises: Promises,
 }
@@ -218,7 +220,7 @@ impl Capabilities {
 
     /// Every boolean ability with its name, in the order used by the backends' pages.
     #[must_use]
-    pub fn abilities(&self) -> [(&'static str, bool); 14] {
+    pub fn abilities(&self) -> [(&'static str, bool); 15] {
         [
             ("fencing", self.has_tokens()),
             ("ttl", self.ttl),
@@ -233,7 +235,8 @@ impl Capabilities {
             ("inspect", self.inspect),
             ("break", self.break_hold),
             ("break_now", self.break_now),
-            ("changes", self.changes),
+            ("values", self.values),
+            ("downgrade", self.downgrade),
         ]
     }
 }

@@ -92,7 +92,8 @@ impl<F: Kind> Guard<F> {
     /// # Errors
     /// [`ChangeError`]; [`ChangeError::Unsupported`] if the lock service has no values.
     pub async fn set_value(&self, value: impl Into<Vec<u8>>) -> Result<(), ChangeError> {
-        self.change("keep a value of a hold", HoldChange::SetValue(value.into().into())).await
+        let can = self.inner.hold.capabilities().values;
+        self.change(can, "keep a value of a hold", HoldChange::SetValue(value.into().into())).await
     }
 
     /// Makes an exclusive hold a shared one, without letting any other exclusive holder in between: waiting readers are
@@ -103,13 +104,13 @@ impl<F: Kind> Guard<F> {
     /// # Errors
     /// [`ChangeError`]; [`ChangeError::Backend`] for a permit.
     pub async fn downgrade(&self) -> Result<(), ChangeError> {
-        self.change("share an exclusive hold", HoldChange::Downgrade).await
+        let can = self.inner.hold.capabilities().downgrade;
+        self.change(can, "share an exclusive hold", HoldChange::Downgrade).await
     }
 
-    async fn change(&self, what: &'static str, change: HoldChange) -> Result<(), ChangeError> {
-        let capabilities = self.inner.hold.capabilities();
-        if !capabilities.changes {
-            return Err(capabilities.lacks(what).into());
+    async fn change(&self, can: bool, what: &'static str, change: HoldChange) -> Result<(), ChangeError> {
+        if !can {
+            return Err(self.inner.hold.capabilities().lacks(what).into());
         }
         self.inner.hold.change(change).await
     }

@@ -24,7 +24,7 @@ pub const BUCKET: &str = "lockkeeper";
 
 /// moto compares the ETag and stores the object in two steps, and serves each connection on a thread of its own. S3
 /// guarantees that of two puts with the same condition one is refused, so this script serves one request at a time.
-pub(crate) const MOTO: &str = "\
+pub const MOTO: &str = "\
 import sys, threading
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import run_simple

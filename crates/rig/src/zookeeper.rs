@@ -13,6 +13,7 @@ use crate::folder::Folder;
 use crate::port::Port;
 use crate::process::{ProcessSlot, ServerProcess};
 use crate::program::{CommandLine, Program, find};
+use crate::tls::Certificates;
 
 /// The program that runs the server.
 pub const JAVA: Program = Program { name: "java", package: "default-jre-headless" };
@@ -32,6 +33,8 @@ pub struct ZooKeeper {
     peers: [Port; 2],
     /// The lines about the ensemble, and the server's number in it.
     ensemble: Option<(String, usize)>,
+    /// The port for clients with TLS, and the server's files.
+    tls: Option<(Port, Certificates)>,
     folder: Folder,
 }
 
@@ -45,6 +48,26 @@ impl ZooKeeper {
         let zookeeper = Self::prepared();
         zookeeper.start_again();
         zookeeper
+    }
+
+    /// Starts a server with a further port for clients with TLS, which must have a certificate of its authority.
+    #[must_use]
+    pub fn start_tls() -> Self {
+        let mut zookeeper = Self::prepared();
+        let files = Certificates::make(zookeeper.folder.path());
+        zookeeper.tls = Some((Port::free(), files));
+        zookeeper.start_again();
+        zookeeper
+    }
+
+    /// The port for clients with TLS, and its files: the authority, a certificate that it has signed, and its key.
+    ///
+    /// # Panics
+    /// The server has no TLS.
+    #[must_use]
+    pub fn tls(&self) -> (u16, [&Path; 3]) {
+        let (port, files) = self.tls.as_ref().expect("it was started with TLS");
+        (port.number(), [&files.ca, &files.certificate, &files.key])
     }
 
     /// Starts an ensemble of three servers; returns once each of them answers.
@@ -71,6 +94,7 @@ impl ZooKeeper {
             clients: Port::free(),
             peers: [Port::free(), Port::free()],
             ensemble: None,
+            tls: None,
             folder: Folder::new("zookeeper"),
         }
     }
@@ -139,6 +163,21 @@ impl ZooKeeper {
         if let Some((lines, number)) = &self.ensemble {
             more.push_str(lines);
             fs::write(data.join("myid"), format!("{number}\n")).expect("our folder is ours");
+        }
+        if let Some((port, files)) = &self.tls {
+            // One file with the key and the certificate.
+            let both = self.folder.path().join("both.pem");
+            let read = |file: &Path| fs::read_to_string(file).expect("we have written it");
+            fs::write(&both, read(&files.key) + &read(&files.certificate)).expect("our folder is ours");
+            // Writing to a string does not fail.
+            let _ = write!(
+                more,
+                "secureClientPort={}\nserverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
+                 ssl.keyStore.location={}\nssl.trustStore.location={}\n",
+                port.number(),
+                both.display(),
+                files.ca.display()
+            );
         }
         let file = self.folder.path().join("zoo.cfg");
         fs::write(&file, settings(self.port(), &data, 500, &more)).expect("our folder is ours");

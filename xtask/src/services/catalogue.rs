@@ -11,10 +11,12 @@
 use std::fs;
 use std::process::Command;
 
+use lockkeeper_rig::s3::{MOTO, PYTHON};
 use lockkeeper_rig::{pgbouncer, postgres, redis, zookeeper};
 use nix::sys::signal::Signal;
 
 use crate::TaskResult;
+use crate::foreign;
 use crate::needs::Need;
 use crate::services::{ServiceLocation, probe};
 
@@ -148,6 +150,38 @@ const PGBOUNCER: ServiceSpec = ServiceSpec {
     ready: postgres_ready,
 };
 
+/// An emulator of Amazon DynamoDB, without data: `lockkeeper dynamodb init` makes a table.
+const DYNAMODB: ServiceSpec = ServiceSpec {
+    name: "dynamodb",
+    family: "dynamodb",
+    port: 16520,
+    needs: &[Need::of(PYTHON, "the service dynamodb")],
+    version: |_| python(&["-c", "import moto; print(moto.__version__)"]),
+    prepare: |place| {
+        foreign::install()?;
+        let file = place.folder.join(MOTO_FILE);
+        fs::write(&file, MOTO).map_err(|error| format!("cannot write {}: {error}", file.display()))
+    },
+    command: |place| {
+        let mut moto = python(&[]);
+        moto.arg(place.folder.join(MOTO_FILE)).arg(place.port.to_string());
+        moto
+    },
+    ends_by: Signal::SIGTERM,
+    after: None,
+    ready: |place| probe::ask(place.port, "GET /moto-api/ HTTP/1.0\r\n\r\n", "200 OK"),
+};
+
+const MOTO_FILE: &str = "moto.py";
+
+/// Python with the packages from PyPI.
+fn python(args: &[&str]) -> Command {
+    let mut python = command("python3", args);
+    // Without the folder, python3 reports that a package is missing.
+    python.env("PYTHONPATH", foreign::folder("pypi").unwrap_or_default());
+    python
+}
+
 const SETPRIV: Need =
     Need { program: "setpriv", package: "util-linux", used_by: "the services that refuse to be root" };
 
@@ -165,6 +199,7 @@ pub(crate) const SERVICES: &[ServiceSpec] = &[
     PGBOUNCER,
     ETCD,
     ZOOKEEPER,
+    DYNAMODB,
 ];
 
 fn nothing(_: &ServiceLocation) -> TaskResult {
@@ -282,8 +317,8 @@ mod tests {
             let command = (service.command)(&place);
             let args: Vec<&Path> = command.get_args().map(Path::new).collect();
             assert!(args.iter().any(|arg| arg.starts_with(&place.folder)), "{}: {args:?}", service.name);
-            let written =
-                ["zoo.cfg", "pgbouncer.ini"].map(|name| fs::read_to_string(place.folder.join(name)));
+            let written = ["zoo.cfg", "pgbouncer.ini", MOTO_FILE]
+                .map(|name| fs::read_to_string(place.folder.join(name)));
             let told = format!("{args:?}\n{written:?}");
             assert!(told.contains(&place.port.to_string()), "{} has no port: {told}", service.name);
             assert!(told.contains("127.0.0.1"), "{} does not keep to loopback: {told}", service.name);

@@ -23,6 +23,8 @@ pub(crate) mod redis;
 pub(crate) mod redlock;
 #[cfg(feature = "service")]
 pub(crate) mod service;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(crate) mod tls_files;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
@@ -154,7 +156,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
     BackendEntry {
         example: "zookeeper://a,b,c",
         summary: "ZooKeeper, in the layout of Curator's locks",
-        schemes: &[scheme("zookeeper", "zookeeper")],
+        schemes: &[scheme("zookeeper", "zookeeper"), scheme("zookeepers", "zookeeper-tls")],
         default_port: Some(2181),
         pages: &["zookeeper"],
         connect: connect!("zookeeper", zookeeper),

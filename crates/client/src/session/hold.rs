@@ -281,6 +281,7 @@ impl HoldHandle {
             Ok(Answer::Changed) => return Ok(()),
             Ok(Answer::Refused(error)) => return Err(ChangeError::Backend(error)),
             Ok(Answer::Revoked) => Push::Revoked { seq, notice: None },
+            Ok(Answer::Finished(end)) => Push::Ended { seq, end },
             Ok(Answer::SessionGone) => Push::Lost(LossCause::SessionEnded),
             _ => return Err(ChangeError::NoAnswer),
         };

@@ -55,7 +55,7 @@ async fn etcdctl_lock_and_ours_exclude_each_other_in_one_queue() {
     match locks.mutex("jobs").wait(Wait::No).acquire().await {
         Err(AcquireError::Busy(busy)) => {
             assert!(
-                busy.holder.as_deref().is_some_and(|holder| holder.contains("another client of etcd")),
+                busy.holder.as_deref().is_some_and(|holder| holder.contains("another client (`lease ")),
                 "{busy}"
             );
         }

@@ -6,6 +6,8 @@
 //!
 //! `cargo xtask test` installs the clients; without them every test here fails with a message about that.
 
+#[cfg(feature = "etcd")]
+mod concurrency;
 #[cfg(feature = "zookeeper")]
 mod curator;
 #[cfg(feature = "dynamodb")]
@@ -21,7 +23,7 @@ mod psql;
 #[cfg(feature = "redis")]
 mod redis_py;
 mod scenarios;
-#[cfg(any(feature = "dynamodb", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "dynamodb", feature = "etcd", feature = "redis", feature = "zookeeper"))]
 mod script;
 
 /// Defines one test per scenario, with the scenario's name, in the world created by `start()`.

@@ -89,7 +89,7 @@ pub(crate) async fn our_hold_excludes_peers_until_its_release(world: &impl World
 }
 
 /// Shared holds together exclude the peer, which knows of no such thing, until the last of them ends.
-#[cfg(feature = "dynamodb")]
+#[cfg(any(feature = "dynamodb", feature = "etcd"))]
 pub(crate) async fn our_shared_holds_exclude_peers_until_the_last_release(world: &impl World) {
     let (one, two) = (connect(world).await, connect(world).await);
     let mut peer = world.peer();

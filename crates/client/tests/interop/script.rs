@@ -43,6 +43,27 @@ impl Script {
         Self::ready(&mut python, "python3")
     }
 
+    /// Go's `concurrency.Mutex` of etcd's own client, on one member. Compiled from Debian's packages, without a module.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn concurrency_mutex(port: u16) -> Self {
+        let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let program = temporary.join(format!("concurrency_mutex-{}", std::process::id()));
+        let mut build = Command::new("go");
+        build.env("GO111MODULE", "off").env("GOPATH", "/usr/share/gocode");
+        build.env("GOCACHE", temporary.join("go-cache"));
+        build.arg("build").arg("-o").arg(&program).arg(script("concurrency_mutex.go"));
+        let built = build.output().expect("`go` of Debian's package golang-go");
+        assert!(
+            built.status.success(),
+            "is Debian's package golang-etcd-server-dev installed? {}",
+            String::from_utf8_lossy(&built.stderr)
+        );
+        let peer = Self::ready(Command::new(&program).arg(port.to_string()), "golang-go");
+        // It runs; another one may be built by the same test.
+        std::fs::remove_file(&program).expect("our folder is ours");
+        peer
+    }
+
     /// Curator's locks on one server, of the recipe `mutex` or `readwrite`. Java compiles the program before it runs it.
     #[cfg(feature = "zookeeper")]
     pub(crate) fn curator(port: u16, recipe: &str) -> Self {

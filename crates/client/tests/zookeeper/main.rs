@@ -1,5 +1,6 @@
 //! `zookeeper:` on real servers: its queue, its nodes, other clients' nodes beside them, and ensembles that lose members.
 
+mod access;
 mod ensemble;
 mod foreign;
 mod queue;

@@ -29,8 +29,8 @@ pub(super) const READERS: &str = "lockkeeperReaders";
 pub(super) const READER_VERSION: &str = "version";
 const READER_LEASE: &str = "lease";
 /// For how long an item that only a crashed holder would leave exists beyond its ttl, where items have an expiry. More than any
-/// ttl: the expiry that one shared holder writes must not be before the end of another's lease.
-const EXPIRY: Duration = Duration::from_secs(2 * 3600);
+/// ttl and lock-delay: the expiry that one shared holder writes must not be before the end of another's lease.
+const EXPIRY: Duration = Duration::from_secs(3 * 3600);
 
 pub(super) type Item = HashMap<String, AttributeValue>;
 
@@ -99,7 +99,7 @@ impl Attributes {
     pub(super) fn held(&self, attempt: &Attempt, version: String, token: u64) -> Item {
         let entry = &*attempt.entry;
         let mut item = self.lock(&entry.name);
-        item.insert(self.lease.to_owned(), self.lease_of(entry.ttl));
+        item.insert(self.lease.to_owned(), self.lease_of(observed_lease(entry)));
         if entry.mode == Mode::Shared {
             let reader = reader(attempt, version.clone(), token);
             let readers = HashMap::from([(owner(&entry.id), AttributeValue::M(reader))]);
@@ -177,9 +177,15 @@ pub(super) fn owner(entry: &EntryId) -> String {
     format!("{OWNER}{entry}")
 }
 
+/// For how long others observe a hold before they take its lock over: the ttl, and the time for which the lock is to stay closed
+/// after an expiry.
+pub(super) fn observed_lease(entry: &Entry) -> Duration {
+    entry.ttl + entry.lock_delay
+}
+
 /// A shared holder of this library.
 pub(super) fn reader(attempt: &Attempt, version: String, token: u64) -> Item {
-    let lease = attempt.entry.ttl.as_millis().to_string();
+    let lease = observed_lease(&attempt.entry).as_millis().to_string();
     Item::from([
         (READER_VERSION.to_owned(), AttributeValue::S(version)),
         (READER_LEASE.to_owned(), AttributeValue::N(lease)),

@@ -69,11 +69,12 @@ fn capabilities() -> Capabilities {
         wait: true,
         fair: false,
         keep_closed: false,
-        lock_delay: false,
+        lock_delay: true,
         inspect: true,
         break_hold: true,
         break_now: true,
-        changes: false,
+        values: false,
+        downgrade: false,
         promises: Promises {
             rising_tokens: Promise::KeptIf(
                 "the items of tokens are not deleted, and the table is not restored from a backup",

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 use super::connection::DynamoFailure;
 use super::items::{
-    Attributes, BREAK, Item, LockItem, READER_VERSION, READERS, SHARED, TOKEN, expires, owner, reader,
+    Attributes, BREAK, Item, LockItem, READER_VERSION, READERS, SHARED, TOKEN, expires, observed_lease,
+    owner, reader,
 };
 use super::store::DynamoTable;
 use crate::backends::leased::{Attempt, Entry, Revocation};
@@ -122,7 +123,7 @@ impl DynamoTable {
             .text(":version", &new)
             // No other client may take over before the last of the holders is dead.
             .name("#lease", self.attributes.lease)
-            .value(":lease", self.attributes.lease_of(seen.lease.max(entry.ttl)))
+            .value(":lease", self.attributes.lease_of(seen.lease.max(observed_lease(entry))))
             .value(":reader", AttributeValue::M(reader(attempt, new.clone(), token)));
         for (at, &owner) in dead.iter().enumerate() {
             let Some(holder) = seen.holders.get(owner) else { continue };

@@ -207,7 +207,7 @@ impl Inner {
                 let permit = NotePermit { slot: Some(slot), ..own };
                 let Some(note) = Note::read(&mine.value) else { return Err(unreadable()) };
                 let note = Note { permit: Some(permit), ..note };
-                match self.txn(deadline, put_unchanged(mine, &note)).await?.succeeded {
+                match self.txn(deadline, put_unchanged(mine, &note, None)).await?.succeeded {
                     true => Awaited::Nothing(Some(permit)),
                     // An operator's break, or an earlier attempt without an answer.
                     false => Awaited::Lost,
@@ -246,7 +246,7 @@ impl Inner {
         permit: Option<NotePermit>,
         deadline: Instant,
     ) -> Result<Tried, EtcdFailure> {
-        let lease = self.prepare_closing(entry, lease, created, deadline).await?;
+        let lease = self.prepare_closing(entry, lease, deadline).await?;
         self.leases.set(&entry.id, EntryLease { holds: true, ..lease });
         let token = u64::try_from(created).ok().and_then(Token::new).ok_or_else(unreadable)?;
         Ok(Tried::granted(token, permit.and_then(NotePermit::grant)))

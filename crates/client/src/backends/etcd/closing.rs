@@ -9,17 +9,16 @@ use std::time::Duration;
 use lockkeeper_core::End;
 use tokio::time::Instant;
 
-use super::api::request_op::Request as Op;
-use super::api::{LeaseTimeToLiveRequest, PutRequest, RequestOp, TxnRequest};
+use super::api::{LeaseTimeToLiveRequest, TxnRequest};
 use super::connection::EtcdFailure;
 use super::layout::key;
 use super::leases::EntryLease;
-use super::store::{Inner, created_at, ranges, read, state, unchanged, unreadable};
+use super::store::{Inner, put_unchanged, ranges, read, state, unreadable};
 use crate::backends::leased::{Entry, Note, Renewed};
 use crate::time::BootInstant;
 
-/// A closing that meets other writes of the key is tried again so often.
-const CLOSINGS_MAX: usize = 5;
+/// A write of a key that meets other ones is tried again so often.
+const REWRITES_MAX: usize = 5;
 
 impl Inner {
     /// Gives the key of an entry that holds the longer lease, if its lock is to stay closed after an expiry.
@@ -27,7 +26,6 @@ impl Inner {
         &self,
         entry: &Entry,
         lease: EntryLease,
-        created: i64,
         deadline: Instant,
     ) -> Result<EntryLease, EtcdFailure> {
         let closes = entry.closed_after_expiry();
@@ -42,7 +40,7 @@ impl Inner {
         let lease = EntryLease { closing: Some(closing), ..lease };
         // From now on it is renewed, too.
         self.leases.set(&entry.id, lease);
-        self.move_key(entry, lease, created, closing, |note| note, deadline).await?;
+        self.rewrite(entry, lease, Some(closing), |note| note, deadline).await?;
         Ok(lease)
     }
 
@@ -54,10 +52,9 @@ impl Inner {
         doubt: bool,
         deadline: Instant,
     ) -> Result<End, EtcdFailure> {
-        let Some(created) = lease.revision else { return Ok(End::Gone) };
         let left = self.grant_lease(entry.keep_closed, deadline).await?;
         let closed = |note: Note| Note { closed: true, ..note };
-        let was = self.move_key(entry, lease, created, left, closed, deadline).await?;
+        let was = self.rewrite(entry, lease, Some(left), closed, deadline).await?;
         if doubt {
             // A late attempt can't create another key.
             match self.end_lease(lease.id, deadline).await {
@@ -77,32 +74,25 @@ impl Inner {
         })
     }
 
-    /// Replaces the lease of an entry's key, and changes its value.
-    async fn move_key(
+    /// Replaces the value of an entry's key, and its lease if another is given. Returns the key's state before.
+    pub(super) async fn rewrite(
         &self,
         entry: &Entry,
         lease: EntryLease,
-        created: i64,
-        to: i64,
+        to: Option<i64>,
         change: impl Fn(Note) -> Note,
         deadline: Instant,
     ) -> Result<Renewed, EtcdFailure> {
         let own = key(&self.layout.folder(&entry.name), entry.mode, lease.id);
-        for _ in 0..CLOSINGS_MAX {
+        for _ in 0..REWRITES_MAX {
             let found = self.txn(deadline, TxnRequest { success: vec![read(&own)], ..TxnRequest::default() });
             let found = ranges(found.await?.responses).into_iter().next().ok_or_else(unreadable)?;
-            let Some(mine) = found.kvs.first().filter(|mine| mine.create_revision == created) else {
+            let Some(mine) = found.kvs.first().filter(|mine| Some(mine.create_revision) == lease.revision)
+            else {
                 return Ok(Renewed::Gone);
             };
             let Some(note) = Note::read(&mine.value) else { return Err(unreadable()) };
-            let value = change(note).bytes();
-            let put = PutRequest { key: own.clone(), value, lease: to, ..PutRequest::default() };
-            let txn = TxnRequest {
-                compare: vec![created_at(&own, created), unchanged(mine)],
-                success: vec![RequestOp { request: Some(Op::RequestPut(put)) }],
-                failure: Vec::new(),
-            };
-            if self.txn(deadline, txn).await?.succeeded {
+            if self.txn(deadline, put_unchanged(mine, &change(note), to)).await?.succeeded {
                 return Ok(state(&found));
             }
         }

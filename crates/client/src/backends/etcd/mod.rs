@@ -88,7 +88,8 @@ fn capabilities() -> Capabilities {
         inspect: true,
         break_hold: true,
         break_now: true,
-        changes: false,
+        values: true,
+        downgrade: false,
         promises: Promises {
             rising_tokens: Promise::KeptIf(
                 "the cluster is not restored from a backup, or restored with `--bump-revision`: revisions start again",

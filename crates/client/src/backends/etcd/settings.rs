@@ -3,13 +3,20 @@
 use std::sync::Arc;
 
 use super::layout::Layout;
+use crate::backends::tls_files::{TLS_PARAMETERS, TlsFiles};
 use crate::error::ConnectError;
+#[cfg(not(feature = "etcd-tls"))]
+use crate::url::UrlError;
 use crate::url::{Login, Url};
 
 /// The default port of etcd's clients.
 const PORT: u16 = 2379;
-/// The parameters of `etcd://`.
-const PARAMETERS: &[&str] = &["layout", "prefix", "tls-ca", "tls-cert", "tls-key"];
+/// The parameters of `etcd://`, without those of TLS.
+const PARAMETERS: [&str; 2] = ["layout", "prefix"];
+
+/// The scheme with TLS, and the hint for who gives files of TLS with the other one.
+const TLS_SCHEME: &str = "etcds";
+const WITHOUT_TLS: &str = "of use without TLS: write `etcds://`";
 
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
@@ -38,7 +45,7 @@ impl std::fmt::Debug for EtcdTls {
 
 impl Settings {
     pub(super) fn parse(url: &Url) -> Result<Self, ConnectError> {
-        url.only_parameters(PARAMETERS)?;
+        url.only_parameters(&[&PARAMETERS[..], &TLS_PARAMETERS].concat())?;
         if !matches!(url.path.as_str(), "" | "/") {
             return Err(url.bad_part(url.path.clone(), "part of this address: etcd has no databases").into());
         }
@@ -61,41 +68,26 @@ impl Settings {
 }
 
 /// The settings of `etcds://`.
+#[cfg(feature = "etcd-tls")]
 fn tls(url: &Url) -> Result<Option<EtcdTls>, ConnectError> {
-    let file = |key| url.parameter::<String>(key, "the path of a file");
-    let (ca, certificate, key) = (file("tls-ca")?, file("tls-cert")?, file("tls-key")?);
-    if url.scheme != "etcds" {
-        return match ca.or(certificate).or(key) {
-            Some(file) => Err(url.bad_part(file, "of use without TLS: write `etcds://`").into()),
-            None => Ok(None),
-        };
-    }
-    #[cfg(feature = "etcd-tls")]
-    {
-        use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+    use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-        use crate::error::{BackendError, BackendErrorKind};
-
-        let read = |path: &str| {
-            std::fs::read(path).map_err(|error| {
-                let what = format!("`{path}` can't be read: {error}; name a file in PEM");
-                BackendError::caused(BackendErrorKind::Operator, what, error)
-            })
-        };
-        let mut tls = ClientTlsConfig::new();
-        tls = match ca {
-            Some(ca) => tls.ca_certificate(Certificate::from_pem(read(&ca)?)),
-            None => tls.with_native_roots(),
-        };
-        tls = match (certificate, key) {
-            (Some(certificate), Some(key)) => {
-                tls.identity(Identity::from_pem(read(&certificate)?, read(&key)?))
-            }
-            (None, None) => tls,
-            _ => return Err(url.bad_part("tls-cert", "complete: give both `tls-cert` and `tls-key`").into()),
-        };
-        Ok(Some(EtcdTls(tls)))
+    let Some(files) = TlsFiles::of(url, TLS_SCHEME, WITHOUT_TLS)? else { return Ok(None) };
+    let mut tls = ClientTlsConfig::new();
+    tls = match files.ca {
+        Some(ca) => tls.ca_certificate(Certificate::from_pem(ca)),
+        None => tls.with_native_roots(),
+    };
+    if let Some((certificate, key)) = files.identity {
+        tls = tls.identity(Identity::from_pem(certificate, key));
     }
-    #[cfg(not(feature = "etcd-tls"))]
-    Err(crate::url::UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature: "etcd-tls" }.into())
+    Ok(Some(EtcdTls(tls)))
+}
+
+#[cfg(not(feature = "etcd-tls"))]
+fn tls(url: &Url) -> Result<Option<EtcdTls>, ConnectError> {
+    match TlsFiles::of(url, TLS_SCHEME, WITHOUT_TLS)? {
+        None => Ok(None),
+        Some(_) => Err(UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature: "etcd-tls" }.into()),
+    }
 }

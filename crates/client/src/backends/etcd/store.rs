@@ -77,6 +77,16 @@ impl Store for EtcdStore {
         })
     }
 
+    fn set_value(&self, entry: Arc<Entry>, value: Arc<[u8]>) -> BoxFuture<Result<Renewed, CallError>> {
+        let inner = self.0.clone();
+        Box::pin(async move {
+            let Some(lease) = inner.leases.of(&entry.id) else { return Ok(Renewed::Gone) };
+            let deadline = Instant::now() + entry.limit();
+            let set = inner.rewrite(&entry, lease, None, |note| note.with_value(&value), deadline);
+            set.await.map_err(EtcdFailure::of_repeated)
+        })
+    }
+
     fn trouble(&self) -> Option<String> {
         self.0.link.trouble().map(|error| error.to_string())
     }
@@ -275,10 +285,14 @@ pub(super) fn unchanged(key: &KeyValue) -> Compare {
     }
 }
 
-/// Writes the value of a key, with the lease that it has, if it was not written since it was read.
-pub(super) fn put_unchanged(key: &KeyValue, note: &Note) -> TxnRequest {
-    let put =
-        PutRequest { key: key.key.clone(), value: note.bytes(), ignore_lease: true, ..PutRequest::default() };
+/// Writes the value of a key, with another lease or the one that it has, if it was not written since it was read.
+pub(super) fn put_unchanged(key: &KeyValue, note: &Note, lease: Option<i64>) -> TxnRequest {
+    let put = PutRequest {
+        key: key.key.clone(),
+        value: note.bytes(),
+        lease: lease.unwrap_or_default(),
+        ignore_lease: lease.is_none(),
+    };
     TxnRequest {
         compare: vec![created_at(&key.key, key.create_revision), unchanged(key)],
         success: vec![RequestOp { request: Some(Op::RequestPut(put)) }],
@@ -329,7 +343,7 @@ pub(super) fn state(read: &RangeResponse) -> Renewed {
 pub(super) fn owner(found: &KeyValue) -> String {
     match Note::read(&found.value) {
         Some(note) => note.owner,
-        None => format!("another client of etcd, lease {:x}", found.lease),
+        None => format!("another client (`lease {:x}`)", found.lease),
     }
 }
 

@@ -68,7 +68,8 @@ const CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: false,
-    changes: false,
+    values: false,
+    downgrade: false,
     promises: Promises {
         rising_tokens: Promise::KeptIf(
             "the directory grants fewer than 10^6 times a second over its life and the wall clock is not set back \

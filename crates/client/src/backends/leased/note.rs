@@ -1,5 +1,7 @@
 //! What a client stores beside its place in a queue, for display and for an operator's break.
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 
 use lockkeeper_core::{ModeKind, Token};
@@ -33,6 +35,9 @@ pub(crate) struct Note {
     /// Of a request for a permit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) permit: Option<NotePermit>,
+    /// The value of the hold, in Base64.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) value: String,
     /// An operator's break.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) revoked: Option<Revocation>,
@@ -59,6 +64,11 @@ impl Note {
             closes_ms: u64::try_from(closes.as_millis()).unwrap_or(u64::MAX),
             ..Self::default()
         }
+    }
+
+    #[cfg(any(feature = "etcd", feature = "zookeeper"))]
+    pub(crate) fn with_value(self, value: &[u8]) -> Self {
+        Self { value: BASE64_STANDARD.encode(value), ..self }
     }
 
     /// `None` for the value of another kind of client.
@@ -112,8 +122,8 @@ pub(crate) fn shown_holder(
             Some(Revocation { by, reason }) => HolderState::Revoked { reason, by },
             None => HolderState::Held,
         },
+        value: note.as_ref().and_then(|note| BASE64_STANDARD.decode(&note.value).ok()).unwrap_or_default(),
         meta: note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default(),
-        value: Vec::new(),
     }
 }
 

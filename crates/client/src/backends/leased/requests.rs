@@ -280,6 +280,16 @@ impl LeasedRequests {
         }
     }
 
+    /// The entry of a request that holds.
+    pub(super) fn holding(&self, target: Seq) -> Option<Arc<Entry>> {
+        let state = self.state();
+        state
+            .requests
+            .get(&target)
+            .filter(|one| matches!(one.stage, Stage::Holds(_)))
+            .map(|one| one.entry.clone())
+    }
+
     /// Begins the end of an entry: it is not renewed from here on, and makes no further attempt. Returns the entry, and
     /// whether an attempt of it may still arrive; `None` if the request is unknown or no attempt was ever sent.
     pub(super) fn begin_end(&self, target: Seq) -> Option<(Arc<Entry>, bool)> {

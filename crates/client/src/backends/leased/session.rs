@@ -12,13 +12,13 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use lockkeeper_core::{End, Seq};
+use lockkeeper_core::{End, Seq, validate};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::requests::{EntryRenewal, Found, Grant, LeasedRequests, Renewable, Stage};
 use super::store::{Attempt, Entry, EntryId, Renewed, Store, Tried};
 use super::wakes::{WakeUp, Wakes};
-use crate::backend::{AcquireRequest, Call, CallError, Conn};
+use crate::backend::{AcquireRequest, Call, CallError, Conn, HoldChange};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Granted, Push, Spec};
 use crate::responder::Responder;
@@ -93,8 +93,18 @@ impl Conn for LeasedConn {
                 }
                 None => responder.send(Ok(Answer::Finished(End::Gone))),
             },
+            Call::Change { target, change: HoldChange::SetValue(value), .. } => {
+                match (validate::value(value.len()), inner.requests.holding(target)) {
+                    (Err(rejection), _) => responder.send(Ok(Answer::Refused(rejection.into()))),
+                    (Ok(()), Some(entry)) => responder
+                        .send_when(Box::pin(async move { inner.set_value(target, entry, value).await })),
+                    (Ok(()), None) => responder.send(Ok(OVER)),
+                }
+            }
             // Refused before: the capability is missing.
-            Call::Change { .. } => responder.send(Err(CallError { sent: false })),
+            Call::Change { change: HoldChange::Downgrade, .. } => {
+                responder.send(Err(CallError { sent: false }))
+            }
             Call::Close => responder.send_when(Box::pin(async move { inner.close().await })),
         }
     }
@@ -174,6 +184,20 @@ impl LeasedInner {
     async fn check(&self, seq: Seq, entry: Arc<Entry>, granted: Granted) -> Result<Answer, CallError> {
         Ok(match self.renew_one(&entry).await? {
             Renewed::Kept => Answer::Granted(granted),
+            Renewed::Revoked => {
+                self.requests.advance(seq, Stage::Revoked);
+                Answer::Revoked
+            }
+            Renewed::Gone => {
+                self.requests.forget(seq);
+                OVER
+            }
+        })
+    }
+
+    async fn set_value(&self, seq: Seq, entry: Arc<Entry>, value: Arc<[u8]>) -> Result<Answer, CallError> {
+        Ok(match self.store.set_value(entry, value).await? {
+            Renewed::Kept => Answer::Changed,
             Renewed::Revoked => {
                 self.requests.advance(seq, Stage::Revoked);
                 Answer::Revoked

@@ -30,6 +30,12 @@ pub(crate) trait Store: Send + Sync + 'static {
     /// still be on its way, and must not hold when it arrives.
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>>;
 
+    /// Replaces the value of a hold, unless it is broken. Made twice, it does no harm. Called only if the capabilities
+    /// declare values.
+    fn set_value(&self, _entry: Arc<Entry>, _value: Arc<[u8]>) -> BoxFuture<Result<Renewed, CallError>> {
+        Box::pin(std::future::ready(Err(CallError { sent: false })))
+    }
+
     /// The latest cause of a call without an answer, for display: a refused connection, or errors by node.
     fn trouble(&self) -> Option<String> {
         None
@@ -129,10 +135,10 @@ impl Tried {
     }
 }
 
-/// Result of a renewal.
+/// Result of a renewal, or of another change of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Renewed {
-    /// It holds or waits for a full ttl from now on.
+    /// It holds or waits: after a renewal, for a full ttl from now on.
     Kept,
     /// It neither holds nor waits.
     Gone,

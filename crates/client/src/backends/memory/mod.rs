@@ -165,7 +165,8 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: true,
-    changes: true,
+    values: true,
+    downgrade: true,
     promises: Promises {
         rising_tokens: Promise::KeptIf("the process lives: a new one starts at 1 again"),
         durable: Promise::NotKept("nothing outlives the process"),

@@ -111,7 +111,8 @@ fn capabilities(fencing: bool) -> Capabilities {
         inspect: true,
         break_hold: fencing,
         break_now: fencing,
-        changes: false,
+        values: false,
+        downgrade: false,
         promises: Promises {
             exclusion: Promise::KeptIf(RIGHT),
             rising_tokens: if fencing { Promise::KeptIf(LAST) } else { none },

@@ -83,7 +83,8 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: false,
     break_now: false,
-    changes: false,
+    values: false,
+    downgrade: false,
     promises: Promises {
         exclusion: Promise::KeptIf(
             "no server of the holder's majority forgets what it acknowledged or has its clock set forward",

@@ -79,7 +79,8 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: true,
-    changes: true,
+    values: true,
+    downgrade: true,
     promises: Promises {
         rising_tokens: Promise::KeptIf(
             "the table grants fewer than 10^6 times a second over its life and the wall clock is not set back \

@@ -78,7 +78,8 @@ fn capabilities() -> Capabilities {
         inspect: true,
         break_hold: true,
         break_now: true,
-        changes: false,
+        values: true,
+        downgrade: false,
         promises: Promises {
             rising_tokens: Promise::KeptIf(
                 "the ensemble is not restored from older data: its transactions would be counted again",

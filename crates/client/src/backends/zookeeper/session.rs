@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
-use zookeeper_client::{Acls, Client, CreateMode, CreateOptions, Error, SessionId};
+use zookeeper_client::{Acls, Client, Connector, CreateMode, CreateOptions, Error, SessionId};
 
-use super::settings::Settings;
+use super::settings::{Settings, ZooKeeperTls};
 use crate::backends::leased::StoreFailure;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::LeaseThread;
@@ -71,6 +71,7 @@ pub(super) async fn by_if_exists<T>(
 pub(super) struct Ensemble {
     servers: Vec<String>,
     login: Option<Login>,
+    tls: Option<ZooKeeperTls>,
     /// How much earlier the servers may end a session than its timeout after an answer: the server that answers reports to
     /// the leader who was active only twice in a tick, and may die before.
     tick: Duration,
@@ -86,6 +87,7 @@ impl Ensemble {
         let mut ensemble = Self {
             servers: settings.servers.clone(),
             login: settings.login.clone(),
+            tls: settings.tls.clone(),
             tick: Duration::ZERO,
             lease_thread: lease_thread.clone(),
         };
@@ -108,10 +110,10 @@ impl Ensemble {
             let digest = format!("{}:{}", login.user, login.password.reveal());
             connector = connector.with_auth("digest", digest.as_bytes());
         }
-        let servers = self.servers.join(",");
+        let (servers, tls) = (self.servers.join(","), self.tls.clone());
         self.lease_thread.run(Box::pin(async move {
             // The session is closed if the caller has given up.
-            let _ = sender.send(connector.connect(&servers).await);
+            let _ = sender.send(connect(connector, &servers, tls).await);
         }));
         let opened = match timeout(OPEN_LIMIT, receiver).await {
             Ok(Ok(Ok(client))) => {
@@ -129,7 +131,8 @@ impl Ensemble {
         for server in &self.servers {
             let reason = match timeout(PROBE_LIMIT, TcpStream::connect(server)).await {
                 Ok(Ok(_)) => {
-                    "accepts connections, but opens no session: it has no majority, or is no ZooKeeper"
+                    "accepts connections, but opens no session: it has no majority, is no ZooKeeper, or wants other \
+                     settings of TLS"
                         .to_owned()
                 }
                 Ok(Err(error)) => error.to_string(),
@@ -139,6 +142,16 @@ impl Ensemble {
         }
         let what = format!("no ZooKeeper server opens a session ({})", reasons.join("; "));
         Err(BackendError::new(BackendErrorKind::Unreachable, what))
+    }
+}
+
+async fn connect(connector: Connector, servers: &str, tls: Option<ZooKeeperTls>) -> Result<Client, Error> {
+    match tls {
+        None => connector.connect(servers).await,
+        #[cfg(feature = "zookeeper-tls")]
+        Some(tls) => connector.with_tls(tls).secure_connect(servers).await,
+        #[cfg(not(feature = "zookeeper-tls"))]
+        Some(never) => match never {},
     }
 }
 

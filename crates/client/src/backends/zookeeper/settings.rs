@@ -3,13 +3,20 @@
 use std::time::Duration;
 
 use super::layout::{NodeLayout, Recipe};
+use crate::backends::tls_files::{TLS_PARAMETERS, TlsFiles};
 use crate::error::ConnectError;
+#[cfg(not(feature = "zookeeper-tls"))]
+use crate::url::UrlError;
 use crate::url::{Login, Url};
 
 /// The default port of ZooKeeper's clients.
 const PORT: u16 = 2181;
-/// The parameters of `zookeeper://`.
-const PARAMETERS: &[&str] = &["layout", "recipe", "tick_ms"];
+/// The parameters of `zookeeper://`, without those of TLS.
+const PARAMETERS: [&str; 3] = ["layout", "recipe", "tick_ms"];
+
+/// The scheme with TLS, and the hint for who gives files of TLS with the other one.
+const TLS_SCHEME: &str = "zookeepers";
+const WITHOUT_TLS: &str = "of use without TLS: write `zookeepers://`";
 
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
@@ -19,11 +26,21 @@ pub(super) struct Settings {
     pub(super) layout: NodeLayout,
     /// The servers' `tickTime`, if given.
     pub(super) tick: Option<Duration>,
+    pub(super) tls: Option<ZooKeeperTls>,
 }
+
+/// How servers are verified, and how this client identifies itself.
+#[cfg(feature = "zookeeper-tls")]
+pub(super) type ZooKeeperTls = zookeeper_client::TlsOptions;
+
+/// Never exists: the scheme with TLS is not compiled in.
+#[cfg(not(feature = "zookeeper-tls"))]
+#[derive(Clone, Debug)]
+pub(super) enum ZooKeeperTls {}
 
 impl Settings {
     pub(super) fn parse(url: &Url) -> Result<Self, ConnectError> {
-        url.only_parameters(PARAMETERS)?;
+        url.only_parameters(&[&PARAMETERS[..], &TLS_PARAMETERS].concat())?;
         if url.hosts.is_empty() {
             return Err(url
                 .bad_part("", "a list of servers, as in `zookeeper://10.0.0.1:2181,10.0.0.2`")
@@ -52,6 +69,53 @@ impl Settings {
             return Err(url.bad_part("tick_ms", "between 1 and 60000 milliseconds").into());
         }
         let servers = url.hosts.iter().map(|host| host.address(PORT)).collect();
-        Ok(Self { servers, login: url.login()?, layout, tick })
+        Ok(Self { servers, login: url.login()?, layout, tick, tls: tls(url)? })
     }
+}
+
+/// The settings of `zookeepers://`.
+#[cfg(feature = "zookeeper-tls")]
+fn tls(url: &Url) -> Result<Option<ZooKeeperTls>, ConnectError> {
+    use crate::error::{BackendError, BackendErrorKind};
+
+    let Some(files) = TlsFiles::of(url, TLS_SCHEME, WITHOUT_TLS)? else { return Ok(None) };
+    // The client library takes the process's default crypto provider; one that the program has installed stays.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let unusable = |error: zookeeper_client::Error| {
+        let what = format!(
+            "the certificates can't be used: {error}; `tls-ca`, `tls-cert` and `tls-key` are files in PEM"
+        );
+        BackendError::caused(BackendErrorKind::Operator, what, error)
+    };
+    let ca = files.ca.unwrap_or_else(system_certificates);
+    let tls = ZooKeeperTls::new().with_pem_ca(&ca).map_err(unusable)?;
+    Ok(Some(match files.identity {
+        Some((certificate, key)) => tls.with_pem_identity(&certificate, &key).map_err(unusable)?,
+        None => tls,
+    }))
+}
+
+#[cfg(not(feature = "zookeeper-tls"))]
+fn tls(url: &Url) -> Result<Option<ZooKeeperTls>, ConnectError> {
+    match TlsFiles::of(url, TLS_SCHEME, WITHOUT_TLS)? {
+        None => Ok(None),
+        Some(_) => {
+            Err(UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature: "zookeeper-tls" }.into())
+        }
+    }
+}
+
+/// The certificates that the system trusts, in PEM.
+#[cfg(feature = "zookeeper-tls")]
+fn system_certificates() -> String {
+    use base64::Engine as _;
+    use base64::prelude::BASE64_STANDARD;
+
+    let pem = |certificate: &rustls::pki_types::CertificateDer<'_>| {
+        format!(
+            "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
+            BASE64_STANDARD.encode(certificate)
+        )
+    };
+    rustls_native_certs::load_native_certs().certs.iter().map(pem).collect()
 }

@@ -18,6 +18,8 @@ use crate::backends::leased::{
 
 /// Nodes of one renewal; a request of this size is well below the servers' limit of 1 MiB.
 const CHECKS_MAX: usize = 500;
+/// A write of a node that meets other ones is tried again so often.
+const WRITES_MAX: usize = 5;
 /// A hold is observed by a watch once it is this old: most end before, and need none.
 const SETTLED: Duration = Duration::from_millis(100);
 /// Time limit for one try to delete what an attempt has left, and the time between two of them.
@@ -72,6 +74,11 @@ impl Store for ZooKeeperStore {
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
         let inner = self.inner.clone();
         Box::pin(async move { inner.finish(&entry, doubt).await.map_err(ZooKeeperFailure::of_repeated) })
+    }
+
+    fn set_value(&self, entry: Arc<Entry>, value: Arc<[u8]>) -> BoxFuture<Result<Renewed, CallError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.set_value(&entry, &value).await.map_err(ZooKeeperFailure::of_repeated) })
     }
 
     fn trouble(&self) -> Option<String> {
@@ -151,6 +158,29 @@ impl StoreInner {
             });
         }
         Ok(renewed)
+    }
+
+    async fn set_value(&self, entry: &Entry, value: &[u8]) -> Result<Renewed, ZooKeeperFailure> {
+        let deadline = Instant::now() + entry.limit();
+        let Some(client) = self.sessions.current().await else { return Ok(Renewed::Gone) };
+        for _ in 0..WRITES_MAX {
+            let Some(node) = self.places.node(&entry.id, client.session_id()) else { break };
+            let found = by_if_exists(deadline, client.get_data(&node.path)).await?;
+            let Some((data, stat)) = found else { return Ok(Renewed::Gone) };
+            if is_broken(&data) {
+                return Ok(Renewed::Revoked);
+            }
+            let note = Note::read(&data).unwrap_or_default().with_value(value).bytes();
+            match by(deadline, client.set_data(&node.path, &note, Some(stat.version))).await {
+                Ok(stat) => {
+                    let _ = self.places.set(&entry.id, Node { version: stat.version, ..node });
+                    return Ok(Renewed::Kept);
+                }
+                Err(ZooKeeperFailure::Answered(Error::BadVersion | Error::NoNode)) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Err(ZooKeeperFailure::IN_DOUBT)
     }
 
     async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, ZooKeeperFailure> {

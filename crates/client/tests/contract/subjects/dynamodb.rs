@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use lockkeeper::Locks;
 use lockkeeper::backends::dynamodb::init;
+use lockkeeper::{Locks, Wait};
 use lockkeeper_rig::DynamoDb;
 
 use crate::proxy::Faults;
@@ -55,14 +55,19 @@ impl Subject for Server {
         Locks::connect_as(&self.url(proxy), label).await.unwrap()
     }
 
-    async fn crash_closing(&self, name: &str, _keep_closed: Duration, _lock_delay: Duration) {
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
         let label = format!("crashes with {name}");
         let client = self.client(&label).await;
-        let held = client.mutex(name).ttl(TTL).acquire().await.unwrap();
+        let lock = client.mutex(name).ttl(TTL).keep_closed(keep_closed).lock_delay(lock_delay);
+        let held = lock.acquire().await.unwrap();
         self.faults.cut_off(&label);
         // A hold expires only for those who wait for it.
         let operator = Locks::connect_as(&self.url(self.address()), "operator").await.unwrap();
-        operator.mutex(name).acquire().await.unwrap().release().await.unwrap();
+        let waiting = operator.mutex(name).wait(Wait::For(3 * TTL)).acquire().await;
+        assert_eq!(waiting.is_err(), !lock_delay.is_zero());
+        if let Ok(taken) = waiting {
+            taken.release().await.unwrap();
+        }
         drop(held);
     }
 

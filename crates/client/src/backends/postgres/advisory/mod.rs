@@ -148,7 +148,8 @@ fn capabilities(fencing: Fencing) -> Capabilities {
         // A break identifies the hold by its token.
         break_hold: tokens,
         break_now: tokens,
-        changes: false,
+        values: false,
+        downgrade: false,
         promises: Promises {
             exclusion: Promise::KeptIf(
                 "everybody uses the same primary: a server that takes over knows of no advisory lock",

@@ -80,7 +80,8 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: true,
-    changes: false,
+    values: false,
+    downgrade: false,
     promises: Promises {
         exclusion: Promise::KeptIf(
             "no standby takes over that lacks the last commits, or whose clock is ahead",

@@ -1,7 +1,9 @@
 //! `dynamodb:` on an emulator: its items, and what a table must be like.
 
-#[path = "contract/proxy.rs"]
+mod faulty_service;
+#[path = "../contract/proxy.rs"]
 mod proxy;
+mod refusals;
 
 use std::net::SocketAddr;
 use std::path::Path;

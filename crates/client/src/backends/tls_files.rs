@@ -1,0 +1,42 @@
+//! The parameters `tls-ca`, `tls-cert` and `tls-key` of a URL: files in PEM.
+
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::url::Url;
+
+/// The parameters, for the list of those that a scheme has.
+pub(crate) const TLS_PARAMETERS: [&str; 3] = ["tls-ca", "tls-cert", "tls-key"];
+
+/// The contents of the files.
+pub(crate) struct TlsFiles {
+    /// Trusted certificates, in place of the system's.
+    pub(crate) ca: Option<String>,
+    /// This client's certificate and key.
+    pub(crate) identity: Option<(String, String)>,
+}
+
+impl TlsFiles {
+    /// Reads the files, if the URL's scheme is `scheme`; with another one, a parameter is an error, with this hint.
+    pub(crate) fn of(url: &Url, scheme: &str, hint: &'static str) -> Result<Option<Self>, ConnectError> {
+        let [ca, certificate, key] =
+            TLS_PARAMETERS.map(|key| url.parameter::<String>(key, "the path of a file"));
+        let (ca, certificate, key) = (ca?, certificate?, key?);
+        if url.scheme != scheme {
+            return match ca.or(certificate).or(key) {
+                Some(file) => Err(url.bad_part(file, hint).into()),
+                None => Ok(None),
+            };
+        }
+        let read = |path: String| {
+            std::fs::read_to_string(&path).map_err(|error| {
+                let what = format!("`{path}` can't be read: {error}; name a file in PEM");
+                BackendError::caused(BackendErrorKind::Operator, what, error)
+            })
+        };
+        let identity = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+            (None, None) => None,
+            _ => return Err(url.bad_part("tls-cert", "complete: give both `tls-cert` and `tls-key`").into()),
+        };
+        Ok(Some(Self { ca: ca.map(read).transpose()?, identity }))
+    }
+}
