@@ -10,10 +10,10 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{Credentials, ProvideCredentials};
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_http_client::tls;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::settings::Settings;
-use crate::backend::BoxFuture;
+use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::StoreFailure;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
@@ -41,6 +41,9 @@ const BUSY: [&str; 5] = [
     "ThrottlingException",
     "TransactionConflictException",
 ];
+
+/// Longest pause after the first of those errors; half of it on average.
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a call has no usable answer.
 pub(super) type DynamoFailure = StoreFailure<UnmetCondition>;
@@ -142,6 +145,30 @@ impl DynamoClients {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) =
             answer.as_ref().err().and_then(unreachable);
         answer.map_err(|error| failure(&error))
+    }
+
+    /// As [`Self::by`], for a call that is sent again while DynamoDB is too busy for it.
+    pub(super) async fn patiently<T, E, F>(
+        &self,
+        deadline: Instant,
+        send: impl Fn() -> F,
+    ) -> Result<T, DynamoFailure>
+    where
+        F: Future<Output = Result<T, SdkError<E>>>,
+        E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        let mut pause = BUSY_PAUSE;
+        loop {
+            match self.by(deadline, send()).await {
+                Err(DynamoFailure::Silent(CallError { sent: false }))
+                    if Instant::now() + pause < deadline =>
+                {
+                    sleep(pause.mul_f64(fastrand::f64())).await;
+                    pause *= 2;
+                }
+                answer => return answer,
+            }
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use aws_sdk_dynamodb::config::{self, retry::RetryConfig};
 use aws_sdk_dynamodb::error::{BuildError, SdkError};
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValue, TransactWriteItem, Update};
@@ -34,6 +35,8 @@ struct Change {
     condition: String,
     names: HashMap<String, String>,
     values: HashMap<String, AttributeValue>,
+    /// The SDK must not repeat it: the repeat would not find what the first one has done.
+    once: bool,
 }
 
 impl Change {
@@ -209,9 +212,10 @@ impl DynamoTable {
             .set_condition_expression(Some(change.condition).filter(|condition| !condition.is_empty()))
             .set_expression_attribute_names(Some(change.names))
             .set_expression_attribute_values(Some(change.values).filter(|values| !values.is_empty()))
-            .return_values(returned)
-            .send();
-        let updated = self.link.by(deadline, update).await?;
+            .return_values(returned);
+        let repeats = repeats(change.once);
+        let send = || update.clone().customize().config_override(repeats.clone()).send();
+        let updated = self.link.patiently(deadline, send).await?;
         Ok(updated.attributes.and_then(|item| self.attributes.read(&item)))
     }
 
@@ -265,7 +269,7 @@ impl DynamoTable {
             )
             .name("#version", self.attributes.version)
             .text(":version", &random_version());
-        let was = self.update(change, ReturnValue::AllOld, deadline).await?;
+        let was = self.update(Change { once: true, ..change }, ReturnValue::AllOld, deadline).await?;
         if was.as_ref().is_some_and(|was| was.holders.len() == 1) {
             // If another one has joined meanwhile, the lock is not free. If this fails, the next attempt finds nobody in it.
             let no_readers = " AND size(#readers) = :none";
@@ -312,7 +316,9 @@ impl DynamoTable {
             .set_expression_attribute_names(Some(change.names))
             .set_expression_attribute_values(Some(change.values))
             .return_values(ReturnValue::AllOld);
-        let was = self.link.by(deadline, delete.send()).await?.attributes;
+        let repeats = repeats(true);
+        let send = || delete.clone().customize().config_override(repeats.clone()).send();
+        let was = self.link.patiently(deadline, send).await?.attributes;
         Ok(was.and_then(|item| self.attributes.read(&item)))
     }
 
@@ -360,6 +366,14 @@ fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<Result<Taking,
         // Throttled.
         _ => Err(DynamoFailure::NOT_DONE),
     })
+}
+
+/// The settings of a write that the SDK sends once, or repeats as usual.
+fn repeats(once: bool) -> config::Builder {
+    match once {
+        true => config::Builder::new().retry_config(RetryConfig::disabled()),
+        false => config::Builder::new(),
+    }
 }
 
 /// A version that no other request has.
