@@ -172,7 +172,8 @@ const DYNAMODB: ServiceSpec = ServiceSpec {
     ready: |place| probe::ask(place.port, "GET /moto-api/ HTTP/1.0\r\n\r\n", "200 OK"),
 };
 
-const MOTO_FILE: &str = "moto.py";
+/// Not `moto.py`, which would hide the package.
+const MOTO_FILE: &str = "emulator.py";
 
 /// Python with the packages from PyPI.
 fn python(args: &[&str]) -> Command {

@@ -303,9 +303,10 @@ fn before(folder: &str, entry: &Entry, created: i64) -> RangeRequest {
 }
 
 fn busy(first: &RangeResponse) -> Busy {
-    let holder = |found: &KeyValue| owner(found);
+    // A lock that is closed after a hold has no holder.
+    let is_held = |found: &&KeyValue| Note::read(&found.value).is_none_or(|note| !note.closed);
     Busy {
-        holder: first.kvs.first().map(holder),
+        holder: first.kvs.first().filter(is_held).map(owner),
         queued_ahead: u64::try_from(first.count - 1).unwrap_or_default(),
     }
 }
