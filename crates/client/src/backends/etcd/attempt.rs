@@ -165,7 +165,7 @@ impl Inner {
             };
             if !attempt.wait {
                 // Only the key of a request for a permit exists in vain.
-                self.withdraw(entry, lease, &own, created, deadline).await?;
+                self.withdraw(attempt, lease, &own, created, deadline).await?;
                 return Ok(Some(Tried::Busy(busy(&before))));
             }
             self.leases.set(&entry.id, EntryLease { holds: false, ..lease });
@@ -200,7 +200,7 @@ impl Inner {
             PermitTurn::AwaitsChange { at } => Awaited::Change(Watched::change(before.kvs[at].key.clone())),
             PermitTurn::AwaitsEnd => Awaited::Change(Watched::any_end(obstacles(folder, attempt.entry.mode))),
             PermitTurn::Mismatch { have } => {
-                self.withdraw(&attempt.entry, lease, &mine.key, mine.create_revision, deadline).await?;
+                self.withdraw(attempt, lease, &mine.key, mine.create_revision, deadline).await?;
                 return Err(EtcdFailure::Refused(other_limit(&attempt.entry.name, have, own.of)));
             }
             PermitTurn::Takes { slot } => {
@@ -219,12 +219,17 @@ impl Inner {
     /// Deletes the key of an entry that does not wait. The entry has no lease then.
     async fn withdraw(
         &self,
-        entry: &Entry,
+        attempt: &Attempt,
         lease: EntryLease,
         own: &[u8],
         created: i64,
         deadline: Instant,
     ) -> Result<(), EtcdFailure> {
+        let entry = &*attempt.entry;
+        if !attempt.first {
+            // An earlier attempt without an answer may still create a key with this lease.
+            return self.revoke(entry, lease, deadline).await.map(drop);
+        }
         let txn = TxnRequest {
             compare: vec![created_at(own, created)],
             success: vec![delete(own)],

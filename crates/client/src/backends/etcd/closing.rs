@@ -14,7 +14,7 @@ use super::connection::EtcdFailure;
 use super::layout::key;
 use super::leases::EntryLease;
 use super::store::{Inner, put_unchanged, ranges, read, state, unreadable};
-use crate::backends::leased::{Entry, Note, Renewed};
+use crate::backends::leased::{Entry, Note, Renewed, broken_at_grant};
 use crate::time::BootInstant;
 
 /// A write of a key that meets other ones is tried again so often.
@@ -40,8 +40,12 @@ impl Inner {
         let lease = EntryLease { closing: Some(closing), ..lease };
         // From now on it is renewed, too.
         self.leases.set(&entry.id, lease);
-        self.rewrite(entry, lease, Some(closing), |note| note, deadline).await?;
-        Ok(lease)
+        match self.rewrite(entry, lease, Some(closing), |note| note, deadline).await? {
+            Renewed::Kept => Ok(lease),
+            Renewed::Revoked => Err(EtcdFailure::Refused(broken_at_grant())),
+            // Somebody deleted it: the next attempt creates another.
+            Renewed::Gone => Err(EtcdFailure::NOT_DONE),
+        }
     }
 
     /// Ends the hold of an entry whose lock stays closed then.
