@@ -154,7 +154,7 @@ const PGBOUNCER: ServiceSpec = ServiceSpec {
 const DYNAMODB: ServiceSpec = ServiceSpec {
     name: "dynamodb",
     family: "dynamodb",
-    port: 16520,
+    port: 16610,
     needs: &[Need::of(PYTHON, "the service dynamodb")],
     version: |_| python(&["-c", "import moto; print(moto.__version__)"]),
     prepare: |place| {

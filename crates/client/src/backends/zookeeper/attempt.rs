@@ -25,8 +25,8 @@ const LOOKS_MAX: usize = 16;
 /// How often a node's parent is created because it was removed in between.
 const PARENTS_MAX: usize = 8;
 
-/// The place of a contender in the queue.
-enum Place {
+/// Whether a contender holds, and otherwise for what it waits.
+enum Standing {
     /// Its node does not exist.
     Gone,
     /// It holds, with this permit if it asked for one.
@@ -159,14 +159,14 @@ impl StoreInner {
                 _ => place(&children, node),
             };
             let queued = match place {
-                Place::Gone => {
+                Standing::Gone => {
                     // Somebody deleted it: the next attempt creates another.
                     self.places.take(&entry.id);
                     return Err(ZooKeeperFailure::NOT_DONE);
                 }
-                Place::Holds(permit) => return self.hold(client, node, entry, permit),
-                Place::Changed => continue,
-                Place::Queued(queued) => queued,
+                Standing::Holds(permit) => return self.hold(client, node, entry, permit),
+                Standing::Changed => continue,
+                Standing::Queued(queued) => queued,
             };
             if !attempt.wait {
                 // Somebody was faster.
@@ -263,20 +263,20 @@ impl StoreInner {
         entry: &Entry,
         children: &[String],
         deadline: Instant,
-    ) -> Result<Place, ZooKeeperFailure> {
+    ) -> Result<Standing, ZooKeeperFailure> {
         let queue = Contender::queue(children);
         let own = node.path.rsplit('/').next().unwrap_or_default();
-        let Some(at) = queue.iter().position(|one| one.node == own) else { return Ok(Place::Gone) };
+        let Some(at) = queue.iter().position(|one| one.node == own) else { return Ok(Standing::Gone) };
         let Some((data, stat)) = by_if_exists(deadline, client.get_data(&node.path)).await? else {
-            return Ok(Place::Gone);
+            return Ok(Standing::Gone);
         };
         if is_broken(&data) {
             return Err(ZooKeeperFailure::Refused(broken_at_grant()));
         }
         let note = Note::read(&data).unwrap_or_default();
-        let Some(permit) = note.permit else { return Ok(Place::Gone) };
+        let Some(permit) = note.permit else { return Ok(Standing::Gone) };
         if permit.slot.is_some() {
-            return Ok(Place::Holds(Some(permit)));
+            return Ok(Standing::Holds(Some(permit)));
         }
         let nearest = queue[..at].iter().rev().take(permit.of as usize);
         let paths = nearest.map(|one| (format!("{folder}/{}", one.node), one.kind)).collect();
@@ -286,7 +286,7 @@ impl StoreInner {
         let earlier: Vec<Option<NotePermit>> = seen.iter().map(permit_of).collect();
         let node_of = |seen: &SeenNode| seen.path.rsplit('/').next().unwrap_or_default().to_owned();
         let queued = |awaited: &[SeenNode], data: Option<Vec<u8>>| {
-            Place::Queued(Queued {
+            Standing::Queued(Queued {
                 ahead: seen.len(),
                 awaited: awaited.iter().map(node_of).collect(),
                 data,
@@ -305,9 +305,9 @@ impl StoreInner {
                 match by(deadline, client.set_data(&node.path, &note, Some(stat.version))).await {
                     Ok(stat) => {
                         let _ = self.places.set(&entry.id, Node { version: stat.version, ..node.clone() });
-                        Place::Holds(Some(permit))
+                        Standing::Holds(Some(permit))
                     }
-                    Err(ZooKeeperFailure::Answered(Error::BadVersion | Error::NoNode)) => Place::Changed,
+                    Err(ZooKeeperFailure::Answered(Error::BadVersion | Error::NoNode)) => Standing::Changed,
                     Err(failure) => return Err(failure),
                 }
             }
@@ -341,16 +341,16 @@ impl Drop for SweepOrphan<'_> {
 }
 
 /// The place of a node that is not for a permit.
-fn place(children: &[String], node: &Node) -> Place {
-    let Some(own) = node.path.rsplit('/').next().and_then(Contender::parse) else { return Place::Gone };
+fn place(children: &[String], node: &Node) -> Standing {
+    let Some(own) = node.path.rsplit('/').next().and_then(Contender::parse) else { return Standing::Gone };
     let queue = Contender::queue(children);
     if !queue.iter().any(|one| one.node == own.node) {
-        return Place::Gone;
+        return Standing::Gone;
     }
     let ahead = queue.iter().filter(|one| own.waits_for(one));
     match ahead.clone().next_back() {
-        None => Place::Holds(None),
-        Some(last) => Place::Queued(Queued {
+        None => Standing::Holds(None),
+        Some(last) => Standing::Queued(Queued {
             ahead: ahead.count(),
             awaited: vec![last.node.to_owned()],
             data: None,

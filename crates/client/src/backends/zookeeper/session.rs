@@ -18,6 +18,9 @@ use crate::error::{BackendError, BackendErrorKind};
 use crate::io::LeaseThread;
 use crate::url::Login;
 
+/// How often all servers are tried: the client library allows a connection two fifths of the session timeout, which a first handshake
+/// of TLS may exceed.
+const OPENS_MAX: usize = 3;
 /// Time limit for opening the first session, and for asking one server why it does not answer.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
@@ -113,7 +116,14 @@ impl Ensemble {
         let (servers, tls) = (self.servers.join(","), self.tls.clone());
         self.lease_thread.run(Box::pin(async move {
             // The session is closed if the caller has given up.
-            let _ = sender.send(connect(connector, &servers, tls).await);
+            let mut opened = connect(connector.clone(), &servers, tls.clone()).await;
+            for _ in 1..OPENS_MAX {
+                if sender.is_closed() || !matches!(opened, Err(Error::NoHosts | Error::Timeout)) {
+                    break;
+                }
+                opened = connect(connector.clone(), &servers, tls.clone()).await;
+            }
+            let _ = sender.send(opened);
         }));
         let opened = match timeout(OPEN_LIMIT, receiver).await {
             Ok(Ok(Ok(client))) => {
