@@ -19,6 +19,8 @@ use crate::time::BootInstant;
 
 /// Renewals under way at a time.
 const RENEWALS: usize = 16;
+/// How often a renewal is sent whose condition is not met although the entry holds.
+const RENEWALS_MAX: usize = 2;
 /// Longest pause after another client's transaction was in the way; half of it on average.
 const CONFLICT: Duration = Duration::from_millis(50);
 /// Largest number of a lock's shared holders: each of their renewals writes the whole item, of at most 400 KiB at DynamoDB.
@@ -174,15 +176,21 @@ impl DynamoTable {
 
     async fn renew(&self, entry: &Entry) -> Result<Renewed, DynamoFailure> {
         let deadline = Instant::now() + entry.limit();
-        match self.write_renewal(entry, deadline).await {
-            Ok(()) => Ok(Renewed::Kept),
-            Err(DynamoFailure::Answered(_)) => {
-                let (item, _) = self.read(&entry.name, deadline).await?;
-                let held = item.as_ref().and_then(|item| item.holders.get(&owner(&entry.id)));
-                Ok(if held.is_some() { Renewed::Revoked } else { Renewed::Gone })
+        for _ in 0..RENEWALS_MAX {
+            match self.write_renewal(entry, deadline).await {
+                Ok(()) => return Ok(Renewed::Kept),
+                Err(DynamoFailure::Answered(_)) => {}
+                Err(failure) => return Err(failure),
             }
-            Err(failure) => Err(failure),
+            let (item, _) = self.read(&entry.name, deadline).await?;
+            match item.as_ref().and_then(|item| item.holders.get(&owner(&entry.id))) {
+                None => return Ok(Renewed::Gone),
+                Some(held) if held.revocation.is_some() => return Ok(Renewed::Revoked),
+                // An attempt was executed between the two.
+                Some(_) => {}
+            }
         }
+        Err(DynamoFailure::IN_DOUBT)
     }
 
     async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, DynamoFailure> {

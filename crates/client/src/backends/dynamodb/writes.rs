@@ -169,7 +169,12 @@ impl DynamoTable {
                 Err(error) => cancelled(&error).ok_or(error),
             }
         };
-        self.link.by(deadline, taking).await?
+        match self.link.by(deadline, taking).await {
+            Ok(taking) => taking,
+            // The SDK may have repeated it after a try without an answer.
+            Err(DynamoFailure::Silent(_)) => Err(DynamoFailure::IN_DOUBT),
+            Err(failure) => Err(failure),
+        }
     }
 
     /// A change that concerns a shared holder, `#readers.#reader`. Other clients that take the lock over may leave the holders in
@@ -269,13 +274,18 @@ impl DynamoTable {
             )
             .name("#version", self.attributes.version)
             .text(":version", &random_version());
-        let was = self.update(Change { once: true, ..change }, ReturnValue::AllOld, deadline).await?;
-        if was.as_ref().is_some_and(|was| was.holders.len() == 1) {
+        let was = self.update(Change { once: true, ..change }, ReturnValue::AllOld, deadline).await;
+        // After an end without an answer, its repeat finds that it is done.
+        let is_last = match &was {
+            Ok(was) => was.as_ref().is_some_and(|was| was.holders.len() == 1),
+            Err(failure) => matches!(failure, DynamoFailure::Answered(_)),
+        };
+        if is_last {
             // If another one has joined meanwhile, the lock is not free. If this fails, the next attempt finds nobody in it.
             let no_readers = " AND size(#readers) = :none";
             let _ = self.release_if(name, SHARED, no_readers, deadline).await;
         }
-        Ok(was)
+        was
     }
 
     /// Releases the lock if it still has this owner. Returns its item before. Where the layout has an attribute for that, the item
@@ -363,8 +373,12 @@ fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<Result<Taking,
         [] => Err(DynamoFailure::IN_DOUBT),
         codes if codes.contains(&"ConditionalCheckFailed") => Ok(Taking::Overtaken),
         codes if codes.contains(&"TransactionConflict") => Ok(Taking::Conflict),
-        // Throttled.
-        _ => Err(DynamoFailure::NOT_DONE),
+        codes if codes.contains(&"ValidationError") => Err(DynamoFailure::Refused(BackendError::new(
+            BackendErrorKind::Refused,
+            format!("DynamoDB refuses the items of the lock: {cancelled}"),
+        ))),
+        // Throttled. The SDK may have repeated it after a try without an answer.
+        _ => Err(DynamoFailure::IN_DOUBT),
     })
 }
 

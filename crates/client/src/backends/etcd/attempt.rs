@@ -1,7 +1,7 @@
 //! Attempts to hold: a key in the lock's queue, and what those before it mean for it.
 
 use lockkeeper_core::{ModeKind, Token};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::api::range_request::SortOrder;
 use super::api::request_op::Request as Op;
@@ -12,8 +12,8 @@ use super::leases::EntryLease;
 use super::store::{Inner, created_at, delete, owner, put_unchanged, ranges, read, sorted, unreadable};
 use super::watcher::Watched;
 use crate::backends::leased::{
-    Attempt, Entry, Note, NotePermit, PermitTurn, Tried, broken_at_grant, is_revoked, other_limit,
-    permit_turn,
+    Attempt, Entry, Note, NotePermit, PermitTurn, SLOT_PAUSE, Tried, broken_at_grant, is_revoked,
+    other_limit, permit_turn,
 };
 use crate::error::Busy;
 use crate::time::BootInstant;
@@ -46,7 +46,7 @@ impl Inner {
         {
             return Ok(tried);
         }
-        self.join_queue(attempt, lease, deadline).await
+        self.join_queue(attempt, EntryLease { revision: None, holds: false, ..lease }, deadline).await
     }
 
     /// Creates the entry's key; one that does not wait does so only if it would hold.
@@ -95,10 +95,16 @@ impl Inner {
         let lease = EntryLease { revision: Some(created), ..lease };
         self.leases.set(&entry.id, lease);
         let is_first = first.kvs.first().is_none_or(|first| first.create_revision >= created);
-        if is_first && permit.is_none() {
-            return self.hold(entry, lease, created, None, deadline).await;
+        let tried = match is_first && permit.is_none() {
+            true => self.hold(entry, lease, created, None, deadline).await.map(Some),
+            false => self.attempt_by_reads(attempt, lease, created, deadline).await,
+        };
+        match tried {
+            Ok(tried) => tried.ok_or(EtcdFailure::IN_DOUBT),
+            // The key exists.
+            Err(EtcdFailure::Silent(_)) => Err(EtcdFailure::IN_DOUBT),
+            Err(failure) => Err(failure),
         }
-        self.attempt_by_reads(attempt, lease, created, deadline).await?.ok_or(EtcdFailure::IN_DOUBT)
     }
 
     /// The request for a permit, if the entry is one. One that names no number takes that in use.
@@ -160,7 +166,11 @@ impl Inner {
                 Awaited::Nothing(permit) => {
                     return self.hold(entry, lease, created, permit, deadline).await.map(Some);
                 }
-                Awaited::Change(watched) => watched,
+                Awaited::Slot(_) if !attempt.wait && Instant::now() + SLOT_PAUSE < deadline => {
+                    sleep(SLOT_PAUSE).await;
+                    continue;
+                }
+                Awaited::Change(watched) | Awaited::Slot(watched) => watched,
                 Awaited::Lost => continue,
             };
             if !attempt.wait {
@@ -198,6 +208,7 @@ impl Inner {
             .collect();
         Ok(match permit_turn(&earlier, own.of) {
             PermitTurn::AwaitsChange { at } => Awaited::Change(Watched::change(before.kvs[at].key.clone())),
+            PermitTurn::AwaitsSlot { at } => Awaited::Slot(Watched::change(before.kvs[at].key.clone())),
             PermitTurn::AwaitsEnd => Awaited::Change(Watched::any_end(obstacles(folder, attempt.entry.mode))),
             PermitTurn::Mismatch { have } => {
                 self.withdraw(attempt, lease, &mine.key, mine.create_revision, deadline).await?;
@@ -263,6 +274,8 @@ enum Awaited {
     /// It holds, with this permit if it asked for one.
     Nothing(Option<NotePermit>),
     Change(Watched),
+    /// Another one's slot: a permit is free.
+    Slot(Watched),
     /// Its own key was written meanwhile.
     Lost,
 }

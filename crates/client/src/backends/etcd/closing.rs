@@ -15,7 +15,6 @@ use super::layout::key;
 use super::leases::EntryLease;
 use super::store::{Inner, put_unchanged, ranges, read, state, unreadable};
 use crate::backends::leased::{Entry, Note, Renewed, broken_at_grant};
-use crate::time::BootInstant;
 
 /// A write of a key that meets other ones is tried again so often.
 const REWRITES_MAX: usize = 5;
@@ -40,8 +39,12 @@ impl Inner {
         let lease = EntryLease { closing: Some(closing), ..lease };
         // From now on it is renewed, too.
         self.leases.set(&entry.id, lease);
-        match self.rewrite(entry, lease, Some(closing), |note| note, deadline).await? {
-            Renewed::Kept => Ok(lease),
+        let closes_ms = u64::try_from(closes.as_millis()).unwrap_or(u64::MAX);
+        let closes = |note: Note| Some(Note { closes_ms, ..note });
+        match self.rewrite(entry, lease, Some(closing), closes, deadline).await? {
+            // A renewal that began before it knew of this lease may be acknowledged by now.
+            Renewed::Kept if self.keep_alive(&[closing], deadline).await? == [true] => Ok(lease),
+            Renewed::Kept => Err(EtcdFailure::IN_DOUBT),
             Renewed::Revoked => Err(EtcdFailure::Refused(broken_at_grant())),
             // Somebody deleted it: the next attempt creates another.
             Renewed::Gone => Err(EtcdFailure::NOT_DONE),
@@ -57,7 +60,7 @@ impl Inner {
         deadline: Instant,
     ) -> Result<End, EtcdFailure> {
         let left = self.grant_lease(entry.keep_closed, deadline).await?;
-        let closed = |note: Note| Note { closed: true, ..note };
+        let closed = |note: Note| Some(Note { closed: true, ..note });
         let was = self.rewrite(entry, lease, Some(left), closed, deadline).await?;
         if doubt {
             // A late attempt can't create another key.
@@ -69,7 +72,8 @@ impl Inner {
         // The key's name is in use: its first lease is not used again.
         self.leases.remove(&entry.id);
         if let Some(closing) = lease.closing {
-            self.leases.keep(closing, entry.ttl + entry.closed_after_expiry(), BootInstant::now());
+            // If this fails, it expires.
+            let _ = self.end_lease(closing, deadline).await;
         }
         Ok(match was {
             Renewed::Gone => End::Gone,
@@ -78,13 +82,14 @@ impl Inner {
         })
     }
 
-    /// Replaces the value of an entry's key, and its lease if another is given. Returns the key's state before.
+    /// Replaces the value of an entry's key, unless `change` returns none, and its lease if another is given. Returns the key's
+    /// state before.
     pub(super) async fn rewrite(
         &self,
         entry: &Entry,
         lease: EntryLease,
         to: Option<i64>,
-        change: impl Fn(Note) -> Note,
+        change: impl Fn(Note) -> Option<Note>,
         deadline: Instant,
     ) -> Result<Renewed, EtcdFailure> {
         let own = key(&self.layout.folder(&entry.name), entry.mode, lease.id);
@@ -96,7 +101,8 @@ impl Inner {
                 return Ok(Renewed::Gone);
             };
             let Some(note) = Note::read(&mine.value) else { return Err(unreadable()) };
-            if self.txn(deadline, put_unchanged(mine, &change(note), to)).await?.succeeded {
+            let Some(note) = change(note) else { return Ok(state(&found)) };
+            if self.txn(deadline, put_unchanged(mine, &note, to)).await?.succeeded {
                 return Ok(state(&found));
             }
         }

@@ -32,6 +32,9 @@ const MEMBER_LIMIT: Duration = Duration::from_secs(2);
 /// Interval of HTTP/2 pings, and the time limit of their answers.
 const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
+/// Largest answer: a page of 1,000 keys, each with a value of the largest size in Base64.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
 /// Why a call has no usable answer.
 pub(super) type EtcdFailure = StoreFailure<NoLease>;
 
@@ -131,7 +134,7 @@ pub(super) struct MemberConnection {
 
 impl MemberConnection {
     pub(super) fn kv(&self) -> KvClient<Channel> {
-        KvClient::new(self.channel.clone())
+        KvClient::new(self.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX)
     }
 
     pub(super) fn lease(&self) -> LeaseClient<Channel> {

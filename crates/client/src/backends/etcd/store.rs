@@ -82,7 +82,8 @@ impl Store for EtcdStore {
         Box::pin(async move {
             let Some(lease) = inner.leases.of(&entry.id) else { return Ok(Renewed::Gone) };
             let deadline = Instant::now() + entry.limit();
-            let set = inner.rewrite(&entry, lease, None, |note| note.with_value(&value), deadline);
+            let change = |note: Note| note.revoked.is_none().then(|| note.with_value(&value));
+            let set = inner.rewrite(&entry, lease, None, change, deadline);
             set.await.map_err(EtcdFailure::of_repeated)
         })
     }
@@ -225,9 +226,10 @@ impl Inner {
         let was = ranges(ended.responses).first().map(state);
         if was == Some(Renewed::Kept) {
             self.leases.keep(lease.id, entry.ttl, begun);
-            if let Some(closing) = lease.closing {
-                self.leases.keep(closing, entry.ttl + entry.closed_after_expiry(), begun);
-            }
+        }
+        if let Some(closing) = lease.closing {
+            // If this fails, it expires.
+            let _ = self.end_lease(closing, deadline).await;
         }
         Ok(match (was, lease.holds) {
             (Some(Renewed::Revoked), _) => End::Broken,

@@ -56,12 +56,10 @@ pub(crate) struct Revocation {
 
 impl Note {
     pub(crate) fn of(attempt: &Attempt) -> Self {
-        let closes = attempt.entry.closed_after_expiry();
         Self {
             owner: attempt.label.to_string(),
             meta: String::from_utf8_lossy(&attempt.meta).into_owned(),
             entry: attempt.entry.id.0.clone(),
-            closes_ms: u64::try_from(closes.as_millis()).unwrap_or(u64::MAX),
             ..Self::default()
         }
     }

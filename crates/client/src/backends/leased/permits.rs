@@ -6,6 +6,8 @@
 //! after the other: no two holders have the same one, and within a slot tokens rise as in the queue (P2). A request that
 //! stalls between its turn and its slot delays those behind it until it goes on or expires (P8).
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use lockkeeper_core::{LockName, Mode, PermitGrant, Rejection};
@@ -14,6 +16,9 @@ use crate::error::{BackendError, BackendErrorKind};
 
 /// Largest number of permits of a lock: each grant reads those of all holders.
 pub(crate) const PERMITS_MAX: u32 = 1_000;
+
+/// The pause before a request that does not wait looks again, while another one takes its slot.
+pub(crate) const SLOT_PAUSE: Duration = Duration::from_millis(10);
 
 /// A request for a permit, as stored in its value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -58,6 +63,8 @@ pub(crate) enum PermitTurn {
     Takes { slot: u32 },
     /// Waits until the contender at this index changes or ends.
     AwaitsChange { at: usize },
+    /// Waits until the request at this index, whose turn it is, has its slot. A permit is free.
+    AwaitsSlot { at: usize },
     /// Waits until any contender before it ends.
     AwaitsEnd,
     /// Is refused: others name this number of permits (L3).
@@ -79,7 +86,7 @@ pub(crate) fn permit_turn(earlier: &[Option<NotePermit>], of: u32) -> PermitTurn
     }
     let mut taken: Vec<u32> = earlier.iter().flatten().filter_map(|other| other.slot).collect();
     if let Some(at) = earlier.iter().flatten().position(|other| other.slot.is_none()) {
-        return PermitTurn::AwaitsChange { at };
+        return PermitTurn::AwaitsSlot { at };
     }
     taken.sort_unstable();
     let lowest = (0..).zip(taken).find(|(slot, taken)| slot != taken).map(|(slot, _)| slot);
@@ -113,8 +120,8 @@ mod tests {
 
     #[test]
     fn slots_are_taken_in_the_order_of_the_queue() {
-        assert_eq!(turn("0?", 3), PermitTurn::AwaitsChange { at: 0 });
-        assert_eq!(turn("?1", 3), PermitTurn::AwaitsChange { at: 1 });
+        assert_eq!(turn("0?", 3), PermitTurn::AwaitsSlot { at: 0 });
+        assert_eq!(turn("?1", 3), PermitTurn::AwaitsSlot { at: 1 });
     }
 
     #[test]

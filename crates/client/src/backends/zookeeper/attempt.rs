@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 use lockkeeper_core::{Mode, ModeKind, Token};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use zookeeper_client::{Client, CreateMode, Error};
 
 use super::inspect::{SeenNode, read};
@@ -14,7 +14,8 @@ use super::places::Node;
 use super::session::{ZooKeeperFailure, by, by_if_exists};
 use super::store::{StoreInner, children, find, is_broken, observe, owner};
 use crate::backends::leased::{
-    Attempt, Entry, Note, NotePermit, PermitTurn, Tried, Wake, broken_at_grant, other_limit, permit_turn,
+    Attempt, Entry, Note, NotePermit, PermitTurn, SLOT_PAUSE, Tried, Wake, broken_at_grant, other_limit,
+    permit_turn,
 };
 use crate::error::{BackendError, BackendErrorKind, Busy};
 
@@ -40,6 +41,8 @@ enum Standing {
 struct Queued {
     /// How many contenders it waits for; of those before a request for a permit, as many as there are permits.
     ahead: usize,
+    /// It waits for another one's slot: a permit is free.
+    is_slot: bool,
     /// The nodes of which one has to change or end first.
     awaited: Vec<String>,
     /// The data of the awaited node, if a change of them is awaited, too.
@@ -96,6 +99,8 @@ impl StoreInner {
         let tried = tried.map_err(|failure| match failure {
             // The node is in its place as before this attempt.
             ZooKeeperFailure::Silent(_) if was_known => ZooKeeperFailure::NOT_DONE,
+            // The node exists.
+            ZooKeeperFailure::Silent(_) => ZooKeeperFailure::IN_DOUBT,
             failure => failure,
         })?;
         if matches!(tried, Tried::Busy(_)) {
@@ -168,6 +173,10 @@ impl StoreInner {
                 Standing::Changed => continue,
                 Standing::Queued(queued) => queued,
             };
+            if !attempt.wait && queued.is_slot && Instant::now() + SLOT_PAUSE < deadline {
+                sleep(SLOT_PAUSE).await;
+                continue;
+            }
             if !attempt.wait {
                 // Somebody was faster.
                 let first = format!("{folder}/{}", queued.first);
@@ -279,8 +288,14 @@ impl StoreInner {
             return Ok(Standing::Holds(Some(permit)));
         }
         let nearest = queue[..at].iter().rev().take(permit.of as usize);
-        let paths = nearest.map(|one| (format!("{folder}/{}", one.node), one.kind)).collect();
-        let seen = read(client, paths).await?;
+        let paths: Vec<_> = nearest.map(|one| (format!("{folder}/{}", one.node), one.kind)).collect();
+        let seen = read(client, paths.clone(), || deadline).await?;
+        if let Some((missing, _)) = paths.iter().find(|(path, _)| !seen.iter().any(|seen| seen.path == *path))
+        {
+            // One that has left, so that a further one is among the nearest. Or one that may not be read, which is an error.
+            by_if_exists(deadline, client.get_data(missing)).await?;
+            return Ok(Standing::Changed);
+        }
         let permit_of =
             |seen: &SeenNode| Note::read(&seen.data)?.permit.filter(|_| seen.kind == ModeKind::Permit);
         let earlier: Vec<Option<NotePermit>> = seen.iter().map(permit_of).collect();
@@ -288,12 +303,17 @@ impl StoreInner {
         let queued = |awaited: &[SeenNode], data: Option<Vec<u8>>| {
             Standing::Queued(Queued {
                 ahead: seen.len(),
+                is_slot: false,
                 awaited: awaited.iter().map(node_of).collect(),
                 data,
                 first: queue[0].node.to_owned(),
             })
         };
         Ok(match permit_turn(&earlier, permit.of) {
+            PermitTurn::AwaitsSlot { at } => match queued(&seen[at..=at], Some(seen[at].data.clone())) {
+                Standing::Queued(queued) => Standing::Queued(Queued { is_slot: true, ..queued }),
+                other => other,
+            },
             PermitTurn::AwaitsEnd => queued(&seen, None),
             PermitTurn::AwaitsChange { at } => queued(&seen[at..=at], Some(seen[at].data.clone())),
             PermitTurn::Mismatch { have } => {
@@ -352,6 +372,7 @@ fn place(children: &[String], node: &Node) -> Standing {
         None => Standing::Holds(None),
         Some(last) => Standing::Queued(Queued {
             ahead: ahead.count(),
+            is_slot: false,
             awaited: vec![last.node.to_owned()],
             data: None,
             first: queue[0].node.to_owned(),

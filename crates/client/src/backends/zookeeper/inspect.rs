@@ -198,10 +198,11 @@ fn below<'a>(folder: &'a str, children: &'a [String]) -> impl Iterator<Item = St
     children.iter().filter(own).map(move |child| format!("{folder}/{child}"))
 }
 
-/// Reads the data of contenders. One that is gone by now is left out.
+/// Reads the data of contenders, each request until its limit. One that is gone by now, or may not be read, is left out.
 pub(super) async fn read(
     client: &Client,
     paths: Vec<(String, ModeKind)>,
+    limit: impl Fn() -> Instant,
 ) -> Result<Vec<SeenNode>, ZooKeeperFailure> {
     let mut seen = Vec::with_capacity(paths.len());
     let mut paths = paths.into_iter().peekable();
@@ -211,7 +212,7 @@ pub(super) async fn read(
         for (path, _) in &some {
             reader.add_get_data(path)?;
         }
-        for ((path, kind), read) in some.into_iter().zip(by(Instant::now() + LIMIT, reader.commit()).await?) {
+        for ((path, kind), read) in some.into_iter().zip(by(limit(), reader.commit()).await?) {
             if let MultiReadResult::Data { data, stat } = read {
                 seen.push(SeenNode { path, kind, data, stat });
             }
@@ -226,7 +227,7 @@ async fn holding(client: &Client, folder: &str) -> Result<Vec<SeenNode>, ZooKeep
     let queue = Contender::queue(&children);
     let holders = queue[..holders(&queue)].iter();
     let paths = holders.map(|one| (format!("{folder}/{}", one.node), one.kind)).collect();
-    let mut seen = read(client, paths).await?;
+    let mut seen = read(client, paths, || Instant::now() + LIMIT).await?;
     seen.truncate(held(seen.iter()));
     Ok(seen)
 }
@@ -257,7 +258,7 @@ async fn described(
         let shown = if is_for_permits { SHOWN.max(holders) } else { SHOWN };
         paths.extend(queue.iter().take(shown).map(|one| (format!("{folder}/{}", one.node), one.kind)));
     }
-    let seen = read(client, paths).await?;
+    let seen = read(client, paths, || Instant::now() + LIMIT).await?;
     Ok(locks
         .into_iter()
         .zip(counts)

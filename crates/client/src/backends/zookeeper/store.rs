@@ -164,7 +164,9 @@ impl StoreInner {
         let deadline = Instant::now() + entry.limit();
         let Some(client) = self.sessions.current().await else { return Ok(Renewed::Gone) };
         for _ in 0..WRITES_MAX {
-            let Some(node) = self.places.node(&entry.id, client.session_id()) else { break };
+            let Some(node) = self.places.node(&entry.id, client.session_id()) else {
+                return Ok(Renewed::Gone);
+            };
             let found = by_if_exists(deadline, client.get_data(&node.path)).await?;
             let Some((data, stat)) = found else { return Ok(Renewed::Gone) };
             if is_broken(&data) {
