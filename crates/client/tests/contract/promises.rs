@@ -296,7 +296,9 @@ async fn p9_stall(subject: &impl Subject) -> bool {
         let waits = subject.client(&format!("waits for {number}")).await.mutex(&*name);
         waiters.push(start_waiting(waits, &locks, &name).await);
     }
-    let stalled = subject.stall(40 * SECOND);
+    // A waiter's silence counts from the end of a look that gets no answer: it begins up to 5 s into the stall, and takes 5 s.
+    // With the ttl of 30 s, that is 40 s.
+    let stalled = subject.stall(50 * SECOND);
     let losses: Vec<Option<LossCause>> = holders.iter().map(Guard::loss).collect();
     let know = !stalled || losses.iter().all(|loss| *loss == Some(LossCause::Expired));
     drop(holders);
