@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{BreakOrder, Broken, LockName, Locks, LossCause, TokenStatus};
+use lockkeeper::{BootInstant, BreakOrder, Broken, LockName, Locks, LossCause, TokenStatus};
 use lockkeeper_rig::Etcd;
 
 use crate::{client, until, until_waiting};
@@ -41,6 +41,32 @@ async fn leases_are_used_again_and_not_shared() {
     let held = (locks.mutex("a").acquire().await.unwrap(), locks.mutex("b").acquire().await.unwrap());
     assert_eq!(leases(), 2);
     drop(held);
+}
+
+/// A lease that is used again is not renewed at once, unless the session's deadline is later than its expiry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_that_is_used_again_outlives_the_sessions_deadline() {
+    let etcd = Etcd::start();
+    let locks = client(&etcd, "").await;
+    let mutex = |name| locks.mutex(name).ttl(Duration::from_secs(6));
+    let other = mutex("other").acquire().await.unwrap();
+    mutex("x").acquire().await.unwrap().release().await.unwrap();
+    let before = other.valid_until().unwrap();
+    until("a keep-alive", async || (other.valid_until().unwrap() > before).then_some(())).await;
+    let held = mutex("x").acquire().await.unwrap();
+    let leases = etcd.cli(&["lease", "list"]);
+    let leases: Vec<&str> = leases.lines().skip(1).collect();
+    assert_eq!(leases.len(), 2);
+    let until_end = held.valid_until().unwrap().unwrap() - BootInstant::now();
+    for lease in leases {
+        let left = etcd.cli(&["lease", "timetolive", lease]);
+        let left: u64 =
+            left.split("remaining(").nth(1).and_then(|left| left.split('s').next()).unwrap().parse().unwrap();
+        // Whole seconds, rounded down.
+        assert!(Duration::from_secs(left + 1) > until_end, "{left} s, {until_end:?}");
+    }
+    held.release().await.unwrap();
+    other.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

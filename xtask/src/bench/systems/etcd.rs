@@ -128,6 +128,10 @@ async fn acquire(connection: &Client, lease: i64, name: &str) -> Result<String, 
         while let Some((before, seen)) = predecessor(&mut kv, &folder, created).await? {
             wait_for_deletion(connection, &before, seen).await?;
         }
+        // After a wait, Go's client makes sure that its lease has not expired meanwhile.
+        if kv.get(key.as_str(), None).await?.kvs().is_empty() {
+            return Err(etcd_client::Error::LeaseKeepAliveError("the lease expired in the queue".into()));
+        }
     }
     Ok(key)
 }

@@ -286,6 +286,7 @@ mod tests {
     use lockkeeper_core::Mode;
 
     use super::*;
+    use crate::time::BootInstant;
 
     fn attempt(mode: Mode) -> Attempt {
         let entry = Entry {
@@ -300,6 +301,7 @@ mod tests {
             entry: Arc::new(entry),
             first: true,
             wait: false,
+            ttl_from: BootInstant::now(),
             label: "ana".into(),
             meta: Box::default(),
         }

@@ -22,6 +22,8 @@ use crate::time::BootInstant;
 const AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
 /// How many of those before a waiter are counted.
 const COUNTED: i64 = 100;
+/// So many may hold and release within 100 ms, each after the other.
+const NEAR: u64 = 16;
 
 impl Inner {
     pub(super) async fn attempt(&self, attempt: &Attempt) -> Result<Tried, EtcdFailure> {
@@ -30,7 +32,8 @@ impl Inner {
         let lease = match self.leases.of(&entry.id).or_else(|| self.leases.reuse(entry, BootInstant::now())) {
             Some(lease) => lease,
             None => {
-                let lease = EntryLease::new(self.grant_lease(entry.ttl, deadline).await?, true);
+                let begun = BootInstant::now();
+                let lease = EntryLease::new(self.grant_lease(entry.ttl, deadline).await?, begun);
                 self.leases.set(&entry.id, lease);
                 lease
             }
@@ -61,6 +64,7 @@ impl Inner {
         let own = key(&folder, entry.mode, lease.id);
         let permit = self.permit_asked(entry, &folder, deadline).await?;
         let note = Note { client: self.client.clone(), permit, ..Note::of(attempt) };
+        let begun = BootInstant::now();
         let taken = self.txn(deadline, take(attempt, &folder, &own, lease.id, &note)).await?;
         let mut answers = ranges(taken.responses);
         let (Some(first), mine) = (answers.pop(), answers.pop()) else { return Err(unreadable()) };
@@ -77,17 +81,16 @@ impl Inner {
                 // An earlier attempt without an answer may still create a key with this lease: then it is ended.
                 if attempt.first {
                     self.leases.remove(&entry.id);
-                    self.leases.keep(lease.id, entry.ttl, BootInstant::now());
+                    self.leases.keep(lease, entry.ttl);
                 }
                 return Ok(Tried::Busy(busy(&first)));
             }
         };
-        if !lease.is_fresh {
-            // The lease must live for a whole ttl from this attempt on. Only after the transaction, which a majority has
-            // confirmed: a leader that was replaced may answer renewals for a while, and the next one begins the
-            // lease anew later than this attempt then.
+        if lease.renewed_at < attempt.ttl_from {
+            // Only after the transaction, which a majority has confirmed: a leader that was replaced may answer renewals for
+            // a while, and the next one begins the lease anew later than this attempt then.
             match self.keep_alive(&[lease.id], deadline).await {
-                Ok(live) if live == [true] => lease.is_fresh = true,
+                Ok(live) if live == [true] => lease.renewed_at = begun,
                 Ok(_) => return Err(EtcdFailure::Answered(NoLease)),
                 Err(_) => return Err(EtcdFailure::IN_DOUBT),
             }
@@ -179,7 +182,7 @@ impl Inner {
                 return Ok(Some(Tried::Busy(busy(&before))));
             }
             self.leases.set(&entry.id, EntryLease { holds: false, ..lease });
-            self.watcher.watch(&entry.id, watched);
+            self.watcher.watch(&entry.id, watched, ahead <= NEAR);
             return Ok(Some(Tried::Waits { ahead, again: AGAIN }));
         }
     }
@@ -246,10 +249,9 @@ impl Inner {
             success: vec![delete(own)],
             failure: Vec::new(),
         };
-        let begun = BootInstant::now();
         self.txn(deadline, txn).await?;
         self.leases.remove(&entry.id);
-        self.leases.keep(lease.id, entry.ttl, begun);
+        self.leases.keep(lease, entry.ttl);
         Ok(())
     }
 

@@ -15,8 +15,8 @@ const UNUSED_MAX: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EntryLease {
     pub(super) id: i64,
-    /// Whether it was made for this entry, or renewed since the entry has it.
-    pub(super) is_fresh: bool,
+    /// It lives for a whole ttl after this time at least, as a majority has confirmed.
+    pub(super) renewed_at: BootInstant,
     /// The key's create revision, once an attempt was answered: the token.
     pub(super) revision: Option<i64>,
     pub(super) holds: bool,
@@ -25,8 +25,8 @@ pub(super) struct EntryLease {
 }
 
 impl EntryLease {
-    pub(super) fn new(id: i64, is_fresh: bool) -> Self {
-        Self { id, is_fresh, revision: None, holds: false, closing: None }
+    pub(super) fn new(id: i64, renewed_at: BootInstant) -> Self {
+        Self { id, renewed_at, revision: None, holds: false, closing: None }
     }
 }
 
@@ -35,7 +35,8 @@ struct Unused {
     id: i64,
     /// For which ttl it was made, in whole seconds.
     seconds: i64,
-    /// It is not used after that: it may have expired.
+    renewed_at: BootInstant,
+    /// It is not used after that: it may expire soon.
     until: BootInstant,
 }
 
@@ -86,7 +87,8 @@ impl Leases {
         state.unused.retain(|unused| unused.until > now);
         let wanted = seconds(entry.ttl);
         let at = state.unused.iter().rposition(|unused| unused.seconds == wanted)?;
-        let lease = EntryLease::new(state.unused.remove(at).id, false);
+        let unused = state.unused.remove(at);
+        let lease = EntryLease::new(unused.id, unused.renewed_at);
         state.of_entries.insert(entry.id.clone(), lease);
         Some(lease)
     }
@@ -95,17 +97,29 @@ impl Leases {
         self.state().of_entries.insert(entry.clone(), lease);
     }
 
+    /// Records that an entry's lease was renewed.
+    pub(super) fn renewed(&self, entry: &EntryId, id: i64, at: BootInstant) {
+        if let Some(lease) = self.state().of_entries.get_mut(entry).filter(|lease| lease.id == id) {
+            lease.renewed_at = lease.renewed_at.max(at);
+        }
+    }
+
     /// Takes the entry's lease away: it has ended, or is about to be ended.
     pub(super) fn remove(&self, entry: &EntryId) -> Option<EntryLease> {
         self.state().of_entries.remove(entry)
     }
 
-    /// Keeps the lease of an ended entry, whose key is deleted for certain. The entry was renewed every third of its ttl:
-    /// the lease probably exists for another third.
-    pub(super) fn keep(&self, lease: i64, ttl: Duration, now: BootInstant) {
+    /// Keeps the lease of an ended entry, whose key is deleted for certain, for as long as it has a third of its ttl left.
+    pub(super) fn keep(&self, lease: EntryLease, ttl: Duration) {
         let mut state = self.state();
         if state.unused.len() < UNUSED_MAX {
-            state.unused.push(Unused { id: lease, seconds: seconds(ttl), until: now + ttl / 3 });
+            let EntryLease { id, renewed_at, .. } = lease;
+            state.unused.push(Unused {
+                id,
+                seconds: seconds(ttl),
+                renewed_at,
+                until: renewed_at + ttl / 3 * 2,
+            });
         }
     }
 }

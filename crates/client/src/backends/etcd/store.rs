@@ -174,6 +174,7 @@ impl Inner {
             return Ok(vec![Renewed::Gone; entries.len()]);
         }
         let known: Vec<EntryLease> = known().map(|(_, lease)| lease).collect();
+        let begun = BootInstant::now();
         let found = self.txn(deadline, TxnRequest { success: reads, ..TxnRequest::default() }).await?;
         let states: Vec<Renewed> = ranges(found.responses).iter().map(state).collect();
         if states.len() != known.len() {
@@ -188,6 +189,11 @@ impl Inner {
         let is_live = |lease: &EntryLease| {
             live.contains(&lease.id) && lease.closing.is_none_or(|closing| live.contains(&closing))
         };
+        for (entry, lease) in entries.iter().zip(&leases) {
+            if let Some(lease) = lease.filter(|lease| live.contains(&lease.id)) {
+                self.leases.renewed(&entry.id, lease.id, begun);
+            }
+        }
         let mut states = known.iter().zip(&states).map(|(lease, state)| match state {
             Renewed::Kept if !is_live(lease) => Renewed::Gone,
             state => *state,
@@ -205,7 +211,6 @@ impl Inner {
             return self.revoke(entry, lease, deadline).await;
         };
         let own = key(&self.layout.folder(&entry.name), entry.mode, lease.id);
-        let begun = BootInstant::now();
         let txn = TxnRequest {
             compare: vec![created_at(&own, revision)],
             success: vec![read(&own), delete(&own)],
@@ -225,7 +230,7 @@ impl Inner {
         }
         let was = ranges(ended.responses).first().map(state);
         if was == Some(Renewed::Kept) {
-            self.leases.keep(lease.id, entry.ttl, begun);
+            self.leases.keep(lease, entry.ttl);
         }
         if let Some(closing) = lease.closing {
             // If this fails, it expires.

@@ -3,6 +3,9 @@
 //! A watch begins at the revision of the member at that time. A watch that began at an earlier revision would get its first
 //! events only every 100 ms: etcd collects the watches that lag. The key may have been deleted before the watch began, so
 //! its waiter attempts once more as soon as it has begun.
+//!
+//! If something is written just as the watch begins, the watch lags from the start. The first in a queue therefore attempt a
+//! few more times while etcd may still be collecting it ([`LOOKS`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,6 +25,8 @@ use crate::io::LeaseThread;
 
 /// The pause before the stream is opened again.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The pauses between the first attempts of the first in a queue, in milliseconds: together longer than those 100.
+const LOOKS: [u64; 5] = [5, 10, 20, 40, 80];
 /// The id of the watch of the wake key. Entries have higher ones.
 const WAKE_ID: i64 = 1;
 
@@ -29,8 +34,12 @@ const WAKE_ID: i64 = 1;
 pub(super) struct KeyWatcher(UnboundedSender<Order>);
 
 enum Order {
-    /// Replaces the entry's earlier watch.
-    Watch(EntryId, Watched),
+    /// Replaces the entry's earlier watch. `is_near`: its turn may come while etcd still collects it ([`LOOKS`]).
+    Watch {
+        entry: EntryId,
+        watched: Watched,
+        is_near: bool,
+    },
     Forget(EntryId),
 }
 
@@ -75,9 +84,9 @@ impl KeyWatcher {
         Self(orders)
     }
 
-    pub(super) fn watch(&self, entry: &EntryId, watched: Watched) {
+    pub(super) fn watch(&self, entry: &EntryId, watched: Watched, is_near: bool) {
         // Fails only if the client is gone.
-        let _ = self.0.send(Order::Watch(entry.clone(), watched));
+        let _ = self.0.send(Order::Watch { entry: entry.clone(), watched, is_near });
     }
 
     pub(super) fn forget(&self, entry: &EntryId) {
@@ -87,12 +96,19 @@ impl KeyWatcher {
 
 struct Watches {
     wakes: Wakes,
-    /// The watch of each waiter: its id and its key.
-    of_entries: HashMap<EntryId, (i64, Watched)>,
+    /// The watch of each waiter.
+    of_entries: HashMap<EntryId, EntryWatch>,
     by_id: HashMap<i64, EntryId>,
     last_id: i64,
     /// The sending side of the stream, while there is one.
     stream: Option<UnboundedSender<WatchRequest>>,
+}
+
+struct EntryWatch {
+    id: i64,
+    watched: Watched,
+    /// How many of [`LOOKS`] are over.
+    looks: usize,
 }
 
 /// A stream, and its sending side.
@@ -170,8 +186,12 @@ impl Watches {
 
     fn follow(&mut self, order: Order) {
         match order {
-            Order::Watch(entry, watched) => {
-                if self.of_entries.get(&entry).is_some_and(|(_, before)| *before == watched) {
+            Order::Watch { entry, watched, is_near } => {
+                if let Some(before) = self.of_entries.get_mut(&entry).filter(|one| one.watched == watched) {
+                    if let Some(&pause) = LOOKS.get(before.looks).filter(|_| is_near) {
+                        before.looks += 1;
+                        self.wakes.deliver(&entry, Wake::Try(Duration::from_millis(pause)));
+                    }
                     return;
                 }
                 self.forget(&entry);
@@ -179,14 +199,14 @@ impl Watches {
                 let id = self.last_id;
                 self.send(create(id, &watched));
                 self.by_id.insert(id, entry.clone());
-                self.of_entries.insert(entry, (id, watched));
+                self.of_entries.insert(entry, EntryWatch { id, watched, looks: 0 });
             }
             Order::Forget(entry) => self.forget(&entry),
         }
     }
 
     fn forget(&mut self, entry: &EntryId) {
-        if let Some((watch_id, _)) = self.of_entries.remove(entry) {
+        if let Some(EntryWatch { id: watch_id, .. }) = self.of_entries.remove(entry) {
             self.by_id.remove(&watch_id);
             let cancel = WatchCancelRequest { watch_id };
             self.send(WatchRequest { request_union: Some(RequestUnion::CancelRequest(cancel)) });
@@ -194,7 +214,7 @@ impl Watches {
     }
 
     fn create_all(&self) {
-        for (id, watched) in self.of_entries.values() {
+        for EntryWatch { id, watched, .. } in self.of_entries.values() {
             self.send(create(*id, watched));
         }
     }

@@ -19,9 +19,10 @@ pub(super) struct LeasedRequests {
     pushes: UnboundedSender<Push>,
 }
 
-#[derive(Default)]
 struct LeasedState {
     requests: BTreeMap<Seq, LeasedRequest>,
+    /// When the session was opened, or last sent a keep-alive: its deadline is at most a ttl later.
+    renewed_at: BootInstant,
     /// The highest seq of a request so far, if any. A request with this or a lower seq that is not in `requests` is
     /// over.
     last: Option<Seq>,
@@ -101,7 +102,8 @@ pub(super) enum Grant {
 
 impl LeasedRequests {
     pub(super) fn new(pushes: UnboundedSender<Push>) -> Self {
-        Self { state: Mutex::default(), pushes }
+        let state = LeasedState { requests: BTreeMap::new(), renewed_at: BootInstant::now(), last: None };
+        Self { state: Mutex::new(state), pushes }
     }
 
     fn state(&self) -> MutexGuard<'_, LeasedState> {
@@ -116,7 +118,7 @@ impl LeasedRequests {
     /// The request of an acquire, created with the given entry if it is new.
     pub(super) fn find(&self, seq: Seq, entry: impl FnOnce() -> Entry) -> Found {
         let mut state = self.state();
-        let LeasedState { requests, last } = &mut *state;
+        let LeasedState { requests, last, .. } = &mut *state;
         if Some(seq) <= *last && !requests.contains_key(&seq) {
             // The machine may not have processed the loss of this hold yet. A new request under its seq would take the
             // lock again.
@@ -139,12 +141,14 @@ impl LeasedRequests {
         }
     }
 
-    /// Begins an attempt. Returns the attempts before it; `None` if the request is over. Until the attempt has ended,
-    /// also if its call is dropped, it counts as sent and not answered.
-    pub(super) fn begin_attempt(&self, seq: Seq) -> Option<Attempts> {
+    /// Begins an attempt. Returns the attempts before it, and [`Attempt::ttl_from`](super::Attempt::ttl_from) for this
+    /// one; `None` if the request is over. Until the attempt has ended, also if its call is dropped, it counts as sent
+    /// and not answered.
+    pub(super) fn begin_attempt(&self, seq: Seq) -> Option<(Attempts, BootInstant)> {
         let mut state = self.state();
+        let ttl_from = state.renewed_at;
         let request = state.requests.get_mut(&seq).filter(|request| !request.is_over())?;
-        Some(mem::replace(&mut request.attempts, Attempts { sent: true, doubt: true }))
+        Some((mem::replace(&mut request.attempts, Attempts { sent: true, doubt: true }), ttl_from))
     }
 
     /// Ends an attempt. `before`: the attempts before it.
@@ -180,9 +184,15 @@ impl LeasedRequests {
         }
     }
 
-    /// The entries that a keep-alive must renew.
+    /// Records that the session opens.
+    pub(super) fn open(&self) {
+        self.state().renewed_at = BootInstant::now();
+    }
+
+    /// The entries that a keep-alive which is sent now must renew.
     pub(super) fn renewable(&self) -> Vec<Renewable> {
-        let state = self.state();
+        let mut state = self.state();
+        state.renewed_at = BootInstant::now();
         let renews = |stage: &Stage| matches!(stage, Stage::Asked | Stage::Waits | Stage::Holds(_));
         let requests = state.requests.iter().filter(|(_, request)| renews(&request.stage));
         let renewable = requests.map(|(&seq, request)| Renewable {

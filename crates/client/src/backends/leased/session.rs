@@ -2,7 +2,8 @@
 //!
 //! Why an acknowledged keep-alive may extend the session's deadline (P5): it renews all entries that hold, wait, or may
 //! hold by an attempt without an answer yet, and no others. So the expiry of each hold at the service is later than the
-//! session's deadline: this keep-alive or a later call set it. There are two exceptions: an entry that a keep-alive did
+//! session's deadline: this keep-alive or a later call set it, or a later attempt made sure that it is late enough
+//! ([`Attempt::ttl_from`]). There are two exceptions: an entry that a keep-alive did
 //! not find, whose expiry may have been set before and become visible after (a transaction that commits slowly); and an
 //! entry that an operator has broken, which is not renewed. Such an entry is renewed once more before its grant is
 //! returned. If the grant is returned while the keep-alive is under way, the entry is renewed once more, or its loss is
@@ -22,6 +23,7 @@ use crate::backend::{AcquireRequest, Call, CallError, Conn, HoldChange};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Granted, Push, Spec};
 use crate::responder::Responder;
+use crate::time::BootInstant;
 
 /// A session of leased entries. Once it is dropped, its waiting acquires stop.
 pub(crate) struct LeasedConn(Arc<LeasedInner>);
@@ -76,7 +78,9 @@ impl Conn for LeasedConn {
                 match inner.requests.find(seq, || inner.entry(seq, &request)) {
                     Found::Asked(entry, wake_up) => {
                         let (label, meta) = (inner.label.clone(), request.meta.clone());
-                        let attempt = Attempt { entry, first: false, wait: request.wait, label, meta };
+                        let ttl_from = BootInstant::now();
+                        let attempt =
+                            Attempt { entry, first: false, wait: request.wait, ttl_from, label, meta };
                         responder
                             .send_when(Box::pin(async move { inner.acquire(seq, attempt, &wake_up).await }))
                     }
@@ -134,6 +138,7 @@ impl LeasedInner {
             let what = format!("the system gives no random bytes: {error}");
             return Answer::Refused(BackendError::new(BackendErrorKind::Operator, what));
         }
+        self.requests.open();
         let session = self.session.get_or_init(|| format!("{:032x}", u128::from_be_bytes(random)));
         let inner = Arc::downgrade(self);
         self.wakes.listen(session, move |id, wake| {
@@ -214,8 +219,8 @@ impl LeasedInner {
         loop {
             // Wake-ups that came before this attempt need no further one.
             wake_up.clear();
-            let Some(before) = self.requests.begin_attempt(seq) else { return Ok(OVER) };
-            attempt.first = !before.sent;
+            let Some((before, ttl_from)) = self.requests.begin_attempt(seq) else { return Ok(OVER) };
+            (attempt.first, attempt.ttl_from) = (!before.sent, ttl_from);
             let tried = self.store.attempt(attempt.clone()).await;
             self.requests.end_attempt(seq, before, tried.as_ref().err().copied());
             match tried? {

@@ -11,6 +11,7 @@ use lockkeeper_core::{PermitGrant, Token};
 use crate::backend::{BoxFuture, CallError};
 use crate::error::{BackendError, Busy};
 use crate::machine::Granted;
+use crate::time::BootInstant;
 
 /// A lock service whose holds are entries (keys, rows) that expire by the service's clock.
 ///
@@ -106,6 +107,9 @@ pub(crate) struct Attempt {
     pub(crate) first: bool,
     /// Take a place in the queue if the lock isn't free.
     pub(crate) wait: bool,
+    /// If it holds, its entry must not expire earlier than a full ttl after this time, the latest to which the session's
+    /// deadline may go back. A full ttl from the attempt on is always enough.
+    pub(crate) ttl_from: BootInstant,
     /// The requester, for display.
     pub(crate) label: Arc<str>,
     /// The purpose, for display: `key=value` lines.

@@ -16,6 +16,7 @@ use crate::backend::{AcquireRequest, BoxFuture, Call, CallError};
 use crate::error::Busy;
 use crate::machine::{Answer, Granted, Push, Spec};
 use crate::responder::answer_to;
+use crate::time::BootInstant;
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -25,6 +26,8 @@ struct Script {
     asked: Mutex<Vec<String>>,
     tries: Mutex<VecDeque<BoxFuture<Result<Tried, CallError>>>>,
     renewals: Mutex<VecDeque<Renewed>>,
+    /// The latest attempt's.
+    ttl_from: Mutex<Option<BootInstant>>,
     /// Number of renewals left that get no answer.
     unanswered_renewals: AtomicUsize,
 }
@@ -59,6 +62,7 @@ impl Script {
 impl Store for Script {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
         self.note("attempt", &attempt.entry);
+        *self.ttl_from.lock().unwrap() = Some(attempt.ttl_from);
         let tried = self.tries.lock().unwrap().pop_front();
         tried.unwrap_or_else(|| Box::pin(std::future::pending()))
     }
@@ -165,6 +169,29 @@ async fn a_keep_alive_renews_what_may_hold_or_wait_and_nothing_that_ends() {
     session.store.asked();
     assert!(matches!(session.call(Call::KeepAlive).await, Ok(Answer::KeptAlive)));
     assert_eq!(session.store.asked(), ["renew 1", "renew 2", "renew 3"]);
+}
+
+/// An entry may keep an earlier expiry, but not one before the session's deadline: that is a ttl after the latest open or
+/// keep-alive, which may still be on its way.
+#[tokio::test]
+async fn an_attempt_is_told_from_when_on_its_ttl_counts() {
+    let before_open = BootInstant::now();
+    let session = Session::open().await;
+    let opened = BootInstant::now();
+    let told = || session.store.ttl_from.lock().unwrap().unwrap();
+    session.held(1).await;
+    assert!(before_open <= told() && told() <= opened);
+    session.store.unanswered_renewals.store(1, Ordering::SeqCst);
+    let before = BootInstant::now();
+    assert!(session.call(Call::KeepAlive).await.is_err());
+    session.held(2).await;
+    assert!(told() >= before, "also for a keep-alive without an answer yet");
+    session.finish(1).await;
+    session.finish(2).await;
+    let before = BootInstant::now();
+    session.call(Call::KeepAlive).await.unwrap();
+    session.held(3).await;
+    assert!(told() >= before, "also for a keep-alive that renews nothing");
 }
 
 #[tokio::test]

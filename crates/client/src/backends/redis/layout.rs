@@ -338,6 +338,7 @@ mod tests {
 
     use super::*;
     use crate::backends::leased::Entry;
+    use crate::time::BootInstant;
 
     fn keys(name: &str) -> Vec<String> {
         Keys::of("app:", &name.parse().unwrap()).list(KeySet::All, &EntryId("7-1".into()))
@@ -386,7 +387,14 @@ mod tests {
             keep_closed: Duration::from_secs(1),
             lock_delay: Duration::from_secs(2),
         };
-        Attempt { entry: Arc::new(entry), first: true, wait: false, label: label.into(), meta: meta.into() }
+        Attempt {
+            entry: Arc::new(entry),
+            first: true,
+            wait: false,
+            ttl_from: BootInstant::now(),
+            label: label.into(),
+            meta: meta.into(),
+        }
     }
 
     #[test]

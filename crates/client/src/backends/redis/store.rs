@@ -391,6 +391,7 @@ mod tests {
 
     use super::*;
     use crate::backends::leased::EntryId;
+    use crate::time::BootInstant;
     use crate::url::Url;
 
     const TTL: Duration = Duration::from_secs(30);
@@ -405,7 +406,14 @@ mod tests {
     fn attempt(id: &str, mode: Mode, keep_closed: Duration, lock_delay: Duration) -> Attempt {
         let (id, name) = (EntryId(id.to_owned()), "jobs".parse().unwrap());
         let entry = Arc::new(Entry { id, name, mode, ttl: TTL, keep_closed, lock_delay });
-        Attempt { entry, first: true, wait: false, label: "me".into(), meta: Box::default() }
+        Attempt {
+            entry,
+            first: true,
+            wait: false,
+            ttl_from: BootInstant::now(),
+            label: "me".into(),
+            meta: Box::default(),
+        }
     }
 
     #[tokio::test]

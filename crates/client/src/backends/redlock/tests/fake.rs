@@ -312,6 +312,7 @@ pub(super) fn attempt(entry: &Arc<Entry>, wait: bool) -> Attempt {
         entry: entry.clone(),
         first: false,
         wait,
+        ttl_from: BootInstant::now(),
         label: entry.id.0.as_str().into(),
         meta: Box::default(),
     }
