@@ -162,12 +162,16 @@ async fn fair(subject: &impl Subject) -> bool {
     let (order_in, mut order) = tokio::sync::mpsc::unbounded_channel();
     for turn in 0..5 {
         let (client, order_in) = (subject.client(&format!("waiter {turn}")).await, order_in.clone());
+        let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
         tokio::spawn(async move {
-            let guard = client.mutex(name).acquire().await.unwrap();
+            let lock = client.mutex(name).on_queued(move |ahead| told_in.send(ahead).unwrap_or(()));
+            let guard = lock.acquire().await.unwrap();
             order_in.send(turn).unwrap();
             guard.release().await.unwrap();
         });
-        until_waiting(&one, name, turn + 1).await;
+        let ahead = tokio::time::timeout(30 * SECOND, told.recv()).await.expect("it is told that it waits");
+        assert_eq!(ahead, Some(turn), "the number of waiters ahead");
+        until_waiting(&one, name, turn as usize + 1).await;
     }
     drop(order_in);
     held.release().await.unwrap();

@@ -13,7 +13,7 @@ use super::store::{Inner, created_at, delete, owner, put_unchanged, ranges, read
 use super::watcher::Watched;
 use crate::backends::leased::{
     Attempt, Entry, Note, NotePermit, PermitTurn, SLOT_PAUSE, Tried, broken_at_grant, is_revoked,
-    other_limit, permit_turn,
+    other_limit, permit_turn, waiters_ahead,
 };
 use crate::error::Busy;
 use crate::time::BootInstant;
@@ -164,7 +164,7 @@ impl Inner {
                 count = own_permit(&mine);
                 continue;
             }
-            let ahead = before.kvs.len() as u64;
+            let ahead = waiters_ahead(before.kvs.len(), permit_of(&mine));
             let watched = match self.awaited(attempt, &folder, &mine, &before, lease, deadline).await? {
                 Awaited::Nothing(permit) => {
                     return self.hold(entry, lease, created, permit, deadline).await.map(Some);

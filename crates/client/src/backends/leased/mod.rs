@@ -28,7 +28,9 @@ pub(crate) use note::{Note, Revocation, broken_at_grant, is_revoked, shown_holde
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub(crate) use note::{shown_waiter, untold_holder};
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
-pub(crate) use permits::{NotePermit, PERMITS_MAX, PermitTurn, SLOT_PAUSE, other_limit, permit_turn};
+pub(crate) use permits::{
+    NotePermit, PERMITS_MAX, PermitTurn, SLOT_PAUSE, other_limit, permit_turn, waiters_ahead,
+};
 pub(crate) use session::LeasedConn;
 pub(crate) use store::{Attempt, Entry, EntryId, Renewed, Store, Tried};
 pub(crate) use wakes::{Wake, Wakes};

@@ -93,6 +93,13 @@ pub(crate) fn permit_turn(earlier: &[Option<NotePermit>], of: u32) -> PermitTurn
     PermitTurn::Takes { slot: lowest.unwrap_or(earlier.len() as u32) }
 }
 
+/// How many of `earlier` contenders before one wait, for display, if as many of them hold as can: those with permits, otherwise one, or
+/// several that share the lock and count as one.
+pub(crate) fn waiters_ahead(earlier: usize, permit: Option<NotePermit>) -> u64 {
+    let holders = permit.map_or(1, |permit| permit.of as usize);
+    earlier.saturating_sub(holders) as u64
+}
+
 /// The error for a request that names another number of permits than those in use.
 pub(crate) fn other_limit(name: &LockName, have: u32, asked: u32) -> BackendError {
     Rejection::LimitMismatch { name: name.clone(), have, asked }.into()

@@ -15,7 +15,7 @@ use super::session::{ZooKeeperFailure, by, by_if_exists};
 use super::store::{StoreInner, children, find, is_broken, observe, owner};
 use crate::backends::leased::{
     Attempt, Entry, Note, NotePermit, PermitTurn, SLOT_PAUSE, Tried, Wake, broken_at_grant, other_limit,
-    permit_turn,
+    permit_turn, waiters_ahead,
 };
 use crate::error::{BackendError, BackendErrorKind, Busy};
 
@@ -39,8 +39,10 @@ enum Standing {
 
 /// What stands between a contender and the lock.
 struct Queued {
-    /// How many contenders it waits for; of those before a request for a permit, as many as there are permits.
+    /// How many contenders it waits for.
     ahead: usize,
+    /// How many of them wait themselves.
+    waiters_ahead: u64,
     /// It waits for another one's slot: a permit is free.
     is_slot: bool,
     /// The nodes of which one has to change or end first.
@@ -185,7 +187,7 @@ impl StoreInner {
                 return Ok(Tried::Busy(answer));
             }
             if self.watch(client, folder, entry, &queued, deadline).await? {
-                return Ok(Tried::Waits { ahead: queued.ahead as u64, again: AGAIN });
+                return Ok(Tried::Waits { ahead: queued.waiters_ahead, again: AGAIN });
             }
         }
         Err(ZooKeeperFailure::IN_DOUBT)
@@ -302,7 +304,8 @@ impl StoreInner {
         let node_of = |seen: &SeenNode| seen.path.rsplit('/').next().unwrap_or_default().to_owned();
         let queued = |awaited: &[SeenNode], data: Option<Vec<u8>>| {
             Standing::Queued(Queued {
-                ahead: seen.len(),
+                ahead: at,
+                waiters_ahead: waiters_ahead(at, Some(permit)),
                 is_slot: false,
                 awaited: awaited.iter().map(node_of).collect(),
                 data,
@@ -368,10 +371,12 @@ fn place(children: &[String], node: &Node) -> Standing {
         return Standing::Gone;
     }
     let ahead = queue.iter().filter(|one| own.waits_for(one));
+    let count = ahead.clone().count();
     match ahead.clone().next_back() {
         None => Standing::Holds(None),
         Some(last) => Standing::Queued(Queued {
-            ahead: ahead.count(),
+            ahead: count,
+            waiters_ahead: waiters_ahead(count, None),
             is_slot: false,
             awaited: vec![last.node.to_owned()],
             data: None,
