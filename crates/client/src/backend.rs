@@ -202,6 +202,8 @@ pub struct AcquireRequest {
     /// Queue if the lock is not free.
     pub wait: bool,
     pub keep_closed: Duration,
+    /// The value of the hold from its grant on; empty where the service has none.
+    pub value: Box<[u8]>,
     pub meta: Box<[u8]>,
 }
 
@@ -215,6 +217,7 @@ impl AcquireRequest {
             subtree: false,
             wait: true,
             keep_closed: Duration::ZERO,
+            value: Box::default(),
             meta: Box::default(),
         })
     }

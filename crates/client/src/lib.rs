@@ -88,6 +88,7 @@ mod locks;
 #[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
 mod machine;
 mod observe;
+mod recipes;
 mod responder;
 mod session;
 #[cfg(feature = "simulation")]
@@ -113,5 +114,6 @@ pub use lockkeeper_core::{
     LockName, ModeKind as Mode, NameError, PermitGrant, Rejection, Slot, Token, TokenStatus,
 };
 pub use locks::{Locks, RwLock, ShutdownReport};
+pub use recipes::{Election, Leader, LeaderWatch};
 pub use time::{BootInstant, VirtualClock};
 pub use watch::{Watch, WatchEvent};

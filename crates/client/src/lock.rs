@@ -70,6 +70,7 @@ struct Options {
     min_validity: Duration,
     grace: Option<Duration>,
     on_lost: OnLost,
+    value: Vec<u8>,
     meta: Vec<(String, String)>,
     on_queued: Option<Arc<dyn Fn(u64) + Send + Sync>>,
 }
@@ -102,6 +103,7 @@ impl<F: Kind> Lock<F> {
             min_validity: Duration::ZERO,
             grace: None,
             on_lost: OnLost::default(),
+            value: Vec::new(),
             meta: Vec::new(),
             on_queued: None,
         };
@@ -176,6 +178,11 @@ impl<F: Kind> Lock<F> {
     /// What [`Lock::run`] does when the lock is lost.
     pub fn on_lost(self, on_lost: OnLost) -> Self {
         self.with(|options| options.on_lost = on_lost)
+    }
+
+    /// The value of the hold from its grant on, as by [`Guard::set_value`]. At most 4,096 bytes; empty by default.
+    pub fn value(self, value: impl Into<Vec<u8>>) -> Self {
+        self.with(|options| options.value = value.into())
     }
 
     /// Adds a key and value that describe the hold's purpose to operators. Keys must not contain `=`, neither part may
@@ -329,6 +336,7 @@ impl<F: Kind> Lock<F> {
             subtree: options.subtree,
             wait: waits,
             keep_closed: options.keep_closed,
+            value: options.value.clone().into(),
             meta: encode_meta(&options.meta),
         });
         let limits = AcquireLimits {
@@ -376,7 +384,7 @@ impl<F: Kind> Lock<F> {
             mode: self.mode,
             subtree: options.subtree,
             keep_closed_ms: ms(options.keep_closed),
-            value_bytes: 0,
+            value_bytes: options.value.len(),
             meta_bytes: encode_meta(&options.meta).len(),
         };
         acquire.check()?;
@@ -403,6 +411,7 @@ impl<F: Kind> Lock<F> {
             (options.subtree, can.subtree, "lock a subtree"),
             (names > 1, can.multi, "lock several names at once"),
             (wait != Wait::No, can.wait, "wait for a lock"),
+            (!options.value.is_empty(), can.values, "keep a value of a hold"),
             (!options.keep_closed.is_zero(), can.keep_closed, "keep a lock closed after its hold"),
             (!options.lock_delay.is_zero(), can.lock_delay, "delay a lock after its holder vanished"),
             (

@@ -19,6 +19,7 @@ use crate::io::LeaseThread;
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::Lock;
 use crate::machine::Spec;
+use crate::recipes::Election;
 use crate::session::Session;
 use crate::watch::Watch;
 
@@ -125,6 +126,13 @@ impl<F: Kind> Locks<F> {
     /// Several names at once, all or nothing, with one token; two such requests never deadlock.
     pub fn all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Lock<F> {
         self.lock(names.into_iter().map(|name| LockName::parse(name.as_ref())).collect(), Mode::Exclusive)
+    }
+
+    /// An election of this name.
+    pub fn election(&self, name: impl AsRef<str>) -> Election<F> {
+        let name = LockName::parse(name.as_ref());
+        let lock = self.lock(name.clone().map(|name| vec![name]), Mode::Exclusive);
+        Election::new(self.core.backend.clone(), name, lock)
     }
 
     /// A lock in any mode for names that are parsed already.

@@ -1,5 +1,7 @@
 //! Backends: the lock services behind the API, selected by URL scheme. [`BACKENDS`] is the table of all of them.
 
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(crate) mod changes;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]

@@ -66,6 +66,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         subtree: false,
         wait: true,
         keep_closed: Duration::ZERO,
+        value: Box::default(),
         meta: Box::default(),
     });
     let limits = AcquireLimits {

@@ -9,11 +9,12 @@ mod page;
 mod permits;
 mod promises;
 mod proxy;
+mod recipes;
 mod subject;
 mod subjects;
 
-/// Three tests per backend: abilities, promises, page. The name of a failed test shows the backend and which of the
-/// three failed.
+/// Four tests per backend: abilities, promises, recipes, page. The name of a failed test shows the backend and which of
+/// them failed.
 macro_rules! contracts {
     ($($(#[$needs:meta])* $backend:ident => $subject:expr;)+) => {
         const SUBJECTS: &[&str] = &[$($(#[$needs])* stringify!($backend)),+];
@@ -30,6 +31,11 @@ macro_rules! contracts {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn promises_are_as_declared() {
                 crate::promises::compare(&$subject).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn recipes_work() {
+                crate::recipes::check(&$subject).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -74,6 +74,7 @@ impl SimClient {
             subtree,
             wait: dice.chance(85),
             keep_closed: Duration::from_millis(keep_closed / MS),
+            value: Box::default(),
             meta: Box::default(),
         };
         self.acquire(core, request);
@@ -88,6 +89,7 @@ impl SimClient {
             subtree: true,
             wait: true,
             keep_closed: Duration::ZERO,
+            value: Box::default(),
             meta: Box::default(),
         };
         self.acquire(core, request);

@@ -303,6 +303,7 @@ mod tests {
             wait: false,
             ttl_from: BootInstant::now(),
             label: "ana".into(),
+            value: Box::default(),
             meta: Box::default(),
         }
     }

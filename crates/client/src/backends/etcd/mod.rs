@@ -5,6 +5,7 @@
 //! [`leased`](crate::backends::leased).
 
 mod attempt;
+mod changes;
 mod closing;
 mod connection;
 mod inspect;
@@ -20,6 +21,7 @@ use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::backends::changes::watch_by_inspection;
 use crate::backends::leased::{LeasedConn, Wakes};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
@@ -27,6 +29,7 @@ use crate::info::LockInfo;
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
+use crate::watch::Watch;
 use connection::Link;
 use leases::Leases;
 use settings::Settings;
@@ -124,6 +127,20 @@ impl Backend for EtcdBackend {
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
         let inner = self.store.0.clone();
         Box::pin(async move { inner.list(prefix.as_ref()).await })
+    }
+
+    fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
+        let (inner, inspected) = (self.store.0.clone(), self.store.0.clone());
+        Ok(watch_by_inspection(
+            &self.lease_thread,
+            prefix.clone(),
+            |changed| changes::follow(inner, changed),
+            self.list(prefix),
+            move |name| {
+                let inner = inspected.clone();
+                Box::pin(async move { inner.look(name).await })
+            },
+        ))
     }
 
     fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {

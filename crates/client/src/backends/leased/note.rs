@@ -60,6 +60,7 @@ impl Note {
             owner: attempt.label.to_string(),
             meta: String::from_utf8_lossy(&attempt.meta).into_owned(),
             entry: attempt.entry.id.0.clone(),
+            value: BASE64_STANDARD.encode(&attempt.value),
             ..Self::default()
         }
     }

@@ -77,10 +77,15 @@ impl Conn for LeasedConn {
             Call::Acquire { seq, request, .. } => {
                 match inner.requests.find(seq, || inner.entry(seq, &request)) {
                     Found::Asked(entry, wake_up) => {
-                        let (label, meta) = (inner.label.clone(), request.meta.clone());
-                        let ttl_from = BootInstant::now();
-                        let attempt =
-                            Attempt { entry, first: false, wait: request.wait, ttl_from, label, meta };
+                        let attempt = Attempt {
+                            entry,
+                            first: false,
+                            wait: request.wait,
+                            ttl_from: BootInstant::now(),
+                            value: request.value.clone(),
+                            label: inner.label.clone(),
+                            meta: request.meta.clone(),
+                        };
                         responder
                             .send_when(Box::pin(async move { inner.acquire(seq, attempt, &wake_up).await }))
                     }

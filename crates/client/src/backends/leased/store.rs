@@ -110,6 +110,8 @@ pub(crate) struct Attempt {
     /// If it holds, its entry must not expire earlier than a full ttl after this time, the latest to which the session's
     /// deadline may go back. A full ttl from the attempt on is always enough.
     pub(crate) ttl_from: BootInstant,
+    /// The value of the hold from its grant on; empty where the service has none.
+    pub(crate) value: Box<[u8]>,
     /// The requester, for display.
     pub(crate) label: Arc<str>,
     /// The purpose, for display: `key=value` lines.

@@ -117,6 +117,7 @@ impl Session {
             subtree: false,
             wait: true,
             keep_closed: Duration::ZERO,
+            value: Box::default(),
             meta: Box::default(),
         });
         self.submit(Call::Acquire { seq: Seq(seq), done_through: Seq(0), request, wait_left: None })

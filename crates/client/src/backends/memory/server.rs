@@ -405,7 +405,7 @@ impl MemoryState {
                 subtree: request.subtree,
                 if_busy: if request.wait { IfBusy::Wait { at_most_ms } } else { IfBusy::Fail },
                 keep_closed_ms: request.keep_closed.as_millis() as u64,
-                value: Box::default(),
+                value: request.value.clone(),
                 meta: request.meta.clone(),
             }),
             now,

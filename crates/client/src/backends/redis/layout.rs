@@ -393,6 +393,7 @@ mod tests {
             wait: false,
             ttl_from: BootInstant::now(),
             label: label.into(),
+            value: Box::default(),
             meta: meta.into(),
         }
     }

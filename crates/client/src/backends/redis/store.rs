@@ -412,6 +412,7 @@ mod tests {
             wait: false,
             ttl_from: BootInstant::now(),
             label: "me".into(),
+            value: Box::default(),
             meta: Box::default(),
         }
     }

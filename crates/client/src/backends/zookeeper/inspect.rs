@@ -21,7 +21,7 @@ use crate::info::LockInfo;
 /// How many holders and waiters an inspection lists together.
 const SHOWN: usize = 21;
 /// Time limit of one call.
-const LIMIT: Duration = Duration::from_secs(5);
+pub(super) const LIMIT: Duration = Duration::from_secs(5);
 /// Reads in one request.
 const READS: usize = 100;
 /// Largest number of nodes that a list reads.
@@ -43,7 +43,7 @@ pub(super) struct SeenNode {
 }
 
 impl Inspector {
-    fn explained(&self, failure: ZooKeeperFailure) -> BackendError {
+    pub(super) fn explained(&self, failure: ZooKeeperFailure) -> BackendError {
         match failure {
             ZooKeeperFailure::Refused(error) => error,
             ZooKeeperFailure::Answered(error) => {

@@ -5,6 +5,7 @@
 //! [`leased`](crate::backends::leased).
 
 mod attempt;
+mod changes;
 mod inspect;
 mod layout;
 mod places;
@@ -19,6 +20,7 @@ use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::backends::changes::watch_by_inspection;
 use crate::backends::leased::{LeasedConn, Wake, Wakes};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::error::{BackendError, ConnectError};
@@ -26,6 +28,7 @@ use crate::info::LockInfo;
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
+use crate::watch::Watch;
 use inspect::Inspector;
 use layout::NodeLayout;
 use places::QueuePlaces;
@@ -127,6 +130,20 @@ impl Backend for ZooKeeperBackend {
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
         let inspector = self.inspector.clone();
         Box::pin(async move { inspector.list(prefix.as_ref()).await })
+    }
+
+    fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
+        let (inspector, inspected) = (self.inspector.clone(), self.inspector.clone());
+        Ok(watch_by_inspection(
+            &self.lease_thread,
+            prefix.clone(),
+            |changed| changes::follow(inspector, changed),
+            self.list(prefix),
+            move |name| {
+                let inspector = inspected.clone();
+                Box::pin(async move { inspector.look(name).await })
+            },
+        ))
     }
 
     fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {

@@ -47,6 +47,7 @@ fn request_all(names: &[&str]) -> AcquireRequest {
         subtree: false,
         wait: true,
         keep_closed: Duration::ZERO,
+        value: Box::default(),
         meta: Box::default(),
     }
 }

@@ -314,6 +314,7 @@ pub(super) fn attempt(entry: &Arc<Entry>, wait: bool) -> Attempt {
         wait,
         ttl_from: BootInstant::now(),
         label: entry.id.0.as_str().into(),
+        value: Box::default(),
         meta: Box::default(),
     }
 }

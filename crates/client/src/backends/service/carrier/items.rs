@@ -69,7 +69,7 @@ pub(super) fn acquire(
         // 0 would not wait at all (Q2); the client also ends the wait by its own clock (W1).
         at_most_ms: wait_left.map(|left| millis(left).max(1)),
         keep_closed_ms: millis(request.keep_closed),
-        value: Vec::new(),
+        value: request.value.to_vec(),
         meta: request.meta.to_vec(),
     })
 }

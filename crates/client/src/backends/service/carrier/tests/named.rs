@@ -98,6 +98,7 @@ fn acquire(seq: u64) -> Call {
         subtree: false,
         wait: true,
         keep_closed: Duration::ZERO,
+        value: Box::default(),
         meta: Box::default(),
     };
     Call::Acquire { seq: Seq(seq), done_through: Seq(0), request: request.into(), wait_left: None }

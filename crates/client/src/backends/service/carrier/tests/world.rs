@@ -225,6 +225,7 @@ impl World {
             subtree: false,
             wait: true,
             keep_closed: Duration::ZERO,
+            value: Box::default(),
             meta: Box::default(),
         };
         self.clients[who].wanted.insert(key, (name, Arc::new(wanted)));
