@@ -3,6 +3,7 @@
 mod cluster;
 mod config;
 mod fence;
+mod run;
 mod service;
 mod suggest;
 mod torture;
@@ -18,13 +19,14 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use lockkeeper::Token;
 use lockkeeper::backends::{BACKENDS, BackendEntry};
 
-use crate::exit::{BUSY, Failure, LOST, USAGE};
+use crate::exit::{Failure, USAGE};
 use crate::settings::duration;
 use suggest::{one_line, suggestion};
-use values::{keep_closed, key_value, lock_delay, reason, token, ttl};
+use values::{reason, token};
 
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
+pub use run::{Elect, JobArgs, LeaderArgs, Run};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
@@ -72,6 +74,11 @@ fn lock_services() -> String {
 pub enum Command {
     /// Run a command under a lock, and end it before another client can get the lock
     Run(Run),
+    /// Run a command while it leads an election, and campaign again when it has ended
+    Elect(Elect),
+    /// Show who leads an election, or follow it: exit code 1 if nobody does
+    #[command(after_help = "Example:\n  lockkeeper leader shop/scheduler --watch")]
+    Leader(LeaderArgs),
     /// Serve locks to other processes and machines: a node of our own service
     Serve(Serve),
     /// List locks in use
@@ -167,80 +174,6 @@ pub struct ServiceArgs {
     /// Use the default locks, of this host only, without a line about that on standard error
     #[arg(long)]
     pub local: bool,
-}
-
-/// `run`.
-#[derive(Args, Debug)]
-#[command(
-    override_usage = "lockkeeper run [OPTIONS] NAME -- COMMAND...",
-    after_help = "\
-Examples:
-  lockkeeper run backup -- tar cf /backup/srv.tar /srv
-  lockkeeper run --try cron/nightly -- ./nightly.sh        # exit code 75 if another one runs
-  lockkeeper run --permit=3 gpu -- ./train.sh              # three at a time; see LOCKKEEPER_SLOT
-  lockkeeper run --shared config -- ./read.sh
-
-The command gets LOCKKEEPER_NAME, LOCKKEEPER_TOKEN and, for permits, LOCKKEEPER_SLOT. Its exit code is passed on;
-docs/cli.md lists ours."
-)]
-pub struct Run {
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub service: ServiceArgs,
-    /// Give up after this long (exit code 75)
-    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "try_")]
-    pub wait: Option<Duration>,
-    /// Don't wait (exit code 75 if the lock isn't free)
-    #[arg(long = "try")]
-    pub try_: bool,
-    /// How long the lock outlives its last keep-alive, on services with leases: 1s to 1h; 30s by default
-    #[arg(long, value_name = "DURATION", value_parser = ttl)]
-    pub ttl: Option<Duration>,
-    /// Share the lock with other readers
-    #[arg(long, conflicts_with = "permit")]
-    pub shared: bool,
-    /// Take one of N permits; without N, the limit in force applies
-    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
-    pub permit: Option<Option<u32>>,
-    /// End the command after this long (exit code 76)
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub max_hold: Option<Duration>,
-    /// From SIGTERM to SIGKILL when the lock is lost; a sixth of the ttl, or 5s, by default
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub grace: Option<Duration>,
-    /// Keep the lock closed for this long after the command: at most one run per interval
-    #[arg(long, value_name = "DURATION", value_parser = keep_closed)]
-    pub keep_closed: Option<Duration>,
-    /// Keep the lock closed for this long if this host or process dies
-    #[arg(long, value_name = "DURATION", value_parser = lock_delay)]
-    pub lock_delay: Option<Duration>,
-    /// Free the lock this long after this program's connection was closed, instead of after the ttl; see docs/run.md
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub linger: Option<Duration>,
-    /// Who holds the lock, as others see it; by default user, host, process id and the command's name
-    #[arg(long, value_name = "TEXT")]
-    pub label: Option<String>,
-    /// Metadata shown to people who inspect the lock
-    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
-    pub meta: Vec<(String, String)>,
-    /// The exit code if the lock isn't free
-    #[arg(long, value_name = "CODE", default_value_t = BUSY)]
-    pub busy_exit: u8,
-    /// The exit code if the lock was lost
-    #[arg(long, value_name = "CODE", default_value_t = LOST)]
-    pub lost_exit: u8,
-    /// Without a terminal, say at once that the command waits, and not only after 2s
-    #[arg(short, long)]
-    pub verbose: bool,
-    /// Write the outcome to this file, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub status_file: Option<PathBuf>,
-    /// The lock's name: a path such as `orders/42`
-    #[arg(value_name = "NAME")]
-    pub name: OsString,
-    /// The command and its arguments
-    #[arg(value_name = "COMMAND", last = true)]
-    pub argv: Vec<OsString>,
 }
 
 /// `ls` and `watch`.

@@ -41,6 +41,16 @@ pub(super) fn key_value(typed: &str) -> Result<(String, String), &'static str> {
     pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
 }
 
+/// The value of a hold.
+pub(super) fn value(typed: &str) -> Result<String, String> {
+    let (bytes, most) = (typed.len(), limits::VALUE_BYTES_MAX);
+    if bytes <= most {
+        Ok(typed.to_owned())
+    } else {
+        Err(format!("it has {bytes} bytes; at most {most} are allowed"))
+    }
+}
+
 /// A text that says something.
 pub(super) fn reason(typed: &str) -> Result<String, &'static str> {
     if typed.trim().is_empty() { Err("others read it: say why") } else { Ok(typed.to_owned()) }

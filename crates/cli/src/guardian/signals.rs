@@ -41,6 +41,7 @@ pub struct Signals {
     // The handlers write to this socket, so it must outlive them.
     _outgoing: StdDatagram,
     handlers: Vec<SigId>,
+    ended_by: Option<Signal>,
 }
 
 impl Signals {
@@ -54,8 +55,12 @@ impl Signals {
         let (incoming, outgoing) = StdDatagram::pair()?;
         incoming.set_nonblocking(true)?;
         let socket = outgoing.as_raw_fd();
-        let mut signals =
-            Self { incoming: UnixDatagram::from_std(incoming)?, _outgoing: outgoing, handlers: Vec::new() };
+        let mut signals = Self {
+            incoming: UnixDatagram::from_std(incoming)?,
+            _outgoing: outgoing,
+            handlers: Vec::new(),
+            ended_by: None,
+        };
         for signal in FORWARDED.into_iter().filter(|signal| !inherited.ignores(*signal)) {
             let handler = move |info: &libc::siginfo_t| {
                 let bytes = [signal as i32 as u8, u8::from(info.si_code == libc::SI_KERNEL)];
@@ -76,6 +81,13 @@ impl Signals {
         while !matches!(self.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {}
     }
 
+    /// The first signal that asked this program to end. A SIGHUP counts only from a terminal: many programs take another
+    /// for the order to read their settings again.
+    #[must_use]
+    pub fn ended_by(&self) -> Option<Signal> {
+        self.ended_by
+    }
+
     /// The next signal. Cancel-safe.
     pub async fn next(&mut self) -> Received {
         loop {
@@ -86,7 +98,14 @@ impl Signals {
                 return std::future::pending().await;
             }
             if let Ok(signal) = Signal::try_from(i32::from(bytes[0])) {
-                return Received { signal, from_terminal: bytes[1] != 0 };
+                let received = Received { signal, from_terminal: bytes[1] != 0 };
+                let ends = match signal {
+                    Signal::SIGTERM | Signal::SIGINT | Signal::SIGQUIT => true,
+                    Signal::SIGHUP => received.from_terminal,
+                    _ => false,
+                };
+                self.ended_by = self.ended_by.or(ends.then_some(signal));
+                return received;
             }
         }
     }

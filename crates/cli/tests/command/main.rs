@@ -5,6 +5,7 @@ mod bad_input;
 mod cluster;
 mod dist;
 mod documents;
+mod electing;
 mod fencing;
 mod forming;
 mod grace;

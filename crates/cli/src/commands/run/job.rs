@@ -57,7 +57,7 @@ pub(super) fn spec(
 ) -> Result<Spec, Lost> {
     let text = |value: Option<String>| value.map(Into::into);
     Ok(Spec {
-        argv: args.argv.clone(),
+        argv: args.job.argv.clone(),
         // Variables that don't apply to this hold are removed, since the wrapper itself may run under another lock.
         env: vec![
             ("LOCKKEEPER_NAME".into(), Some(name.as_str().into())),
@@ -82,7 +82,7 @@ pub(super) fn epilogue(
     capabilities: &Capabilities,
     guard: &Guard<Unfenced>,
 ) -> Option<Epilogue> {
-    let stays_closed = args.keep_closed.is_some() || args.lock_delay.is_some();
+    let stays_closed = args.keep_closed.is_some() || args.job.lock_delay.is_some();
     let is_possible = capabilities.ttl && capabilities.break_now && capabilities.reach == Reach::Network;
     let token = guard.token_hint().filter(|_| is_possible && !stays_closed)?.to_string();
     let by = format!("the guardian of process {}", std::process::id());

@@ -35,7 +35,7 @@ const LINGER_MARGIN: Duration = Duration::from_secs(1);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why `run` ends; determines the exit code and the status file.
-enum RunEnd {
+pub(super) enum RunEnd {
     /// The command ran to its end under the lock.
     Ran(guardian::CommandEnd),
     /// The lock was not free, and no wait was requested.
@@ -51,29 +51,32 @@ enum RunEnd {
 }
 
 /// The hold's data for the status file.
-#[derive(Default)]
-struct HoldStatus {
-    token: Option<u64>,
+#[derive(Clone, Copy, Default)]
+pub(super) struct HoldStatus {
+    pub(super) token: Option<u64>,
     slot: Option<u32>,
+}
+
+pub(super) fn install_signals() -> Result<Signals, Failure> {
+    Signals::install().map_err(|error| Failure::system(exit::INTERNAL, "cannot listen to signals", &error))
 }
 
 pub(super) async fn run(args: Run) -> Result<u8, Failure> {
     let file = args.status_file.as_deref().map(StatusFile::prepare).transpose()?;
     let mut held = HoldStatus::default();
-    let end = try_run(&args, &mut held).await;
+    let end = match install_signals() {
+        Ok(mut signals) => under_lock(&args, &mut signals, |hold| held = hold).await,
+        Err(failure) => Err(failure),
+    };
     let code = match &end {
-        Ok(RunEnd::Ran(outcome)) => outcome.exit_code(),
-        Ok(RunEnd::Busy(_) | RunEnd::TimedOut(_)) => args.busy_exit,
-        Ok(RunEnd::Lost(..)) => args.lost_exit,
-        Ok(RunEnd::Interrupted(signal)) => 128 + *signal as u8,
-        Ok(RunEnd::GuardianDied) => exit::INTERNAL,
+        Ok(end) => end.exit_code(&args),
         Err(failure) => failure.code,
     };
     if let Ok(RunEnd::Busy(text) | RunEnd::TimedOut(text)) = &end {
         output::say(text);
     }
     if let Some(file) = file {
-        let name = args.name.to_string_lossy().into_owned();
+        let name = args.job.name.to_string_lossy().into_owned();
         let mut status = Status { name, token: held.token, slot: held.slot, exit: code, ..status_of(&end) };
         if let Err(failure) = &end {
             status.error = Some(failure.message.clone());
@@ -88,6 +91,18 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
         }
     }
     end.map(|_| code)
+}
+
+impl RunEnd {
+    pub(super) fn exit_code(&self, args: &Run) -> u8 {
+        match self {
+            Self::Ran(outcome) => outcome.exit_code(),
+            Self::Busy(_) | Self::TimedOut(_) => args.busy_exit,
+            Self::Lost(..) => args.job.lost_exit,
+            Self::Interrupted(signal) => 128 + *signal as u8,
+            Self::GuardianDied => exit::INTERNAL,
+        }
+    }
 }
 
 fn status_of(end: &Result<RunEnd, Failure>) -> Status {
@@ -106,34 +121,37 @@ fn status_of(end: &Result<RunEnd, Failure>) -> Status {
     Status { outcome, child, lost, error, ..Status::default() }
 }
 
-async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
-    if args.argv.is_empty() {
-        let text = "no command to run; write it behind `--`, as in `lockkeeper run NAME -- COMMAND`";
+/// Runs the command under its lock. Calls `tell` once the lock is held.
+pub(super) async fn under_lock(
+    args: &Run,
+    signals: &mut Signals,
+    tell: impl FnOnce(HoldStatus),
+) -> Result<RunEnd, Failure> {
+    if args.job.argv.is_empty() {
+        let text = "no command to run; write it behind `--`, as in `NAME -- COMMAND`";
         return Err(Failure::new(exit::USAGE, text));
     }
-    let name = settings::lock_name(&args.name)?;
-    let mut signals = Signals::install()
-        .map_err(|error| Failure::system(exit::INTERNAL, "cannot listen to signals", &error))?;
-    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let name = settings::lock_name(&args.job.name)?;
+    let url = settings::locks_url(args.job.service.locks.as_deref(), args.job.service.local)?;
     let began = Instant::now();
     let locks = tokio::select! {
         connected = connect_patiently(args, &url) => connected?,
-        signal = waiting::until_end(&mut signals) => return Ok(RunEnd::Interrupted(signal)),
+        signal = waiting::until_end(signals) => return Ok(RunEnd::Interrupted(signal)),
     };
     // What connecting took is not left for the queue.
     let wait = args.wait.map(|limit| limit.saturating_sub(began.elapsed()));
     let leased = locks.capabilities().ttl;
-    if args.ttl.is_some() && !leased {
+    if args.job.ttl.is_some() && !leased {
         let text = format!(
             "--ttl is for lock services with leases, and `{}` has none: its locks end with the process that holds them",
             locks.capabilities().backend
         );
         return Err(Failure::new(exit::USAGE, text));
     }
-    let ttl = args.ttl.unwrap_or(TTL);
+    let ttl = args.job.ttl.unwrap_or(TTL);
     let grace = grace(args, ttl, leased)?;
     let lock = lock(&locks, &name, args, wait, ttl, grace);
-    let waited = waiting::acquire(&locks, &lock, &name, &mut signals, args.verbose).await;
+    let waited = waiting::acquire(&locks, &lock, &name, signals, args.job.verbose).await;
     let guard = match waited? {
         waiting::Waited::Acquired(guard) => guard,
         waiting::Waited::Busy(busy) => {
@@ -153,16 +171,16 @@ async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
             return Ok(RunEnd::Interrupted(signal));
         }
     };
-    let limits = job::Limits::from_now(args.max_hold, grace);
-    *held = HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() };
+    let limits = job::Limits::from_now(args.job.max_hold, grace);
+    tell(HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() });
     let epilogue = job::epilogue(args, &url, &name, locks.capabilities(), &guard);
     let ended = match job::spec(args, &name, &guard, &limits, epilogue) {
-        Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, &mut signals).await,
+        Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, signals).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
     give_back(guard, &name, &ended).await;
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
-    ended.map_err(|error| not_started(error, args.lost_exit))
+    ended.map_err(|error| not_started(error, args.job.lost_exit))
 }
 
 /// Releases the hold. Prints the error if there is one, unless the command's outcome already implies it.
@@ -188,10 +206,11 @@ fn not_started(error: SpawnError, lost_exit: u8) -> Failure {
 }
 
 async fn connect(args: &Run, url: &str) -> Result<Locks, Failure> {
-    if let Some(label) = &args.label {
+    if let Some(label) = &args.job.label {
         return Ok(Locks::connect_as(url, label).await?);
     }
-    let program = args.argv.first().and_then(|program| Path::new(program).file_name()).unwrap_or_default();
+    let program =
+        args.job.argv.first().and_then(|program| Path::new(program).file_name()).unwrap_or_default();
     settings::connect(url, &program.to_string_lossy()).await
 }
 
@@ -240,14 +259,15 @@ fn lock(
         // not enforce the limit while this process is stopped.
         .grace(grace + GRACE_OF_THE_HOLD)
         .keep_closed(args.keep_closed.unwrap_or_default())
-        .lock_delay(args.lock_delay.unwrap_or_default())
-        .linger(args.linger.unwrap_or_default());
-    args.meta.iter().fold(lock, |lock, (key, value)| lock.meta(key, value))
+        .lock_delay(args.job.lock_delay.unwrap_or_default())
+        .linger(args.job.linger.unwrap_or_default())
+        .value(args.job.value.clone().unwrap_or_default());
+    args.job.meta.iter().fold(lock, |lock, (key, value)| lock.meta(key, value))
 }
 
 fn grace(args: &Run, ttl: Duration, leased: bool) -> Result<Duration, Failure> {
     let default = if leased { ttl / 6 } else { GRACE_WITHOUT_LEASE };
-    let grace = args.grace.unwrap_or(default);
+    let grace = args.job.grace.unwrap_or(default);
     // SIGTERM is due one grace before the lease deadline, and a keep-alive is sent every third of the ttl. With a grace
     // near two thirds of the ttl, SIGTERM would be due before the next keep-alive could be acknowledged.
     let most = ttl / 2;
@@ -261,7 +281,7 @@ fn grace(args: &Run, ttl: Duration, leased: bool) -> Result<Duration, Failure> {
     }
     // The guardian needs the grace to end the command of a killed wrapper, and a moment more.
     let least = grace + LINGER_MARGIN;
-    if let Some(linger) = args.linger
+    if let Some(linger) = args.job.linger
         && linger < least
     {
         let text = format!(

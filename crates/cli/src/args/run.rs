@@ -1,0 +1,134 @@
+//! Arguments of the commands that run another one under a lock, and of `leader`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::ServiceArgs;
+use super::values::{keep_closed, key_value, lock_delay, ttl, value};
+use crate::exit::{BUSY, LOST};
+use crate::settings::duration;
+
+/// A command that runs under a lock.
+#[derive(Args, Debug)]
+pub struct JobArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: ServiceArgs,
+    /// How long the lock outlives its last keep-alive, on services with leases: 1s to 1h; 30s by default
+    #[arg(long, value_name = "DURATION", value_parser = ttl)]
+    pub ttl: Option<Duration>,
+    /// End the command after this long (exit code 76)
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub max_hold: Option<Duration>,
+    /// From SIGTERM to SIGKILL when the lock is lost; a sixth of the ttl, or 5s, by default
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub grace: Option<Duration>,
+    /// Keep the lock closed for this long if this host or process dies
+    #[arg(long, value_name = "DURATION", value_parser = lock_delay)]
+    pub lock_delay: Option<Duration>,
+    /// Free the lock this long after this program's connection was closed, instead of after the ttl; see docs/run.md
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub linger: Option<Duration>,
+    /// Who holds the lock, as others see it; by default user, host, process id and the command's name
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<String>,
+    /// Metadata shown to people who inspect the lock
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub meta: Vec<(String, String)>,
+    /// A value that others read while the lock is held, for example an address; at most 4096 bytes
+    #[arg(long, value_name = "TEXT", value_parser = value)]
+    pub value: Option<String>,
+    /// The exit code if the lock was lost
+    #[arg(long, value_name = "CODE", default_value_t = LOST)]
+    pub lost_exit: u8,
+    /// Without a terminal, say at once that the command waits, and not only after 2s
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// The lock's name: a path such as `orders/42`
+    #[arg(value_name = "NAME")]
+    pub name: OsString,
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", last = true)]
+    pub argv: Vec<OsString>,
+}
+
+/// `run`.
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "lockkeeper run [OPTIONS] NAME -- COMMAND...",
+    after_help = "\
+Examples:
+  lockkeeper run backup -- tar cf /backup/srv.tar /srv
+  lockkeeper run --try cron/nightly -- ./nightly.sh        # exit code 75 if another one runs
+  lockkeeper run --permit=3 gpu -- ./train.sh              # three at a time; see LOCKKEEPER_SLOT
+  lockkeeper run --shared config -- ./read.sh
+
+The command gets LOCKKEEPER_NAME, LOCKKEEPER_TOKEN and, for permits, LOCKKEEPER_SLOT. Its exit code is passed on;
+docs/cli.md lists ours."
+)]
+pub struct Run {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub job: JobArgs,
+    /// Give up after this long (exit code 75)
+    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "try_")]
+    pub wait: Option<Duration>,
+    /// Don't wait (exit code 75 if the lock isn't free)
+    #[arg(long = "try")]
+    pub try_: bool,
+    /// Share the lock with other readers
+    #[arg(long, conflicts_with = "permit")]
+    pub shared: bool,
+    /// Take one of N permits; without N, the limit in force applies
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
+    pub permit: Option<Option<u32>>,
+    /// Keep the lock closed for this long after the command: at most one run per interval
+    #[arg(long, value_name = "DURATION", value_parser = keep_closed)]
+    pub keep_closed: Option<Duration>,
+    /// The exit code if the lock isn't free
+    #[arg(long, value_name = "CODE", default_value_t = BUSY)]
+    pub busy_exit: u8,
+    /// Write the outcome to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub status_file: Option<PathBuf>,
+}
+
+/// `elect`.
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "lockkeeper elect [OPTIONS] NAME -- COMMAND...",
+    after_help = "\
+Examples:
+  lockkeeper elect shop/scheduler --value 10.0.0.7:80 -- ./scheduler
+  lockkeeper leader shop/scheduler
+
+The command runs while it leads, and gets LOCKKEEPER_NAME and LOCKKEEPER_TOKEN. If leadership is lost, it has ended before
+another can lead. SIGTERM and Ctrl-C end both."
+)]
+pub struct Elect {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub job: JobArgs,
+    /// End with the first leadership, with exit codes as of `run`
+    #[arg(long)]
+    pub once: bool,
+}
+
+/// `leader`.
+#[derive(Args, Debug)]
+pub struct LeaderArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: ServiceArgs,
+    /// The election's name
+    pub name: OsString,
+    /// Print the leader again each time it changes, or proclaims another value
+    #[arg(long)]
+    pub watch: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}

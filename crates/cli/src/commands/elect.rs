@@ -1,0 +1,135 @@
+//! `elect`: runs a command while it leads, again and again. `leader`: shows who leads.
+
+use std::time::Duration;
+
+use lockkeeper::{BackendError, BackendErrorKind, Leader, LeaderWatch, LockName, Token};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::run::{RunEnd, install_signals, under_lock};
+use crate::args::{Elect, LeaderArgs, Run};
+use crate::exit::{BUSY, Failure, NO, OK, UNAVAILABLE};
+use crate::guardian::Signals;
+use crate::output::{self, say};
+use crate::settings;
+
+/// The pause before the next campaign, unless leadership was lost: others have their turn, and a command that always fails does not
+/// keep the lock service busy.
+const PAUSE: Duration = Duration::from_secs(1);
+
+pub(super) async fn elect(args: Elect) -> Result<u8, Failure> {
+    let Elect { job, once } = args;
+    let name = job.name.to_string_lossy().into_owned();
+    let run = Run {
+        job,
+        wait: None,
+        try_: false,
+        shared: false,
+        permit: None,
+        keep_closed: None,
+        busy_exit: BUSY,
+        status_file: None,
+    };
+    let mut signals = install_signals()?;
+    loop {
+        let end = under_lock(&run, &mut signals, |hold| {
+            let token = hold.token.map(|token| format!(", with token {token}")).unwrap_or_default();
+            say(format_args!("`{name}`: elected{token}"));
+        })
+        .await;
+        let is_over = once || signals.ended_by().is_some();
+        let pause = match end {
+            Ok(end) if is_over => return Ok(end.exit_code(&run)),
+            Ok(RunEnd::Lost(..)) => Duration::ZERO,
+            Ok(RunEnd::Ran(command)) => {
+                let code = command.exit_code();
+                say(format_args!(
+                    "`{name}`: resigned, since the command has ended with exit code {code}; campaigning again"
+                ));
+                PAUSE
+            }
+            Ok(RunEnd::GuardianDied | RunEnd::Busy(_) | RunEnd::TimedOut(_) | RunEnd::Interrupted(_)) => {
+                PAUSE
+            }
+            Err(failure) if failure.code == UNAVAILABLE && !is_over => {
+                let _ = failure.report(false);
+                PAUSE
+            }
+            Err(failure) => return Err(failure),
+        };
+        if let Some(code) = interrupted(&mut signals, pause).await {
+            return Ok(code);
+        }
+    }
+}
+
+/// The exit code, if a signal arrives within the pause that ends the program.
+async fn interrupted(signals: &mut Signals, pause: Duration) -> Option<u8> {
+    // The first signal that counts is kept.
+    let _ = timeout(pause, signals.until_end()).await;
+    signals.ended_by().map(|signal| 128 + signal as u8)
+}
+
+pub(super) async fn leader(args: LeaderArgs) -> Result<u8, Failure> {
+    let name = settings::lock_name(&args.name)?;
+    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let locks = settings::connect(&url, "leader").await?;
+    let election = locks.election(&name);
+    if !args.watch {
+        let leader = election.leader().await?;
+        print(&name, leader.as_ref(), args.json)?;
+        return Ok(if leader.is_some() { OK } else { NO });
+    }
+    let mut signals = install_signals()?;
+    tokio::select! {
+        failed = follow(&name, election.observe(), args.json) => Err(failed),
+        () = signals.until_end() => Ok(OK),
+    }
+}
+
+/// Prints each leader. Ends only with an error.
+async fn follow(name: &LockName, mut observed: LeaderWatch, json: bool) -> Failure {
+    let mut is_interrupted = false;
+    loop {
+        match observed.next().await {
+            Ok(leader) => {
+                is_interrupted = false;
+                if let Err(failure) = print(name, leader.as_ref(), json) {
+                    return failure;
+                }
+            }
+            Err(error) if error.kind == BackendErrorKind::Unreachable => {
+                if !is_interrupted {
+                    is_interrupted = true;
+                    say(interruption(&error));
+                }
+            }
+            Err(error) => return error.into(),
+        }
+    }
+}
+
+fn interruption(error: &BackendError) -> String {
+    format!("it is not known who leads, until the lock service answers again: {error}")
+}
+
+fn print(name: &LockName, leader: Option<&Leader>, json: bool) -> Result<(), Failure> {
+    if json {
+        return output::json(&json!({ "name": name.as_str(), "leader": leader.map(leader_json) }));
+    }
+    let Some(leader) = leader else { return output::line(format!("`{}`: nobody leads", name.as_str())) };
+    let token = leader.token.map(|token| format!(", token {token}")).unwrap_or_default();
+    let value = match String::from_utf8_lossy(&leader.value) {
+        none if none.is_empty() => String::new(),
+        value => format!(": {value}"),
+    };
+    output::line(format!("`{}`: {} leads{token}{value}", name.as_str(), leader.owner))
+}
+
+fn leader_json(leader: &Leader) -> Value {
+    json!({
+        "token": leader.token.map(Token::get),
+        "owner": leader.owner,
+        "value": String::from_utf8_lossy(&leader.value),
+    })
+}
