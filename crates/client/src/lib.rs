@@ -114,6 +114,6 @@ pub use lockkeeper_core::{
     LockName, ModeKind as Mode, NameError, PermitGrant, Rejection, Slot, Token, TokenStatus,
 };
 pub use locks::{Locks, RwLock, ShutdownReport};
-pub use recipes::{Election, Leader, LeaderWatch};
+pub use recipes::{Election, Leader, LeaderWatch, Partition, PartitionMember, Partitions, Striped};
 pub use time::{BootInstant, VirtualClock};
 pub use watch::{Watch, WatchEvent};

@@ -19,7 +19,7 @@ use crate::io::LeaseThread;
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::Lock;
 use crate::machine::Spec;
-use crate::recipes::Election;
+use crate::recipes::{Election, Partitions, Striped};
 use crate::session::Session;
 use crate::watch::Watch;
 
@@ -133,6 +133,26 @@ impl<F: Kind> Locks<F> {
         let name = LockName::parse(name.as_ref());
         let lock = self.lock(name.clone().map(|name| vec![name]), Mode::Exclusive);
         Election::new(self.core.backend.clone(), name, lock)
+    }
+
+    /// Partitions 0 to `count - 1`, at most 65,536, that a group of this name divides among its members.
+    pub fn partitions(&self, name: impl AsRef<str>, count: u32) -> Partitions<F> {
+        Partitions::new(self.clone(), self.core.backend.clone(), name.as_ref(), count)
+    }
+
+    /// A lock that at most `count` holders get within any time of length `per`: a semaphore whose permits stay closed for `per` after
+    /// their holds. Release a permit at once if only the beginnings count; while it is held, it counts for longer.
+    pub fn rate(&self, name: impl AsRef<str>, count: u32, per: Duration) -> Lock<F> {
+        self.semaphore(name, count).keep_closed(per)
+    }
+
+    /// A name that is split into `stripes` locks, for keys that need not exclude each other: a busy name becomes several that are less
+    /// busy.
+    ///
+    /// # Panics
+    /// If `stripes` is 0.
+    pub fn striped(&self, name: impl AsRef<str>, stripes: u32) -> Striped<F> {
+        Striped::new(self.clone(), name.as_ref(), stripes)
     }
 
     /// A lock in any mode for names that are parsed already.

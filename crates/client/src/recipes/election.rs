@@ -2,23 +2,16 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use lockkeeper_core::{LockName, ModeKind, NameError, Token};
-use tokio::time::{Instant, sleep_until};
 
+use super::follow::{Followed, LockFeed, Seen};
 use crate::backend::Backend;
-use crate::error::{AcquireError, BackendError, BackendErrorKind};
+use crate::error::{AcquireError, BackendError};
 use crate::guard::Guard;
 use crate::info::{HolderInfo, HolderState, LockInfo};
 use crate::kind::{Kind, Unfenced};
 use crate::lock::Lock;
-use crate::watch::{Watch, WatchEvent};
-
-/// How often a leader is looked for where the lock service has no watches.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The pause before a watch that has ended is begun again.
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// An election: at most one of those who campaign under its name leads.
 ///
@@ -96,12 +89,8 @@ impl<F: Kind> Election<F> {
 
     /// Observes the leader. Several leaders in short succession may be seen as one change.
     pub fn observe(&self) -> LeaderWatch {
-        LeaderWatch {
-            backend: self.backend.clone(),
-            name: self.name.clone(),
-            source: Source::Begin(Instant::now()),
-            last: None,
-        }
+        let feed = |name| LockFeed::new(self.backend.clone(), Followed::One(name));
+        LeaderWatch { feed: self.name.clone().map(feed), last: None }
     }
 }
 
@@ -114,23 +103,9 @@ impl<F: Kind> fmt::Debug for Election<F> {
 /// The leaders of an election, one after the other ([`Election::observe`]).
 #[must_use = "it tells nothing unless it is asked"]
 pub struct LeaderWatch {
-    backend: Arc<dyn Backend>,
-    name: Result<LockName, NameError>,
-    source: Source,
+    feed: Result<LockFeed, NameError>,
     /// What was returned last.
     last: Option<Option<Leader>>,
-}
-
-enum Source {
-    /// A watch is to be begun.
-    Begin(Instant),
-    Watch {
-        watch: Watch,
-        /// The lock was among those that the watch has sent.
-        is_told: bool,
-    },
-    /// The lock service has no watches: look at this time.
-    Look(Instant),
 }
 
 impl LeaderWatch {
@@ -142,46 +117,15 @@ impl LeaderWatch {
     /// # Errors
     /// [`BackendError`]: for now it is not known who leads. The next call observes again.
     pub async fn next(&mut self) -> Result<Option<Leader>, BackendError> {
-        let name = self.name.clone()?;
+        let feed = self.feed.as_mut().map_err(|error| error.clone())?;
         loop {
-            let seen = self
-                .look(&name)
-                .await
-                .inspect_err(|_| self.source = Source::Begin(Instant::now() + PAUSE))?;
-            if let Some(seen) = seen.filter(|seen| self.last.as_ref() != Some(seen)) {
+            let seen = match feed.next().await? {
+                Seen::All(mut locks) => locks.pop().and_then(leader),
+                Seen::Changed(lock) => leader(lock),
+            };
+            if self.last.as_ref() != Some(&seen) {
                 self.last = Some(seen.clone());
                 return Ok(seen);
-            }
-        }
-    }
-
-    /// Takes one step of the source. `None` if that says nothing about the lock.
-    async fn look(&mut self, name: &LockName) -> Result<Option<Option<Leader>>, BackendError> {
-        match &mut self.source {
-            Source::Begin(at) => {
-                sleep_until(*at).await;
-                self.source = match self.backend.watch(Some(name.clone())) {
-                    Ok(watch) => Source::Watch { watch, is_told: false },
-                    Err(error) if error.kind == BackendErrorKind::Unsupported => Source::Look(Instant::now()),
-                    Err(error) => return Err(error),
-                };
-                Ok(None)
-            }
-            Source::Watch { watch, is_told } => match watch.next().await {
-                Some(Ok(WatchEvent::State(lock) | WatchEvent::Changed(lock))) if lock.name == *name => {
-                    *is_told = true;
-                    Ok(Some(leader(lock)))
-                }
-                Some(Ok(WatchEvent::Synced)) if !*is_told => Ok(Some(None)),
-                Some(Ok(_)) => Ok(None),
-                Some(Err(error)) => Err(error),
-                None => Err(BackendError::new(BackendErrorKind::Unreachable, "the watch has ended")),
-            },
-            Source::Look(at) => {
-                sleep_until(*at).await;
-                let lock = self.backend.inspect(name.clone()).await?;
-                self.source = Source::Look(Instant::now() + LOOK_EVERY);
-                Ok(Some(leader(lock)))
             }
         }
     }
@@ -189,10 +133,7 @@ impl LeaderWatch {
 
 impl fmt::Debug for LeaderWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaderWatch")
-            .field("name", &self.name)
-            .field("last", &self.last)
-            .finish_non_exhaustive()
+        f.debug_struct("LeaderWatch").field("last", &self.last).finish_non_exhaustive()
     }
 }
 

@@ -1,14 +1,20 @@
 //! The recipes, on every lock service that has what they need.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::{Guard, Leader, LeaderWatch, Locks};
+use lockkeeper::{AcquireError, Guard, Leader, LeaderWatch, Locks, Token};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
-use crate::subject::Subject;
+use crate::subject::{Subject, until};
 
 pub(crate) async fn check(subject: &impl Subject) {
     election(subject).await;
     resigning_leader_is_followed_by_the_next(subject).await;
+    partitions(subject).await;
+    rate(subject).await;
 }
 
 /// Observes until `wanted`; the deadline only makes a failure visible.
@@ -83,4 +89,106 @@ async fn resigning_leader_is_followed_by_the_next(subject: &impl Subject) {
     assert!(token.is_none() || follows.token_hint() > token, "{:?} after {token:?}", follows.token_hint());
     observed(&mut watch, "the second leader", |leader| is_led_by(leader, &follows, &second)).await;
     follows.release().await.unwrap();
+}
+
+const PARTITIONS: u32 = 16;
+
+/// Who owns which partition, and the latest token of each.
+#[derive(Clone, Default)]
+struct Owners(Arc<Mutex<(BTreeMap<u32, usize>, BTreeMap<u32, Option<Token>>)>>);
+
+impl Owners {
+    fn begins(&self, index: u32, member: usize, token: Option<Token>) {
+        let (owners, tokens) = &mut *self.0.lock().unwrap();
+        assert_eq!(owners.insert(index, member), None, "partition {index} has two owners");
+        let before = tokens.insert(index, token).flatten();
+        assert!(before.is_none() || before < token, "{token:?} after {before:?}");
+    }
+
+    fn ends(&self, index: u32) {
+        self.0.lock().unwrap().0.remove(&index);
+    }
+
+    /// How many partitions a member owns.
+    fn count(&self, member: usize) -> usize {
+        self.0.lock().unwrap().0.values().filter(|owner| **owner == member).count()
+    }
+}
+
+/// Runs a member until it is told to stop; it works on each partition until that is to be given up.
+fn member(locks: Locks, number: usize, owners: Owners, stop: CancellationToken) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let mut member = locks.partitions("recipes/partitions", PARTITIONS).join().await.unwrap();
+        let mut works = tokio::task::JoinSet::new();
+        loop {
+            let partition = tokio::select! {
+                partition = member.next() => partition.unwrap(),
+                () = stop.cancelled() => break,
+            };
+            owners.begins(partition.index(), number, partition.token_hint());
+            let owners = owners.clone();
+            works.spawn(async move {
+                partition.leaving().await;
+                owners.ends(partition.index());
+                partition.release().await.unwrap();
+            });
+        }
+        member.leave().await.unwrap();
+        works.join_all().await;
+    })
+}
+
+async fn partitions(subject: &impl Subject) {
+    let (one, two) = (subject.client("one").await, subject.client("two").await);
+    if !one.capabilities().wait {
+        return;
+    }
+    let owners = Owners::default();
+    let (stop_one, stop_two) = (CancellationToken::new(), CancellationToken::new());
+    let all = PARTITIONS as usize;
+    let owned = |one, two| {
+        let owners = owners.clone();
+        async move || ((owners.count(1), owners.count(2)) == (one, two)).then_some(())
+    };
+    let first = member(one.clone(), 1, owners.clone(), stop_one.clone());
+    until("the first member has all", owned(all, 0)).await;
+    match two.partitions("recipes/partitions", PARTITIONS + 1).join().await {
+        Err(AcquireError::Backend(error)) => assert!(error.message.contains("17"), "{error}"),
+        other => panic!("another number of partitions: {other:?}"),
+    }
+    let second = member(two, 2, owners.clone(), stop_two.clone());
+    let share = until("the second member has its share", async || {
+        let (one, two) = (owners.count(1), owners.count(2));
+        (two > 0 && one + two == all).then_some(two)
+    })
+    .await;
+    assert!(share < all, "the first one keeps some, but for one time in 65,536");
+    stop_two.cancel();
+    second.await.unwrap();
+    until("the first member has all again", owned(all, 0)).await;
+    stop_one.cancel();
+    first.await.unwrap();
+    assert!(one.list(Some("recipes/partitions")).await.unwrap().is_empty());
+}
+
+/// Within the time, no more begin than the rate says, however early they end.
+async fn rate(subject: &impl Subject) {
+    let locks = subject.client("one").await;
+    let second = Duration::from_secs(1);
+    let rate = || locks.rate("recipes/rate", 2, second);
+    let can = locks.capabilities();
+    if !(can.permits && can.keep_closed) {
+        match rate().try_acquire().await {
+            Err(AcquireError::Unsupported(_)) => {}
+            other => panic!("not refused: {other:?}"),
+        }
+        return;
+    }
+    for _ in 0..2 {
+        rate().try_acquire().await.unwrap().expect("a permit").release().await.unwrap();
+    }
+    assert!(rate().try_acquire().await.unwrap().is_none());
+    // etcd counts whole seconds.
+    subject.pass(3 * second).await;
+    assert!(rate().try_acquire().await.unwrap().is_some());
 }

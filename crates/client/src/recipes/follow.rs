@@ -1,0 +1,118 @@
+//! The locks of a recipe as they change: by a watch where the lock service has one, and else by looking once a second.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::LockName;
+use tokio::time::{Instant, sleep_until};
+
+use crate::backend::Backend;
+use crate::error::{BackendError, BackendErrorKind};
+use crate::info::LockInfo;
+use crate::watch::{Watch, WatchEvent};
+
+/// How often a lock service without watches is asked.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The pause before a watch that has ended is begun again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Which locks are followed.
+#[derive(Clone, Debug)]
+pub(super) enum Followed {
+    /// This one.
+    One(LockName),
+    /// Those at and below this name.
+    Below(LockName),
+}
+
+/// Follows locks.
+pub(super) struct LockFeed {
+    backend: Arc<dyn Backend>,
+    followed: Followed,
+    source: Source,
+}
+
+enum Source {
+    /// A watch is to be begun at this time.
+    Begin(Instant),
+    Watch {
+        watch: Watch,
+        /// The locks that the watch has sent, until they are complete.
+        states: Option<Vec<LockInfo>>,
+    },
+    /// The lock service has no watches: it is to be asked at this time.
+    Look(Instant),
+}
+
+/// What was seen of the locks.
+pub(super) enum Seen {
+    /// All that are in use.
+    All(Vec<LockInfo>),
+    /// One that has changed.
+    Changed(LockInfo),
+}
+
+impl LockFeed {
+    pub(super) fn new(backend: Arc<dyn Backend>, followed: Followed) -> Self {
+        Self { backend, followed, source: Source::Begin(Instant::now()) }
+    }
+
+    /// The locks, then each change; all locks again after an interruption, and where the lock service has no watches. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`BackendError`]: for now the locks are not known. The next call follows them again.
+    pub(super) async fn next(&mut self) -> Result<Seen, BackendError> {
+        loop {
+            match self.step().await {
+                Ok(None) => {}
+                Ok(Some(seen)) => return Ok(seen),
+                Err(error) => {
+                    self.source = Source::Begin(Instant::now() + PAUSE);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Result<Option<Seen>, BackendError> {
+        let (Followed::One(name) | Followed::Below(name)) = &self.followed;
+        let is_followed = |lock: &LockInfo| match &self.followed {
+            Followed::One(name) => lock.name == *name,
+            Followed::Below(_) => true,
+        };
+        match &mut self.source {
+            Source::Begin(at) => {
+                sleep_until(*at).await;
+                self.source = match self.backend.watch(Some(name.clone())) {
+                    Ok(watch) => Source::Watch { watch, states: Some(Vec::new()) },
+                    Err(error) if error.kind == BackendErrorKind::Unsupported => Source::Look(Instant::now()),
+                    Err(error) => return Err(error),
+                };
+                Ok(None)
+            }
+            Source::Watch { watch, states } => match watch.next().await {
+                Some(Ok(WatchEvent::State(lock))) => {
+                    states
+                        .as_mut()
+                        .filter(|_| is_followed(&lock))
+                        .into_iter()
+                        .for_each(|all| all.push(lock.clone()));
+                    Ok(None)
+                }
+                Some(Ok(WatchEvent::Synced)) => Ok(states.take().map(Seen::All)),
+                Some(Ok(WatchEvent::Changed(lock))) => Ok(Some(lock).filter(is_followed).map(Seen::Changed)),
+                Some(Err(error)) => Err(error),
+                None => Err(BackendError::new(BackendErrorKind::Unreachable, "the watch has ended")),
+            },
+            Source::Look(at) => {
+                sleep_until(*at).await;
+                let locks = match &self.followed {
+                    Followed::One(name) => vec![self.backend.inspect(name.clone()).await?],
+                    Followed::Below(name) => self.backend.list(Some(name.clone())).await?,
+                };
+                self.source = Source::Look(Instant::now() + LOOK_EVERY);
+                Ok(Some(Seen::All(locks)))
+            }
+        }
+    }
+}
