@@ -71,6 +71,11 @@
     allow(dead_code, unused_imports, reason = "what only some lock services use")
 )]
 
+/// Compiles the examples of the guide.
+#[cfg(all(doctest, feature = "service"))]
+#[doc = include_str!("../../../docs/recipes.md")]
+pub struct Guide;
+
 mod backend;
 pub mod backends;
 mod backup;

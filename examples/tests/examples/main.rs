@@ -4,6 +4,7 @@ use std::process::{Command, Output, Stdio};
 
 mod databases;
 mod files;
+mod recipes;
 mod service;
 
 /// Runs `program` once for each of `lines`, all at the same time; returns their outputs. All must succeed.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::ServiceArgs;
-use super::values::{keep_closed, key_value, lock_delay, ttl, value};
+use super::values::{keep_closed, key_value, lock_delay, rate, ttl, value};
 use crate::exit::{BUSY, LOST};
 use crate::settings::duration;
 
@@ -88,6 +88,9 @@ pub struct Run {
     /// Keep the lock closed for this long after the command: at most one run per interval
     #[arg(long, value_name = "DURATION", value_parser = keep_closed)]
     pub keep_closed: Option<Duration>,
+    /// Let at most N runs begin within a time: `10/1m`
+    #[arg(long, value_name = "N/DURATION", value_parser = rate, conflicts_with_all = ["permit", "shared", "keep_closed"])]
+    pub rate: Option<(u32, Duration)>,
     /// The exit code if the lock isn't free
     #[arg(long, value_name = "CODE", default_value_t = BUSY)]
     pub busy_exit: u8,

@@ -41,6 +41,14 @@ pub(super) fn key_value(typed: &str) -> Result<(String, String), &'static str> {
     pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
 }
 
+/// How many within which time.
+pub(super) fn rate(typed: &str) -> Result<(u32, Duration), String> {
+    let (count, per) = typed.split_once('/').ok_or("write how many, a slash, and a duration: 10/1m")?;
+    let most = limits::PERMITS_MAX;
+    let count = count.parse().ok().filter(|count| (1..=most).contains(count));
+    Ok((count.ok_or_else(|| format!("1 to {most} within a time are allowed"))?, keep_closed(per)?))
+}
+
 /// The value of a hold.
 pub(super) fn value(typed: &str) -> Result<String, String> {
     let (bytes, most) = (typed.len(), limits::VALUE_BYTES_MAX);

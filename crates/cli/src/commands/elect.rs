@@ -27,6 +27,7 @@ pub(super) async fn elect(args: Elect) -> Result<u8, Failure> {
         shared: false,
         permit: None,
         keep_closed: None,
+        rate: None,
         busy_exit: BUSY,
         status_file: None,
     };

@@ -75,6 +75,19 @@ fn readers_share_and_permits_are_counted() {
 }
 
 #[test]
+fn no_more_runs_begin_than_the_rate_allows() {
+    let place = Place::new();
+    for _ in 0..2 {
+        assert_eq!(place.ran("run --try --rate 2/1h mail -- true").code, 0);
+    }
+    assert_eq!(place.ran("run --try --rate 2/1h mail -- true").code, i32::from(exit::BUSY));
+    for (rate, wanted) in [("2", "10/1m"), ("0/1m", "65536"), ("2/25h", "24h"), ("2/5", "'2/5'")] {
+        place.ran(&format!("run --rate {rate} mail -- true")).is_one_line(exit::USAGE, &[wanted]);
+    }
+    place.ran("run --rate 2/1h --shared mail -- true").is_one_line(exit::USAGE, &["--shared"]);
+}
+
+#[test]
 fn lock_kept_closed_is_busy() {
     let place = Place::new();
     assert_eq!(place.ran("run --keep-closed 1h nightly -- true").code, 0);

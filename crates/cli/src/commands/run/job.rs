@@ -82,7 +82,7 @@ pub(super) fn epilogue(
     capabilities: &Capabilities,
     guard: &Guard<Unfenced>,
 ) -> Option<Epilogue> {
-    let stays_closed = args.keep_closed.is_some() || args.job.lock_delay.is_some();
+    let stays_closed = args.keep_closed.is_some() || args.rate.is_some() || args.job.lock_delay.is_some();
     let is_possible = capabilities.ttl && capabilities.break_now && capabilities.reach == Reach::Network;
     let token = guard.token_hint().filter(|_| is_possible && !stays_closed)?.to_string();
     let by = format!("the guardian of process {}", std::process::id());

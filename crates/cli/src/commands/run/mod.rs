@@ -241,12 +241,14 @@ fn lock(
     grace: Duration,
 ) -> Lock<Unfenced> {
     let name = name.as_str();
-    let lock = match (args.shared, args.permit) {
-        (true, _) => locks.rw(name).read(),
-        (false, Some(Some(permits))) => locks.semaphore(name, permits),
-        (false, Some(None)) => locks.semaphore_in_force(name),
-        (false, None) => locks.mutex(name),
+    let lock = match (args.shared, args.permit, args.rate) {
+        (true, _, _) => locks.rw(name).read(),
+        (false, Some(Some(permits)), _) => locks.semaphore(name, permits),
+        (false, Some(None), _) => locks.semaphore_in_force(name),
+        (false, None, Some((count, per))) => locks.rate(name, count, per),
+        (false, None, None) => locks.mutex(name),
     };
+    let keep_closed = args.rate.map(|(_, per)| per).or(args.keep_closed);
     let wait = match (args.try_, wait) {
         (true, _) => lockkeeper::Wait::No,
         (false, Some(limit)) => lockkeeper::Wait::For(limit),
@@ -258,7 +260,7 @@ fn lock(
         // `max_hold` is not set, since the guardian enforces `--max-hold`: the library runs in this process, and could
         // not enforce the limit while this process is stopped.
         .grace(grace + GRACE_OF_THE_HOLD)
-        .keep_closed(args.keep_closed.unwrap_or_default())
+        .keep_closed(keep_closed.unwrap_or_default())
         .lock_delay(args.job.lock_delay.unwrap_or_default())
         .linger(args.job.linger.unwrap_or_default())
         .value(args.job.value.clone().unwrap_or_default());
