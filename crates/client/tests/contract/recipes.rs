@@ -95,23 +95,29 @@ const PARTITIONS: u32 = 16;
 
 /// Who owns which partition, and the latest token of each.
 #[derive(Clone, Default)]
-struct Owners(Arc<Mutex<(BTreeMap<u32, usize>, BTreeMap<u32, Option<Token>>)>>);
+struct Owners(Arc<Mutex<Owned>>);
+
+#[derive(Default)]
+struct Owned {
+    by: BTreeMap<u32, usize>,
+    tokens: BTreeMap<u32, Option<Token>>,
+}
 
 impl Owners {
     fn begins(&self, index: u32, member: usize, token: Option<Token>) {
-        let (owners, tokens) = &mut *self.0.lock().unwrap();
-        assert_eq!(owners.insert(index, member), None, "partition {index} has two owners");
-        let before = tokens.insert(index, token).flatten();
+        let mut owned = self.0.lock().unwrap();
+        assert_eq!(owned.by.insert(index, member), None, "partition {index} has two owners");
+        let before = owned.tokens.insert(index, token).flatten();
         assert!(before.is_none() || before < token, "{token:?} after {before:?}");
     }
 
     fn ends(&self, index: u32) {
-        self.0.lock().unwrap().0.remove(&index);
+        self.0.lock().unwrap().by.remove(&index);
     }
 
     /// How many partitions a member owns.
     fn count(&self, member: usize) -> usize {
-        self.0.lock().unwrap().0.values().filter(|owner| **owner == member).count()
+        self.0.lock().unwrap().by.values().filter(|owner| **owner == member).count()
     }
 }
 
