@@ -65,3 +65,37 @@ fn sessions_are_listed_and_changes_watched() {
     assert_eq!(invalid.kind, BackendErrorKind::Refused, "{invalid}");
     service.stop();
 }
+
+#[test]
+fn recipes_are_those_of_the_async_api() {
+    let locks = Locks::connect("memory:").unwrap();
+    let election = locks.election("boss");
+    let mut observed = election.observe();
+    assert_eq!(observed.next().unwrap().unwrap(), None);
+    let leads = election.campaign("me").unwrap();
+    assert_eq!(observed.next().unwrap().unwrap().unwrap().value, b"me");
+    leads.release().unwrap();
+    assert_eq!(election.leader().unwrap(), None);
+
+    let rate = locks.rate("mail", 1, Duration::from_secs(3600));
+    rate.acquire().unwrap().release().unwrap();
+    assert!(rate.try_acquire().unwrap().is_none());
+    let striped = locks.striped("cart", 8);
+    let held = striped.for_key("ana").acquire().unwrap();
+    assert!(locks.mutex(format!("cart/{}", striped.stripe("ana"))).try_acquire().unwrap().is_none());
+    held.release().unwrap();
+
+    let mut member = locks.partitions("shards", 4).join().unwrap();
+    let mut owned = Vec::new();
+    while owned.len() < 4 {
+        owned.extend(member.next_within(Duration::from_secs(30)).unwrap());
+    }
+    assert!(member.next_within(Duration::from_millis(1)).unwrap().is_none());
+    assert_eq!(member.owned(), 4);
+    assert!(owned.iter().all(|partition| !partition.is_leaving()));
+    member.leave().unwrap();
+    for partition in owned {
+        assert!(partition.is_leaving());
+        partition.release().unwrap();
+    }
+}

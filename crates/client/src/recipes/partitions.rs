@@ -313,6 +313,12 @@ impl<F: Kind> Partition<F> {
         self.index
     }
 
+    /// Whether it is to be given up.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.is_cancelled() || self.lost().is_cancelled()
+    }
+
     /// Returns once it is to be given up: another member is to have it and waits for it, or its hold is lost. Cancel-safe.
     pub async fn leaving(&self) {
         let lost = self.lost();

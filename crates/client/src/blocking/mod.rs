@@ -14,6 +14,8 @@
 //! Every call that waits for the lock service panics on a thread that drives async tasks, because it would block them:
 //! use the async API there, or call from `tokio::task::spawn_blocking`.
 
+mod recipes;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +33,8 @@ use crate::{
     BreakOrder, Broken, Capabilities, ChangeError, LockInfo, SessionInfo, ShutdownReport, Token, Wait,
     WatchEvent,
 };
+
+pub use recipes::{Election, LeaderWatch, Partition, PartitionMember, Partitions, Striped};
 
 /// See [`crate::Locks`].
 #[derive(Clone, Debug)]
@@ -273,6 +277,7 @@ impl<F: Kind> Lock<F> {
         linger(linger: Duration),
         min_validity(need: Duration),
         grace(grace: Duration),
+        value(value: impl Into<Vec<u8>>),
         meta(key: impl Into<String>, value: impl Into<String>),
         on_queued(tell: impl Fn(u64) + Send + Sync + 'static),
     }
