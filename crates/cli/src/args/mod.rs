@@ -26,7 +26,7 @@ use values::{reason, token};
 
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
-pub use run::{Elect, JobArgs, LeaderArgs, Run};
+pub use run::{Elect, JobArgs, LeaderArgs, PartitionsArgs, Run};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
@@ -76,6 +76,8 @@ pub enum Command {
     Run(Run),
     /// Run a command while it leads an election, and campaign again when it has ended
     Elect(Elect),
+    /// Run a command for each partition of which this host becomes the owner, as a member of a group
+    Partitions(PartitionsArgs),
     /// Show who leads an election, or follow it: exit code 1 if nobody does
     #[command(after_help = "Example:\n  lockkeeper leader shop/scheduler --watch")]
     Leader(LeaderArgs),

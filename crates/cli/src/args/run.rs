@@ -11,8 +11,8 @@ use super::values::{keep_closed, key_value, lock_delay, rate, ttl, value};
 use crate::exit::{BUSY, LOST};
 use crate::settings::duration;
 
-/// A command that runs under a lock.
-#[derive(Args, Debug)]
+/// Options of a command that runs under a lock.
+#[derive(Args, Debug, Clone)]
 pub struct JobArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -41,18 +41,6 @@ pub struct JobArgs {
     /// A value that others read while the lock is held, for example an address; at most 4096 bytes
     #[arg(long, value_name = "TEXT", value_parser = value)]
     pub value: Option<String>,
-    /// The exit code if the lock was lost
-    #[arg(long, value_name = "CODE", default_value_t = LOST)]
-    pub lost_exit: u8,
-    /// Without a terminal, say at once that the command waits, and not only after 2s
-    #[arg(short, long)]
-    pub verbose: bool,
-    /// The lock's name: a path such as `orders/42`
-    #[arg(value_name = "NAME")]
-    pub name: OsString,
-    /// The command and its arguments
-    #[arg(value_name = "COMMAND", last = true)]
-    pub argv: Vec<OsString>,
 }
 
 /// `run`.
@@ -97,6 +85,18 @@ pub struct Run {
     /// Write the outcome to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub status_file: Option<PathBuf>,
+    /// The exit code if the lock was lost
+    #[arg(long, value_name = "CODE", default_value_t = LOST)]
+    pub lost_exit: u8,
+    /// Without a terminal, say at once that the command waits, and not only after 2s
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// The lock's name: a path such as `orders/42`
+    #[arg(value_name = "NAME")]
+    pub name: OsString,
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", last = true)]
+    pub argv: Vec<OsString>,
 }
 
 /// `elect`.
@@ -118,6 +118,44 @@ pub struct Elect {
     /// End with the first leadership, with exit codes as of `run`
     #[arg(long)]
     pub once: bool,
+    /// The exit code with --once, if leadership was lost
+    #[arg(long, value_name = "CODE", default_value_t = LOST)]
+    pub lost_exit: u8,
+    /// Without a terminal, say at once that the command waits, and not only after 2s
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// The election's name
+    #[arg(value_name = "NAME")]
+    pub name: OsString,
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", last = true)]
+    pub argv: Vec<OsString>,
+}
+
+/// `partitions`.
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "lockkeeper partitions [OPTIONS] NAME COUNT -- COMMAND...",
+    after_help = "\
+Examples:
+  lockkeeper partitions shop/shards 12 -- ./consume --shard {}     # on each host
+
+Each host runs the command for its share of the partitions 0 to COUNT - 1, in place of {}. The command gets LOCKKEEPER_NAME,
+LOCKKEEPER_TOKEN and LOCKKEEPER_PARTITION. SIGTERM ends it when another host is to have its partition."
+)]
+pub struct PartitionsArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub job: JobArgs,
+    /// The group's name
+    #[arg(value_name = "NAME")]
+    pub name: OsString,
+    /// The number of partitions, 1 to 65536; all members give the same
+    #[arg(value_name = "COUNT")]
+    pub count: u32,
+    /// The command and its arguments; {} stands for the partition
+    #[arg(value_name = "COMMAND", last = true)]
+    pub argv: Vec<OsString>,
 }
 
 /// `leader`.

@@ -6,7 +6,6 @@ mod cluster;
 mod doctor;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
-mod elect;
 mod fence;
 mod inspect;
 mod nodes;
@@ -38,9 +37,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub fn run(cli: Cli) -> Result<u8, Failure> {
     match cli.command {
         Command::Run(args) => block_on(run::run(args)),
-        Command::Elect(args) => block_on(elect::elect(args)),
-        Command::Leader(args) if args.watch => block_on(elect::leader(args)),
-        Command::Leader(args) => block_on(patiently(elect::leader(args))),
+        Command::Elect(args) => block_on(run::elect::elect(args)),
+        Command::Partitions(args) => block_on(run::partitions::partitions(args)),
+        Command::Leader(args) if args.watch => block_on(run::elect::leader(args)),
+        Command::Leader(args) => block_on(patiently(run::elect::leader(args))),
         Command::Serve(args) => serve::serve(args),
         Command::Ls(args) => block_on(patiently(inspect::ls(args))),
         Command::Show(args) => block_on(patiently(inspect::show(args))),

@@ -77,7 +77,7 @@ fn stopped_leader_has_ended_before_the_next_one_leads_and_campaigns_again() {
     watch.signal(Signal::SIGTERM);
     let watched = watch.ended();
     let lines: Vec<&str> = watched.out.lines().collect();
-    assert_eq!((watched.code, lines.first()), (0, Some(&"`shop`: nobody leads")));
+    assert_eq!(watched.code, 0);
     let at = |value: &str| lines.iter().position(|line| line.ends_with(value)).expect(value);
     assert!(at(": first") < at(": second"), "{lines:?}");
 }

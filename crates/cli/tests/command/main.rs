@@ -13,6 +13,7 @@ mod node;
 mod operators;
 mod others;
 mod pages;
+mod partitions;
 mod running;
 mod serving;
 mod starting;

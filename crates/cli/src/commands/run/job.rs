@@ -10,9 +10,8 @@ use lockkeeper::{
 use tokio::time::timeout;
 
 use super::RunEnd;
-use crate::args::Run;
 use crate::guardian::{
-    CommandEnd, Epilogue, Guarded, GuardianEvent, Reason, Signals, SpawnError, Spec, boot_now,
+    CommandEnd, Epilogue, Guarded, GuardianEvent, Reason, Received, SpawnError, Spec, boot_now,
 };
 use crate::output::say;
 
@@ -49,20 +48,22 @@ fn nanos(duration: Duration) -> u64 {
 /// # Errors
 /// [`Lost`] if the lock is already lost.
 pub(super) fn spec(
-    args: &Run,
+    argv: Vec<OsString>,
     name: &LockName,
+    partition: Option<u32>,
     guard: &Guard<Unfenced>,
     limits: &Limits,
     epilogue: Option<Epilogue>,
 ) -> Result<Spec, Lost> {
     let text = |value: Option<String>| value.map(Into::into);
     Ok(Spec {
-        argv: args.job.argv.clone(),
+        argv,
         // Variables that don't apply to this hold are removed, since the wrapper itself may run under another lock.
         env: vec![
             ("LOCKKEEPER_NAME".into(), Some(name.as_str().into())),
             ("LOCKKEEPER_TOKEN".into(), text(guard.token_hint().map(|token| token.to_string()))),
             ("LOCKKEEPER_SLOT".into(), text(guard.slot().map(|slot| slot.to_string()))),
+            ("LOCKKEEPER_PARTITION".into(), text(partition.map(|index| index.to_string()))),
         ],
         lock_fds: guard.descriptors(),
         valid_until: limits.deadline(guard.valid_until()?),
@@ -74,15 +75,14 @@ pub(super) fn spec(
 /// How the guardian frees the lock if this process is killed: by an audited break of this very hold (P4), after it has
 /// ended the command and all its descendants. Otherwise others would wait until the lease has ended.
 ///
-/// `None` if the lock is freed otherwise, or must stay closed.
+/// `None` if the lock is freed otherwise, or must stay closed (`stays_closed`).
 pub(super) fn epilogue(
-    args: &Run,
+    stays_closed: bool,
     url: &str,
     name: &LockName,
     capabilities: &Capabilities,
     guard: &Guard<Unfenced>,
 ) -> Option<Epilogue> {
-    let stays_closed = args.keep_closed.is_some() || args.rate.is_some() || args.job.lock_delay.is_some();
     let is_possible = capabilities.ttl && capabilities.break_now && capabilities.reach == Reach::Network;
     let token = guard.token_hint().filter(|_| is_possible && !stays_closed)?.to_string();
     let by = format!("the guardian of process {}", std::process::id());
@@ -106,14 +106,14 @@ async fn broken(locks: &Locks, name: &LockName, guard: &Guard<Unfenced>) -> Opti
     }
 }
 
-/// Runs the command until its last descendant has ended.
+/// Runs the command until its last descendant has ended, and relays signals to it. `next_signal` must be cancel-safe.
 pub(super) async fn supervise(
     spec: Spec,
     locks: &Locks,
     lock: &LockName,
     guard: &Guard<Unfenced>,
     limits: &Limits,
-    signals: &mut Signals,
+    mut next_signal: impl AsyncFnMut() -> Received,
 ) -> Result<RunEnd, SpawnError> {
     let name = lock.as_str();
     let mut told_until = spec.valid_until;
@@ -163,7 +163,7 @@ pub(super) async fn supervise(
                 let text = text.unwrap_or_else(|| why.to_string());
                 say(format_args!("the lock `{name}` was lost: {text}; ending the command"));
             }
-            received = signals.next() => guarded.relay(received),
+            received = next_signal() => guarded.relay(received),
             // Each renewal is sent to the guardian at once, since SIGTERM could come too early otherwise: with the
             // longest grace (half the ttl), SIGTERM is due only about 15 % of the ttl after the keep-alive at a third
             // of the ttl. After a loss nothing more is sent, so the guardian ends the command by the deadline that it

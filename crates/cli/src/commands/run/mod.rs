@@ -1,21 +1,24 @@
-//! `run`: runs a command under a lock.
+//! `run`: runs a command under a lock. `elect` and `partitions` do so again and again.
 //!
 //! Acquires the lock (`waiting`), passes the command and the deadline to the guardian (`job`), and releases the lock
 //! once the command and all its descendants have ended. Chooses the exit code and writes the status file. The
 //! *guardian* is a second process, which starts the command and ends it by the lock's deadline, even if this process
 //! (the *wrapper*) is stopped or killed.
 
+pub(super) mod elect;
 mod job;
+pub(super) mod partitions;
 mod status;
 mod waiting;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Guard, Lock, LockName, Locks, LossCause, ReleaseError, Unfenced};
+use lockkeeper::{Capabilities, Lock, LockName, Locks, LossCause, ReleaseError, Unfenced};
 
 use self::status::{RunOutcome, Status, StatusFile};
-use crate::args::Run;
+use crate::args::{JobArgs, Run};
 use crate::exit::{self, Failure};
 use crate::guardian::{self, Signals, SpawnError};
 use crate::{output, settings};
@@ -35,7 +38,7 @@ const LINGER_MARGIN: Duration = Duration::from_secs(1);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why `run` ends; determines the exit code and the status file.
-pub(super) enum RunEnd {
+enum RunEnd {
     /// The command ran to its end under the lock.
     Ran(guardian::CommandEnd),
     /// The lock was not free, and no wait was requested.
@@ -52,12 +55,12 @@ pub(super) enum RunEnd {
 
 /// The hold's data for the status file.
 #[derive(Clone, Copy, Default)]
-pub(super) struct HoldStatus {
-    pub(super) token: Option<u64>,
+struct HoldStatus {
+    token: Option<u64>,
     slot: Option<u32>,
 }
 
-pub(super) fn install_signals() -> Result<Signals, Failure> {
+fn install_signals() -> Result<Signals, Failure> {
     Signals::install().map_err(|error| Failure::system(exit::INTERNAL, "cannot listen to signals", &error))
 }
 
@@ -76,7 +79,7 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
         output::say(text);
     }
     if let Some(file) = file {
-        let name = args.job.name.to_string_lossy().into_owned();
+        let name = args.name.to_string_lossy().into_owned();
         let mut status = Status { name, token: held.token, slot: held.slot, exit: code, ..status_of(&end) };
         if let Err(failure) = &end {
             status.error = Some(failure.message.clone());
@@ -94,11 +97,11 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
 }
 
 impl RunEnd {
-    pub(super) fn exit_code(&self, args: &Run) -> u8 {
+    fn exit_code(&self, args: &Run) -> u8 {
         match self {
             Self::Ran(outcome) => outcome.exit_code(),
             Self::Busy(_) | Self::TimedOut(_) => args.busy_exit,
-            Self::Lost(..) => args.job.lost_exit,
+            Self::Lost(..) => args.lost_exit,
             Self::Interrupted(signal) => 128 + *signal as u8,
             Self::GuardianDied => exit::INTERNAL,
         }
@@ -122,16 +125,16 @@ fn status_of(end: &Result<RunEnd, Failure>) -> Status {
 }
 
 /// Runs the command under its lock. Calls `tell` once the lock is held.
-pub(super) async fn under_lock(
+async fn under_lock(
     args: &Run,
     signals: &mut Signals,
     tell: impl FnOnce(HoldStatus),
 ) -> Result<RunEnd, Failure> {
-    if args.job.argv.is_empty() {
+    if args.argv.is_empty() {
         let text = "no command to run; write it behind `--`, as in `NAME -- COMMAND`";
         return Err(Failure::new(exit::USAGE, text));
     }
-    let name = settings::lock_name(&args.job.name)?;
+    let name = settings::lock_name(&args.name)?;
     let url = settings::locks_url(args.job.service.locks.as_deref(), args.job.service.local)?;
     let began = Instant::now();
     let locks = tokio::select! {
@@ -140,18 +143,9 @@ pub(super) async fn under_lock(
     };
     // What connecting took is not left for the queue.
     let wait = args.wait.map(|limit| limit.saturating_sub(began.elapsed()));
-    let leased = locks.capabilities().ttl;
-    if args.job.ttl.is_some() && !leased {
-        let text = format!(
-            "--ttl is for lock services with leases, and `{}` has none: its locks end with the process that holds them",
-            locks.capabilities().backend
-        );
-        return Err(Failure::new(exit::USAGE, text));
-    }
-    let ttl = args.job.ttl.unwrap_or(TTL);
-    let grace = grace(args, ttl, leased)?;
-    let lock = lock(&locks, &name, args, wait, ttl, grace);
-    let waited = waiting::acquire(&locks, &lock, &name, signals, args.job.verbose).await;
+    let times = JobTimes::of(&args.job, locks.capabilities())?;
+    let lock = lock(&locks, &name, args, wait, times);
+    let waited = waiting::acquire(&locks, &lock, &name, signals, args.verbose).await;
     let guard = match waited? {
         waiting::Waited::Acquired(guard) => guard,
         waiting::Waited::Busy(busy) => {
@@ -171,21 +165,22 @@ pub(super) async fn under_lock(
             return Ok(RunEnd::Interrupted(signal));
         }
     };
-    let limits = job::Limits::from_now(args.job.max_hold, grace);
+    let limits = job::Limits::from_now(args.job.max_hold, times.grace);
     tell(HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() });
-    let epilogue = job::epilogue(args, &url, &name, locks.capabilities(), &guard);
-    let ended = match job::spec(args, &name, &guard, &limits, epilogue) {
-        Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, signals).await,
+    let stays_closed = args.keep_closed.is_some() || args.rate.is_some() || args.job.lock_delay.is_some();
+    let epilogue = job::epilogue(stays_closed, &url, &name, locks.capabilities(), &guard);
+    let ended = match job::spec(args.argv.clone(), &name, None, &guard, &limits, epilogue) {
+        Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, async || signals.next().await).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
-    give_back(guard, &name, &ended).await;
+    given_back(guard.release().await, &name, &ended);
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
-    ended.map_err(|error| not_started(error, args.job.lost_exit))
+    ended.map_err(|error| not_started(error, args.lost_exit))
 }
 
-/// Releases the hold. Prints the error if there is one, unless the command's outcome already implies it.
-async fn give_back(guard: Guard<Unfenced>, name: &LockName, ended: &Result<RunEnd, SpawnError>) {
-    match (guard.release().await, ended) {
+/// Prints the error of a release if there is one, unless the command's outcome already implies it.
+fn given_back(released: Result<(), ReleaseError>, name: &LockName, ended: &Result<RunEnd, SpawnError>) {
+    match (released, ended) {
         (Ok(()), _) | (Err(ReleaseError::AlreadyLost(_)), Ok(RunEnd::Lost(..)) | Err(_)) => {}
         (Err(error), _) => output::say(format_args!("`{}`: {error}", name.as_str())),
     }
@@ -205,22 +200,21 @@ fn not_started(error: SpawnError, lost_exit: u8) -> Failure {
     Failure::new(code, text)
 }
 
-async fn connect(args: &Run, url: &str) -> Result<Locks, Failure> {
-    if let Some(label) = &args.job.label {
+async fn connect(args: &JobArgs, argv: &[OsString], url: &str) -> Result<Locks, Failure> {
+    if let Some(label) = &args.label {
         return Ok(Locks::connect_as(url, label).await?);
     }
-    let program =
-        args.job.argv.first().and_then(|program| Path::new(program).file_name()).unwrap_or_default();
+    let program = argv.first().and_then(|program| Path::new(program).file_name()).unwrap_or_default();
     settings::connect(url, &program.to_string_lossy()).await
 }
 
 /// Connects. With `--wait`, tries again for that long if nobody answers: the service may be starting.
 async fn connect_patiently(args: &Run, url: &str) -> Result<Locks, Failure> {
-    let Some(limit) = args.wait else { return connect(args, url).await };
+    let Some(limit) = args.wait else { return connect(&args.job, &args.argv, url).await };
     let end = tokio::time::Instant::now() + limit;
     let mut last = None;
     loop {
-        match tokio::time::timeout_at(end, connect(args, url)).await {
+        match tokio::time::timeout_at(end, connect(&args.job, &args.argv, url)).await {
             Ok(Err(failure)) if failure.code == exit::UNAVAILABLE => last = Some(failure),
             Ok(connected) => return connected,
             Err(_) => {
@@ -237,8 +231,7 @@ fn lock(
     name: &LockName,
     args: &Run,
     wait: Option<Duration>,
-    ttl: Duration,
-    grace: Duration,
+    times: JobTimes,
 ) -> Lock<Unfenced> {
     let name = name.as_str();
     let lock = match (args.shared, args.permit, args.rate) {
@@ -254,45 +247,67 @@ fn lock(
         (false, Some(limit)) => lockkeeper::Wait::For(limit),
         (false, None) => lockkeeper::Wait::Forever,
     };
-    let lock = lock
-        .wait(wait)
-        .ttl(ttl)
-        // `max_hold` is not set, since the guardian enforces `--max-hold`: the library runs in this process, and could
-        // not enforce the limit while this process is stopped.
-        .grace(grace + GRACE_OF_THE_HOLD)
-        .keep_closed(keep_closed.unwrap_or_default())
-        .lock_delay(args.job.lock_delay.unwrap_or_default())
-        .linger(args.job.linger.unwrap_or_default())
-        .value(args.job.value.clone().unwrap_or_default());
-    args.job.meta.iter().fold(lock, |lock, (key, value)| lock.meta(key, value))
+    with_options(lock.wait(wait).keep_closed(keep_closed.unwrap_or_default()), &args.job, times)
 }
 
-fn grace(args: &Run, ttl: Duration, leased: bool) -> Result<Duration, Failure> {
-    let default = if leased { ttl / 6 } else { GRACE_WITHOUT_LEASE };
-    let grace = args.job.grace.unwrap_or(default);
-    // SIGTERM is due one grace before the lease deadline, and a keep-alive is sent every third of the ttl. With a grace
-    // near two thirds of the ttl, SIGTERM would be due before the next keep-alive could be acknowledged.
-    let most = ttl / 2;
-    if leased && grace > most {
-        let text = format!(
-            "--grace is {}, at most half the ttl ({}) is allowed; use a longer --ttl",
-            output::human(grace),
-            output::human(most)
-        );
-        return Err(Failure::new(exit::USAGE, text));
+/// The lock with the options of its job.
+fn with_options(lock: Lock<Unfenced>, args: &JobArgs, times: JobTimes) -> Lock<Unfenced> {
+    let lock = lock
+        .ttl(times.ttl)
+        // `max_hold` is not set, since the guardian enforces `--max-hold`: the library runs in this process, and could
+        // not enforce the limit while this process is stopped.
+        .grace(times.grace + GRACE_OF_THE_HOLD)
+        .lock_delay(args.lock_delay.unwrap_or_default())
+        .linger(args.linger.unwrap_or_default())
+        .value(args.value.clone().unwrap_or_default());
+    args.meta.iter().fold(lock, |lock, (key, value)| lock.meta(key, value))
+}
+
+/// The times that a job's options give.
+#[derive(Clone, Copy)]
+struct JobTimes {
+    ttl: Duration,
+    /// From SIGTERM to SIGKILL.
+    grace: Duration,
+}
+
+impl JobTimes {
+    fn of(args: &JobArgs, capabilities: &Capabilities) -> Result<Self, Failure> {
+        let leased = capabilities.ttl;
+        if args.ttl.is_some() && !leased {
+            let text = format!(
+                "--ttl is for lock services with leases, and `{}` has none: its locks end with the process that holds them",
+                capabilities.backend
+            );
+            return Err(Failure::new(exit::USAGE, text));
+        }
+        let ttl = args.ttl.unwrap_or(TTL);
+        let default = if leased { ttl / 6 } else { GRACE_WITHOUT_LEASE };
+        let grace = args.grace.unwrap_or(default);
+        // SIGTERM is due one grace before the lease deadline, and a keep-alive is sent every third of the ttl. With a grace
+        // near two thirds of the ttl, SIGTERM would be due before the next keep-alive could be acknowledged.
+        let most = ttl / 2;
+        if leased && grace > most {
+            let text = format!(
+                "--grace is {}, at most half the ttl ({}) is allowed; use a longer --ttl",
+                output::human(grace),
+                output::human(most)
+            );
+            return Err(Failure::new(exit::USAGE, text));
+        }
+        // The guardian needs the grace to end the command of a killed wrapper, and a moment more.
+        let least = grace + LINGER_MARGIN;
+        if let Some(linger) = args.linger
+            && linger < least
+        {
+            let text = format!(
+                "--linger is {}, at least the grace and a second ({}) are needed: the command must have ended before the lock \
+                 is free; use a shorter --grace",
+                output::human(linger),
+                output::human(least)
+            );
+            return Err(Failure::new(exit::USAGE, text));
+        }
+        Ok(Self { ttl, grace })
     }
-    // The guardian needs the grace to end the command of a killed wrapper, and a moment more.
-    let least = grace + LINGER_MARGIN;
-    if let Some(linger) = args.job.linger
-        && linger < least
-    {
-        let text = format!(
-            "--linger is {}, at least the grace and a second ({}) are needed: the command must have ended before the lock \
-             is free; use a shorter --grace",
-            output::human(linger),
-            output::human(least)
-        );
-        return Err(Failure::new(exit::USAGE, text));
-    }
-    Ok(grace)
 }

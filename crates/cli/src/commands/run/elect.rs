@@ -6,7 +6,7 @@ use lockkeeper::{BackendError, BackendErrorKind, Leader, LeaderWatch, LockName, 
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::run::{RunEnd, install_signals, under_lock};
+use super::{RunEnd, install_signals, under_lock};
 use crate::args::{Elect, LeaderArgs, Run};
 use crate::exit::{BUSY, Failure, NO, OK, UNAVAILABLE};
 use crate::guardian::Signals;
@@ -17,11 +17,15 @@ use crate::settings;
 /// keep the lock service busy.
 const PAUSE: Duration = Duration::from_secs(1);
 
-pub(super) async fn elect(args: Elect) -> Result<u8, Failure> {
-    let Elect { job, once } = args;
-    let name = job.name.to_string_lossy().into_owned();
+pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
+    let once = args.once;
+    let name = args.name.to_string_lossy().into_owned();
     let run = Run {
-        job,
+        job: args.job,
+        name: args.name,
+        argv: args.argv,
+        lost_exit: args.lost_exit,
+        verbose: args.verbose,
         wait: None,
         try_: false,
         shared: false,
@@ -71,7 +75,7 @@ async fn interrupted(signals: &mut Signals, pause: Duration) -> Option<u8> {
     signals.ended_by().map(|signal| 128 + signal as u8)
 }
 
-pub(super) async fn leader(args: LeaderArgs) -> Result<u8, Failure> {
+pub(in crate::commands) async fn leader(args: LeaderArgs) -> Result<u8, Failure> {
     let name = settings::lock_name(&args.name)?;
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
     let locks = settings::connect(&url, "leader").await?;

@@ -1,0 +1,184 @@
+//! `partitions`: a member of a group that divides partitions, with a command for each partition that it owns.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::{Capabilities, HoldError, LockName, Locks, Partition, Unfenced};
+use tokio::sync::broadcast::{Receiver, Sender, channel};
+use tokio::task::{JoinSet, LocalSet};
+use tokio::time::sleep;
+
+use super::{
+    JobTimes, RunEnd, SHUTDOWN_LIMIT, connect, given_back, install_signals, job, not_started, with_options,
+};
+use crate::args::PartitionsArgs;
+use crate::exit::{self, Failure, LOST};
+use crate::guardian::{Received, Signal, Signals};
+use crate::output::say;
+use crate::settings;
+
+/// The pause before a command that has ended by itself is started again, and before this program joins again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Signals that a command may lag behind.
+const SIGNALS: usize = 16;
+
+/// What the works of all partitions share.
+struct Group {
+    args: PartitionsArgs,
+    url: String,
+    name: LockName,
+    locks: Locks,
+    times: JobTimes,
+    /// This program's signals, for each command.
+    signals: Sender<Received>,
+}
+
+pub(in crate::commands) async fn partitions(args: PartitionsArgs) -> Result<u8, Failure> {
+    if args.argv.is_empty() {
+        let text = "no command to run; write it behind `--`, as in `NAME COUNT -- COMMAND {}`";
+        return Err(Failure::new(exit::USAGE, text));
+    }
+    let name = settings::lock_name(&args.name)?;
+    let mut signals = install_signals()?;
+    let url = settings::locks_url(args.job.service.locks.as_deref(), args.job.service.local)?;
+    let locks = connect(&args.job, &args.argv, &url).await?;
+    let times = JobTimes::of(&args.job, locks.capabilities())?;
+    let group = Arc::new(Group { args, url, name, locks, times, signals: channel(SIGNALS).0 });
+    let ended = loop {
+        // All on this thread: the supervision of a command is no future that may move between threads.
+        match LocalSet::new().run_until(member(&group, &mut signals)).await {
+            Ok(signal) => break Ok(128 + signal as u8),
+            Err(MemberEnd::Lost(lost)) => {
+                say(format_args!("`{}`: {lost}; joining again", group.name.as_str()))
+            }
+            Err(MemberEnd::Failed(failure)) => break Err(failure),
+        }
+    };
+    let _ = group.locks.clone().shutdown(SHUTDOWN_LIMIT).await;
+    ended
+}
+
+/// Why a membership has ended, if not by a signal.
+enum MemberEnd {
+    /// It was lost, and its partitions with it.
+    Lost(HoldError),
+    Failed(Failure),
+}
+
+impl From<Failure> for MemberEnd {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// Runs the commands of this member's partitions until a signal ends this program.
+async fn member(group: &Arc<Group>, signals: &mut Signals) -> Result<Signal, MemberEnd> {
+    let (options, times) = (group.args.job.clone(), group.times);
+    let partitions = group
+        .locks
+        .partitions(&group.name, group.args.count)
+        .with(move |lock| with_options(lock, &options, times));
+    let mut member = tokio::select! {
+        joined = partitions.join() => joined.map_err(Failure::from)?,
+        () = signals.until_end() => return Ok(signals.ended_by().unwrap_or(Signal::SIGHUP)),
+    };
+    let mut works = JoinSet::new();
+    let ended = loop {
+        tokio::select! {
+            next = member.next() => match next {
+                Ok(partition) => {
+                    say(format_args!("`{}`: owns partition {}", group.name.as_str(), partition.index()));
+                    works.spawn_local(work(group.clone(), partition, group.signals.subscribe()));
+                }
+                Err(HoldError::NotAcquired(error)) => break Err(Failure::from(error).into()),
+                Err(lost) => break Err(MemberEnd::Lost(lost)),
+            },
+            Some(done) = works.join_next() => {
+                // A command that can't be started would not start on the next partition, either.
+                if let Ok(Err(failure)) = done {
+                    break Err(failure.into());
+                }
+            }
+            received = signals.next() => {
+                // Fails only while there is no command.
+                let _ = group.signals.send(received);
+                if let Some(signal) = signals.ended_by() {
+                    break Ok(signal);
+                }
+            }
+        }
+    };
+    // Tells each command to end that has not heard of it by a signal.
+    let left = member.leave().await;
+    while !works.is_empty() {
+        tokio::select! {
+            _ = works.join_next() => {}
+            received = signals.next() => {
+                let _ = group.signals.send(received);
+            }
+        }
+    }
+    if let (Ok(_), Err(error)) = (&ended, left) {
+        say(format_args!("`{}`: {error}", group.name.as_str()));
+    }
+    ended
+}
+
+/// Runs the command for a partition, again and again, until the partition is to be given up; then gives it up.
+async fn work(
+    group: Arc<Group>,
+    partition: Partition<Unfenced>,
+    mut signals: Receiver<Received>,
+) -> Result<(), Failure> {
+    let index = partition.index();
+    let name = settings::lock_name(&OsString::from(format!("{}/{index}", group.name.as_str())))?;
+    let Group { args, url, locks, times, .. } = &*group;
+    let argv: Vec<OsString> = args.argv.iter().map(|word| with_index(word, index)).collect();
+    let ended = loop {
+        let limits = job::Limits::from_now(args.job.max_hold, times.grace);
+        let capabilities: &Capabilities = locks.capabilities();
+        let epilogue = job::epilogue(args.job.lock_delay.is_some(), url, &name, capabilities, &partition);
+        let Ok(spec) = job::spec(argv.clone(), &name, Some(index), &partition, &limits, epilogue) else {
+            break None;
+        };
+        let mut is_told = false;
+        let next_signal = async || {
+            tokio::select! {
+                () = partition.leaving(), if !is_told => {
+                    is_told = true;
+                    Received { signal: Signal::SIGTERM, from_terminal: false }
+                }
+                Ok(received) = signals.recv() => received,
+                else => std::future::pending().await,
+            }
+        };
+        match job::supervise(spec, locks, &name, &partition, &limits, next_signal).await {
+            Err(error) => break Some(Err(error)),
+            Ok(RunEnd::Ran(command)) if !partition.is_leaving() => {
+                let code = command.exit_code();
+                say(format_args!(
+                    "`{}`: the command has ended with exit code {code}; starting it again",
+                    name.as_str()
+                ));
+            }
+            Ok(end) => break Some(Ok(end)),
+        }
+        tokio::select! {
+            () = sleep(PAUSE) => {}
+            () = partition.leaving() => break None,
+        }
+    };
+    let released = partition.release().await;
+    let Some(ended) = ended else { return Ok(()) };
+    given_back(released, &name, &ended);
+    ended.map(|_| ()).map_err(|error| not_started(error, LOST))
+}
+
+/// The word with the partition's number in place of each `{}`.
+fn with_index(word: &OsString, index: u32) -> OsString {
+    match word.to_str() {
+        Some(text) => text.replace("{}", &index.to_string()).into(),
+        None => word.clone(),
+    }
+}
