@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lockkeeper::backends::memory::Server;
-use lockkeeper::{Fenced, HoldError, Locks, Token};
+use lockkeeper::{Fenced, HoldError, LockInfo, Locks, Token};
 use tokio::task::JoinSet;
 
 const PARTITIONS: u32 = 1024;
@@ -64,9 +64,20 @@ async fn death_of_a_member_moves_only_its_share_and_a_new_one_takes_only_its_own
     // Nothing moves any more once each partition is owned by its last waiter.
     let is_calm = async || {
         let locks = server.client("looks").list(Some("group")).await.unwrap();
-        locks.len() == PARTITIONS as usize + 8 && locks.iter().all(|lock| lock.waiter_count == 0)
+        let owners = owners.lock().unwrap();
+        let is_told = |lock: &LockInfo| {
+            let index = lock.name.as_str().rsplit('/').next().unwrap().parse().ok();
+            index
+                .is_none_or(|index: u32| owners.get(&index).map(|(_, token)| *token) == lock.holders[0].token)
+        };
+        locks.len() == PARTITIONS as usize + 8
+            && locks.iter().all(|lock| {
+                lock.waiter_count == 0 && (lock.name.as_str().contains("members") || is_told(lock))
+            })
     };
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !is_calm().await {
+        assert!(Instant::now() < deadline, "waited for 60 s: nobody waits for a partition");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let before = owners.lock().unwrap().clone();

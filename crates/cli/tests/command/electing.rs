@@ -48,7 +48,8 @@ fn stopped_leader_has_ended_before_the_next_one_leads_and_campaigns_again() {
     let ended = place.ran("leader shop");
     assert_eq!((ended.code, ended.out.as_str()), (i32::from(exit::NO), "`shop`: nobody leads\n"));
     let watch = place.lockkeeper(["leader", "shop", "--watch"]).started();
-    let ttl = ["--ttl", "2s"];
+    // The command is told to stop 900 ms before the end: its trap starts a program.
+    let ttl = ["--ttl", "2s", "--grace", "900ms"];
     let first = candidate(&place, "first", &ttl, JOB);
     wait_for_leader(&place, "first");
     let second = candidate(&place, "second", &ttl, JOB);

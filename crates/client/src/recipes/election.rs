@@ -115,11 +115,12 @@ impl LeaderWatch {
     /// Cancel-safe.
     ///
     /// # Errors
-    /// [`BackendError`]: for now it is not known who leads. The next call observes again.
+    /// [`BackendError`]: for now it is not known who leads. The next call observes again, and returns the leader even if it is the same.
     pub async fn next(&mut self) -> Result<Option<Leader>, BackendError> {
         let feed = self.feed.as_mut().map_err(|error| error.clone())?;
         loop {
-            let seen = match feed.next().await? {
+            // After an error the present leader is told again.
+            let seen = match feed.next().await.inspect_err(|_| self.last = None)? {
                 Seen::All(mut locks) => locks.pop().and_then(leader),
                 Seen::Changed(lock) => leader(lock),
             };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockkeeper_core::LockName;
 use tokio::time::{Instant, sleep_until};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, BoxFuture};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::LockInfo;
 use crate::watch::{Watch, WatchEvent};
@@ -40,8 +40,8 @@ enum Source {
         /// The locks that the watch has sent, until they are complete.
         states: Option<Vec<LockInfo>>,
     },
-    /// The lock service has no watches: it is to be asked at this time.
-    Look(Instant),
+    /// The lock service has no watches: it is to be asked at this time, or is being asked.
+    Look(Instant, Option<BoxFuture<Result<Vec<LockInfo>, BackendError>>>),
 }
 
 /// What was seen of the locks.
@@ -85,7 +85,9 @@ impl LockFeed {
                 sleep_until(*at).await;
                 self.source = match self.backend.watch(Some(name.clone())) {
                     Ok(watch) => Source::Watch { watch, states: Some(Vec::new()) },
-                    Err(error) if error.kind == BackendErrorKind::Unsupported => Source::Look(Instant::now()),
+                    Err(error) if error.kind == BackendErrorKind::Unsupported => {
+                        Source::Look(Instant::now(), None)
+                    }
                     Err(error) => return Err(error),
                 };
                 Ok(None)
@@ -104,13 +106,18 @@ impl LockFeed {
                 Some(Err(error)) => Err(error),
                 None => Err(BackendError::new(BackendErrorKind::Unreachable, "the watch has ended")),
             },
-            Source::Look(at) => {
+            Source::Look(at, asking) => {
                 sleep_until(*at).await;
-                let locks = match &self.followed {
-                    Followed::One(name) => vec![self.backend.inspect(name.clone()).await?],
-                    Followed::Below(name) => self.backend.list(Some(name.clone())).await?,
-                };
-                self.source = Source::Look(Instant::now() + LOOK_EVERY);
+                // Kept in the source: a look that takes longer than its caller waits must not begin again each time.
+                let asking = asking.get_or_insert_with(|| match &self.followed {
+                    Followed::One(name) => {
+                        let inspected = self.backend.inspect(name.clone());
+                        Box::pin(async move { Ok(vec![inspected.await?]) })
+                    }
+                    Followed::Below(name) => self.backend.list(Some(name.clone())),
+                });
+                let locks = asking.await?;
+                self.source = Source::Look(Instant::now() + LOOK_EVERY, None);
                 Ok(Some(Seen::All(locks)))
             }
         }

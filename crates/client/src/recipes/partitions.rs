@@ -9,10 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper_core::LockName;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::follow::{Followed, LockFeed, Seen};
@@ -24,6 +26,8 @@ use crate::kind::{Kind, Unfenced};
 use crate::lock::Lock;
 use crate::locks::Locks;
 
+/// The pause before acquires that have failed are tried again.
+const RETRY: Duration = Duration::from_secs(1);
 /// The largest number of partitions.
 const PARTITIONS_MAX: u32 = 65_536;
 
@@ -80,14 +84,7 @@ impl<F: Kind> Partitions<F> {
             });
         }
         let members = LockName::parse(&format!("{}/members", self.name))?;
-        let others = self.backend.list(Some(members.clone())).await?;
-        if let Some((_, have)) = others.iter().filter_map(member).find(|(_, count)| *count != self.count) {
-            let (name, asked) = (&self.name, self.count);
-            let what = format!(
-                "the group `{name}` divides {have} partitions, not {asked}; all members give the same number"
-            );
-            return Err(BackendError::new(BackendErrorKind::Refused, what).into());
-        }
+        self.check_others(&members).await?;
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| {
             BackendError::new(
@@ -97,6 +94,8 @@ impl<F: Kind> Partitions<F> {
         })?;
         let id = u64::from_be_bytes(random);
         let membership = self.lock(&format!("members/{}/{id:016x}", self.count)).acquire().await?;
+        // Another one may have joined at the same time.
+        self.check_others(&members).await?;
         Ok(PartitionMember {
             partitions: Self {
                 locks: self.locks.clone(),
@@ -111,9 +110,24 @@ impl<F: Kind> Partitions<F> {
             members: BTreeSet::new(),
             shares: BTreeMap::new(),
             acquiring: JoinSet::new(),
-            has_failed: false,
+            retry_at: None,
             returned: unbounded_channel(),
         })
+    }
+
+    /// Makes sure that the other members divide the same number of partitions.
+    async fn check_others(&self, members: &LockName) -> Result<(), BackendError> {
+        let others = self.backend.list(Some(members.clone())).await?;
+        match others.iter().filter_map(member).find(|(_, count)| *count != self.count) {
+            None => Ok(()),
+            Some((_, have)) => {
+                let (name, asked) = (&self.name, self.count);
+                let what = format!(
+                    "the group `{name}` divides {have} partitions, not {asked}; all members give the same number"
+                );
+                Err(BackendError::new(BackendErrorKind::Refused, what))
+            }
+        }
     }
 
     fn lock(&self, below: &str) -> Lock<F> {
@@ -143,8 +157,8 @@ pub struct PartitionMember<F: Kind = Unfenced> {
     shares: BTreeMap<u32, Share>,
     /// The acquires of partitions.
     acquiring: JoinSet<(u32, Result<Guard<F>, AcquireError>)>,
-    /// An acquire has failed, and is to be tried again.
-    has_failed: bool,
+    /// When acquires that have failed are to be tried again.
+    retry_at: Option<Instant>,
     /// Partitions that were given up.
     returned: (UnboundedSender<u32>, UnboundedReceiver<u32>),
 }
@@ -162,12 +176,9 @@ impl<F: Kind> PartitionMember<F> {
     ///
     /// # Errors
     /// [`HoldError::Lost`] once the membership is lost: what was owned is lost, too, or will be. Join again.
-    /// [`HoldError::NotAcquired`] if a partition can't be acquired; the next call tries again.
+    /// [`HoldError::NotAcquired`] if a partition can't be acquired; a later call tries again, after a second.
     pub async fn next(&mut self) -> Result<Partition<F>, HoldError> {
         let lost = self.membership.lost();
-        if std::mem::take(&mut self.has_failed) {
-            self.divide();
-        }
         loop {
             tokio::select! {
                 biased;
@@ -177,6 +188,10 @@ impl<F: Kind> PartitionMember<F> {
                 }
                 Some(index) = self.returned.1.recv() => {
                     self.shares.remove(&index);
+                    self.decide(index);
+                }
+                () = sleep_until(self.retry_at.unwrap_or_else(Instant::now)), if self.retry_at.is_some() => {
+                    self.retry_at = None;
                     self.divide();
                 }
                 Some(acquired) = self.acquiring.join_next_with_id() => {
@@ -189,7 +204,9 @@ impl<F: Kind> PartitionMember<F> {
                         continue;
                     }
                     self.shares.remove(&index);
-                    self.has_failed = acquired.is_err();
+                    if acquired.is_err() {
+                        self.retry_at = Some(Instant::now() + RETRY);
+                    }
                     return Ok(self.own(index, acquired?));
                 }
                 seen = self.feed.next() => match seen {
@@ -252,21 +269,25 @@ impl<F: Kind> PartitionMember<F> {
     /// Acquires what this member is entitled to, and lets go of the rest.
     fn divide(&mut self) {
         for index in 0..self.partitions.count {
-            let own = weight(self.id, index);
-            let is_ours = self.members.iter().all(|&other| weight(other, index) < own);
-            match self.shares.get(&index) {
-                None if is_ours => {
-                    let lock = self.partitions.lock(&index.to_string());
-                    let acquiring = self.acquiring.spawn(async move { (index, lock.acquire().await) });
-                    self.shares.insert(index, Share::Acquiring(acquiring));
-                }
-                Some(Share::Acquiring(acquiring)) if !is_ours => {
-                    acquiring.abort();
-                    self.shares.remove(&index);
-                }
-                Some(Share::Owned(leaving)) if !is_ours => leaving.cancel(),
-                _ => {}
+            self.decide(index);
+        }
+    }
+
+    fn decide(&mut self, index: u32) {
+        let own = weight(self.id, index);
+        let is_ours = self.members.iter().all(|&other| weight(other, index) < own);
+        match self.shares.get(&index) {
+            None if is_ours => {
+                let lock = self.partitions.lock(&index.to_string());
+                let acquiring = self.acquiring.spawn(async move { (index, lock.acquire().await) });
+                self.shares.insert(index, Share::Acquiring(acquiring));
             }
+            Some(Share::Acquiring(acquiring)) if !is_ours => {
+                acquiring.abort();
+                self.shares.remove(&index);
+            }
+            Some(Share::Owned(leaving)) if !is_ours => leaving.cancel(),
+            _ => {}
         }
     }
 

@@ -190,11 +190,20 @@ async fn rate(subject: &impl Subject) {
         }
         return;
     }
-    for _ in 0..2 {
-        rate().try_acquire().await.unwrap().expect("a permit").release().await.unwrap();
+    loop {
+        let began = std::time::Instant::now();
+        for _ in 0..2 {
+            rate().try_acquire().await.unwrap().expect("a permit").release().await.unwrap();
+        }
+        let third = rate().try_acquire().await.unwrap();
+        let took = began.elapsed();
+        // etcd counts whole seconds.
+        subject.pass(3 * second).await;
+        // A machine that is too busy for all this within a second shows nothing.
+        if took < second {
+            assert!(third.is_none());
+            break;
+        }
     }
-    assert!(rate().try_acquire().await.unwrap().is_none());
-    // etcd counts whole seconds.
-    subject.pass(3 * second).await;
     assert!(rate().try_acquire().await.unwrap().is_some());
 }

@@ -57,12 +57,13 @@ async fn lease_that_is_used_again_outlives_the_sessions_deadline() {
     let leases = etcd.cli(&["lease", "list"]);
     let leases: Vec<&str> = leases.lines().skip(1).collect();
     assert_eq!(leases.len(), 2);
-    let until_end = held.valid_until().unwrap().unwrap() - BootInstant::now();
+    let deadline = held.valid_until().unwrap().unwrap();
     for lease in leases {
         let left = etcd.cli(&["lease", "timetolive", lease]);
         let left: u64 =
             left.split("remaining(").nth(1).and_then(|left| left.split('s').next()).unwrap().parse().unwrap();
-        // Whole seconds, rounded down.
+        // Whole seconds, rounded down; the answer is older than this moment.
+        let until_end = deadline - BootInstant::now();
         assert!(Duration::from_secs(left + 1) > until_end, "{left} s, {until_end:?}");
     }
     held.release().await.unwrap();

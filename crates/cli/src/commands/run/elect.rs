@@ -56,7 +56,8 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
             Ok(RunEnd::GuardianDied | RunEnd::Busy(_) | RunEnd::TimedOut(_) | RunEnd::Interrupted(_)) => {
                 PAUSE
             }
-            Err(failure) if failure.code == UNAVAILABLE && !is_over => {
+            // Also with `--once`: it has not led yet.
+            Err(failure) if failure.code == UNAVAILABLE && signals.ended_by().is_none() => {
                 let _ = failure.report(false);
                 PAUSE
             }

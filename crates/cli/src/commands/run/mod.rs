@@ -175,7 +175,7 @@ async fn under_lock(
     };
     given_back(guard.release().await, &name, &ended);
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
-    ended.map_err(|error| not_started(error, args.lost_exit))
+    ended.or_else(not_started)
 }
 
 /// Prints the error of a release if there is one, unless the command's outcome already implies it.
@@ -186,18 +186,22 @@ fn given_back(released: Result<(), ReleaseError>, name: &LockName, ended: &Resul
     }
 }
 
-fn not_started(error: SpawnError, lost_exit: u8) -> Failure {
-    let code = match &error {
-        SpawnError::NotFound { .. } => exit::NOT_FOUND,
-        SpawnError::NotExecutable { .. } | SpawnError::Other { .. } => exit::NOT_EXECUTABLE,
-        SpawnError::TooLate { .. } => lost_exit,
-        _ => exit::INTERNAL,
-    };
+/// The end of a command that could not be started.
+fn not_started(error: SpawnError) -> Result<RunEnd, Failure> {
     let text = match std::error::Error::source(&error) {
         Some(source) => format!("{error} ({source})"),
         None => error.to_string(),
     };
-    Failure::new(code, text)
+    let code = match &error {
+        SpawnError::NotFound { .. } => exit::NOT_FOUND,
+        SpawnError::NotExecutable { .. } | SpawnError::Other { .. } => exit::NOT_EXECUTABLE,
+        SpawnError::TooLate { .. } => {
+            output::say(text);
+            return Ok(RunEnd::Lost(LossCause::Expired, None));
+        }
+        _ => exit::INTERNAL,
+    };
+    Err(Failure::new(code, text))
 }
 
 async fn connect(args: &JobArgs, argv: &[OsString], url: &str) -> Result<Locks, Failure> {

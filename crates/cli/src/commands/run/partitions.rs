@@ -7,13 +7,13 @@ use std::time::Duration;
 use lockkeeper::{Capabilities, HoldError, LockName, Locks, Partition, Unfenced};
 use tokio::sync::broadcast::{Receiver, Sender, channel};
 use tokio::task::{JoinSet, LocalSet};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::{
     JobTimes, RunEnd, SHUTDOWN_LIMIT, connect, given_back, install_signals, job, not_started, with_options,
 };
 use crate::args::PartitionsArgs;
-use crate::exit::{self, Failure, LOST};
+use crate::exit::{self, Failure, UNAVAILABLE};
 use crate::guardian::{Received, Signal, Signals};
 use crate::output::say;
 use crate::settings;
@@ -50,9 +50,17 @@ pub(in crate::commands) async fn partitions(args: PartitionsArgs) -> Result<u8, 
         match LocalSet::new().run_until(member(&group, &mut signals)).await {
             Ok(signal) => break Ok(128 + signal as u8),
             Err(MemberEnd::Lost(lost)) => {
-                say(format_args!("`{}`: {lost}; joining again", group.name.as_str()))
+                say(format_args!("`{}`: {lost}; joining again", group.name.as_str()));
+            }
+            Err(MemberEnd::Failed(failure)) if failure.code == UNAVAILABLE => {
+                let _ = failure.report(false);
             }
             Err(MemberEnd::Failed(failure)) => break Err(failure),
+        }
+        // The first signal that counts is kept.
+        let _ = timeout(PAUSE, signals.until_end()).await;
+        if let Some(signal) = signals.ended_by() {
+            break Ok(128 + signal as u8);
         }
     };
     let _ = group.locks.clone().shutdown(SHUTDOWN_LIMIT).await;
@@ -172,7 +180,7 @@ async fn work(
     let released = partition.release().await;
     let Some(ended) = ended else { return Ok(()) };
     given_back(released, &name, &ended);
-    ended.map(|_| ()).map_err(|error| not_started(error, LOST))
+    ended.or_else(not_started).map(|_| ())
 }
 
 /// The word with the partition's number in place of each `{}`.

@@ -22,7 +22,7 @@ use crate::time::BootInstant;
 const AGAIN: std::time::Duration = std::time::Duration::from_secs(5);
 /// How many of those before a waiter are counted.
 const COUNTED: i64 = 100;
-/// So many may hold and release within 100 ms, each after the other.
+/// So many waiters may hold and release within 100 ms, each after the other.
 const NEAR: u64 = 16;
 
 impl Inner {
@@ -164,7 +164,10 @@ impl Inner {
                 count = own_permit(&mine);
                 continue;
             }
-            let ahead = waiters_ahead(before.kvs.len(), permit_of(&mine));
+            // The nearest is first.
+            let earlier = before.kvs.iter().rev().map(|other| kind(&folder, &other.key));
+            let ahead = waiters_ahead(earlier, permit_of(&mine));
+            let is_near = ahead < NEAR && !before.more;
             let watched = match self.awaited(attempt, &folder, &mine, &before, lease, deadline).await? {
                 Awaited::Nothing(permit) => {
                     return self.hold(entry, lease, created, permit, deadline).await.map(Some);
@@ -182,7 +185,7 @@ impl Inner {
                 return Ok(Some(Tried::Busy(busy(&before))));
             }
             self.leases.set(&entry.id, EntryLease { holds: false, ..lease });
-            self.watcher.watch(&entry.id, watched, ahead <= NEAR);
+            self.watcher.watch(&entry.id, watched, is_near);
             return Ok(Some(Tried::Waits { ahead, again: AGAIN }));
         }
     }

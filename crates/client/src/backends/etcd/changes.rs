@@ -1,11 +1,12 @@
-//! Messages about the keys of all locks, for watches.
+//! Messages about the keys of locks, for watches.
 
 use std::future::Future;
 use std::sync::Arc;
 
+use lockkeeper_core::LockName;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::api::watch_request::RequestUnion;
 use super::api::{WatchCreateRequest, WatchRequest, WatchResponse};
@@ -13,24 +14,40 @@ use super::store::Inner;
 use crate::backends::changes::ChangedLocks;
 use crate::error::{BackendError, BackendErrorKind};
 
-/// Begins to follow the changes of all locks' keys. The future that it returns ends with the stream of messages.
+/// Begins to follow the changes of the keys of the locks at and below `prefix`. The future that it returns ends with the stream of messages.
 pub(super) async fn follow(
     inner: Arc<Inner>,
+    prefix: Option<LockName>,
     changed: ChangedLocks,
 ) -> Result<impl Future<Output = ()> + Send, BackendError> {
     let (requests, receiver) = unbounded_channel();
-    let (key, range_end) = inner.layout.all();
+    let (key, range_end) = inner.layout.below(prefix.as_ref());
     let create = WatchCreateRequest { key, range_end, ..WatchCreateRequest::default() };
     // The receiver exists.
     let _ = requests.send(WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) });
-    let refused = |status: Status| {
-        let what = format!("etcd refuses the watch: {}", status.message());
-        BackendError::new(BackendErrorKind::Unreachable, what)
+    let refused = |status: &Status| {
+        let kind = match status.code() {
+            Code::FailedPrecondition => BackendErrorKind::Refused,
+            Code::PermissionDenied => BackendErrorKind::Denied,
+            _ => BackendErrorKind::Unreachable,
+        };
+        BackendError::new(kind, format!("etcd refuses the watch: {}", status.message()))
     };
     let connection = inner.link.connection().await;
-    let request = connection.request(UnboundedReceiverStream::new(receiver));
-    let mut messages = connection.watch().watch(request).await.map_err(refused)?.into_inner();
-    while !messages.message().await.map_err(refused)?.is_none_or(|message| message.created) {}
+    let request = connection.request_with_leader(UnboundedReceiverStream::new(receiver));
+    let begun = async {
+        let mut messages = connection.watch().watch(request).await?.into_inner();
+        match messages.message().await? {
+            Some(first) if first.created && !first.canceled => Ok(messages),
+            Some(first) => Err(Status::failed_precondition(first.cancel_reason)),
+            None => Err(Status::unavailable("the stream has ended")),
+        }
+    };
+    let mut messages = begun.await.map_err(|status| {
+        // Another member may do.
+        connection.discard();
+        refused(&status)
+    })?;
     Ok(async move {
         // The watch lasts as long as its sending side.
         let _requests = requests;
@@ -39,6 +56,8 @@ pub(super) async fn follow(
                 inner.layout.name_of(&key.key).into_iter().for_each(|name| changed.add(name));
             }
         }
+        // Perhaps the member has no leader: the next watch begins at another one.
+        connection.discard();
     })
 }
 

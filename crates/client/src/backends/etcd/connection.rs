@@ -145,6 +145,13 @@ impl MemberConnection {
         WatchClient::new(self.channel.clone())
     }
 
+    /// A request for a stream that ends if the member loses its leader: one that is cut off from the others would send nothing.
+    pub(super) fn request_with_leader<T>(&self, message: T) -> Request<T> {
+        let mut request = self.request(message);
+        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+        request
+    }
+
     /// A request with the login's token.
     pub(super) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);

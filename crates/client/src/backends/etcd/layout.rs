@@ -51,6 +51,15 @@ impl Layout {
         }
     }
 
+    /// A range of all keys of the locks at and below a name, and perhaps of others: its begin, and the key behind it.
+    pub(super) fn below(&self, name: Option<&LockName>) -> (Vec<u8>, Vec<u8>) {
+        let Some(name) = name else { return self.all() };
+        let folder = self.folder(name).into_bytes();
+        // Without the last `/`: behind it, a name below continues with another character where names are encoded.
+        let begin = folder[..folder.len() - 1].to_vec();
+        (begin.clone(), behind(&begin))
+    }
+
     /// The lock to which a key belongs; `None` for a key that is no client's.
     pub(super) fn name_of(&self, key: &[u8]) -> Option<LockName> {
         let key = std::str::from_utf8(key).ok().filter(|key| !key.starts_with(WAKE))?;

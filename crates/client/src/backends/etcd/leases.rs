@@ -50,6 +50,8 @@ struct LeaseState {
     unused: Vec<Unused>,
     /// Entries that were ended while they had no lease.
     ended: EndedEntries,
+    /// Leases that a call may end yet, until when it may: they serve no other entry.
+    doomed: HashMap<i64, BootInstant>,
 }
 
 /// The ttl of an entry's lease, in whole seconds. etcd may make it longer.
@@ -66,12 +68,20 @@ impl Leases {
         self.state().of_entries.get(entry).copied()
     }
 
-    /// The entry's lease, to end the entry with it. If it has none, the entry is ended by this.
-    pub(super) fn of_ending(&self, entry: &EntryId) -> Option<EntryLease> {
+    /// The entry's lease, to end the entry with it. If it has none, the entry is ended by this. If the lease itself may have to be
+    /// ended (`doubt`, or its key is unknown), it serves no other entry: the attempt that is still under way may give it back, but the
+    /// call that ends it may arrive after that.
+    pub(super) fn of_ending(&self, entry: &Entry, doubt: bool, now: BootInstant) -> Option<EntryLease> {
         let mut state = self.state();
-        let lease = state.of_entries.get(entry).copied();
-        if lease.is_none() {
-            state.ended.record(entry);
+        let lease = state.of_entries.get(&entry.id).copied();
+        match lease {
+            None => state.ended.record(&entry.id),
+            Some(EntryLease { id, revision, .. }) if doubt || revision.is_none() => {
+                state.doomed.retain(|_, until| *until > now);
+                // By then it has expired, since nobody renews it.
+                state.doomed.insert(id, now + entry.ttl * 2 + entry.limit());
+            }
+            Some(_) => {}
         }
         lease
     }
@@ -112,8 +122,8 @@ impl Leases {
     /// Keeps the lease of an ended entry, whose key is deleted for certain, for as long as it has a third of its ttl left.
     pub(super) fn keep(&self, lease: EntryLease, ttl: Duration) {
         let mut state = self.state();
-        if state.unused.len() < UNUSED_MAX {
-            let EntryLease { id, renewed_at, .. } = lease;
+        let EntryLease { id, renewed_at, .. } = lease;
+        if state.unused.len() < UNUSED_MAX && !state.doomed.contains_key(&id) {
             state.unused.push(Unused {
                 id,
                 seconds: seconds(ttl),
@@ -127,6 +137,32 @@ impl Leases {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn entry(id: &str) -> Entry {
+        Entry {
+            id: EntryId(id.to_owned()),
+            name: "x".parse().unwrap(),
+            mode: lockkeeper_core::Mode::Exclusive,
+            ttl: Duration::from_secs(30),
+            keep_closed: Duration::ZERO,
+            lock_delay: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn lease_that_a_late_call_may_end_serves_no_other_entry() {
+        let (leases, now) = (Leases::default(), BootInstant::now());
+        for (id, doubt, is_reused) in [(1, false, true), (2, true, false)] {
+            let (one, two) = (entry("one-1"), entry("one-2"));
+            let lease = EntryLease { revision: Some(7), ..EntryLease::new(id, now) };
+            leases.set(&one.id, lease);
+            assert_eq!(leases.of_ending(&one, doubt, now).map(|lease| lease.id), Some(id));
+            // The attempt that was under way finds the lock busy.
+            leases.remove(&one.id);
+            leases.keep(lease, one.ttl);
+            assert_eq!(leases.reuse(&two, now).map(|lease| lease.id), is_reused.then_some(id));
+        }
+    }
 
     #[test]
     fn ttls_are_rounded_up_to_seconds() {

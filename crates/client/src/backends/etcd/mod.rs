@@ -130,12 +130,13 @@ impl Backend for EtcdBackend {
     }
 
     fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
-        let (inner, inspected) = (self.store.0.clone(), self.store.0.clone());
+        let (inner, inspected, listing) =
+            (self.store.0.clone(), self.store.0.clone(), self.list(prefix.clone()));
         Ok(watch_by_inspection(
             &self.lease_thread,
             prefix.clone(),
-            |changed| changes::follow(inner, changed),
-            self.list(prefix),
+            |changed| changes::follow(inner, prefix, changed),
+            listing,
             move |name| {
                 let inner = inspected.clone();
                 Box::pin(async move { inner.look(name).await })

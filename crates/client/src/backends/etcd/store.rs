@@ -203,7 +203,9 @@ impl Inner {
 
     async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, EtcdFailure> {
         let deadline = Instant::now() + entry.limit();
-        let Some(lease) = self.leases.of_ending(&entry.id) else { return Ok(End::Gone) };
+        let Some(lease) = self.leases.of_ending(entry, doubt, BootInstant::now()) else {
+            return Ok(End::Gone);
+        };
         if lease.holds && !entry.keep_closed.is_zero() {
             return self.close(entry, lease, doubt, deadline).await;
         }

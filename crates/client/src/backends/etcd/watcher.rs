@@ -158,7 +158,7 @@ async fn open(link: &Link, wake_key: &[u8]) -> Result<Opened, Status> {
     // The receiver exists.
     let _ = sender.send(create(WAKE_ID, &Watched::change(wake_key.to_vec())));
     let connection = link.connection().await;
-    let request = connection.request(UnboundedReceiverStream::new(requests));
+    let request = connection.request_with_leader(UnboundedReceiverStream::new(requests));
     match connection.watch().watch(request).await {
         Ok(stream) => Ok((stream.into_inner(), sender)),
         Err(status) => {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use lockkeeper_core::{LockName, Mode, PermitGrant, Rejection};
+use lockkeeper_core::{LockName, Mode, ModeKind, PermitGrant, Rejection};
 
 use crate::error::{BackendError, BackendErrorKind};
 
@@ -93,11 +93,15 @@ pub(crate) fn permit_turn(earlier: &[Option<NotePermit>], of: u32) -> PermitTurn
     PermitTurn::Takes { slot: lowest.unwrap_or(earlier.len() as u32) }
 }
 
-/// How many of `earlier` contenders before one wait, for display, if as many of them hold as can: those with permits, otherwise one, or
-/// several that share the lock and count as one.
-pub(crate) fn waiters_ahead(earlier: usize, permit: Option<NotePermit>) -> u64 {
-    let holders = permit.map_or(1, |permit| permit.of as usize);
-    earlier.saturating_sub(holders) as u64
+/// How many of the contenders before one wait, for display. `earlier`: their kinds, the first in the queue first; `permit`: the request
+/// of the one itself. Those hold that can: as many as there are permits, or the shared ones at the front, or one.
+pub(crate) fn waiters_ahead(
+    earlier: impl Iterator<Item = ModeKind> + Clone,
+    permit: Option<NotePermit>,
+) -> u64 {
+    let shared = earlier.clone().take_while(|kind| *kind == ModeKind::Shared).count();
+    let holders = permit.map_or(shared.max(1), |permit| permit.of as usize);
+    earlier.count().saturating_sub(holders) as u64
 }
 
 /// The error for a request that names another number of permits than those in use.
@@ -137,6 +141,21 @@ mod tests {
         assert_eq!(turn("012?", 3), PermitTurn::AwaitsChange { at: 0 });
         assert_eq!(turn("0x", 3), PermitTurn::AwaitsChange { at: 0 });
         assert_eq!(turn("x?", 3), PermitTurn::AwaitsChange { at: 0 });
+    }
+
+    #[test]
+    fn holders_are_no_waiters() {
+        let ahead = |queue: &str, of: Option<u32>| {
+            let kind = |mark: char| match mark {
+                'x' => ModeKind::Exclusive,
+                'r' => ModeKind::Shared,
+                _ => ModeKind::Permit,
+            };
+            waiters_ahead(queue.chars().map(kind), of.map(|of| NotePermit { of, slot: None }))
+        };
+        assert_eq!([ahead("x", None), ahead("xx", None), ahead("xr", None)], [0, 1, 1]);
+        assert_eq!([ahead("rrr", None), ahead("rrrx", None)], [0, 1]);
+        assert_eq!([ahead("ppp", Some(3)), ahead("ppppp", Some(3)), ahead("pp", Some(3))], [0, 2, 0]);
     }
 
     #[test]

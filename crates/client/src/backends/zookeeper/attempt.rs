@@ -305,7 +305,7 @@ impl StoreInner {
         let queued = |awaited: &[SeenNode], data: Option<Vec<u8>>| {
             Standing::Queued(Queued {
                 ahead: at,
-                waiters_ahead: waiters_ahead(at, Some(permit)),
+                waiters_ahead: waiters_ahead(queue[..at].iter().map(|one| one.kind), Some(permit)),
                 is_slot: false,
                 awaited: awaited.iter().map(node_of).collect(),
                 data,
@@ -376,7 +376,7 @@ fn place(children: &[String], node: &Node) -> Standing {
         None => Standing::Holds(None),
         Some(last) => Standing::Queued(Queued {
             ahead: count,
-            waiters_ahead: waiters_ahead(count, None),
+            waiters_ahead: waiters_ahead(ahead.map(|one| one.kind), None),
             is_slot: false,
             awaited: vec![last.node.to_owned()],
             data: None,
