@@ -64,7 +64,7 @@ async fn until(observed: &mut LeaderWatch, value: &[u8]) -> Instant {
     }
 }
 
-/// The times from the call of a proclamation until each observer, a client of its own, has heard it.
+/// For each proclamation and each observer, the time from the call until the observer returns the value. Observers are separate clients.
 async fn changes(url: &str) -> Vec<Duration> {
     let locks = Locks::connect(url).await.expect("a service");
     let leads = election(&locks).campaign("0").await.expect("elected");

@@ -78,7 +78,7 @@ pub enum Command {
     Elect(Elect),
     /// Run a command for each partition of which this host becomes the owner, as a member of a group
     Partitions(PartitionsArgs),
-    /// Show who leads an election, or follow it: exit code 1 if nobody does
+    /// Show who leads an election (exit code 1: nobody), or follow its changes
     #[command(after_help = "Example:\n  lockkeeper leader shop/scheduler --watch")]
     Leader(LeaderArgs),
     /// Serve locks to other processes and machines: a node of our own service

@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 
 use crate::support::{CommandExt, Place, Running, wait_until};
 
-/// Writes to the journal when it begins and, told to stop, when it ends; the time in milliseconds is last.
+/// Writes a line to the journal at its start, and another at SIGTERM: what, the token, and the time in ms.
 const JOB: &str = r#"
 note() { echo "$1 $LOCKKEEPER_TOKEN $(date +%s%3N)" >> journal; }
 trap 'note ends; exit 0' TERM

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{LockName, ModeKind, NameError, Token};
 
-use super::follow::{Followed, LockFeed, Seen};
+use super::follow::{FeedEvent, Followed, LockFeed};
 use crate::backend::Backend;
 use crate::error::{AcquireError, BackendError};
 use crate::guard::Guard;
@@ -121,8 +121,8 @@ impl LeaderWatch {
         loop {
             // After an error the present leader is told again.
             let seen = match feed.next().await.inspect_err(|_| self.last = None)? {
-                Seen::All(mut locks) => locks.pop().and_then(leader),
-                Seen::Changed(lock) => leader(lock),
+                FeedEvent::All(mut locks) => locks.pop().and_then(leader),
+                FeedEvent::Changed(lock) => leader(lock),
             };
             if self.last.as_ref() != Some(&seen) {
                 self.last = Some(seen.clone());

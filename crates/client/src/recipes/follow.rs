@@ -44,8 +44,8 @@ enum Source {
     Look(Instant, Option<BoxFuture<Result<Vec<LockInfo>, BackendError>>>),
 }
 
-/// What was seen of the locks.
-pub(super) enum Seen {
+/// What a feed says of the locks.
+pub(super) enum FeedEvent {
     /// All that are in use.
     All(Vec<LockInfo>),
     /// One that has changed.
@@ -61,7 +61,7 @@ impl LockFeed {
     ///
     /// # Errors
     /// [`BackendError`]: for now the locks are not known. The next call follows them again.
-    pub(super) async fn next(&mut self) -> Result<Seen, BackendError> {
+    pub(super) async fn next(&mut self) -> Result<FeedEvent, BackendError> {
         loop {
             match self.step().await {
                 Ok(None) => {}
@@ -74,7 +74,7 @@ impl LockFeed {
         }
     }
 
-    async fn step(&mut self) -> Result<Option<Seen>, BackendError> {
+    async fn step(&mut self) -> Result<Option<FeedEvent>, BackendError> {
         let (Followed::One(name) | Followed::Below(name)) = &self.followed;
         let is_followed = |lock: &LockInfo| match &self.followed {
             Followed::One(name) => lock.name == *name,
@@ -101,8 +101,10 @@ impl LockFeed {
                         .for_each(|all| all.push(lock.clone()));
                     Ok(None)
                 }
-                Some(Ok(WatchEvent::Synced)) => Ok(states.take().map(Seen::All)),
-                Some(Ok(WatchEvent::Changed(lock))) => Ok(Some(lock).filter(is_followed).map(Seen::Changed)),
+                Some(Ok(WatchEvent::Synced)) => Ok(states.take().map(FeedEvent::All)),
+                Some(Ok(WatchEvent::Changed(lock))) => {
+                    Ok(Some(lock).filter(is_followed).map(FeedEvent::Changed))
+                }
                 Some(Err(error)) => Err(error),
                 None => Err(BackendError::new(BackendErrorKind::Unreachable, "the watch has ended")),
             },
@@ -118,7 +120,7 @@ impl LockFeed {
                 });
                 let locks = asking.await?;
                 self.source = Source::Look(Instant::now() + LOOK_EVERY, None);
-                Ok(Some(Seen::All(locks)))
+                Ok(Some(FeedEvent::All(locks)))
             }
         }
     }

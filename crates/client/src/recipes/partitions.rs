@@ -17,7 +17,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::follow::{Followed, LockFeed, Seen};
+use super::follow::{FeedEvent, Followed, LockFeed};
 use crate::backend::Backend;
 use crate::error::{AcquireError, BackendError, BackendErrorKind, HoldError, ReleaseError};
 use crate::guard::Guard;
@@ -241,14 +241,14 @@ impl<F: Kind> PartitionMember<F> {
         Partition { index, guard: Some(guard), leaving, returned: self.returned.0.clone() }
     }
 
-    fn seen(&mut self, seen: Seen) {
+    fn seen(&mut self, seen: FeedEvent) {
         let mut members = match &seen {
-            Seen::All(_) => BTreeSet::new(),
-            Seen::Changed(_) => self.members.clone(),
+            FeedEvent::All(_) => BTreeSet::new(),
+            FeedEvent::Changed(_) => self.members.clone(),
         };
         let locks = match seen {
-            Seen::All(locks) => locks,
-            Seen::Changed(lock) => vec![lock],
+            FeedEvent::All(locks) => locks,
+            FeedEvent::Changed(lock) => vec![lock],
         };
         for (lock, (id, _)) in locks.iter().filter_map(|lock| Some((lock, member(lock)?))) {
             let is_held =

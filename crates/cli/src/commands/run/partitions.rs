@@ -117,7 +117,7 @@ async fn member(group: &Arc<Group>, signals: &mut Signals) -> Result<Signal, Mem
             }
         }
     };
-    // Tells each command to end that has not heard of it by a signal.
+    // Commands that got no signal end because their partitions leave.
     let left = member.leave().await;
     while !works.is_empty() {
         tokio::select! {

@@ -78,7 +78,7 @@ impl Leases {
             None => state.ended.record(&entry.id),
             Some(EntryLease { id, revision, .. }) if doubt || revision.is_none() => {
                 state.doomed.retain(|_, until| *until > now);
-                // By then it has expired, since nobody renews it.
+                // Nobody renews it, so it has expired by then.
                 state.doomed.insert(id, now + entry.ttl * 2 + entry.limit());
             }
             Some(_) => {}
