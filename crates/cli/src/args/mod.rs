@@ -26,7 +26,7 @@ use values::{reason, token};
 
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
-pub use run::{Elect, JobArgs, LeaderArgs, PartitionsArgs, Run};
+pub use run::{CommandArgs, Elect, JobArgs, LeaderArgs, PartitionsArgs, Run};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
 

@@ -43,6 +43,23 @@ pub struct JobArgs {
     pub value: Option<String>,
 }
 
+/// One command, under one lock.
+#[derive(Args, Debug)]
+pub struct CommandArgs {
+    /// The exit code if the lock was lost
+    #[arg(long, value_name = "CODE", default_value_t = LOST)]
+    pub lost_exit: u8,
+    /// Without a terminal, say at once that the command waits, and not only after 2s
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// The lock's name: a path such as `orders/42`
+    #[arg(value_name = "NAME")]
+    pub name: OsString,
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", last = true)]
+    pub argv: Vec<OsString>,
+}
+
 /// `run`.
 #[derive(Args, Debug)]
 #[command(
@@ -85,18 +102,9 @@ pub struct Run {
     /// Write the outcome to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub status_file: Option<PathBuf>,
-    /// The exit code if the lock was lost
-    #[arg(long, value_name = "CODE", default_value_t = LOST)]
-    pub lost_exit: u8,
-    /// Without a terminal, say at once that the command waits, and not only after 2s
-    #[arg(short, long)]
-    pub verbose: bool,
-    /// The lock's name: a path such as `orders/42`
-    #[arg(value_name = "NAME")]
-    pub name: OsString,
-    /// The command and its arguments
-    #[arg(value_name = "COMMAND", last = true)]
-    pub argv: Vec<OsString>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub command: CommandArgs,
 }
 
 /// `elect`.
@@ -118,18 +126,9 @@ pub struct Elect {
     /// End with the first leadership, with exit codes as of `run`
     #[arg(long)]
     pub once: bool,
-    /// The exit code with --once, if leadership was lost
-    #[arg(long, value_name = "CODE", default_value_t = LOST)]
-    pub lost_exit: u8,
-    /// Without a terminal, say at once that the command waits, and not only after 2s
-    #[arg(short, long)]
-    pub verbose: bool,
-    /// The election's name
-    #[arg(value_name = "NAME")]
-    pub name: OsString,
-    /// The command and its arguments
-    #[arg(value_name = "COMMAND", last = true)]
-    pub argv: Vec<OsString>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub command: CommandArgs,
 }
 
 /// `partitions`.

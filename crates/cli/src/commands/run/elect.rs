@@ -19,13 +19,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
     let once = args.once;
-    let name = args.name.to_string_lossy().into_owned();
+    let name = args.command.name.to_string_lossy().into_owned();
     let run = Run {
         job: args.job,
-        name: args.name,
-        argv: args.argv,
-        lost_exit: args.lost_exit,
-        verbose: args.verbose,
+        command: args.command,
         wait: None,
         try_: false,
         shared: false,

@@ -79,7 +79,7 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
         output::say(text);
     }
     if let Some(file) = file {
-        let name = args.name.to_string_lossy().into_owned();
+        let name = args.command.name.to_string_lossy().into_owned();
         let mut status = Status { name, token: held.token, slot: held.slot, exit: code, ..status_of(&end) };
         if let Err(failure) = &end {
             status.error = Some(failure.message.clone());
@@ -101,7 +101,7 @@ impl RunEnd {
         match self {
             Self::Ran(outcome) => outcome.exit_code(),
             Self::Busy(_) | Self::TimedOut(_) => args.busy_exit,
-            Self::Lost(..) => args.lost_exit,
+            Self::Lost(..) => args.command.lost_exit,
             Self::Interrupted(signal) => 128 + *signal as u8,
             Self::GuardianDied => exit::INTERNAL,
         }
@@ -130,11 +130,11 @@ async fn under_lock(
     signals: &mut Signals,
     tell: impl FnOnce(HoldStatus),
 ) -> Result<RunEnd, Failure> {
-    if args.argv.is_empty() {
+    if args.command.argv.is_empty() {
         let text = "no command to run; write it behind `--`, as in `NAME -- COMMAND`";
         return Err(Failure::new(exit::USAGE, text));
     }
-    let name = settings::lock_name(&args.name)?;
+    let name = settings::lock_name(&args.command.name)?;
     let url = settings::locks_url(args.job.service.locks.as_deref(), args.job.service.local)?;
     let began = Instant::now();
     let locks = tokio::select! {
@@ -145,7 +145,7 @@ async fn under_lock(
     let wait = args.wait.map(|limit| limit.saturating_sub(began.elapsed()));
     let times = JobTimes::of(&args.job, locks.capabilities())?;
     let lock = lock(&locks, &name, args, wait, times);
-    let waited = waiting::acquire(&locks, &lock, &name, signals, args.verbose).await;
+    let waited = waiting::acquire(&locks, &lock, &name, signals, args.command.verbose).await;
     let guard = match waited? {
         waiting::Waited::Acquired(guard) => guard,
         waiting::Waited::Busy(busy) => {
@@ -169,7 +169,7 @@ async fn under_lock(
     tell(HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() });
     let stays_closed = args.keep_closed.is_some() || args.rate.is_some() || args.job.lock_delay.is_some();
     let epilogue = job::epilogue(stays_closed, &url, &name, locks.capabilities(), &guard);
-    let ended = match job::spec(args.argv.clone(), &name, None, &guard, &limits, epilogue) {
+    let ended = match job::spec(args.command.argv.clone(), &name, None, &guard, &limits, epilogue) {
         Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, async || signals.next().await).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
@@ -214,11 +214,11 @@ async fn connect(args: &JobArgs, argv: &[OsString], url: &str) -> Result<Locks, 
 
 /// Connects. With `--wait`, tries again for that long if nobody answers: the service may be starting.
 async fn connect_patiently(args: &Run, url: &str) -> Result<Locks, Failure> {
-    let Some(limit) = args.wait else { return connect(&args.job, &args.argv, url).await };
+    let Some(limit) = args.wait else { return connect(&args.job, &args.command.argv, url).await };
     let end = tokio::time::Instant::now() + limit;
     let mut last = None;
     loop {
-        match tokio::time::timeout_at(end, connect(&args.job, &args.argv, url)).await {
+        match tokio::time::timeout_at(end, connect(&args.job, &args.command.argv, url)).await {
             Ok(Err(failure)) if failure.code == exit::UNAVAILABLE => last = Some(failure),
             Ok(connected) => return connected,
             Err(_) => {
