@@ -94,11 +94,11 @@ impl LockFeed {
             }
             Source::Watch { watch, states } => match watch.next().await {
                 Some(Ok(WatchEvent::State(lock))) => {
-                    states
-                        .as_mut()
-                        .filter(|_| is_followed(&lock))
-                        .into_iter()
-                        .for_each(|all| all.push(lock.clone()));
+                    if let Some(states) = states
+                        && is_followed(&lock)
+                    {
+                        states.push(lock);
+                    }
                     Ok(None)
                 }
                 Some(Ok(WatchEvent::Synced)) => Ok(states.take().map(FeedEvent::All)),

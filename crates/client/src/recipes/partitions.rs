@@ -52,6 +52,7 @@ const PARTITIONS_MAX: u32 = 65_536;
 /// # }
 /// # async fn consume(_: u32, _: lockkeeper::Token) {}
 /// ```
+#[derive(Clone)]
 #[must_use = "nobody owns anything until members join"]
 pub struct Partitions<F: Kind = Unfenced> {
     locks: Locks<F>,
@@ -97,13 +98,7 @@ impl<F: Kind> Partitions<F> {
         // Another one may have joined at the same time.
         self.check_others(&members).await?;
         Ok(PartitionMember {
-            partitions: Self {
-                locks: self.locks.clone(),
-                backend: self.backend.clone(),
-                name: self.name.clone(),
-                count: self.count,
-                options: self.options.clone(),
-            },
+            partitions: self.clone(),
             id,
             membership,
             feed: LockFeed::new(self.backend.clone(), Followed::Below(members)),

@@ -4,18 +4,12 @@ use std::time::Duration;
 
 use lockkeeper::{BackendError, BackendErrorKind, Leader, LeaderWatch, LockName, Token};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
-use super::{RunEnd, install_signals, under_lock};
+use super::{PAUSE, RunEnd, install_signals, pause, under_lock};
 use crate::args::{Elect, LeaderArgs, Run};
 use crate::exit::{BUSY, Failure, NO, OK, UNAVAILABLE};
-use crate::guardian::Signals;
 use crate::output::{self, say};
 use crate::settings;
-
-/// The pause before the next campaign, unless leadership was lost: others have their turn, and a command that always fails does not
-/// keep the lock service busy.
-const PAUSE: Duration = Duration::from_secs(1);
 
 pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
     let once = args.once;
@@ -40,7 +34,8 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
         })
         .await;
         let is_over = once || signals.ended_by().is_some();
-        let pause = match end {
+        // Others have their turn, and a command that always fails does not keep the lock service busy.
+        let until_next = match end {
             Ok(end) if is_over => return Ok(end.exit_code(&run)),
             Ok(RunEnd::Lost(..)) => Duration::ZERO,
             Ok(RunEnd::Ran(command)) => {
@@ -60,17 +55,10 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
             }
             Err(failure) => return Err(failure),
         };
-        if let Some(code) = interrupted(&mut signals, pause).await {
+        if let Some(code) = pause(&mut signals, until_next).await {
             return Ok(code);
         }
     }
-}
-
-/// The exit code, if a signal arrives within the pause that ends the program.
-async fn interrupted(signals: &mut Signals, pause: Duration) -> Option<u8> {
-    // The first signal that counts is kept.
-    let _ = timeout(pause, signals.until_end()).await;
-    signals.ended_by().map(|signal| 128 + signal as u8)
 }
 
 pub(in crate::commands) async fn leader(args: LeaderArgs) -> Result<u8, Failure> {

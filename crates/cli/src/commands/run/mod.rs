@@ -54,10 +54,20 @@ enum RunEnd {
 }
 
 /// The hold's data for the status file.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct HoldStatus {
     token: Option<u64>,
     slot: Option<u32>,
+}
+
+/// The pause before a command is run again that has ended by itself.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Pauses. Returns the exit code if a signal that ends this program has arrived, also before.
+async fn pause(signals: &mut Signals, pause: Duration) -> Option<u8> {
+    // `ended_by` keeps the signal.
+    let _ = tokio::time::timeout(pause, signals.until_end()).await;
+    signals.ended_by().map(|signal| 128 + signal as u8)
 }
 
 fn install_signals() -> Result<Signals, Failure> {

@@ -2,15 +2,15 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::time::Duration;
 
 use lockkeeper::{Capabilities, HoldError, LockName, Locks, Partition, Unfenced};
 use tokio::sync::broadcast::{Receiver, Sender, channel};
 use tokio::task::{JoinSet, LocalSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::{
-    JobTimes, RunEnd, SHUTDOWN_LIMIT, connect, given_back, install_signals, job, not_started, with_options,
+    JobTimes, PAUSE, RunEnd, SHUTDOWN_LIMIT, connect, given_back, install_signals, job, not_started, pause,
+    with_options,
 };
 use crate::args::PartitionsArgs;
 use crate::exit::{self, Failure, UNAVAILABLE};
@@ -18,8 +18,6 @@ use crate::guardian::{Received, Signal, Signals};
 use crate::output::say;
 use crate::settings;
 
-/// The pause before a command that has ended by itself is started again, and before this program joins again.
-const PAUSE: Duration = Duration::from_secs(1);
 /// Signals that a command may lag behind.
 const SIGNALS: usize = 16;
 
@@ -57,10 +55,8 @@ pub(in crate::commands) async fn partitions(args: PartitionsArgs) -> Result<u8, 
             }
             Err(MemberEnd::Failed(failure)) => break Err(failure),
         }
-        // The first signal that counts is kept.
-        let _ = timeout(PAUSE, signals.until_end()).await;
-        if let Some(signal) = signals.ended_by() {
-            break Ok(128 + signal as u8);
+        if let Some(code) = pause(&mut signals, PAUSE).await {
+            break Ok(code);
         }
     };
     let _ = group.locks.clone().shutdown(SHUTDOWN_LIMIT).await;

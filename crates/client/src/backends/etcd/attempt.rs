@@ -87,8 +87,8 @@ impl Inner {
             }
         };
         if lease.renewed_at < attempt.ttl_from {
-            // Only after the transaction, which a majority has confirmed: a leader that was replaced may answer renewals for
-            // a while, and the next one begins the lease anew later than this attempt then.
+            // Only after the transaction, which a majority has confirmed. A replaced leader may still answer this renewal; its
+            // successor then grants the lease a full ttl from a moment after the transaction.
             match self.keep_alive(&[lease.id], deadline).await {
                 Ok(live) if live == [true] => lease.renewed_at = begun,
                 Ok(_) => return Err(EtcdFailure::Answered(NoLease)),

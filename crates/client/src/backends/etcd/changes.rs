@@ -6,10 +6,11 @@ use std::sync::Arc;
 use lockkeeper_core::LockName;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::{Code, Status, Streaming};
+use tonic::{Status, Streaming};
 
 use super::api::watch_request::RequestUnion;
 use super::api::{WatchCreateRequest, WatchRequest, WatchResponse};
+use super::connection::{EtcdFailure, failure};
 use super::store::Inner;
 use crate::backends::changes::ChangedLocks;
 use crate::error::{BackendError, BackendErrorKind};
@@ -25,13 +26,12 @@ pub(super) async fn follow(
     let create = WatchCreateRequest { key, range_end, ..WatchCreateRequest::default() };
     // The receiver exists.
     let _ = requests.send(WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) });
-    let refused = |status: &Status| {
-        let kind = match status.code() {
-            Code::FailedPrecondition => BackendErrorKind::Refused,
-            Code::PermissionDenied => BackendErrorKind::Denied,
-            _ => BackendErrorKind::Unreachable,
-        };
-        BackendError::new(kind, format!("etcd refuses the watch: {}", status.message()))
+    let refused = |status: &Status| match failure(status) {
+        EtcdFailure::Refused(error) => error,
+        _ => {
+            let what = format!("etcd does not begin the watch: {}", status.message());
+            BackendError::new(BackendErrorKind::Unreachable, what)
+        }
     };
     let connection = inner.link.connection().await;
     let request = connection.request_with_leader(UnboundedReceiverStream::new(receiver));

@@ -98,7 +98,7 @@ impl Link {
 }
 
 /// What an error means.
-fn failure(status: &Status) -> EtcdFailure {
+pub(super) fn failure(status: &Status) -> EtcdFailure {
     let text = status.message();
     let refused = |kind| EtcdFailure::Refused(BackendError::new(kind, format!("etcd refuses: {text}")));
     match status.code() {
