@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::validate::{AcquireContent, SessionContent};
-use lockkeeper_core::{LockName, Mode, NameError};
+use lockkeeper_core::{LockName, Mode, NameError, limits};
 
 use crate::backend::AcquireRequest;
 use crate::capabilities::Capabilities;
@@ -64,6 +64,7 @@ struct Options {
     subtree: bool,
     wait: Wait,
     max_hold: Option<Duration>,
+    min_hold: Duration,
     keep_closed: Duration,
     lock_delay: Duration,
     linger: Duration,
@@ -97,6 +98,7 @@ impl<F: Kind> Lock<F> {
             subtree: false,
             wait: Wait::Forever,
             max_hold: None,
+            min_hold: Duration::ZERO,
             keep_closed: Duration::ZERO,
             lock_delay: Duration::ZERO,
             linger: Duration::ZERO,
@@ -142,6 +144,15 @@ impl<F: Kind> Lock<F> {
     /// known length, about ten times its usual duration is a good value.
     pub fn max_hold(self, max: Duration) -> Self {
         self.with(|options| options.max_hold = Some(max))
+    }
+
+    /// Minimum duration of a hold, from its grant on, so that hosts whose clocks differ do not run a short job one after the
+    /// other. At most 24 h. [`Guard::release`] and [`Lock::run`] wait for the rest of it; for a dropped guard it passes in
+    /// the background, unless [`Locks::shutdown`](crate::Locks::shutdown) comes first. If the holder dies, the lock
+    /// stays closed for as long after the hold's end, as by [`Lock::lock_delay`], for at most 1 h and where the lock
+    /// service has it.
+    pub fn min_hold(self, min: Duration) -> Self {
+        self.with(|options| options.min_hold = min)
     }
 
     /// Keeps the lock closed for this duration after the hold has ended for any reason: at most one hold per interval,
@@ -312,9 +323,11 @@ impl<F: Kind> Lock<F> {
         let options = &self.options;
         let names = self.names.clone()?;
         self.check(capabilities, names.len(), wait)?;
+        let delay_for_min_hold =
+            if capabilities.lock_delay { options.min_hold.min(LOCK_DELAY_MAX) } else { Duration::ZERO };
         let spec = Spec {
             ttl: capabilities.ttl.then_some(options.ttl),
-            lock_delay: options.lock_delay,
+            lock_delay: options.lock_delay.max(delay_for_min_hold),
             linger: options.linger,
             renew: options.renew,
         };
@@ -353,7 +366,11 @@ impl<F: Kind> Lock<F> {
         let result = session.acquire(request, limits, options.on_queued.as_deref()).await;
         let waited = session.now() - since;
         let backend = self.core.backend_name();
-        let result = result.map(|hold| Guard::new(backend, hold)).map_err(|why| match why {
+        let result = result.map(|mut hold| {
+            hold.hold_at_least(options.min_hold);
+            Guard::new(backend, hold)
+        });
+        let result = result.map_err(|why| match why {
             NotAcquired::Busy(busy) => AcquireError::Busy(busy),
             NotAcquired::TimedOut => AcquireError::TimedOut { waited },
             NotAcquired::Refused(error) => AcquireError::Backend(error),
@@ -399,6 +416,16 @@ impl<F: Kind> Lock<F> {
             let allowed = "a longer time is needed: such a hold would be lost at once".to_owned();
             return Err(invalid("max_hold", "0ns".to_owned(), allowed));
         }
+        if options.min_hold > MIN_HOLD_MAX {
+            let allowed = format!("at most {MIN_HOLD_MAX:?} is allowed");
+            return Err(invalid("min_hold", format!("{:?}", options.min_hold), allowed));
+        }
+        if let Some(max) = options.max_hold
+            && max < options.min_hold
+        {
+            let allowed = format!("at most max_hold ({max:?}) is allowed");
+            return Err(invalid("min_hold", format!("{:?}", options.min_hold), allowed));
+        }
         if let Some((key, value)) = options.meta.iter().find(|(key, value)| {
             key.is_empty() || key.contains(['=', '\n', '\r']) || value.contains(['\n', '\r'])
         }) {
@@ -427,6 +454,9 @@ impl<F: Kind> Lock<F> {
     }
 }
 
+const LOCK_DELAY_MAX: Duration = Duration::from_millis(limits::LOCK_DELAY_MS_MAX);
+/// The longest known use is "at most once a day".
+const MIN_HOLD_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Grace period for backends whose holds do not expire.
 const GRACE_WITHOUT_TTL: Duration = Duration::from_secs(5);
 /// Limit for an acquire without waiting when the service does not answer; long enough for a change of leader.

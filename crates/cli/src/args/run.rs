@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::ServiceArgs;
-use super::values::{keep_closed, key_value, lock_delay, rate, ttl, value};
+use super::values::{keep_closed, key_value, lock_delay, min_hold, rate, ttl, value};
 use crate::exit::{BUSY, LOST};
 use crate::settings::duration;
 
@@ -93,6 +93,9 @@ pub struct Run {
     /// Keep the lock closed for this long after the command: at most one run per interval
     #[arg(long, value_name = "DURATION", value_parser = keep_closed)]
     pub keep_closed: Option<Duration>,
+    /// Hold the lock for at least this long, also if the command ends earlier: for hosts whose clocks differ
+    #[arg(long, value_name = "DURATION", value_parser = min_hold)]
+    pub min_hold: Option<Duration>,
     /// Let at most N runs begin within a time: `10/1m`
     #[arg(long, value_name = "N/DURATION", value_parser = rate, conflicts_with_all = ["permit", "shared", "keep_closed"])]
     pub rate: Option<(u32, Duration)>,

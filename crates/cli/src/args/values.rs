@@ -27,6 +27,10 @@ pub(super) fn keep_closed(typed: &str) -> Result<Duration, String> {
     at_most(typed, limits::KEEP_CLOSED_MS_MAX)
 }
 
+pub(super) fn min_hold(typed: &str) -> Result<Duration, String> {
+    at_most(typed, 24 * 3_600_000)
+}
+
 pub(super) fn lock_delay(typed: &str) -> Result<Duration, String> {
     at_most(typed, limits::LOCK_DELAY_MS_MAX)
 }

@@ -96,6 +96,27 @@ fn lock_kept_closed_is_busy() {
 }
 
 #[test]
+fn min_hold_counts_from_the_beginning_and_outlives_the_program() {
+    let place = Place::new();
+    let begun = Instant::now();
+    assert_eq!(place.ran("run --min-hold 700ms nightly -- true").code, 0);
+    assert!(begun.elapsed() >= Duration::from_millis(700));
+    assert_eq!(place.ran("run --try nightly -- true").code, 0, "closed for no longer");
+
+    // The signal may come before the command has ended.
+    let job = "trap '' TERM; touch ran";
+    let waits = place.lockkeeper(["run", "--min-hold", "1h", "nightly", "--", "sh", "-c", job]).started();
+    wait_until("the command has run", || place.path("ran").exists());
+    waits.signal(Signal::SIGTERM);
+    assert_eq!(waits.ended().code, 0);
+    place.ran("run --try nightly -- true").is_one_line(exit::BUSY, &["`nightly`", "closed for another 59m"]);
+
+    place.ran("run --min-hold 25h nightly -- true").is_one_line(exit::USAGE, &["--min-hold", "at most 24h"]);
+    // A command that can't be started holds nothing.
+    assert_eq!(place.ran("run --min-hold 1h other -- /nowhere").code, i32::from(exit::NOT_FOUND));
+}
+
+#[test]
 fn without_a_terminal_a_long_wait_is_printed_once_and_with_verbose_also_a_short_one() {
     let place = Place::new();
     let holder = place.holder("x", &[]);

@@ -272,6 +272,7 @@ impl<F: Kind> Lock<F> {
         wait(wait: Wait),
         subtree(),
         max_hold(max: Duration),
+        min_hold(min: Duration),
         keep_closed(duration: Duration),
         lock_delay(delay: Duration),
         linger(linger: Duration),

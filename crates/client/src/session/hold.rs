@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{Input, RequestProgress, Session, SessionInner};
-use crate::backend::{AcquireRequest, Call, HoldChange};
+use crate::backend::{AcquireRequest, BoxFuture, Call, HoldChange};
 use crate::capabilities::Capabilities;
 use crate::error::{BreakNotice, ChangeError, LossCause, Lost, VerifyError};
 use crate::io::Place;
@@ -48,6 +48,8 @@ pub(crate) struct HoldHandle {
     pub(crate) hold: Arc<HoldStatus>,
     pub(crate) granted: Granted,
     pub(crate) since: BootInstant,
+    /// The hold is not released before.
+    held_until: BootInstant,
     over: bool,
 }
 
@@ -143,7 +145,7 @@ impl HoldStatus {
 impl HoldHandle {
     pub(super) fn new(session: Arc<Session>, key: Key, hold: Arc<HoldStatus>) -> Self {
         let since = session.now();
-        Self { session, key, hold, granted: Granted::default(), since, over: false }
+        Self { session, key, hold, granted: Granted::default(), since, held_until: since, over: false }
     }
 
     /// Waits until the request is granted.
@@ -214,8 +216,36 @@ impl HoldHandle {
         self.session.0.clock.now()
     }
 
-    /// Releases the hold and waits for the answer.
+    /// Delays the release until the hold has lasted for this long.
+    pub(crate) fn hold_at_least(&mut self, min: Duration) {
+        self.held_until = self.since + min;
+    }
+
+    /// Waits on the lease thread until the hold may be released, then runs `then` there. `None` if it may be now.
+    fn min_hold(&self, then: impl FnOnce() + Send + 'static) -> Option<BoxFuture<()>> {
+        let until = self.held_until;
+        if self.now() >= until || self.hold.lost.is_cancelled() {
+            return None;
+        }
+        let lost = self.hold.lost.clone();
+        let alarm = self.session.0.clock.alarm();
+        Some(Box::pin(async move {
+            alarm.set(Some(until));
+            tokio::select! {
+                () = alarm.ring() => {}
+                () = lost.cancelled() => {}
+            }
+            then();
+        }))
+    }
+
+    /// Releases the hold, not before its least duration, and waits for the answer.
     pub(crate) async fn release(mut self) -> Releasing {
+        let (over, is_over) = tokio::sync::oneshot::channel::<()>();
+        if let Some(wait) = self.min_hold(move || drop(over)) {
+            self.session.0.lease_thread.run(wait);
+            let _ = is_over.await;
+        }
         self.session.0.input(Input::Release(self.key, Place::here(&self.session.0.lease_thread)));
         loop {
             match self.hold.next_report().await {
@@ -329,8 +359,14 @@ impl Drop for UnansweredChange<'_> {
 
 impl Drop for HoldHandle {
     fn drop(&mut self) {
-        if !self.over {
-            self.session.0.input(Input::Abandon(self.key));
+        if self.over {
+            return;
+        }
+        // The session lives on until then.
+        let (session, key) = (self.session.clone(), self.key);
+        match self.min_hold(move || session.0.input(Input::Abandon(key))) {
+            Some(wait) => self.session.0.lease_thread.run(wait),
+            None => self.session.0.input(Input::Abandon(key)),
         }
     }
 }

@@ -15,6 +15,7 @@ pub(crate) async fn check(subject: &impl Subject) {
     resigning_leader_is_followed_by_the_next(subject).await;
     partitions(subject).await;
     rate(subject).await;
+    min_hold(subject).await;
 }
 
 /// Observes until `wanted`; the deadline only makes a failure visible.
@@ -206,4 +207,36 @@ async fn rate(subject: &impl Subject) {
         }
     }
     assert!(rate().try_acquire().await.unwrap().is_some());
+}
+
+/// A hold lasts for its least duration, whether it is released or dropped.
+async fn min_hold(subject: &impl Subject) {
+    const MIN: Duration = Duration::from_millis(700);
+    const STEP: Duration = Duration::from_millis(20);
+    let (one, two) = (subject.client("one").await, subject.client("two").await);
+    for is_released in [true, false] {
+        let name = format!("recipes/min-hold/{is_released}");
+        let begun = std::time::Instant::now();
+        let guard = one.mutex(&name).min_hold(MIN).acquire().await.unwrap();
+        let released = if is_released {
+            tokio::spawn(guard.release())
+        } else {
+            drop(guard);
+            tokio::spawn(std::future::ready(Ok(())))
+        };
+        let mut passed = Duration::ZERO;
+        let next = until("the end of the hold", async || {
+            subject.pass(STEP).await;
+            passed += STEP;
+            two.mutex(&name).try_acquire().await.unwrap()
+        })
+        .await;
+        // Virtual time passes by steps only, real time also between them.
+        let held = begun.elapsed().max(passed);
+        assert!(held >= MIN, "released: {is_released}; free after {held:?}");
+        released.await.unwrap().unwrap();
+        next.release().await.unwrap();
+    }
+    let refused = one.mutex("recipes/min-hold").min_hold(Duration::from_secs(86_401)).acquire().await.unwrap_err();
+    assert!(matches!(refused, AcquireError::Invalid { option: "min_hold", .. }), "{refused}");
 }

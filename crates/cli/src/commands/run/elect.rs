@@ -22,6 +22,7 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
         shared: false,
         permit: None,
         keep_closed: None,
+        min_hold: None,
         rate: None,
         busy_exit: BUSY,
         status_file: None,

@@ -65,9 +65,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Pauses. Returns the exit code if a signal that ends this program has arrived, also before.
 async fn pause(signals: &mut Signals, pause: Duration) -> Option<u8> {
-    // `ended_by` keeps the signal.
-    let _ = tokio::time::timeout(pause, signals.until_end()).await;
+    let _ = tokio::time::timeout(pause, asked_to_end(signals)).await;
     signals.ended_by().map(|signal| 128 + signal as u8)
+}
+
+/// Waits for a signal that ends this program; returns at once if one has arrived before.
+async fn asked_to_end(signals: &mut Signals) {
+    while signals.ended_by().is_none() {
+        signals.until_end().await;
+    }
 }
 
 fn install_signals() -> Result<Signals, Failure> {
@@ -177,13 +183,23 @@ async fn under_lock(
     };
     let limits = job::Limits::from_now(args.job.max_hold, times.grace);
     tell(HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() });
-    let stays_closed = args.keep_closed.is_some() || args.rate.is_some() || args.job.lock_delay.is_some();
+    let stays_closed = args.keep_closed.is_some()
+        || args.min_hold.is_some()
+        || args.rate.is_some()
+        || args.job.lock_delay.is_some();
     let epilogue = job::epilogue(stays_closed, &url, &name, locks.capabilities(), &guard);
     let ended = match job::spec(args.command.argv.clone(), &name, None, &guard, &limits, epilogue) {
         Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, async || signals.next().await).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
-    given_back(guard.release().await, &name, &ended);
+    // A command that was not started has no `--min-hold`: the shutdown ends the hold.
+    if ended.is_ok() || args.min_hold.is_none() {
+        tokio::select! {
+            released = guard.release() => given_back(released, &name, &ended),
+            // Leaves the rest of `--min-hold` to the lock-delay of the session, which expires.
+            () = asked_to_end(signals), if args.min_hold.is_some() => return ended.or_else(not_started),
+        }
+    }
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
     ended.or_else(not_started)
 }
@@ -261,7 +277,8 @@ fn lock(
         (false, Some(limit)) => lockkeeper::Wait::For(limit),
         (false, None) => lockkeeper::Wait::Forever,
     };
-    with_options(lock.wait(wait).keep_closed(keep_closed.unwrap_or_default()), &args.job, times)
+    let lock = lock.wait(wait).keep_closed(keep_closed.unwrap_or_default());
+    with_options(lock.min_hold(args.min_hold.unwrap_or_default()), &args.job, times)
 }
 
 /// The lock with the options of its job.
