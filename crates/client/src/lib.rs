@@ -93,6 +93,7 @@ mod locks;
 #[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
 mod machine;
 mod observe;
+pub mod once;
 mod recipes;
 mod responder;
 mod session;

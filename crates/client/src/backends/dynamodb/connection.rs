@@ -65,13 +65,18 @@ impl Connect for ClientFactory {
     type Connection = Client;
 
     fn connect(&self) -> BoxFuture<Result<Client, BackendError>> {
-        let config = aws_sdk_dynamodb::config::Builder::from(&self.0).http_client(http_client()).build();
-        Box::pin(std::future::ready(Ok(Client::from_conf(config))))
+        Box::pin(std::future::ready(Ok(client(&self.0))))
     }
 
     fn is_usable(&self, _: &Client) -> bool {
         true
     }
+}
+
+/// A client with connections of its own.
+pub(super) fn client(config: &SdkConfig) -> Client {
+    let config = aws_sdk_dynamodb::config::Builder::from(config).http_client(http_client()).build();
+    Client::from_conf(config)
 }
 
 /// Connections, with the TLS library that the rest of the program uses.

@@ -31,6 +31,7 @@ use observed::Observed;
 use settings::Settings;
 use store::{DynamoStore, DynamoTable};
 
+pub(crate) use table::client;
 pub use table::init;
 
 /// Creates a client, after checking that the table is there and suits.

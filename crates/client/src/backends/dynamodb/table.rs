@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType, TableDescription,
     TableStatus, TimeToLiveStatus,
 };
 use tokio::time::{Instant, sleep};
 
-use super::connection::{DynamoClients, DynamoFailure, configure};
+use super::connection::{self, DynamoClients, DynamoFailure, configure};
 use super::items::{Attributes, TOKEN};
 use super::settings::Settings;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
@@ -33,12 +34,7 @@ pub(super) fn lease_thread() -> Result<LeaseThread, BackendError> {
 /// # Errors
 /// The URL is no `dynamodb://` URL, DynamoDB can't be reached or refuses, or an existing table does not suit.
 pub async fn init(url: &str) -> Result<bool, ConnectError> {
-    let url = Url::parse(url, &["dynamodb"])?;
-    if url.scheme != "dynamodb" {
-        let wanted = "a URL of a table, as `dynamodb://locks?region=eu-central-1`";
-        return Err(UrlError::BadPart { part: url.scheme.clone(), url: url.to_string(), wanted }.into());
-    }
-    let settings = Settings::parse(&url)?;
+    let settings = settings(url)?;
     let link = DynamoClients::new(configure(&settings).await?, &settings.table, &lease_thread()?);
     let exists = describe(&link).await?.is_some();
     if !exists {
@@ -54,6 +50,21 @@ pub async fn init(url: &str) -> Result<bool, ConnectError> {
     }
     check(&link, &settings.attributes).await?;
     Ok(!exists)
+}
+
+/// A client for a `dynamodb://` URL, on the current runtime, with the names of the table and of its partition key.
+pub(crate) async fn client(url: &str) -> Result<(Client, String, String), ConnectError> {
+    let settings = settings(url)?;
+    Ok((connection::client(&configure(&settings).await?), settings.table, settings.attributes.key))
+}
+
+fn settings(url: &str) -> Result<Settings, ConnectError> {
+    let url = Url::parse(url, &["dynamodb"])?;
+    if url.scheme != "dynamodb" {
+        let wanted = "a URL of a table, as `dynamodb://locks?region=eu-central-1`";
+        return Err(UrlError::BadPart { part: url.scheme.clone(), url: url.to_string(), wanted }.into());
+    }
+    Settings::parse(&url)
 }
 
 /// Checks that the table can hold locks: an ability that a missing permission hides is not checked.

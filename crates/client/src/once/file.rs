@@ -1,0 +1,77 @@
+//! Records in a directory: a file each.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use sha2::{Digest, Sha256};
+
+use super::{OnceStore, Record};
+
+/// Records in a directory of a local filesystem, one file each, for the processes of one host. A record is on the disk
+/// before the work counts as done. To remove old ones, delete files by their age.
+///
+/// The file's name is the SHA-256 of the key, in hexadecimal digits; it has the attempt, a line feed, and the outcome.
+#[derive(Clone, Debug)]
+pub struct FileRecords {
+    dir: PathBuf,
+}
+
+impl FileRecords {
+    /// Records in this directory, which is created with the first one.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into() }
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        let mut name = String::new();
+        for byte in Sha256::digest(key) {
+            let _ = write!(name, "{byte:02x}");
+        }
+        self.dir.join(name)
+    }
+
+    fn read(&self, key: &str) -> io::Result<Option<Record>> {
+        let path = self.path(key);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is no record", path.display()));
+        Record::from_bytes(&bytes).ok_or_else(invalid).map(Some)
+    }
+
+    fn write(&self, key: &str, record: &Record) -> io::Result<Record> {
+        fs::create_dir_all(&self.dir)?;
+        let path = self.path(key);
+        let unfinished = path.with_extension(&record.attempt);
+        let mut file = File::create(&unfinished)?;
+        let linked = file
+            .write_all(&record.to_bytes())
+            .and_then(|()| file.sync_all())
+            // Fails if the name exists, unlike a rename.
+            .and_then(|()| fs::hard_link(&unfinished, &path));
+        fs::remove_file(&unfinished)?;
+        match linked {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => File::open(&self.dir)?.sync_all()?,
+        }
+        self.read(key)?.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the record was deleted"))
+    }
+}
+
+impl OnceStore for FileRecords {
+    type Error = io::Error;
+
+    async fn get(&self, key: &str) -> io::Result<Option<Record>> {
+        let (this, key) = (self.clone(), key.to_owned());
+        tokio::task::spawn_blocking(move || this.read(&key)).await?
+    }
+
+    async fn put(&self, key: &str, record: &Record) -> io::Result<Record> {
+        let (this, key, record) = (self.clone(), key.to_owned(), record.clone());
+        tokio::task::spawn_blocking(move || this.write(&key, &record)).await?
+    }
+}

@@ -1,0 +1,282 @@
+//! Work that is done once per key: a lock keeps two from doing it at the same time, and a record of its outcome keeps
+//! later ones from doing it again.
+//!
+//! ```
+//! use lockkeeper::once::{MemoryRecords, OnceError};
+//!
+//! # async fn example(locks: lockkeeper::Locks) -> Result<(), OnceError> {
+//! let records = MemoryRecords::default(); // in production: in the database that the work writes to
+//! let lock = locks.mutex("invoices/4711");
+//! let sent = lock.once("invoice-4711-sent", &records, async |_attempt| Ok(b"message 17".to_vec())).await?;
+//! assert_eq!(sent.outcome, b"message 17"); // of this call, or of an earlier one anywhere
+//! # Ok(()) }
+//! ```
+//!
+//! How often the work's effect takes place:
+//!
+//! - Once, if the work writes the record itself, in the transaction of its effect ([`PostgresRecords::put_in`],
+//!   [`SqliteRecords::put_in`]): the second of two transactions finds the record.
+//! - Otherwise at least once: a process that dies between its work and the record has left no trace, and the next one
+//!   does the work again. Pass the key on to whoever performs the effect, if they have idempotency keys of their own.
+//!
+//! An error of the work is not recorded, and the next call tries again.
+//!
+//! Records are kept until somebody deletes them, or for the time that a store was given. Keep them for longer than any
+//! retry of the same key can take.
+
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
+#[cfg(feature = "file")]
+mod file;
+mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::ops::Deref;
+
+use crate::error::{AcquireError, HoldError};
+use crate::guard::{Guard, Held};
+use crate::kind::Kind;
+use crate::lock::Lock;
+
+#[cfg(feature = "dynamodb")]
+pub use dynamodb::DynamoDbRecords;
+#[cfg(feature = "file")]
+pub use file::FileRecords;
+pub use memory::MemoryRecords;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresRecords;
+#[cfg(feature = "redis")]
+pub use redis::RedisRecords;
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteRecords;
+
+/// The longest key, in bytes.
+pub const KEY_BYTES_MAX: usize = 512;
+/// The largest outcome, in bytes.
+pub const OUTCOME_BYTES_MAX: usize = 64 * 1024;
+
+/// Where outcomes are recorded.
+pub trait OnceStore: Send + Sync {
+    /// Why a call failed.
+    type Error: Into<Box<dyn Error + Send + Sync>>;
+
+    /// The record of a key.
+    fn get(&self, key: &str) -> impl Future<Output = Result<Option<Record>, Self::Error>> + Send;
+
+    /// Stores a record unless the key has one; atomically. Returns the key's record: this one, or the earlier one.
+    fn put(&self, key: &str, record: &Record) -> impl Future<Output = Result<Record, Self::Error>> + Send;
+}
+
+/// That the work of a key was done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// The attempt that did it: 32 hexadecimal digits, of [`Attempt::id`].
+    pub attempt: String,
+    /// What the work returned.
+    pub outcome: Vec<u8>,
+}
+
+impl Record {
+    /// A record of a new attempt.
+    ///
+    /// # Panics
+    /// If the system has no random numbers.
+    #[must_use]
+    pub fn new(outcome: Vec<u8>) -> Self {
+        Self { attempt: attempt_id(), outcome }
+    }
+
+    /// The attempt, a line feed, and the outcome: for stores of single values.
+    #[cfg(any(feature = "file", feature = "redis"))]
+    fn to_bytes(&self) -> Vec<u8> {
+        [self.attempt.as_bytes(), b"\n", &self.outcome].concat()
+    }
+
+    /// Reads [`Self::to_bytes`].
+    #[cfg(any(feature = "file", feature = "redis"))]
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let end = bytes.iter().position(|&byte| byte == b'\n')?;
+        let attempt = std::str::from_utf8(&bytes[..end]).ok()?.to_owned();
+        Some(Self { attempt, outcome: bytes[end + 1..].to_vec() })
+    }
+}
+
+/// The result of [`Lock::once`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Once {
+    /// What the work returned, in this call or in an earlier one.
+    pub outcome: Vec<u8>,
+    /// Whether this call did the work.
+    pub is_new: bool,
+}
+
+/// Why [`Lock::once`] has no outcome.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OnceError {
+    /// The key has no or too many bytes.
+    #[error("the key has {bytes} bytes; 1 to {KEY_BYTES_MAX} are allowed")]
+    Key {
+        /// The length of the key.
+        bytes: usize,
+    },
+    /// The lock was not acquired, or it was lost while the work ran. The work is recorded only if it had ended.
+    #[error(transparent)]
+    Hold(#[from] HoldError),
+    /// The records could not be read. The work was not done.
+    #[error("the record of `{key}` could not be read")]
+    Read {
+        /// The key.
+        key: String,
+        /// The store's error.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The work was done, and its record could not be written: it may be absent, and the next call then does the work again.
+    #[error("the work was done, but its record for `{key}` could not be written")]
+    Write {
+        /// The key.
+        key: String,
+        /// The store's error.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The work was done and not recorded, because its outcome is too large.
+    #[error("the work was done, but its outcome of {bytes} bytes can't be recorded; at most {OUTCOME_BYTES_MAX} are allowed")]
+    Outcome {
+        /// The length of the outcome.
+        bytes: usize,
+    },
+    /// The lock was lost while the work ran, and another holder did the work too and recorded it first.
+    #[error("the work was done twice: the lock was lost, and another holder has recorded its outcome first")]
+    Twice {
+        /// The outcome of the other holder.
+        outcome: Vec<u8>,
+    },
+}
+
+impl From<AcquireError> for OnceError {
+    fn from(error: AcquireError) -> Self {
+        Self::Hold(error.into())
+    }
+}
+
+/// The work of [`Lock::once`] as it runs; it is the guard of the lock, too.
+pub struct Attempt<'a, F: Kind> {
+    held: Held<'a, F>,
+    id: String,
+}
+
+impl<F: Kind> Attempt<'_, F> {
+    /// The attempt's random id, which its record has: 32 hexadecimal digits.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The record of this attempt, to be written in the transaction of the work.
+    #[must_use]
+    pub fn record(&self, outcome: Vec<u8>) -> Record {
+        Record { attempt: self.id.clone(), outcome }
+    }
+}
+
+impl<F: Kind> Deref for Attempt<'_, F> {
+    type Target = Guard<F>;
+
+    fn deref(&self) -> &Guard<F> {
+        &self.held
+    }
+}
+
+impl<F: Kind> fmt::Debug for Attempt<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attempt").field("id", &self.id).field("held", &self.held).finish()
+    }
+}
+
+impl<F: Kind> Lock<F> {
+    /// Does the work of a key unless `store` has its outcome, and records it there; see [`crate::once`]. Takes the lock
+    /// only if there is no record yet. All who do the work of one key must do it under one lock.
+    ///
+    /// # Errors
+    /// The work's own, or [`OnceError`].
+    pub async fn once<S: OnceStore, E: From<OnceError>>(
+        &self,
+        key: &str,
+        store: &S,
+        work: impl AsyncFnOnce(Attempt<'_, F>) -> Result<Vec<u8>, E>,
+    ) -> Result<Once, E> {
+        let bytes = key.len();
+        if !(1..=KEY_BYTES_MAX).contains(&bytes) {
+            return Err(OnceError::Key { bytes }.into());
+        }
+        if let Some(Record { outcome, .. }) = read(store, key).await? {
+            return Ok(Once { outcome, is_new: false });
+        }
+        let mut done = None;
+        let ran = self.run(async |held| {
+            if let Some(Record { outcome, .. }) = read(store, key).await.map_err(UnderLock::Own)? {
+                done = Some(Once { outcome, is_new: false });
+                return Ok(());
+            }
+            let attempt = attempt_id();
+            let outcome =
+                work(Attempt { held, id: attempt.clone() }).await.map_err(UnderLock::Work)?;
+            done = Some(write(store, key, Record { attempt, outcome }).await.map_err(UnderLock::Own)?);
+            Ok(())
+        });
+        match (ran.await, done) {
+            // A lock that was lost after the record was written has done its duty.
+            (Ok(()) | Err(UnderLock::Hold(_)), Some(once)) => Ok(once),
+            (Err(UnderLock::Work(error)), _) => Err(error),
+            (Err(UnderLock::Own(error)), _) => Err(error.into()),
+            (Err(UnderLock::Hold(error)), None) => Err(OnceError::Hold(error).into()),
+            (Ok(()), None) => unreachable!("the closure sets the outcome before it returns"),
+        }
+    }
+}
+
+/// What ends the work under the lock.
+enum UnderLock<E> {
+    Work(E),
+    Own(OnceError),
+    Hold(HoldError),
+}
+
+impl<E> From<HoldError> for UnderLock<E> {
+    fn from(error: HoldError) -> Self {
+        Self::Hold(error)
+    }
+}
+
+async fn read<S: OnceStore>(store: &S, key: &str) -> Result<Option<Record>, OnceError> {
+    store.get(key).await.map_err(|error| OnceError::Read { key: key.to_owned(), source: error.into() })
+}
+
+async fn write<S: OnceStore>(store: &S, key: &str, record: Record) -> Result<Once, OnceError> {
+    let bytes = record.outcome.len();
+    if bytes > OUTCOME_BYTES_MAX {
+        return Err(OnceError::Outcome { bytes });
+    }
+    let stored = store.put(key, &record).await;
+    let stored = stored.map_err(|error| OnceError::Write { key: key.to_owned(), source: error.into() })?;
+    if stored.attempt == record.attempt {
+        Ok(Once { outcome: record.outcome, is_new: true })
+    } else {
+        Err(OnceError::Twice { outcome: stored.outcome })
+    }
+}
+
+fn attempt_id() -> String {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the system has random numbers");
+    format!("{:032x}", u128::from_be_bytes(bytes))
+}

@@ -1,0 +1,68 @@
+//! Records in Redis.
+
+use std::fmt;
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
+use redis::{ErrorKind, RedisError, cmd};
+
+use super::{OnceStore, Record};
+
+/// Records in Redis, each under the key `lockkeeper:once:KEY`: the attempt, a line feed, and the outcome.
+///
+/// A record is as durable as that Redis: a fail-over to a replica, or a restart without `appendfsync always`, can lose the
+/// latest ones, and their work is then done again.
+#[derive(Clone)]
+pub struct RedisRecords<C> {
+    connection: C,
+    keep: Option<Duration>,
+}
+
+impl<C> RedisRecords<C> {
+    /// Records by way of this connection, which is cloned for each call: a `MultiplexedConnection`, a `ConnectionManager`, or
+    /// one of a cluster.
+    pub fn new(connection: C) -> Self {
+        Self { connection, keep: None }
+    }
+
+    /// Deletes each record after this time; at least 1 ms.
+    #[must_use]
+    pub fn keep_for(self, time: Duration) -> Self {
+        Self { keep: Some(time.max(Duration::from_millis(1))), ..self }
+    }
+}
+
+impl<C> fmt::Debug for RedisRecords<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisRecords").field("keep", &self.keep).finish_non_exhaustive()
+    }
+}
+
+fn redis_key(key: &str) -> String {
+    format!("lockkeeper:once:{key}")
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync> OnceStore for RedisRecords<C> {
+    type Error = RedisError;
+
+    async fn get(&self, key: &str) -> Result<Option<Record>, RedisError> {
+        let found: Option<Vec<u8>> =
+            cmd("GET").arg(redis_key(key)).query_async(&mut self.connection.clone()).await?;
+        let invalid = || RedisError::from((ErrorKind::UnexpectedReturnType, "the key has no record"));
+        found.map(|bytes| Record::from_bytes(&bytes).ok_or_else(invalid)).transpose()
+    }
+
+    async fn put(&self, key: &str, record: &Record) -> Result<Record, RedisError> {
+        let mut set = cmd("SET");
+        set.arg(redis_key(key)).arg(record.to_bytes()).arg("NX");
+        if let Some(keep) = self.keep {
+            set.arg("PX").arg(u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
+        }
+        let is_set: Option<String> = set.query_async(&mut self.connection.clone()).await?;
+        match is_set {
+            Some(_) => Ok(record.clone()),
+            // If the earlier one has expired between the two commands, this one counts as recorded for no time.
+            None => Ok(self.get(key).await?.unwrap_or_else(|| record.clone())),
+        }
+    }
+}
