@@ -15,7 +15,7 @@ use crate::needs::DENY;
 use crate::process::{cargo, run};
 
 /// Features of the library that are checked alone; the empty one stands for none.
-const LIBRARY_FEATURES: [&str; 10] = [
+const LIBRARY_FEATURES: [&str; 11] = [
     "",
     "dynamodb",
     "etcd",
@@ -24,6 +24,7 @@ const LIBRARY_FEATURES: [&str; 10] = [
     "service",
     "redis-tls",
     "postgres-tls",
+    "sqlite",
     "zookeeper",
     "zookeeper-tls",
 ];

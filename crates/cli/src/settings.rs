@@ -87,7 +87,8 @@ pub async fn connect(url: &str, program: &str) -> Result<Locks, Failure> {
     Ok(Locks::connect_as(url, &label(program)).await?)
 }
 
-fn label(program: &str) -> String {
+/// User, host, process id and program.
+pub fn label(program: &str) -> String {
     let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten();
     let user = user.map_or_else(|| nix::unistd::getuid().to_string(), |user| user.name);
     let host = nix::unistd::gethostname().unwrap_or_default();

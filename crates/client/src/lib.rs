@@ -72,7 +72,7 @@
 )]
 
 /// Compiles the examples of the guide.
-#[cfg(all(doctest, feature = "service"))]
+#[cfg(all(doctest, feature = "postgres", feature = "service"))]
 #[doc = include_str!("../../../docs/recipes.md")]
 pub struct Guide;
 

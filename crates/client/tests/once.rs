@@ -8,8 +8,8 @@ use std::time::Duration;
 use lockkeeper::backends::dynamodb::init;
 use lockkeeper::backends::memory::Server;
 use lockkeeper::once::{
-    DynamoDbRecords, FileRecords, KEY_BYTES_MAX, MemoryRecords, OUTCOME_BYTES_MAX, Once, OnceError, OnceStore,
-    PostgresRecords, Record, RedisRecords, SqliteRecords,
+    DynamoDbRecords, FileRecords, KEY_BYTES_MAX, MemoryRecords, OUTCOME_BYTES_MAX, Once, OnceError,
+    OnceStore, PostgresRecords, Record, RedisRecords, SqliteRecords,
 };
 use lockkeeper::{HoldError, Lock, Locks};
 use lockkeeper_rig::{DynamoDb, Postgres, Redis};
@@ -194,8 +194,7 @@ async fn redis() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dynamodb() {
     let server = DynamoDb::start(&Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign"));
-    let url =
-        format!("dynamodb://once?region=us-east-1&credentials=none&endpoint={}", server.url());
+    let url = format!("dynamodb://once?region=us-east-1&credentials=none&endpoint={}", server.url());
     assert!(init(&url).await.unwrap());
     let records = DynamoDbRecords::connect(&url).await.unwrap();
     check(Arc::new(records.clone())).await;
@@ -213,10 +212,11 @@ async fn unusable_keys_and_outcomes_are_refused() {
         assert!(matches!(refused, Err(OnceError::Key { bytes }) if bytes == key.len()), "{refused:?}");
     }
     let key = "x".repeat(KEY_BYTES_MAX);
-    let refused = lock
-        .once(&key, &store, async |_| Ok::<_, OnceError>(vec![0; OUTCOME_BYTES_MAX + 1]))
-        .await;
-    assert!(matches!(refused, Err(OnceError::Outcome { bytes }) if bytes == OUTCOME_BYTES_MAX + 1), "{refused:?}");
+    let refused = lock.once(&key, &store, async |_| Ok::<_, OnceError>(vec![0; OUTCOME_BYTES_MAX + 1])).await;
+    assert!(
+        matches!(refused, Err(OnceError::Outcome { bytes }) if bytes == OUTCOME_BYTES_MAX + 1),
+        "{refused:?}"
+    );
     assert_eq!(store.get(&key).await.unwrap(), None);
 }
 

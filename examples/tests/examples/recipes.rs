@@ -46,3 +46,18 @@ fn consumers_process_each_message_of_each_shard_once() {
         assert_eq!(position, "40");
     }
 }
+
+#[test]
+fn invoice_is_sent_once_by_workers_at_the_same_time_and_one_after_the_other() {
+    let (service, dir) = (Service::start(), tempfile::tempdir().expect("a directory"));
+    let path = |name: &str| dir.path().join(name).to_str().expect("a path").to_owned();
+    let (url, records, outbox) = (service.url(), path("records"), path("outbox"));
+    let line = vec![url.as_str(), &records, &outbox, "4711"];
+    for _ in 0..2 {
+        at_once(env!("CARGO_BIN_EXE_invoices"), &[line.clone(), line.clone(), line.clone(), line.clone()]);
+    }
+    let message = "<invoice-4711@shop.example>";
+    assert_eq!(fs::read_to_string(&outbox).expect("an outbox"), format!("{message}\n"));
+    let outputs = at_once(env!("CARGO_BIN_EXE_invoices"), &[line]);
+    assert_eq!(outputs, [format!("was sent before: {message}")]);
+}

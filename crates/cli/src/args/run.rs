@@ -70,6 +70,7 @@ Examples:
   lockkeeper run --try cron/nightly -- ./nightly.sh        # exit code 75 if another one runs
   lockkeeper run --permit=3 gpu -- ./train.sh              # three at a time; see LOCKKEEPER_SLOT
   lockkeeper run --shared config -- ./read.sh
+  lockkeeper run --once-key invoices-2026-11 invoices -- ./send-invoices.sh
 
 The command gets LOCKKEEPER_NAME, LOCKKEEPER_TOKEN and, for permits, LOCKKEEPER_SLOT. Its exit code is passed on;
 docs/cli.md lists ours."
@@ -99,6 +100,12 @@ pub struct Run {
     /// Let at most N runs begin within a time: `10/1m`
     #[arg(long, value_name = "N/DURATION", value_parser = rate, conflicts_with_all = ["permit", "shared", "keep_closed"])]
     pub rate: Option<(u32, Duration)>,
+    /// Run the command once: not if it ended with 0 under this key before
+    #[arg(long, value_name = "KEY")]
+    pub once_key: Option<String>,
+    /// Where --once-key keeps its records; by default beside the locks if those are in a directory
+    #[arg(long, value_name = "URL", requires = "once_key")]
+    pub records: Option<String>,
     /// The exit code if the lock isn't free
     #[arg(long, value_name = "CODE", default_value_t = BUSY)]
     pub busy_exit: u8,

@@ -10,6 +10,7 @@ mod fencing;
 mod forming;
 mod grace;
 mod node;
+mod once;
 mod operators;
 mod others;
 mod pages;

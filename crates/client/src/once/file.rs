@@ -39,7 +39,8 @@ impl FileRecords {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is no record", path.display()));
+        let invalid =
+            || io::Error::new(io::ErrorKind::InvalidData, format!("{} is no record", path.display()));
         Record::from_bytes(&bytes).ok_or_else(invalid).map(Some)
     }
 

@@ -149,7 +149,9 @@ pub enum OnceError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// The work was done and not recorded, because its outcome is too large.
-    #[error("the work was done, but its outcome of {bytes} bytes can't be recorded; at most {OUTCOME_BYTES_MAX} are allowed")]
+    #[error(
+        "the work was done, but its outcome of {bytes} bytes can't be recorded; at most {OUTCOME_BYTES_MAX} are allowed"
+    )]
     Outcome {
         /// The length of the outcome.
         bytes: usize,
@@ -228,8 +230,7 @@ impl<F: Kind> Lock<F> {
                 return Ok(());
             }
             let attempt = attempt_id();
-            let outcome =
-                work(Attempt { held, id: attempt.clone() }).await.map_err(UnderLock::Work)?;
+            let outcome = work(Attempt { held, id: attempt.clone() }).await.map_err(UnderLock::Work)?;
             done = Some(write(store, key, Record { attempt, outcome }).await.map_err(UnderLock::Own)?);
             Ok(())
         });

@@ -43,7 +43,8 @@ impl PostgresRecords {
     /// # Errors
     /// The server's.
     pub async fn put_in(transaction: &impl GenericClient, key: &str, record: &Record) -> Result<bool, Error> {
-        let insert = "INSERT INTO lockkeeper_once (key, attempt, outcome) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+        let insert =
+            "INSERT INTO lockkeeper_once (key, attempt, outcome) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
         Ok(transaction.execute(insert, &[&key, &record.attempt, &record.outcome]).await? == 1)
     }
 }

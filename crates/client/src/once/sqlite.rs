@@ -41,7 +41,8 @@ impl SqliteRecords {
     /// # Errors
     /// SQLite's.
     pub fn put_in(transaction: &Connection, key: &str, record: &Record) -> Result<bool, Error> {
-        let insert = "INSERT INTO lockkeeper_once (key, attempt, outcome) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
+        let insert =
+            "INSERT INTO lockkeeper_once (key, attempt, outcome) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
         Ok(transaction.execute(insert, params![key, record.attempt, record.outcome])? == 1)
     }
 

@@ -237,6 +237,7 @@ async fn min_hold(subject: &impl Subject) {
         released.await.unwrap().unwrap();
         next.release().await.unwrap();
     }
-    let refused = one.mutex("recipes/min-hold").min_hold(Duration::from_secs(86_401)).acquire().await.unwrap_err();
+    let refused =
+        one.mutex("recipes/min-hold").min_hold(Duration::from_secs(86_401)).acquire().await.unwrap_err();
     assert!(matches!(refused, AcquireError::Invalid { option: "min_hold", .. }), "{refused}");
 }

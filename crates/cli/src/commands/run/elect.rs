@@ -23,6 +23,8 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
         permit: None,
         keep_closed: None,
         min_hold: None,
+        once_key: None,
+        records: None,
         rate: None,
         busy_exit: BUSY,
         status_file: None,
@@ -46,9 +48,13 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
                 ));
                 PAUSE
             }
-            Ok(RunEnd::GuardianDied | RunEnd::Busy(_) | RunEnd::TimedOut(_) | RunEnd::Interrupted(_)) => {
-                PAUSE
-            }
+            Ok(
+                RunEnd::GuardianDied
+                | RunEnd::AlreadyDone(_)
+                | RunEnd::Busy(_)
+                | RunEnd::TimedOut(_)
+                | RunEnd::Interrupted(_),
+            ) => PAUSE,
             // Also with `--once`: it has not led yet.
             Err(failure) if failure.code == UNAVAILABLE && signals.ended_by().is_none() => {
                 let _ = failure.report(false);

@@ -7,6 +7,7 @@
 
 pub(super) mod elect;
 mod job;
+mod once;
 pub(super) mod partitions;
 mod status;
 mod waiting;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{Capabilities, Lock, LockName, Locks, LossCause, ReleaseError, Unfenced};
 
+use self::once::OnceRecord;
 use self::status::{RunOutcome, Status, StatusFile};
 use crate::args::{JobArgs, Run};
 use crate::exit::{self, Failure};
@@ -41,6 +43,8 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 enum RunEnd {
     /// The command ran to its end under the lock.
     Ran(guardian::CommandEnd),
+    /// The command was done before, by its `--once-key`, and was not run again. With who has done it.
+    AlreadyDone(String),
     /// The lock was not free, and no wait was requested.
     Busy(String),
     /// The lock did not become free in time.
@@ -91,7 +95,7 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
         Ok(end) => end.exit_code(&args),
         Err(failure) => failure.code,
     };
-    if let Ok(RunEnd::Busy(text) | RunEnd::TimedOut(text)) = &end {
+    if let Ok(RunEnd::Busy(text) | RunEnd::TimedOut(text) | RunEnd::AlreadyDone(text)) = &end {
         output::say(text);
     }
     if let Some(file) = file {
@@ -116,6 +120,7 @@ impl RunEnd {
     fn exit_code(&self, args: &Run) -> u8 {
         match self {
             Self::Ran(outcome) => outcome.exit_code(),
+            Self::AlreadyDone(_) => exit::OK,
             Self::Busy(_) | Self::TimedOut(_) => args.busy_exit,
             Self::Lost(..) => args.command.lost_exit,
             Self::Interrupted(signal) => 128 + *signal as u8,
@@ -127,6 +132,7 @@ impl RunEnd {
 fn status_of(end: &Result<RunEnd, Failure>) -> Status {
     let (outcome, child, error) = match end {
         Ok(RunEnd::Ran(child)) => (RunOutcome::Ran, Some(*child), None),
+        Ok(RunEnd::AlreadyDone(_)) => (RunOutcome::AlreadyDone, None, None),
         Ok(RunEnd::Busy(text)) => (RunOutcome::Busy, None, Some(text.clone())),
         Ok(RunEnd::TimedOut(text)) => (RunOutcome::TimedOut, None, Some(text.clone())),
         Ok(RunEnd::Lost(cause, child)) => (RunOutcome::Lost, *child, Some(cause.to_string())),
@@ -152,6 +158,10 @@ async fn under_lock(
     }
     let name = settings::lock_name(&args.command.name)?;
     let url = settings::locks_url(args.job.service.locks.as_deref(), args.job.service.local)?;
+    let record = OnceRecord::of(args, &url)?;
+    if let Some(done) = already_done(record.as_ref()).await? {
+        return Ok(done);
+    }
     let began = Instant::now();
     let locks = tokio::select! {
         connected = connect_patiently(args, &url) => connected?,
@@ -181,6 +191,11 @@ async fn under_lock(
             return Ok(RunEnd::Interrupted(signal));
         }
     };
+    if let Some(done) = already_done(record.as_ref()).await? {
+        // Ends the hold too, whatever its least duration.
+        let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
+        return Ok(done);
+    }
     let limits = job::Limits::from_now(args.job.max_hold, times.grace);
     tell(HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() });
     let stays_closed = args.keep_closed.is_some()
@@ -192,16 +207,36 @@ async fn under_lock(
         Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, async || signals.next().await).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
+    let recorded = match (&record, &ended) {
+        (Some(record), Ok(RunEnd::Ran(command))) if command.exit_code() == exit::OK => {
+            record.put(&once::by(args)).await
+        }
+        _ => Ok(None),
+    };
     // A command that was not started has no `--min-hold`: the shutdown ends the hold.
     if ended.is_ok() || args.min_hold.is_none() {
         tokio::select! {
             released = guard.release() => given_back(released, &name, &ended),
             // Leaves the rest of `--min-hold` to the lock-delay of the session, which expires.
-            () = asked_to_end(signals), if args.min_hold.is_some() => return ended.or_else(not_started),
+            () = asked_to_end(signals), if args.min_hold.is_some() => {
+                recorded?;
+                return ended.or_else(not_started);
+            }
         }
     }
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
+    if let Some(other) = recorded? {
+        let text = format!("the command was done twice: it is recorded {other}, so the lock had been lost");
+        return Err(Failure::new(args.command.lost_exit, text));
+    }
     ended.or_else(not_started)
+}
+
+/// The end of a run whose command was done before.
+async fn already_done(record: Option<&OnceRecord>) -> Result<Option<RunEnd>, Failure> {
+    let Some(record) = record else { return Ok(None) };
+    let done = record.done_by().await?;
+    Ok(done.map(|by| RunEnd::AlreadyDone(format!("not run: it was done {by}"))))
 }
 
 /// Prints the error of a release if there is one, unless the command's outcome already implies it.
@@ -234,8 +269,13 @@ async fn connect(args: &JobArgs, argv: &[OsString], url: &str) -> Result<Locks, 
     if let Some(label) = &args.label {
         return Ok(Locks::connect_as(url, label).await?);
     }
+    settings::connect(url, &program(argv)).await
+}
+
+/// The name of the command's program, without its directory.
+fn program(argv: &[OsString]) -> String {
     let program = argv.first().and_then(|program| Path::new(program).file_name()).unwrap_or_default();
-    settings::connect(url, &program.to_string_lossy()).await
+    program.to_string_lossy().into_owned()
 }
 
 /// Connects. With `--wait`, tries again for that long if nobody answers: the service may be starting.

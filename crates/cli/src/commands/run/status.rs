@@ -15,6 +15,8 @@ use crate::guardian;
 pub(super) enum RunOutcome {
     /// The command ran under the lock; `exit_code` or `signal` gives its outcome.
     Ran,
+    /// The command had been done before (`--once-key`), and was not run again.
+    AlreadyDone,
     /// The lock was not free.
     Busy,
     /// The lock did not become free in time.
@@ -88,6 +90,7 @@ impl StatusFile {
         let json = json!({
             "outcome": match status.outcome {
                 RunOutcome::Ran => "ran",
+                RunOutcome::AlreadyDone => "already-done",
                 RunOutcome::Busy => "busy",
                 RunOutcome::TimedOut => "timed-out",
                 RunOutcome::Lost => "lost",

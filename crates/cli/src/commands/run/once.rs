@@ -1,0 +1,185 @@
+//! `run --once-key`: the record that a command was done.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use lockkeeper::once::{FileRecords, KEY_BYTES_MAX, OnceStore, Record};
+use lockkeeper::url::Url;
+use serde_json::{Value, json};
+
+use crate::args::Run;
+use crate::exit::{Failure, UNAVAILABLE, USAGE, chain};
+use crate::settings;
+
+/// How often a record is tried to be written, with a pause in between: without it the command would be run again.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The record of a command that is run once.
+pub(super) struct OnceRecord {
+    key: String,
+    store: StoreUrl,
+}
+
+/// Where records are. Each call opens a connection of its own, since commands can take long.
+enum StoreUrl {
+    File(PathBuf),
+    #[cfg(feature = "postgres")]
+    Postgres(String),
+    #[cfg(feature = "redis")]
+    Redis(String),
+    #[cfg(feature = "dynamodb")]
+    DynamoDb(String),
+}
+
+const KNOWN: &[&str] = &[
+    "file:///dir",
+    #[cfg(feature = "postgres")]
+    "postgres://host:port/database",
+    #[cfg(feature = "redis")]
+    "redis://host:port/database",
+    #[cfg(feature = "dynamodb")]
+    "dynamodb://table",
+];
+
+impl OnceRecord {
+    /// The record that the arguments name, in the store that they name, or else beside the locks in a directory.
+    ///
+    /// # Errors
+    /// The key can't be one, or no store is known.
+    pub(super) fn of(args: &Run, locks_url: &str) -> Result<Option<Self>, Failure> {
+        let Some(key) = &args.once_key else { return Ok(None) };
+        let bytes = key.len();
+        if !(1..=KEY_BYTES_MAX).contains(&bytes) {
+            let text = format!("the --once-key has {bytes} bytes; 1 to {KEY_BYTES_MAX} are allowed");
+            return Err(Failure::new(USAGE, text));
+        }
+        let url = args.records.as_deref().unwrap_or(locks_url);
+        let parsed: Url =
+            url.parse().map_err(|error| Failure::new(USAGE, format!("--records: {}", chain(&error))))?;
+        let store = match parsed.scheme.as_str() {
+            "file" => {
+                let directory = PathBuf::from(&parsed.path);
+                if !parsed.hosts.is_empty() || !directory.is_absolute() {
+                    let text = format!("`{parsed}` names no directory of this host; write `file:///dir`");
+                    return Err(Failure::new(USAGE, text));
+                }
+                StoreUrl::File(directory.join("once"))
+            }
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" if args.records.is_some() => StoreUrl::Postgres(url.to_owned()),
+            #[cfg(feature = "redis")]
+            "redis" if args.records.is_some() => StoreUrl::Redis(url.to_owned()),
+            #[cfg(feature = "dynamodb")]
+            "dynamodb" if args.records.is_some() => StoreUrl::DynamoDb(url.to_owned()),
+            scheme => {
+                let text = match &args.records {
+                    Some(_) => format!("`{scheme}:` is no store of records"),
+                    None => "--once-key needs a store for its records: add `--records URL`".to_owned(),
+                };
+                return Err(Failure::new(USAGE, format!("{text}; known: {}", KNOWN.join(", "))));
+            }
+        };
+        Ok(Some(Self { key: key.clone(), store }))
+    }
+
+    /// Who has done the command, if it is recorded.
+    ///
+    /// # Errors
+    /// The store can't be read.
+    pub(super) async fn done_by(&self) -> Result<Option<String>, Failure> {
+        Ok(self.call(None).await?.map(|record| shown(&record)))
+    }
+
+    /// Records that the command was done. Returns who else has recorded it before, if somebody has.
+    ///
+    /// # Errors
+    /// The record could not be written.
+    pub(super) async fn put(&self, by: &str) -> Result<Option<String>, Failure> {
+        let at = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+        let record = Record::new(json!({ "by": by, "at": at }).to_string().into_bytes());
+        let mut tries = 1;
+        loop {
+            match self.call(Some(&record)).await {
+                Ok(stored) => {
+                    return Ok(stored.filter(|it| it.attempt != record.attempt).map(|it| shown(&it)));
+                }
+                Err(failure) if tries == TRIES => {
+                    let text = format!(
+                        "the command was done, but `{}` is not recorded, and it would run again: {}",
+                        self.key, failure.message
+                    );
+                    return Err(Failure::new(failure.code, text));
+                }
+                Err(_) => tries += 1,
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Stores the record if one is given and the key has none; returns the key's.
+    async fn call(&self, new: Option<&Record>) -> Result<Option<Record>, Failure> {
+        match &self.store {
+            StoreUrl::File(directory) => self.call_on(&FileRecords::new(directory), new).await,
+            #[cfg(feature = "postgres")]
+            StoreUrl::Postgres(url) => {
+                let client = crate::commands::fence::postgres::connect(url).await?;
+                let records = lockkeeper::once::PostgresRecords::new(std::sync::Arc::new(client));
+                records.install().await.map_err(|error| self.failed(&error))?;
+                self.call_on(&records, new).await
+            }
+            #[cfg(feature = "redis")]
+            StoreUrl::Redis(url) => {
+                let (connection, _) = crate::commands::fence::redis::connect(url).await?;
+                self.call_on(&lockkeeper::once::RedisRecords::new(connection), new).await
+            }
+            #[cfg(feature = "dynamodb")]
+            StoreUrl::DynamoDb(url) => {
+                let records = lockkeeper::once::DynamoDbRecords::connect(url).await?;
+                self.call_on(&records, new).await
+            }
+        }
+    }
+
+    async fn call_on<S: OnceStore>(
+        &self,
+        store: &S,
+        new: Option<&Record>,
+    ) -> Result<Option<Record>, Failure> {
+        let called = async {
+            match new {
+                Some(record) => store.put(&self.key, record).await.map(Some),
+                None => store.get(&self.key).await,
+            }
+        };
+        match tokio::time::timeout(LIMIT, called).await {
+            Ok(Ok(record)) => Ok(record),
+            Ok(Err(error)) => Err(self.failed(&*error.into())),
+            Err(_) => {
+                let text = format!("the record of `{}` got no answer within {LIMIT:?}", self.key);
+                Err(Failure::new(UNAVAILABLE, text))
+            }
+        }
+    }
+
+    fn failed(&self, error: &(dyn std::error::Error + 'static)) -> Failure {
+        Failure::new(UNAVAILABLE, format!("the record of `{}`: {}", self.key, chain(error)))
+    }
+}
+
+/// Time limit of one call.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// A record of this program, as it wrote it; of another one, only that it is there.
+fn shown(record: &Record) -> String {
+    let outcome: Value = serde_json::from_slice(&record.outcome).unwrap_or_default();
+    match (outcome["at"].as_str(), outcome["by"].as_str()) {
+        (Some(at), Some(by)) => format!("at {at} by {by}"),
+        _ => "by another program".to_owned(),
+    }
+}
+
+/// Who has done a command, for its record.
+pub(super) fn by(args: &Run) -> String {
+    args.job.label.clone().unwrap_or_else(|| settings::label(&super::program(&args.command.argv)))
+}
