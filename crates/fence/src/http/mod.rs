@@ -1,7 +1,7 @@
 //! A fence in front of an HTTP service: a `tower` layer for axum, hyper, tonic and other `tower` servers.
 //!
 //! Defines the protocol between client and fence, and the path of a request: parse its headers (`headers.rs`), wait
-//! for admission to its resource and make the mark durable (`passage.rs`, [`door`](crate::door)), run the handler,
+//! for admission to its resource (`passage.rs`, [`door`](crate::door)) and make the mark durable (`admission.rs`), run the handler,
 //! and leave once its effect has ended (`body.rs`). Requires tokio's timer.
 //!
 //! # Request
@@ -41,6 +41,7 @@
 //! to the data, bypass it. And all clients must use the same name for a resource: by default the name is the path. If
 //! one resource has several paths, set [`Rules::resource_by`], so that clients can't choose the name.
 
+mod admission;
 mod body;
 mod headers;
 mod passage;
@@ -59,9 +60,11 @@ use tower_layer::Layer;
 use crate::resource::Resource;
 use crate::rule::{Action, Marks, Section};
 use crate::store::{MarkStore, MarksError};
+pub use admission::{Admitted, Guarding};
 pub use body::FencedBody;
 pub use headers::{ACTION, MODE, RESOURCE, TOKEN};
 use passage::Doors;
+pub use passage::Pass;
 pub use problem::TYPE_PREFIX;
 pub use service::FencedService;
 

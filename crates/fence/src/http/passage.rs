@@ -1,5 +1,4 @@
-//! The admission of requests to all resources, each by its [`Door`]: asks for admission, waits, then checks the
-//! durable marks.
+//! The admission of requests to all resources, each by its [`Door`]: asks for admission, and waits.
 //!
 //! Keeps a [`Door`] for each resource in use, and bounds the wait. Dropping a [`Pass`] removes the request from its
 //! `Door`, however the request ended.
@@ -14,7 +13,6 @@ use super::problem::Problem;
 use crate::door::{Door, Knock, Place, WaitOutcome};
 use crate::resource::Resource;
 use crate::rule::{Action, Refused, Section};
-use crate::store::MarkStore;
 
 /// Receives the verdict for a waiting request.
 type AdmissionReceiver = oneshot::Receiver<Result<(), Refused>>;
@@ -43,22 +41,19 @@ impl DoorEntry {
     }
 }
 
-/// An admitted or waiting request. Dropping it removes the request from its `Door`.
+/// An admitted or waiting request. Dropping it removes the request from its resource: it has ended.
 #[derive(Debug)]
-pub(super) struct Pass {
+pub struct Pass {
     doors: Arc<Doors>,
     resource: Resource,
     place: Place,
 }
 
 impl Doors {
-    /// Waits for admission, then makes the mark durable.
-    ///
-    /// Admission comes before the check of the durable marks (`door.rs` gives the reason). Cancel safe: dropping the
-    /// future drops the `Pass`.
-    pub(super) async fn pass(
+    /// Waits for admission. The caller checks the durable marks next (`door.rs` gives the reason for this order). Cancel
+    /// safe: dropping the future drops the `Pass`.
+    pub(super) async fn admit(
         self: &Arc<Self>,
-        store: &impl MarkStore,
         wait_at_most: Duration,
         resource: Resource,
         action: Action,
@@ -73,7 +68,6 @@ impl Doors {
                 Ok(Err(_)) | Err(_) => return Err(Problem::busy(wait_at_most)),
             }
         }
-        let _ = store.check(&pass.resource, action, section).await?;
         Ok(pass)
     }
 

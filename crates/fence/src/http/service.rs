@@ -9,16 +9,14 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use tower_service::Service;
 
 use super::body::FencedBody;
-use super::headers::{self, RESOURCE, TOKEN};
 use super::passage::Pass;
 use super::problem::Problem;
-use super::{Fenced, Settings};
-use crate::resource::Resource;
+use super::{Guarding, Settings};
 use crate::rule::Action;
 use crate::store::MarkStore;
 
@@ -89,61 +87,17 @@ where
 }
 
 impl<M: MarkStore> Settings<M> {
-    async fn word(&self, parts: &mut Parts) -> Result<Word, Problem> {
-        let guarded = self.guarded.contains(&parts.method);
-        // A missing token is reported before problems of other headers.
-        if guarded && !parts.headers.contains_key(TOKEN) {
-            return Err(Problem::token_required(&parts.method));
-        }
-        let Some(said) = headers::read(&parts.headers)? else { return Ok(Word::Free) };
-        let safe = parts.method.is_safe();
-        let action = said.action.unwrap_or(if safe { Action::Enter } else { Action::Write });
-        if action == Action::Enter && !safe && parts.method != Method::POST {
-            // A 204 by the fence would look as if the request had been executed; calling the handler would execute a
-            // write that was checked only as an enter.
-            return Err(Problem::meaningless(format!(
-                "Fencing-Action: enter goes with POST, which does nothing else, or with GET and HEAD, which then read; not \
-         with {}",
-                parts.method
-            )));
-        }
-        let resource = self.resource(parts, said.resource)?;
-        let pass = self.doors.pass(&self.store, self.wait, resource.clone(), action, said.section).await?;
-        if action == Action::Enter && !safe {
-            return Ok(Word::Entered);
-        }
-        parts.extensions.insert(Fenced { resource, action, section: said.section });
-        Ok(Word::Handler(pass, action))
-    }
-
-    fn resource(&self, parts: &Parts, said: Option<Resource>) -> Result<Resource, Problem> {
-        let Some(name) = &self.resource_by else {
-            return said.map_or_else(|| of_path(parts), Ok);
+    async fn word(self: &Arc<Self>, parts: &mut Parts) -> Result<Word, Problem> {
+        let guarding = Guarding {
+            token_required: self.guarded.contains(&parts.method),
+            resource: self.resource_by.as_ref().map(|name| name(parts)),
         };
-        let name = name(parts);
-        let known = Resource::new(&name).map_err(|bad| {
-            Problem::meaningless(format!("this request has no resource that can be fenced: {bad}"))
-        })?;
-        match said {
-            Some(said) if said != known => Err(Problem::malformed(
-                &RESOURCE,
-                format!("is `{said}`, and this request is about `{known}`; leave it out, or send that"),
-            )),
-            _ => Ok(known),
-        }
+        let Some(admitted) = self.admit(parts, guarding).await? else { return Ok(Word::Free) };
+        let action = admitted.fenced.action;
+        let is_answered_here = admitted.is_answered_by_fence();
+        let pass = admitted.raise_marks().await?;
+        Ok(if is_answered_here { Word::Entered } else { Word::Handler(pass, action) })
     }
-}
-
-/// The resource that the path names, percent-decoded: most services treat `/a` and `/%61` as the same path, and two
-/// names would have two sets of marks.
-fn of_path(parts: &Parts) -> Result<Resource, Problem> {
-    let path = parts.uri.path();
-    let bad = |why: &str| {
-        Problem::meaningless(format!("the path can't name the resource: {why}. Send Fencing-Resource"))
-    };
-    let decoded = percent_encoding::percent_decode_str(path).decode_utf8();
-    let decoded = decoded.map_err(|_| bad("decoded, it is not UTF-8"))?;
-    Resource::new(&decoded).map_err(|error| bad(&error.to_string()))
 }
 
 impl<S: Clone, M> Clone for FencedService<S, M> {
