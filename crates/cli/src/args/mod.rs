@@ -3,6 +3,7 @@
 mod cluster;
 mod config;
 mod fence;
+mod gate;
 mod run;
 mod service;
 mod suggest;
@@ -26,6 +27,7 @@ use values::{reason, token};
 
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
+pub use gate::Gate;
 pub use run::{CommandArgs, Elect, JobArgs, LeaderArgs, PartitionsArgs, Run};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
@@ -83,6 +85,8 @@ pub enum Command {
     Leader(LeaderArgs),
     /// Serve locks to other processes and machines: a node of our own service
     Serve(Serve),
+    /// Check fencing tokens in front of an HTTP service that can't
+    Gate(Gate),
     /// List locks in use
     #[command(after_help = "Example:\n  lockkeeper ls orders --json")]
     Ls(Ls),

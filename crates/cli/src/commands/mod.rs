@@ -7,6 +7,7 @@ mod doctor;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
 mod fence;
+mod gate;
 mod inspect;
 mod nodes;
 mod operate;
@@ -42,6 +43,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Leader(args) if args.watch => block_on(run::elect::leader(args)),
         Command::Leader(args) => block_on(patiently(run::elect::leader(args))),
         Command::Serve(args) => serve::serve(args),
+        Command::Gate(args) => block_on_all_cores(gate::gate(args)),
         Command::Ls(args) => block_on(patiently(inspect::ls(args))),
         Command::Show(args) => block_on(patiently(inspect::show(args))),
         Command::Watch(args) => block_on(watch::watch(args)),

@@ -23,7 +23,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         output::line(args.in_force.trim_end())?;
         return Ok(OK);
     }
-    log(&args)?;
+    start_log(args.log, &args.log_level)?;
     let data = std::path::absolute(&args.data).unwrap_or_else(|_| args.data.clone());
     let advertise = args.advertise.clone();
     let json = args.json;
@@ -75,10 +75,10 @@ fn ready(running: &Running, advertise: Option<&str>, data: &Path, json: bool) {
 }
 
 /// Starts the log on standard error.
-fn log(args: &Serve) -> Result<(), Failure> {
-    let level = level(&args.log_level)?;
+pub(super) fn start_log(format: LogFormat, level: &str) -> Result<(), Failure> {
+    let level = self::level(level)?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let lines = match args.log {
+    let lines = match format {
         LogFormat::Text => lines.with_ansi(false).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };

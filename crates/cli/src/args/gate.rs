@@ -1,0 +1,74 @@
+//! Arguments of `gate`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::LogFormat;
+use crate::settings::duration;
+
+/// `gate`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lockkeeper gate --upstream http://127.0.0.1:8080 --data /var/lib/lockkeeper-gate
+  curl -X PUT -H 'Fencing-Token: 17' --data 12 http://127.0.0.1:5630/accounts/42
+  lockkeeper gate --upstream http://127.0.0.1:8080 --data ./gate --guard '/accounts/{id}/{*rest}=accounts/{id}' --open /search
+
+POST, PUT, PATCH and DELETE need a token; a lower one than the resource has seen gets 412. It runs until SIGTERM or SIGINT
+(exit code 0). docs/gate.md says what is promised.")]
+pub struct Gate {
+    /// Where requests go: `http://HOST:PORT` or `https://HOST`
+    #[arg(long, value_name = "URL")]
+    pub upstream: String,
+    /// The listen address; port 0 takes any free port
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:5630")]
+    pub listen: SocketAddr,
+    /// The directory of the marks; created if it doesn't exist. One gate at a time
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+    /// The listen address of /healthz and /metrics
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:5631")]
+    pub admin_listen: SocketAddr,
+    /// A file that says which requests are guarded, and what names their resources; see docs/gate.md
+    #[arg(long, value_name = "FILE")]
+    pub rules: Option<PathBuf>,
+    /// A path that is guarded under this name: `/accounts/{id}/{*rest}=accounts/{id}`; may be repeated
+    #[arg(long, value_name = "PATH=NAME")]
+    pub guard: Vec<String>,
+    /// A path that never needs a token; may be repeated
+    #[arg(long, value_name = "PATH")]
+    pub open: Vec<String>,
+    /// How long a resource stays shut for other tokens after a request whose end at the upstream is unknown
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
+    pub settle: Duration,
+    /// How long a request waits for those with lower tokens to end, before it gets 503
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "5s")]
+    pub wait: Duration,
+    /// Time limit of a guarded request at the upstream, its response included
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
+    pub timeout: Duration,
+    /// At the end: time limit for the requests that have begun
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
+    pub drain: Duration,
+    /// Ask this lock service, too, whether each token is current
+    #[arg(long, value_name = "URL")]
+    pub locks: Option<String>,
+    /// The largest number of connections at a time
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub max_connections: usize,
+    /// The largest number of requests at a time
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    pub max_requests: usize,
+    /// The format of the log on standard error
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
+    pub log: LogFormat,
+    /// The log filter: error, warn, info, debug, trace; or by module, as in `info,lockkeeper_gate=debug`
+    #[arg(long, value_name = "LEVEL", env = "LOCKKEEPER_LOG", default_value = "info")]
+    pub log_level: String,
+    /// Print the startup line on standard output as JSON
+    #[arg(long)]
+    pub json: bool,
+}

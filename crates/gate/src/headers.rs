@@ -1,0 +1,119 @@
+//! What a proxy must and must not pass on (RFC 9110, sections 7.6 and 7.8; RFC 9112, section 6).
+
+use std::net::IpAddr;
+
+use http::Version;
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use http::request::Parts;
+
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// Headers about one connection only.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Why a request's framing is refused: two readers could see different ends of it.
+pub(crate) fn ambiguous_framing(parts: &Parts) -> Option<&'static str> {
+    let headers = &parts.headers;
+    let coded = headers.contains_key(TRANSFER_ENCODING);
+    if coded && headers.contains_key(CONTENT_LENGTH) {
+        Some("it has both Content-Length and Transfer-Encoding")
+    } else if coded && parts.version < Version::HTTP_11 {
+        Some("it has Transfer-Encoding, which HTTP/1.0 does not know")
+    } else if headers.get_all(CONTENT_LENGTH).iter().count() > 1 {
+        Some("it has more than one Content-Length")
+    } else if headers.get_all(HOST).iter().count() > 1 {
+        Some("it has more than one Host")
+    } else {
+        None
+    }
+}
+
+/// Whether the client wants to speak another protocol on this connection, which the gate could not guard.
+pub(crate) fn wants_websocket(headers: &HeaderMap) -> bool {
+    let mut upgrades = headers.get_all(UPGRADE).iter().filter_map(|value| value.to_str().ok());
+    upgrades.any(|value| value.to_ascii_lowercase().contains("websocket"))
+}
+
+/// Removes what is about the client's connection, and adds who asks.
+pub(crate) fn to_upstream(parts: &mut Parts, client: IpAddr) {
+    let trailers = parts.headers.get_all(TE).iter().any(|value| {
+        value
+            .to_str()
+            .is_ok_and(|value| value.split(',').any(|it| it.trim().eq_ignore_ascii_case("trailers")))
+    });
+    remove_hop_by_hop(&mut parts.headers);
+    // The gate's server answers it.
+    parts.headers.remove(EXPECT);
+    if trailers {
+        parts.headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    // HTTP/2 has the host in the URI.
+    if !parts.headers.contains_key(HOST)
+        && let Some(host) = parts.uri.authority().and_then(|it| HeaderValue::from_str(it.as_str()).ok())
+    {
+        parts.headers.insert(HOST, host);
+    }
+    append_list(&mut parts.headers, FORWARDED_FOR, &client.to_string());
+    if let Some(host) = parts.headers.get(HOST).cloned() {
+        parts.headers.entry(FORWARDED_HOST).or_insert(host);
+    }
+    parts.headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+    append_list(&mut parts.headers, VIA, via(parts.version));
+}
+
+/// Removes what is about the upstream's connection.
+pub(crate) fn to_client(version: Version, headers: &mut HeaderMap) {
+    remove_hop_by_hop(headers);
+    append_list(headers, VIA, via(version));
+}
+
+fn via(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_2 => "2 lockkeeper",
+        Version::HTTP_10 => "1.0 lockkeeper",
+        _ => "1.1 lockkeeper",
+    }
+}
+
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        // A client must not be able to remove these on their way.
+        .filter(|name: &HeaderName| {
+            *name != CONTENT_LENGTH && *name != HOST && !name.as_str().starts_with("fencing-")
+        })
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+/// Adds an element to the end of a list.
+fn append_list(headers: &mut HeaderMap, name: HeaderName, element: &str) {
+    let mut list: Vec<u8> = Vec::new();
+    for value in headers.get_all(&name) {
+        list.extend_from_slice(value.as_bytes());
+        list.extend_from_slice(b", ");
+    }
+    list.extend_from_slice(element.as_bytes());
+    if let Ok(value) = HeaderValue::from_bytes(&list) {
+        headers.insert(name, value);
+    }
+}

@@ -1,0 +1,344 @@
+//! A reverse proxy that checks fencing tokens, in front of an HTTP service that can't.
+//!
+//! Each request passes in this order: it is read strictly (`headers.rs`), its resource is named (`rules.rs`), it is admitted
+//! (the fence's door), its token is asked for at the lock service if that is set up, its mark is made durable, it is forwarded
+//! (`service.rs`), and its end is waited for (`inside.rs`). `restart.rs` covers what a killed gate leaves behind.
+//!
+//! What the gate can't know is whether the upstream still works on a request whose connection broke. Such a resource stays as it
+//! is for [`GateOptions::settle`]; past that, the promise (P3) rests on the upstream having ended it.
+
+mod admin;
+mod headers;
+mod inside;
+mod observe;
+mod problem;
+mod restart;
+mod rules;
+mod service;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::uri::{Scheme, Uri};
+use hyper::service::service_fn;
+use hyper_rustls::{ConfigBuilderExt, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use lockkeeper_core::Token;
+use lockkeeper_fence::http::Rules as FenceRules;
+use lockkeeper_fence::{DurableMarks, HttpFence, MarksError};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use admin::Admin;
+pub use problem::TYPE_PREFIX;
+use restart::Restart;
+pub use rules::{Rules, RulesError};
+use service::{GateState, Upstream};
+
+/// Time limit for the headers of a request.
+const HEADERS_LIMIT: Duration = Duration::from_secs(30);
+/// The largest headers of a request.
+const HEADERS_BYTES_MAX: usize = 64 * 1024;
+/// Requests at once on one connection of HTTP/2.
+const STREAMS_MAX: u32 = 256;
+/// Time limit for a connection to the upstream.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Idle connections to the upstream are closed after this time, before most servers do.
+const IDLE: Duration = Duration::from_secs(15);
+/// Pause after a connection could not be accepted, as when there are no more descriptors.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+/// How often an ending gate looks whether all requests have ended.
+const LOOK_FOR_THE_END: Duration = Duration::from_millis(20);
+
+/// Asks the lock service whether a token is current; the error says why it could not be asked.
+pub type TokenCheck =
+    Arc<dyn Fn(String, Token) -> Pin<Box<dyn Future<Output = Result<bool, String>> + Send>> + Send + Sync>;
+
+/// The settings of a gate.
+#[derive(Clone)]
+pub struct GateOptions {
+    /// Where requests come from.
+    pub listen: SocketAddr,
+    /// The port for operators; `None`: there is none.
+    pub admin_listen: Option<SocketAddr>,
+    /// Where guarded requests go: `http://host:port` or `https://host`.
+    pub upstream: String,
+    /// The directory of the marks. Created if it is not there.
+    pub data: PathBuf,
+    /// Which requests are guarded.
+    pub rules: Rules,
+    /// How long a resource keeps lower and higher tokens apart after a request whose end is unknown.
+    pub settle: Duration,
+    /// How long a request waits for those with lower tokens.
+    pub wait: Duration,
+    /// Time limit of a guarded request at the upstream.
+    pub timeout: Duration,
+    /// Time limit for the requests that are inside when the gate is to end.
+    pub drain: Duration,
+    /// Connections of clients at once.
+    pub connections_max: usize,
+    /// Requests at once.
+    pub requests_max: usize,
+    /// Asked for each token, in addition to the marks.
+    pub tokens: Option<TokenCheck>,
+}
+
+impl GateOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new(listen: SocketAddr, upstream: impl Into<String>, data: impl Into<PathBuf>) -> Self {
+        Self {
+            listen,
+            admin_listen: None,
+            upstream: upstream.into(),
+            data: data.into(),
+            rules: Rules::default(),
+            settle: Duration::from_secs(30),
+            wait: lockkeeper_fence::http::WAIT_DEFAULT,
+            timeout: Duration::from_secs(60),
+            drain: Duration::from_secs(30),
+            connections_max: 10_000,
+            requests_max: 20_000,
+            tokens: None,
+        }
+    }
+}
+
+impl fmt::Debug for GateOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GateOptions")
+            .field("listen", &self.listen)
+            .field("upstream", &self.upstream)
+            .field("data", &self.data)
+            .field("settle", &self.settle)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a gate can't run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GateError {
+    /// The upstream's URL is unusable.
+    #[error("the upstream `{url}` {why}; write `http://host:port` or `https://host`")]
+    Upstream {
+        /// The URL.
+        url: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// An address can't be bound.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The data directory can't be used.
+    #[error("the data directory `{}` can't be used", path.display())]
+    Data {
+        /// The directory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The marks can't be used.
+    #[error(transparent)]
+    Marks(#[from] MarksError),
+    /// TLS can't be set up.
+    #[error("TLS can't be set up: {0}")]
+    Tls(String),
+}
+
+/// A gate that listens.
+pub struct Gate {
+    listener: TcpListener,
+    admin: Option<(TcpListener, Arc<Admin>)>,
+    state: Arc<GateState>,
+    is_ending: Arc<AtomicBool>,
+    drain: Duration,
+    connections_max: usize,
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("address", &self.address()).finish_non_exhaustive()
+    }
+}
+
+impl Gate {
+    /// Opens the marks and the ports. Blocks while it reads the marks.
+    ///
+    /// # Errors
+    /// [`GateError`].
+    pub async fn start(options: GateOptions) -> Result<Self, GateError> {
+        let upstream = upstream(&options.upstream)?;
+        let data = |source| GateError::Data { path: options.data.clone(), source };
+        std::fs::create_dir_all(&options.data).map_err(data)?;
+        let marks = options.data.join("marks.redb");
+        let is_new = !marks.exists();
+        // First the lock on the marks: another gate's state is left alone.
+        let store = DurableMarks::open(&marks)?;
+        let restart = Restart::begin(&options.data, is_new, options.settle).map_err(data)?;
+        if let Some(left) = restart.unsettled_for() {
+            tracing::warn!("the last run did not end in an orderly way: resources settle for {left:?}");
+        }
+        let fence = HttpFence::with(store, FenceRules::default().wait_at_most(options.wait));
+        let is_ending = Arc::new(AtomicBool::new(false));
+        let state = Arc::new(GateState {
+            fence,
+            rules: options.rules,
+            restart,
+            settle: options.settle,
+            timeout: options.timeout,
+            tokens: options.tokens,
+            upstream,
+            requests: Arc::new(Semaphore::new(options.requests_max.min(Semaphore::MAX_PERMITS))),
+        });
+        let admin = match options.admin_listen {
+            None => None,
+            Some(address) => {
+                let (state, is_ending) = (Arc::clone(&state), Arc::clone(&is_ending));
+                let admin = Admin { metrics: observe::recorder(), state, is_ending };
+                Some((listen(address).await?, Arc::new(admin)))
+            }
+        };
+        let listener = listen(options.listen).await?;
+        let (drain, connections_max) = (options.drain, options.connections_max);
+        Ok(Self { listener, admin, state, is_ending, drain, connections_max })
+    }
+
+    /// The address of the gate.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
+    }
+
+    /// The address of the port for operators.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
+    }
+
+    /// Serves until `end`; then lets the requests that are inside end, for the drain time. Returns whether all of them did.
+    ///
+    /// # Errors
+    /// The marks' directory could not be written at the end. All marks are durable all the same.
+    pub async fn run(self, end: impl Future<Output = ()>) -> io::Result<bool> {
+        let Self { listener, admin, state, is_ending, drain, connections_max } = self;
+        let admin = admin.map(|(listener, admin)| tokio::spawn(admin.serve(listener)));
+        let graceful = GracefulShutdown::new();
+        let connections = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
+        let accept = async {
+            loop {
+                // Further connections wait in the system's queue.
+                let permit = Arc::clone(&connections).acquire_owned().await;
+                let (stream, client) = match listener.accept().await {
+                    Ok(accepted) => accepted,
+                    Err(error) => {
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            "a connection can't be accepted"
+                        );
+                        tokio::time::sleep(ACCEPT_AGAIN).await;
+                        continue;
+                    }
+                };
+                let _ = stream.set_nodelay(true);
+                observe::connections(connections_max - connections.available_permits());
+                let state = Arc::clone(&state);
+                let service = service_fn(move |request| {
+                    let answer = Arc::clone(&state).answer(client, request);
+                    async move { Ok::<_, Infallible>(answer.await) }
+                });
+                let mut server = auto::Builder::new(TokioExecutor::new());
+                server
+                    .http1()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(HEADERS_LIMIT)
+                    .max_buf_size(HEADERS_BYTES_MAX);
+                server.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS_MAX);
+                let connection = server.serve_connection(TokioIo::new(stream), service).into_owned();
+                let connection = graceful.watch(connection);
+                tokio::spawn(async move {
+                    // An error is the client's: it has gone, or has not spoken HTTP.
+                    let _ = connection.await;
+                    drop(permit);
+                });
+            }
+        };
+        tokio::select! {
+            () = accept => {}
+            () = end => {}
+        }
+        is_ending.store(true, Ordering::SeqCst);
+        drop(listener);
+        let deadline = Instant::now() + drain;
+        let _ = tokio::time::timeout_at(deadline, graceful.shutdown()).await;
+        // Requests whose clients have gone, and those whose end is unknown.
+        while state.fence.doors_in_use() > 0 && Instant::now() < deadline {
+            tokio::time::sleep(LOOK_FOR_THE_END).await;
+        }
+        let all_ended = state.fence.doors_in_use() == 0;
+        if all_ended {
+            state.restart.end()?;
+        }
+        if let Some(admin) = admin {
+            admin.abort();
+        }
+        Ok(all_ended)
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, GateError> {
+    TcpListener::bind(address).await.map_err(|source| GateError::Listen { address, source })
+}
+
+fn upstream(url: &str) -> Result<Upstream, GateError> {
+    let bad = |why| GateError::Upstream { url: url.to_owned(), why };
+    let uri: Uri = url.parse().map_err(|_| bad("is no URL"))?;
+    let scheme = uri.scheme().cloned().filter(|it| *it == Scheme::HTTP || *it == Scheme::HTTPS);
+    let scheme = scheme.ok_or_else(|| bad("has another scheme"))?;
+    let authority = uri.authority().cloned().ok_or_else(|| bad("has no host"))?;
+    if authority.as_str().contains('@') {
+        return Err(bad("has a user, which a gate can't send"));
+    }
+    if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+        return Err(bad("has a path, which a gate does not change"));
+    }
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_connect_timeout(Some(CONNECT));
+    connector.set_nodelay(true);
+    let tls = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| GateError::Tls(error.to_string()))?
+        .with_native_roots()
+        .map_err(|error| GateError::Tls(error.to_string()))?
+        .with_no_client_auth();
+    let connector = HttpsConnectorBuilder::new()
+        .with_tls_config(tls)
+        .https_or_http()
+        .enable_http1()
+        .enable_http2()
+        .wrap_connector(connector);
+    let client = Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE)
+        .build(connector);
+    Ok(Upstream { client, scheme, authority })
+}

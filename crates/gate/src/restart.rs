@@ -1,0 +1,110 @@
+//! Whether the gate ended in an orderly way the last time.
+//!
+//! A gate that was killed has left requests at the upstream whose ends nobody has seen. They can only be at resources that
+//! have marks, since marks are durable before a request is forwarded, and only under the token of the highest writer:
+//! a higher one would have waited for their end. So for the first `settle` after such a start, a resource with marks admits
+//! that token only. A gate that ended in an orderly way, with no request inside, leaves a file that says so; it is removed,
+//! durably, before the next request is admitted.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use lockkeeper_fence::{Marks, Section, door};
+
+/// The file.
+const NAME: &str = "ended-in-order";
+
+/// The state of a data directory between start and end.
+#[derive(Debug)]
+pub(crate) struct Restart {
+    path: PathBuf,
+    /// Until then, requests of the previous run may be at the upstream.
+    unsettled_until: Option<Instant>,
+}
+
+impl Restart {
+    /// Reads and removes the file. `is_new`: the directory has no marks yet.
+    pub(crate) fn begin(directory: &Path, is_new: bool, settle: Duration) -> io::Result<Self> {
+        let path = directory.join(NAME);
+        let ended_in_order = match fs::remove_file(&path) {
+            Ok(()) => {
+                File::open(directory)?.sync_all()?;
+                true
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => is_new,
+            Err(error) => return Err(error),
+        };
+        let unsettled_until = (!ended_in_order).then(|| Instant::now() + settle);
+        Ok(Self { path, unsettled_until })
+    }
+
+    /// How long requests of the previous run may still be at the upstream; `None` if none can be.
+    pub(crate) fn unsettled_for(&self) -> Option<Duration> {
+        self.unsettled_until
+            .and_then(|until| until.checked_duration_since(Instant::now()))
+            .filter(|left| !left.is_zero())
+    }
+
+    /// Records that no request is inside.
+    pub(crate) fn end(&self) -> io::Result<()> {
+        // The previous run's requests may have outlived this short one.
+        if self.unsettled_for().is_some() {
+            return Ok(());
+        }
+        File::create(&self.path)?.sync_all()?;
+        self.path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+    }
+}
+
+/// Whether a section may run beside requests of the previous run, which left these marks.
+pub(crate) fn may_join(marks: &Marks, section: Section) -> bool {
+    let of_base = marks.base.writer.map(Section::exclusive);
+    let of_slots = marks.slots.iter().filter_map(|(slot, pair)| {
+        // A slot below the limit, as all slots of marks are.
+        Section::permit(*slot, pair.writer?).ok()
+    });
+    of_base.into_iter().chain(of_slots).all(|earlier| door::together(earlier, section))
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::Token;
+    use lockkeeper_fence::Action;
+
+    use super::*;
+
+    const SETTLE: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn only_an_orderly_end_or_a_new_directory_settles_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let begin = |is_new| Restart::begin(directory.path(), is_new, SETTLE).unwrap();
+        assert!(begin(true).unsettled_for().is_none());
+        assert!(begin(false).unsettled_for().is_some(), "killed");
+        begin(true).end().unwrap();
+        assert!(begin(false).unsettled_for().is_none());
+        assert!(begin(false).unsettled_for().is_some(), "the file is gone after a start");
+        begin(false).end().unwrap();
+        assert!(
+            begin(false).unsettled_for().is_some(),
+            "a short run doesn't hide that the one before was killed"
+        );
+    }
+
+    #[test]
+    fn after_a_kill_only_the_last_writer_may_go_on() {
+        let token = |number| Token::new(number).unwrap();
+        let mut marks = Marks::default();
+        assert!(may_join(&marks, Section::exclusive(token(9))), "nobody was ever here");
+        let _ = marks.check(Action::Enter, Section::shared(token(5))).unwrap();
+        assert!(may_join(&marks, Section::exclusive(token(9))), "readers change nothing");
+        let _ = marks.check(Action::Write, Section::exclusive(token(6))).unwrap();
+        assert!(may_join(&marks, Section::exclusive(token(6))));
+        assert!(!may_join(&marks, Section::exclusive(token(7))));
+        assert!(!may_join(&marks, Section::shared(token(7))));
+        let _ = marks.check(Action::Write, Section::permit(2, token(8)).unwrap()).unwrap();
+        assert!(!may_join(&marks, Section::permit(2, token(9)).unwrap()));
+    }
+}

@@ -1,0 +1,8 @@
+//! The gate in front of real upstreams, over real sockets.
+
+mod ends;
+mod hostile;
+mod order;
+mod proxying;
+mod rig;
+mod tokens;
