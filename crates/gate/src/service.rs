@@ -1,7 +1,9 @@
 //! One request: what it is about, its admission, and its way to the upstream and back.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -95,14 +97,10 @@ impl GateState {
             Way::Guarded(pass, _) => {
                 observe::request("guarded");
                 let inside = Inside::new(pass, self.settle);
-                // In a task of its own, so that its end is known also if the client does not wait for it.
-                let forwarded = tokio::spawn(async move {
-                    self.forward(parts, body, client, deadline, Some(inside), permit).await
-                });
-                forwarded.await.unwrap_or_else(|error| {
-                    tracing::error!(error = &error as &dyn std::error::Error, "a request has failed");
-                    bad_gateway("failed", "the gate failed. The request may have been executed")
-                })
+                // Its end is to be known also if the client does not wait for it.
+                let forwarded =
+                    async move { self.forward(parts, body, client, deadline, Some(inside), permit).await };
+                FinishDetached { future: Some(Box::pin(forwarded)) }.await
             }
         }
     }
@@ -252,6 +250,34 @@ impl Upstream {
         parts.path_and_query = Some(path.unwrap_or(PathAndQuery::from_static("/")));
         // Can't fail: all three parts are there.
         Uri::from_parts(parts).unwrap_or_default()
+    }
+}
+
+/// A future that is spawned if it is dropped before its end. Spawned from the beginning, it would cost each request two wake-ups on
+/// another thread, a tenth of its time.
+struct FinishDetached<T: Send + 'static> {
+    future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+}
+
+impl<T: Send + 'static> Future for FinishDetached<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let Some(future) = &mut self.future else { return Poll::Pending };
+        let done = ready!(future.as_mut().poll(context));
+        self.future = None;
+        Poll::Ready(done)
+    }
+}
+
+impl<T: Send + 'static> Drop for FinishDetached<T> {
+    fn drop(&mut self) {
+        // A future that has panicked must not be polled again.
+        if let Some(future) = self.future.take()
+            && !std::thread::panicking()
+        {
+            tokio::spawn(future);
+        }
     }
 }
 

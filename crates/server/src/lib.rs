@@ -33,4 +33,4 @@ mod run;
 pub use error::ServeError;
 pub use front::LEADER_METADATA;
 pub use options::{CONNECTIONS_MAX, ELECTION_TIMEOUT, SNAPSHOT_AFTER, ServerOptions};
-pub use run::{Running, run};
+pub use run::{Running, raise_file_limit, run};

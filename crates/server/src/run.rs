@@ -229,8 +229,10 @@ impl Peering {
     }
 }
 
-/// Raises the limit on open files. Returns `wanted`, or fewer connections if the limit does not allow as many.
-fn raise_file_limit(wanted: usize) -> usize {
+/// Raises this process's limit on open files to the most that it may have. Returns `wanted`, or fewer connections if that
+/// limit does not allow as many.
+#[must_use]
+pub fn raise_file_limit(wanted: usize) -> usize {
     let raise = || -> nix::Result<u64> {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         if soft < hard {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use lockkeeper::TokenStatus;
 use lockkeeper_fence::MarksError;
 use lockkeeper_gate::{GateError, GateOptions, Rules, RulesError, TokenCheck};
+use lockkeeper_server::raise_file_limit;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -28,7 +29,8 @@ pub(super) async fn gate(args: Gate) -> Result<u8, Failure> {
         wait: args.wait,
         timeout: args.timeout,
         drain: args.drain,
-        connections_max: args.max_connections,
+        // A connection of a client may need one to the upstream.
+        connections_max: raise_file_limit(args.max_connections.saturating_mul(2)).div_ceil(2),
         requests_max: args.max_requests,
         tokens,
         ..GateOptions::new(args.listen, args.upstream, args.data)

@@ -8,6 +8,7 @@ mod documents;
 mod electing;
 mod fencing;
 mod forming;
+mod gate;
 mod grace;
 mod node;
 mod once;

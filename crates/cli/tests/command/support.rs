@@ -162,7 +162,7 @@ impl CommandExt for Command {
 
     fn started(&mut self) -> Running {
         let child = self.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        Running { child: Some(child), token: 0 }
+        Running::of(child)
     }
 
     fn fed(&mut self, input: &[u8]) -> Ended {
@@ -179,6 +179,10 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    pub(crate) fn of(child: Child) -> Self {
+        Self { child: Some(child), token: 0 }
+    }
+
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = self.child.as_ref().unwrap().id();
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();

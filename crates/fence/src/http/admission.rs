@@ -145,4 +145,3 @@ fn of_path(parts: &Parts) -> Result<Resource, Problem> {
     let decoded = decoded.map_err(|_| bad("decoded, it is not UTF-8"))?;
     Resource::new(&decoded).map_err(|error| bad(&error.to_string()))
 }
-
