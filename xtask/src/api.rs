@@ -13,7 +13,7 @@ use crate::process::{cargo, run};
 /// The text. Not a page of the book.
 const FILE: &str = "docs/public-api.txt";
 /// All lock services.
-const FEATURES: &str = "dynamodb,etcd-tls,postgres-tls,redis-tls,redlock,zookeeper";
+const FEATURES: &str = "dynamodb,etcd-tls,postgres-tls,redis-tls,redlock,sqlite,zookeeper";
 
 /// Writes the text.
 pub(crate) fn write() -> TaskResult {

@@ -46,21 +46,23 @@ async fn settles(gate: &Running, first: &str, status: u16) {
 
 #[tokio::test]
 async fn resource_settles_after_an_upstream_that_broke_off_or_answered_garbage() {
+    let settles_after = async |answer: &'static str| {
+        let upstream = raw_upstream(async |mut stream| {
+            read_headers(&mut stream).await;
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        });
+        let gate = Running::before(&upstream.await).await;
+        settles(&gate, "PUT /a|Fencing-Token: 5", 502).await;
+    };
     let switch = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n";
     let length = "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n";
-    let all = ["", "HTTP/1.1 2", "garbage\r\n\r\n", length, switch].map(|answer| {
-        tokio::spawn(async move {
-            let upstream = raw_upstream(async |mut stream| {
-                read_headers(&mut stream).await;
-                stream.write_all(answer.as_bytes()).await.unwrap();
-            });
-            let gate = Running::before(&upstream.await).await;
-            settles(&gate, "PUT /a|Fencing-Token: 5", 502).await;
-        })
-    });
-    for one in all {
-        one.await.unwrap();
-    }
+    tokio::join!(
+        settles_after(""),
+        settles_after("HTTP/1.1 2"),
+        settles_after("garbage\r\n\r\n"),
+        settles_after(length),
+        settles_after(switch),
+    );
 }
 
 #[tokio::test]
