@@ -7,6 +7,7 @@
 //!
 //! P1 to P12 in comments are the promises of `docs/SAFETY.md`.
 
+pub mod advise;
 pub mod args;
 pub mod commands;
 pub mod exit;

@@ -110,8 +110,8 @@ impl GateOptions {
             wait: lockkeeper_fence::http::WAIT_DEFAULT,
             timeout: Duration::from_secs(60),
             drain: Duration::from_secs(30),
-            connections_max: 10_000,
-            requests_max: 20_000,
+            connections_max: 8192,
+            requests_max: 16_384,
             tokens: None,
         }
     }

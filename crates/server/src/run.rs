@@ -84,7 +84,7 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
         let why = format!("{address} is to serve both clients and other nodes: give each its own port");
         return Err(ServeError::Nodes { why });
     }
-    let connections_max = raise_file_limit(options.connections_max);
+    let connections_max = raise_file_limit(options.connections_max, 1);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -230,9 +230,9 @@ impl Peering {
 }
 
 /// Raises this process's limit on open files to the most that it may have. Returns `wanted`, or fewer connections if that
-/// limit does not allow as many.
+/// limit does not allow as many of `files_each`.
 #[must_use]
-pub fn raise_file_limit(wanted: usize) -> usize {
+pub fn raise_file_limit(wanted: usize, files_each: u64) -> usize {
     let raise = || -> nix::Result<u64> {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         if soft < hard {
@@ -242,7 +242,8 @@ pub fn raise_file_limit(wanted: usize) -> usize {
     };
     match raise() {
         Ok(files) => {
-            let most = usize::try_from(files.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX).max(1);
+            let most = files.saturating_sub(FILES_RESERVED) / files_each;
+            let most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
             if most < wanted {
                 tracing::warn!(
                     limit = most,

@@ -57,10 +57,10 @@ pub struct Gate {
     #[arg(long, value_name = "URL")]
     pub locks: Option<String>,
     /// The largest number of connections at a time
-    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    #[arg(long, value_name = "N", default_value_t = 8192)]
     pub max_connections: usize,
     /// The largest number of requests at a time
-    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    #[arg(long, value_name = "N", default_value_t = 16_384)]
     pub max_requests: usize,
     /// The format of the log on standard error
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]

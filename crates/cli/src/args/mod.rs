@@ -1,5 +1,6 @@
 //! The command line: argument definitions and help texts only. `settings` and the commands interpret the values.
 
+mod advise;
 mod cluster;
 mod config;
 mod fence;
@@ -25,6 +26,7 @@ use crate::settings::duration;
 use suggest::{one_line, suggestion};
 use values::{reason, token};
 
+pub use advise::Advise;
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
 pub use gate::Gate;
@@ -87,6 +89,8 @@ pub enum Command {
     Serve(Serve),
     /// Check fencing tokens in front of an HTTP service that can't
     Gate(Gate),
+    /// Recommend a lock, or none: asks what it is for
+    Advise(Advise),
     /// List locks in use
     #[command(after_help = "Example:\n  lockkeeper ls orders --json")]
     Ls(Ls),

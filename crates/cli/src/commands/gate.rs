@@ -30,7 +30,7 @@ pub(super) async fn gate(args: Gate) -> Result<u8, Failure> {
         timeout: args.timeout,
         drain: args.drain,
         // A connection of a client may need one to the upstream.
-        connections_max: raise_file_limit(args.max_connections.saturating_mul(2)).div_ceil(2),
+        connections_max: raise_file_limit(args.max_connections, 2),
         requests_max: args.max_requests,
         tokens,
         ..GateOptions::new(args.listen, args.upstream, args.data)

@@ -1,5 +1,6 @@
 //! One module per command.
 
+mod advise;
 mod backup;
 mod bench;
 mod cluster;
@@ -44,6 +45,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Leader(args) => block_on(patiently(run::elect::leader(args))),
         Command::Serve(args) => serve::serve(args),
         Command::Gate(args) => block_on_all_cores(gate::gate(args)),
+        Command::Advise(args) => advise::advise(&args),
         Command::Ls(args) => block_on(patiently(inspect::ls(args))),
         Command::Show(args) => block_on(patiently(inspect::show(args))),
         Command::Watch(args) => block_on(watch::watch(args)),

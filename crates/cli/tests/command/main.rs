@@ -1,5 +1,6 @@
 //! Tests of the program as users run it: real processes, exit codes, texts, files.
 
+mod advise;
 mod backups;
 mod bad_input;
 mod cluster;

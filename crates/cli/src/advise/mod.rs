@@ -1,0 +1,351 @@
+//! `advise`: the decision tree, the walk through it, and its end.
+//!
+//! `tree.toml` is the only place of the tree. The dialogue, the flags and the page are made from it.
+
+mod page;
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+pub use page::markdown;
+
+/// The tree of this program.
+pub static TREE: LazyLock<Tree> =
+    LazyLock::new(|| toml::from_str(include_str!("tree.toml")).expect("a test reads the tree"));
+
+/// Questions and advice, and what a lock needs to know.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tree {
+    first: String,
+    question: Vec<Question>,
+    advice: Vec<AdviceText>,
+    service: Vec<Service>,
+    runtime: Vec<Runtime>,
+}
+
+/// A question with its answers.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Question {
+    id: String,
+    text: String,
+    answers: Vec<Answer>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Answer {
+    key: String,
+    text: String,
+    question: Option<String>,
+    advice: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AdviceText {
+    id: String,
+    kind: Kind,
+    /// Whether it needs tokens.
+    #[serde(default)]
+    fenced: bool,
+    title: String,
+    why: String,
+    start: Vec<String>,
+    read: Vec<String>,
+}
+
+/// What is recommended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// No lock.
+    None,
+    /// A lock that rarely fails to exclude, which costs little.
+    Efficiency,
+    /// A lock whose failure would do damage.
+    Correctness,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Service {
+    key: String,
+    text: String,
+    url: String,
+    fenced_url: Option<String>,
+    leased: bool,
+    tokens: bool,
+    lock_delay: bool,
+    ttl_max_s: Option<u64>,
+    note: String,
+    page: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Runtime {
+    key: String,
+    text: String,
+    /// How far its pauses reach.
+    pause_s: u64,
+}
+
+/// The answers so far, by question.
+pub type Answers = BTreeMap<String, String>;
+
+/// What is asked next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// The flag of the answer, without its dashes.
+    pub id: String,
+    /// The question.
+    pub text: String,
+    /// The answers: the value of the flag, and what it means. Empty: a duration is asked for.
+    pub answers: Vec<(String, String)>,
+}
+
+/// An answer that the question does not have.
+#[derive(PartialEq, Eq, Debug, thiserror::Error)]
+#[error("--{id} `{value}`: {known}")]
+pub struct UnknownAnswer {
+    id: String,
+    value: String,
+    known: String,
+}
+
+/// The end of a walk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Advice {
+    /// The advice's id.
+    pub id: String,
+    /// What is recommended.
+    pub kind: Kind,
+    /// In a few words.
+    pub title: String,
+    /// The reason.
+    pub why: String,
+    /// The lock's settings, if a lock is recommended.
+    pub lock: Option<LockAdvice>,
+    /// What to begin with: commands or statements.
+    pub start: Vec<String>,
+    /// Pages of the documentation.
+    pub read: Vec<String>,
+}
+
+/// The settings of a lock.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LockAdvice {
+    /// The URL of the lock service.
+    pub url: String,
+    /// The session's ttl; `None` where holds have none.
+    pub ttl: Option<Duration>,
+    /// How long the lock stays closed after a holder that vanished.
+    pub lock_delay: Option<Duration>,
+    /// The limit of a hold.
+    pub max_hold: Duration,
+    /// What to know about the service.
+    pub note: String,
+    /// What the advice needs and the service lacks.
+    pub lacks: Option<String>,
+    /// The service's page in the documentation.
+    page: String,
+}
+
+/// The flags of the questions about a lock.
+const SERVICE: &str = "service";
+const TAKES: &str = "takes";
+const RUNTIME: &str = "runtime";
+/// Ttls below this make a short outage of the service a loss of locks.
+const TTL_MIN: Duration = Duration::from_secs(10);
+const TTL_MAX: Duration = Duration::from_secs(3600);
+const DELAY_MAX: Duration = Duration::from_secs(3600);
+/// A hold that lasts this many times longer than usual is taken for hung.
+const MAX_HOLD_TIMES: u32 = 10;
+const MAX_HOLD_MIN: Duration = Duration::from_secs(60);
+
+impl Tree {
+    /// The next question, or the advice.
+    ///
+    /// # Errors
+    /// An answer that its question does not have.
+    pub fn walk(&self, answers: &Answers) -> Result<Result<Advice, Asked>, UnknownAnswer> {
+        let mut id = self.first.as_str();
+        let advice = loop {
+            let question = self.question(id);
+            let asked = Asked {
+                id: id.to_owned(),
+                text: question.text.clone(),
+                answers: question.answers.iter().map(|it| (it.key.clone(), it.text.clone())).collect(),
+            };
+            let Some(value) = answers.get(id) else { return Ok(Err(asked)) };
+            let answer = question.answers.iter().find(|it| it.key == *value);
+            let answer = answer.ok_or_else(|| unknown(&asked, value))?;
+            match (&answer.question, &answer.advice) {
+                (Some(next), _) => id = next,
+                (None, Some(advice)) => break self.advice(advice),
+                (None, None) => unreachable!("a test walks every path"),
+            }
+        };
+        if advice.kind == Kind::None {
+            return Ok(Ok(advice.filled(None)));
+        }
+        let (Some(service), Some(takes), Some(runtime)) =
+            (answers.get(SERVICE), answers.get(TAKES), answers.get(RUNTIME))
+        else {
+            return Ok(Err(self.about_the_lock(answers)));
+        };
+        let find = |asked: Asked, value: &String| unknown(&asked, value);
+        let service = self
+            .service
+            .iter()
+            .find(|it| it.key == *service)
+            .ok_or_else(|| find(self.services(), service))?;
+        let runtime = self
+            .runtime
+            .iter()
+            .find(|it| it.key == *runtime)
+            .ok_or_else(|| find(self.runtimes(), runtime))?;
+        let takes = humantime::parse_duration(takes).map_err(|_| unknown(&takes_asked(), takes))?;
+        Ok(Ok(advice.filled(Some(self.lock(advice, service, runtime, takes)))))
+    }
+
+    /// The flags of all questions that have a list of answers, with the keys of these.
+    #[must_use]
+    pub fn flags(&self) -> BTreeMap<String, Vec<String>> {
+        let mut flags: BTreeMap<_, _> = self
+            .question
+            .iter()
+            .map(|question| (question.id.clone(), question.answers.iter().map(|it| it.key.clone()).collect()))
+            .collect();
+        for asked in [self.services(), self.runtimes()] {
+            flags.insert(asked.id, asked.answers.into_iter().map(|(key, _)| key).collect());
+        }
+        flags
+    }
+
+    fn about_the_lock(&self, answers: &Answers) -> Asked {
+        let missing = |id: &str| !answers.contains_key(id);
+        if missing(SERVICE) {
+            self.services()
+        } else if missing(TAKES) {
+            takes_asked()
+        } else {
+            self.runtimes()
+        }
+    }
+
+    /// The settings of a lock. A ttl must outlast the pauses of its holder: with renewals it need not outlast the operation.
+    fn lock(&self, advice: &AdviceText, service: &Service, runtime: &Runtime, takes: Duration) -> LockAdvice {
+        let outlasts = Duration::from_secs(runtime.pause_s) * 3;
+        let ttl_max = service.ttl_max_s.map_or(TTL_MAX, Duration::from_secs);
+        let url = service.fenced_url.as_ref().filter(|_| advice.fenced).unwrap_or(&service.url);
+        let uses_delay = advice.start.iter().any(|line| line.contains("{delay}"));
+        let lacks = if advice.fenced && !service.tokens {
+            let others: Vec<&str> =
+                self.service.iter().filter(|it| it.tokens).map(|it| it.key.as_str()).collect();
+            Some(format!(
+                "it has no tokens, so nothing can refuse a holder that stalls. These have: {}",
+                others.join(", ")
+            ))
+        } else if uses_delay && !service.lock_delay {
+            let others: Vec<&str> =
+                self.service.iter().filter(|it| it.lock_delay).map(|it| it.key.as_str()).collect();
+            Some(format!(
+                "it has no lock-delay, so a holder that stalls meets the next one. These have: {}",
+                others.join(", ")
+            ))
+        } else {
+            None
+        };
+        LockAdvice {
+            url: url.clone(),
+            ttl: service.leased.then(|| outlasts.clamp(TTL_MIN, ttl_max)),
+            lock_delay: (uses_delay && service.lock_delay).then(|| outlasts.min(DELAY_MAX)),
+            max_hold: takes.saturating_mul(MAX_HOLD_TIMES).max(MAX_HOLD_MIN),
+            note: service.note.clone(),
+            lacks,
+            page: service.page.clone(),
+        }
+    }
+
+    fn services(&self) -> Asked {
+        let answers = self.service.iter().map(|it| (it.key.clone(), it.text.clone())).collect();
+        Asked { id: SERVICE.to_owned(), text: "What do you run already?".to_owned(), answers }
+    }
+
+    fn runtimes(&self) -> Asked {
+        let answers = self.runtime.iter().map(|it| (it.key.clone(), it.text.clone())).collect();
+        Asked { id: RUNTIME.to_owned(), text: "Where does it run?".to_owned(), answers }
+    }
+
+    fn question(&self, id: &str) -> &Question {
+        self.question.iter().find(|it| it.id == id).expect("a test walks every path")
+    }
+
+    fn advice(&self, id: &str) -> &AdviceText {
+        self.advice.iter().find(|it| it.id == id).expect("a test walks every path")
+    }
+}
+
+fn takes_asked() -> Asked {
+    let text =
+        "How long does one operation take, at most, as a rule? A duration, as in 500ms, 5s, 10m".to_owned();
+    Asked { id: TAKES.to_owned(), text, answers: Vec::new() }
+}
+
+fn unknown(asked: &Asked, value: &str) -> UnknownAnswer {
+    let keys: Vec<&str> = asked.answers.iter().map(|(key, _)| key.as_str()).collect();
+    let known = match keys[..] {
+        [] => "write a duration, as in 500ms, 5s, 10m".to_owned(),
+        _ => format!("known are {}", keys.join(", ")),
+    };
+    UnknownAnswer { id: asked.id.clone(), value: value.to_owned(), known }
+}
+
+impl AdviceText {
+    fn filled(&self, lock: Option<LockAdvice>) -> Advice {
+        let flag = |name: &str, duration: Option<Duration>| {
+            duration.map(|it| format!(" --{name} {}", flag_value(it))).unwrap_or_default()
+        };
+        let fill = |line: &String| match &lock {
+            None => line.clone(),
+            Some(lock) => line
+                .replace("{locks}", &quoted(&lock.url))
+                .replace("{ttl}", &flag("ttl", lock.ttl))
+                .replace("{delay}", &flag("lock-delay", lock.lock_delay))
+                .replace("{max}", &flag("max-hold", Some(lock.max_hold))),
+        };
+        Advice {
+            id: self.id.clone(),
+            kind: self.kind,
+            title: self.title.clone(),
+            why: self.why.clone(),
+            start: self.start.iter().map(fill).collect(),
+            read: self
+                .read
+                .iter()
+                .chain(lock.iter().map(|it| &it.page))
+                .map(|page| format!("docs/{page}"))
+                .collect(),
+            lock,
+        }
+    }
+}
+
+/// A duration without spaces: `1h30m`.
+fn flag_value(duration: Duration) -> String {
+    humantime::format_duration(duration).to_string().replace(' ', "")
+}
+
+/// A URL as a shell takes it.
+fn quoted(url: &str) -> String {
+    if url.contains('?') { format!("'{url}'") } else { url.to_owned() }
+}
+
+#[cfg(test)]
+mod tests;
