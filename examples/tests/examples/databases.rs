@@ -95,3 +95,14 @@ fn cache_stampede_computes_once_and_works_without_its_lock() {
     let told = at_once(program, &[vec![gone.as_str(), &url, "other-page"]]);
     assert_eq!(told, ["computed: other-page, computed 1 times so far"]);
 }
+
+/// The program checks its counts itself, under a lock and without one.
+#[test]
+fn alternatives_to_a_lock_lose_nothing_either() {
+    let program = env!("CARGO_BIN_EXE_alternatives");
+    let (service, postgres) = (Service::start(), Postgres::start());
+    let outputs = at_once(program, &[vec![&postgres.url(), &service.url(), "4", "30"]]);
+    for way in ["statement", "forupdate", "version", "key", "queue", "owner"] {
+        assert!(outputs[0].lines().any(|line| line.starts_with(&format!("{way}: "))), "{outputs:?}");
+    }
+}

@@ -14,6 +14,7 @@ use crate::support::{CommandExt, Place, wait_until};
 const README: &str = include_str!("../../../../README.md");
 const SERVICE: &str = include_str!("../../../../docs/service.md");
 const OPERATING: &str = include_str!("../../../../docs/operating.md");
+const CHECKLIST: &str = include_str!("../../../../docs/checklist.md");
 
 /// The shell scripts of a page after a heading.
 fn scripts<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
@@ -145,4 +146,21 @@ fn serve_calls_in_systemd_unit_and_containerfile_parse() {
     let command = file.lines().find_map(|line| line.strip_prefix("CMD ")).unwrap();
     let words: Vec<String> = serde_json::from_str::<Value>(command).and_then(serde_json::from_value).unwrap();
     args::parse(std::iter::once("lockkeeper".to_owned()).chain(words).map(OsString::from)).unwrap();
+}
+
+#[test]
+fn each_question_of_the_checklist_has_a_command_that_parses() {
+    let questions: Vec<&str> = CHECKLIST.split("- [ ] ").skip(1).collect();
+    assert_eq!(questions.len(), 7);
+    for (number, question) in questions.iter().enumerate() {
+        assert!(question.starts_with(&format!("**{}. ", number + 1)), "{question}");
+        let calls: Vec<&str> = question.split('`').filter(|code| code.starts_with("lockkeeper ")).collect();
+        assert!(!calls.is_empty(), "{question}");
+        for call in calls {
+            let call = call.replace(" N ", " 8 ").replace(" COUNT ", " 8 ");
+            if let Err(failure) = args::parse(call.split_whitespace().map(OsString::from)) {
+                panic!("{call}: {failure:?}");
+            }
+        }
+    }
 }
