@@ -9,7 +9,7 @@ use lockkeeper::backends::dynamodb::init;
 use lockkeeper::backends::memory::Server;
 use lockkeeper::once::{
     DynamoDbRecords, FileRecords, KEY_BYTES_MAX, MemoryRecords, OUTCOME_BYTES_MAX, Once, OnceError,
-    OnceStore, PostgresRecords, Record, RedisRecords, SqliteRecords,
+    OnceRecord, OnceStore, PostgresRecords, RedisRecords, SqliteRecords,
 };
 use lockkeeper::{HoldError, Lock, Locks};
 use lockkeeper_rig::{DynamoDb, Postgres, Redis};
@@ -27,7 +27,7 @@ async fn records_are_never_replaced(store: &impl OnceStore) {
     // All bytes, and a key that paths, SQL and Redis could mistake for something else.
     let key = "a/../b'; -- {x}\n%00 é";
     let outcome: Vec<u8> = (0..=255).cycle().take(OUTCOME_BYTES_MAX).collect();
-    let (first, second) = (Record::new(outcome), Record::new(Vec::new()));
+    let (first, second) = (OnceRecord::new(outcome), OnceRecord::new(Vec::new()));
     assert_eq!(store.get(key).await.ok().unwrap(), None);
     assert_eq!(store.put(key, &first).await.ok().unwrap(), first);
     assert_eq!(store.put(key, &first).await.ok().unwrap(), first, "a retry finds itself");
@@ -84,7 +84,7 @@ async fn work_done_by_another_meanwhile_is_reported(store: &impl OnceStore) {
     let lock = clients(1).remove(0);
     let twice = lock.once("twice", store, async |_| {
         // As another holder does after this one has lost the lock.
-        store.put("twice", &Record::new(b"theirs".to_vec())).await.ok().unwrap();
+        store.put("twice", &OnceRecord::new(b"theirs".to_vec())).await.ok().unwrap();
         Ok::<_, OnceError>(b"mine".to_vec())
     });
     match twice.await {
@@ -132,7 +132,7 @@ async fn sqlite() {
         Ok::<_, OnceError>(vec![1])
     });
     assert!(once.await.unwrap().is_new, "the record of its own transaction is this attempt's");
-    let late = Record::new(vec![2]);
+    let late = OnceRecord::new(vec![2]);
     assert!(!SqliteRecords::put_in(&work, "in a transaction", &late).unwrap());
 }
 
@@ -158,7 +158,7 @@ async fn postgres() {
         first.execute("INSERT INTO effect VALUES (1)", &[]).await.unwrap();
         let mine = attempt.record(b"first".to_vec());
         assert!(PostgresRecords::put_in(&first, "in a transaction", &mine).await.unwrap());
-        let theirs = Record::new(b"second".to_vec());
+        let theirs = OnceRecord::new(b"second".to_vec());
         let second = two.transaction().await.unwrap();
         second.execute("INSERT INTO effect VALUES (2)", &[]).await.unwrap();
         {
@@ -183,7 +183,7 @@ async fn redis() {
     check(Arc::new(RedisRecords::new(connection.clone()))).await;
 
     let short = RedisRecords::new(connection).keep_for(Duration::from_millis(1));
-    short.put("short", &Record::new(vec![1])).await.unwrap();
+    short.put("short", &OnceRecord::new(vec![1])).await.unwrap();
     let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
     while short.get("short").await.unwrap().is_some() {
         assert!(tokio::time::Instant::now() < deadline, "the record does not expire");
@@ -199,7 +199,7 @@ async fn dynamodb() {
     let records = DynamoDbRecords::connect(&url).await.unwrap();
     check(Arc::new(records.clone())).await;
     let kept = records.clone().keep_for(Duration::from_secs(3600));
-    let record = Record::new(vec![1]);
+    let record = OnceRecord::new(vec![1]);
     assert_eq!(kept.put("kept for a time", &record).await.unwrap(), record);
     assert_eq!(records.get("kept for a time").await.unwrap(), Some(record));
 }

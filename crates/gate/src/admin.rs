@@ -26,6 +26,8 @@ const CONNECTIONS_MAX: usize = 64;
 pub(crate) struct Admin {
     pub(crate) metrics: PrometheusHandle,
     pub(crate) state: Arc<GateState>,
+    /// The free connections of clients, and all of them.
+    pub(crate) connections: (Arc<Semaphore>, usize),
     /// The gate takes no more requests.
     pub(crate) is_ending: Arc<AtomicBool>,
 }
@@ -60,6 +62,8 @@ impl Admin {
             }
             (&Method::GET | &Method::HEAD, "/healthz") => (StatusCode::OK, "ok\n".to_owned()),
             (&Method::GET | &Method::HEAD, "/metrics") => {
+                let (free, all) = &self.connections;
+                observe::connections(all - free.available_permits());
                 observe::resources_in_use(self.state.fence.doors_in_use());
                 self.metrics.run_upkeep();
                 (StatusCode::OK, self.metrics.render())

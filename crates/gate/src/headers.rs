@@ -8,6 +8,7 @@ use http::header::{
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::request::Parts;
+use http_body::Body;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -28,7 +29,10 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 pub(crate) fn ambiguous_framing(parts: &Parts) -> Option<&'static str> {
     let headers = &parts.headers;
     let coded = headers.contains_key(TRANSFER_ENCODING);
-    if coded && headers.contains_key(CONTENT_LENGTH) {
+    let is_chunked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"chunked");
+    if headers.get_all(TRANSFER_ENCODING).iter().any(|value| !is_chunked(value)) {
+        Some("it has a transfer coding other than `chunked`")
+    } else if coded && headers.contains_key(CONTENT_LENGTH) {
         Some("it has both Content-Length and Transfer-Encoding")
     } else if coded && parts.version < Version::HTTP_11 {
         Some("it has Transfer-Encoding, which HTTP/1.0 does not know")
@@ -47,8 +51,15 @@ pub(crate) fn wants_websocket(headers: &HeaderMap) -> bool {
     upgrades.any(|value| value.to_ascii_lowercase().contains("websocket"))
 }
 
-/// Removes what is about the client's connection, and adds who asks.
-pub(crate) fn to_upstream(parts: &mut Parts, client: IpAddr) {
+/// Whether a header asks the upstream to take the request for one of another method, as some frameworks do.
+pub(crate) fn overrides_method(headers: &HeaderMap) -> bool {
+    ["x-http-method-override", "x-http-method", "x-method-override"]
+        .iter()
+        .any(|name| headers.contains_key(*name))
+}
+
+/// Removes what is about the client's connection, and adds who asks, and how long the body is.
+pub(crate) fn to_upstream(parts: &mut Parts, client: IpAddr, body: &impl Body) {
     let trailers = parts.headers.get_all(TE).iter().any(|value| {
         value
             .to_str()
@@ -59,6 +70,10 @@ pub(crate) fn to_upstream(parts: &mut Parts, client: IpAddr) {
     parts.headers.remove(EXPECT);
     if trailers {
         parts.headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    // The client of the upstream sends a body of unknown length only with this, if the method is one that has none as a rule.
+    if !body.is_end_stream() && !parts.headers.contains_key(CONTENT_LENGTH) {
+        parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     // HTTP/2 has the host in the URI.
     if !parts.headers.contains_key(HOST)

@@ -1,6 +1,8 @@
 //! The end of a guarded request at the upstream: seen, or unknown.
 
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -9,8 +11,10 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use lockkeeper_fence::http::Pass;
+use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::observe;
 
@@ -20,11 +24,13 @@ use crate::observe;
 pub(crate) struct Inside {
     pass: Option<Pass>,
     settle: Duration,
+    /// Number of requests whose end is unknown.
+    unsettled: Arc<AtomicUsize>,
 }
 
 impl Inside {
-    pub(crate) fn new(pass: Pass, settle: Duration) -> Self {
-        Self { pass: Some(pass), settle }
+    pub(crate) fn new(pass: Pass, settle: Duration, unsettled: Arc<AtomicUsize>) -> Self {
+        Self { pass: Some(pass), settle, unsettled }
     }
 
     /// The upstream has ended the request, or has never seen it.
@@ -37,10 +43,14 @@ impl Drop for Inside {
     fn drop(&mut self) {
         let Some(pass) = self.pass.take() else { return };
         observe::unknown_end();
-        let settled = tokio::time::sleep(self.settle);
-        tokio::spawn(async move {
-            settled.await;
+        // Without a runtime the process ends; the next run settles.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (settle, unsettled) = (self.settle, Arc::clone(&self.unsettled));
+        unsettled.fetch_add(1, Ordering::Relaxed);
+        runtime.spawn(async move {
+            tokio::time::sleep(settle).await;
             drop(pass);
+            unsettled.fetch_sub(1, Ordering::Relaxed);
         });
     }
 }
@@ -58,14 +68,44 @@ pub(crate) struct UpstreamBody {
     /// `None` once it has ended, or has failed.
     body: Option<Incoming>,
     guarded: Option<GuardedBody>,
-    _permit: OwnedSemaphorePermit,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
+/// A guarded request until its response has ended, or takes too long. The timer runs in a task of its own: a client that
+/// does not read its response keeps the body from being polled.
 #[derive(Debug)]
 struct GuardedBody {
-    inside: Inside,
+    /// `None` after the deadline.
+    inside: Arc<Mutex<Option<Inside>>>,
     deadline: Instant,
-    timer: Pin<Box<Sleep>>,
+    timer: AbortHandle,
+}
+
+impl GuardedBody {
+    fn new(inside: Inside, deadline: Instant) -> Self {
+        let inside = Arc::new(Mutex::new(Some(inside)));
+        let late = Arc::clone(&inside);
+        let timer = tokio::spawn(async move {
+            sleep_until(deadline).await;
+            drop(take(&late));
+        });
+        Self { inside, deadline, timer: timer.abort_handle() }
+    }
+
+    fn is_late(&self) -> bool {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+}
+
+fn take(inside: &Mutex<Option<Inside>>) -> Option<Inside> {
+    inside.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+impl Drop for GuardedBody {
+    fn drop(&mut self) {
+        self.timer.abort();
+        drop(take(&self.inside));
+    }
 }
 
 /// Why a body ended early.
@@ -93,21 +133,17 @@ impl GateBody {
                 inside.ended();
                 None
             }
-            Some((inside, deadline)) => {
-                Some(GuardedBody { inside, deadline, timer: Box::pin(sleep_until(deadline)) })
-            }
+            Some((inside, deadline)) => Some(GuardedBody::new(inside, deadline)),
             None => None,
         };
-        Self::Upstream(UpstreamBody { body: Some(body), guarded, _permit: permit })
+        Self::Upstream(UpstreamBody { body: Some(body), guarded, permit: Some(permit) })
     }
 }
 
 impl UpstreamBody {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
-        if let Some(guarded) = &mut self.guarded
-            && guarded.timer.as_mut().poll(context).is_ready()
-        {
+        if self.guarded.as_ref().is_some_and(GuardedBody::is_late) {
             (self.body, self.guarded) = (None, None);
             return Poll::Ready(Some(Err(BodyError::Timeout)));
         }
@@ -124,8 +160,8 @@ impl UpstreamBody {
 
     fn end(&mut self) {
         self.body = None;
-        if let Some(guarded) = self.guarded.take() {
-            guarded.inside.ended();
+        if let Some(inside) = self.guarded.take().and_then(|guarded| take(&guarded.inside)) {
+            inside.ended();
         }
     }
 }
@@ -134,16 +170,21 @@ impl Drop for UpstreamBody {
     /// The client has gone. Reads the rest of a guarded response, so that its end is known.
     fn drop(&mut self) {
         let (Some(mut body), Some(guarded)) = (self.body.take(), self.guarded.take()) else { return };
-        tokio::spawn(async move {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let permit = self.permit.take();
+        runtime.spawn(async move {
             let rest = async {
                 while let Some(frame) = body.frame().await {
                     frame?;
                 }
                 Ok::<_, hyper::Error>(())
             };
-            if let Ok(Ok(())) = timeout_at(guarded.deadline, rest).await {
-                guarded.inside.ended();
+            if let Ok(Ok(())) = timeout_at(guarded.deadline, rest).await
+                && let Some(inside) = take(&guarded.inside)
+            {
+                inside.ended();
             }
+            drop(permit);
         });
     }
 }

@@ -40,7 +40,7 @@ use lockkeeper_fence::http::Rules as FenceRules;
 use lockkeeper_fence::{DurableMarks, HttpFence, MarksError};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use admin::Admin;
 pub use problem::TYPE_PREFIX;
@@ -56,8 +56,11 @@ const HEADERS_BYTES_MAX: usize = 64 * 1024;
 const STREAMS_MAX: u32 = 256;
 /// Time limit for a connection to the upstream.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Idle connections to the upstream are closed after this time, before most servers do.
-const IDLE: Duration = Duration::from_secs(15);
+/// Idle connections to the upstream are closed after this time, before any usual server does (2 s and more): a request that meets a
+/// connection in the moment of its closing has an unknown end.
+const IDLE: Duration = Duration::from_secs(1);
+/// How often a connection of HTTP/2 is checked, and for how long.
+const PING: Duration = Duration::from_secs(30);
 /// Pause after a connection could not be accepted, as when there are no more descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// How often an ending gate looks whether all requests have ended.
@@ -80,7 +83,7 @@ pub struct GateOptions {
     pub data: PathBuf,
     /// Which requests are guarded.
     pub rules: Rules,
-    /// How long a resource keeps lower and higher tokens apart after a request whose end is unknown.
+    /// How long a resource admits only the same token after a request whose end is unknown.
     pub settle: Duration,
     /// How long a request waits for those with lower tokens.
     pub wait: Duration,
@@ -169,9 +172,9 @@ pub struct Gate {
     listener: TcpListener,
     admin: Option<(TcpListener, Arc<Admin>)>,
     state: Arc<GateState>,
+    connections: Arc<Semaphore>,
     is_ending: Arc<AtomicBool>,
     drain: Duration,
-    connections_max: usize,
 }
 
 impl fmt::Debug for Gate {
@@ -187,6 +190,12 @@ impl Gate {
     /// [`GateError`].
     pub async fn start(options: GateOptions) -> Result<Self, GateError> {
         let upstream = upstream(&options.upstream)?;
+        // First of all: a gate that can't listen leaves the data as they are.
+        let listener = listen(options.listen).await?;
+        let admin = match options.admin_listen {
+            Some(address) => Some(listen(address).await?),
+            None => None,
+        };
         let data = |source| GateError::Data { path: options.data.clone(), source };
         std::fs::create_dir_all(&options.data).map_err(data)?;
         let marks = options.data.join("marks.redb");
@@ -208,18 +217,17 @@ impl Gate {
             tokens: options.tokens,
             upstream,
             requests: Arc::new(Semaphore::new(options.requests_max.min(Semaphore::MAX_PERMITS))),
+            unsettled: Arc::default(),
+            is_closed: AtomicBool::new(false),
         });
-        let admin = match options.admin_listen {
-            None => None,
-            Some(address) => {
-                let (state, is_ending) = (Arc::clone(&state), Arc::clone(&is_ending));
-                let admin = Admin { metrics: observe::recorder(), state, is_ending };
-                Some((listen(address).await?, Arc::new(admin)))
-            }
-        };
-        let listener = listen(options.listen).await?;
-        let (drain, connections_max) = (options.drain, options.connections_max);
-        Ok(Self { listener, admin, state, is_ending, drain, connections_max })
+        let connections_max = options.connections_max.min(Semaphore::MAX_PERMITS);
+        let connections = Arc::new(Semaphore::new(connections_max));
+        let admin = admin.map(|listener| {
+            let (state, is_ending) = (Arc::clone(&state), Arc::clone(&is_ending));
+            let connections = (Arc::clone(&connections), connections_max);
+            (listener, Arc::new(Admin { metrics: observe::recorder(), state, connections, is_ending }))
+        });
+        Ok(Self { listener, admin, state, connections, is_ending, drain: options.drain })
     }
 
     /// The address of the gate.
@@ -239,10 +247,9 @@ impl Gate {
     /// # Errors
     /// The marks' directory could not be written at the end. All marks are durable all the same.
     pub async fn run(self, end: impl Future<Output = ()>) -> io::Result<bool> {
-        let Self { listener, admin, state, is_ending, drain, connections_max } = self;
+        let Self { listener, admin, state, connections, is_ending, drain } = self;
         let admin = admin.map(|(listener, admin)| tokio::spawn(admin.serve(listener)));
         let graceful = GracefulShutdown::new();
-        let connections = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
         let accept = async {
             loop {
                 // Further connections wait in the system's queue.
@@ -259,7 +266,6 @@ impl Gate {
                     }
                 };
                 let _ = stream.set_nodelay(true);
-                observe::connections(connections_max - connections.available_permits());
                 let state = Arc::clone(&state);
                 let service = service_fn(move |request| {
                     let answer = Arc::clone(&state).answer(client, request);
@@ -271,12 +277,20 @@ impl Gate {
                     .timer(TokioTimer::new())
                     .header_read_timeout(HEADERS_LIMIT)
                     .max_buf_size(HEADERS_BYTES_MAX);
-                server.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS_MAX);
-                let connection = server.serve_connection(TokioIo::new(stream), service).into_owned();
-                let connection = graceful.watch(connection);
+                server
+                    .http2()
+                    .timer(TokioTimer::new())
+                    .max_concurrent_streams(STREAMS_MAX)
+                    .keep_alive_interval(PING)
+                    .keep_alive_timeout(PING);
+                let graceful = graceful.watcher();
                 tokio::spawn(async move {
-                    // An error is the client's: it has gone, or has not spoken HTTP.
-                    let _ = connection.await;
+                    // The server's own limit begins with the first byte.
+                    if let Ok(Ok(())) = timeout(HEADERS_LIMIT, stream.readable()).await {
+                        let connection = server.serve_connection(TokioIo::new(stream), service).into_owned();
+                        // An error is the client's: it has gone, or has not spoken HTTP.
+                        let _ = graceful.watch(connection).await;
+                    }
                     drop(permit);
                 });
             }
@@ -288,11 +302,12 @@ impl Gate {
         is_ending.store(true, Ordering::SeqCst);
         drop(listener);
         let deadline = Instant::now() + drain;
-        let _ = tokio::time::timeout_at(deadline, graceful.shutdown()).await;
+        let _ = timeout_at(deadline, graceful.shutdown()).await;
         // Requests whose clients have gone, and those whose end is unknown.
         while state.fence.doors_in_use() > 0 && Instant::now() < deadline {
             tokio::time::sleep(LOOK_FOR_THE_END).await;
         }
+        state.is_closed.store(true, Ordering::SeqCst);
         let all_ended = state.fence.doors_in_use() == 0;
         if all_ended {
             state.restart.end()?;
@@ -334,7 +349,6 @@ fn upstream(url: &str) -> Result<Upstream, GateError> {
         .with_tls_config(tls)
         .https_or_http()
         .enable_http1()
-        .enable_http2()
         .wrap_connector(connector);
     let client = Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

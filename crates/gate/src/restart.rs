@@ -60,7 +60,8 @@ impl Restart {
 
 /// Whether a section may run beside requests of the previous run, which left these marks.
 pub(crate) fn may_join(marks: &Marks, section: Section) -> bool {
-    let of_base = marks.base.writer.map(Section::exclusive);
+    // A permit above the base was admitted after the base's writer had ended.
+    let of_base = marks.base.writer.filter(|_| marks.slots.is_empty()).map(Section::exclusive);
     let of_slots = marks.slots.iter().filter_map(|(slot, pair)| {
         // A slot below the limit, as all slots of marks are.
         Section::permit(*slot, pair.writer?).ok()
@@ -106,5 +107,8 @@ mod tests {
         assert!(!may_join(&marks, Section::shared(token(7))));
         let _ = marks.check(Action::Write, Section::permit(2, token(8)).unwrap()).unwrap();
         assert!(!may_join(&marks, Section::permit(2, token(9)).unwrap()));
+        assert!(may_join(&marks, Section::permit(2, token(8)).unwrap()), "the last writer");
+        assert!(may_join(&marks, Section::permit(1, token(9)).unwrap()), "another slot");
+        assert!(!may_join(&marks, Section::exclusive(token(9))));
     }
 }

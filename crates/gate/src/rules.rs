@@ -4,7 +4,7 @@
 //!
 //! ```toml
 //! [[rule]]
-//! path = "/accounts/{id}/{*rest}"  # {name}: one segment; {*name}: all that follow
+//! path = "/accounts/{id}/{*rest}"  # {name}: one segment; {*name}: all that follow, or nothing
 //! methods = ["PUT", "DELETE"]      # these need a token; POST, PUT, PATCH and DELETE by default
 //! resource = "accounts/{id}"       # the path by default
 //! lock = "bank/{id}"               # for --locks: whose tokens these are; the resource by default, without a leading slash
@@ -30,11 +30,12 @@ const GUARDED: [Method; 4] = [Method::POST, Method::PUT, Method::PATCH, Method::
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     paths: Router<usize>,
-    rules: Vec<Rule>,
+    rules: Vec<PathRule>,
 }
 
 #[derive(Clone, Debug)]
-struct Rule {
+struct PathRule {
+    path: String,
     methods: Vec<Method>,
     resource: Option<Template>,
     lock: Option<Template>,
@@ -143,8 +144,15 @@ impl Rules {
         };
         let template =
             |template: Option<String>| template.map(|it| Template::parse(&it, &text.path)).transpose();
-        let rule = Rule { methods, resource: template(text.resource)?, lock: template(text.lock)? };
-        self.paths.insert(text.path.clone(), self.rules.len()).map_err(|error| error.to_string())?;
+        let rule = PathRule {
+            path: text.path.clone(),
+            methods,
+            resource: template(text.resource)?,
+            lock: template(text.lock)?,
+        };
+        let mut patterns: Vec<&str> = self.rules.iter().map(|rule| rule.path.as_str()).collect();
+        patterns.push(&text.path);
+        self.paths = router(&patterns)?;
         self.rules.push(rule);
         Ok(())
     }
@@ -168,6 +176,20 @@ impl Rules {
     }
 }
 
+/// The patterns by their index; for `/a/{*rest}` also `/a`, unless a pattern of its own is there.
+fn router(patterns: &[&str]) -> Result<Router<usize>, String> {
+    let mut paths = Router::new();
+    for (index, pattern) in patterns.iter().enumerate() {
+        paths.insert(*pattern, index).map_err(|error| error.to_string())?;
+    }
+    for (index, pattern) in patterns.iter().enumerate() {
+        if let Some((parent, _)) = pattern.split_once("/{*") {
+            let _ = paths.insert(if parent.is_empty() { "/" } else { parent }, index);
+        }
+    }
+    Ok(paths)
+}
+
 /// The lock of a resource, unless a rule says otherwise. Names of locks have no leading slash.
 fn lock_of(resource: &str) -> String {
     resource.strip_prefix('/').unwrap_or(resource).to_owned()
@@ -182,10 +204,10 @@ fn method(name: &str) -> Result<Method, String> {
 
 /// A name with parts of the path: `accounts/{id}`.
 #[derive(Clone, Debug)]
-struct Template(Vec<Part>);
+struct Template(Vec<TemplatePart>);
 
 #[derive(Clone, Debug)]
-enum Part {
+enum TemplatePart {
     Text(String),
     Parameter(String),
 }
@@ -203,11 +225,11 @@ impl Template {
             if !is_known {
                 return Err(format!("`{text}` has `{{{name}}}`, and the path has not"));
             }
-            parts.push(Part::Text(rest[..begin].to_owned()));
-            parts.push(Part::Parameter(name.to_owned()));
+            parts.push(TemplatePart::Text(rest[..begin].to_owned()));
+            parts.push(TemplatePart::Parameter(name.to_owned()));
             rest = &rest[end + 1..];
         }
-        parts.push(Part::Text(rest.to_owned()));
+        parts.push(TemplatePart::Text(rest.to_owned()));
         if text.is_empty() {
             return Err("a name can't be empty".to_owned());
         }
@@ -215,11 +237,13 @@ impl Template {
     }
 
     fn fill(&self, parameters: &Params<'_, '_>) -> String {
-        let part = |part: &Part| match part {
-            Part::Text(text) => text.clone(),
-            Part::Parameter(name) => parameters.get(name).unwrap_or_default().to_owned(),
+        let part = |part: &TemplatePart| match part {
+            TemplatePart::Text(text) => text.clone(),
+            TemplatePart::Parameter(name) => parameters.get(name).unwrap_or_default().to_owned(),
         };
-        self.0.iter().map(part).collect()
+        let name: String = self.0.iter().map(part).collect();
+        // `a/{rest}` where nothing follows.
+        name.trim_end_matches('/').to_owned()
     }
 }
 
@@ -272,6 +296,8 @@ mod tests {
             of(Method::POST, "/accounts/42/cards/7"),
             (true, name("accounts/42"), name("bank/42/cards/7"))
         );
+        assert_eq!(of(Method::POST, "/accounts/42"), (true, name("accounts/42"), name("bank/42")));
+        assert_eq!(of(Method::PUT, "/"), (true, name("/"), name("")));
         assert_eq!(of(Method::POST, "/search"), (false, name("/search"), name("search")));
         assert_eq!(of(Method::POST, "/other"), (false, name("/other"), name("other")));
         assert_eq!(of(Method::PUT, "/other"), (true, name("/other"), name("other")));

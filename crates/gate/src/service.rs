@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -14,13 +15,15 @@ use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
+use lockkeeper_core::Token;
 use lockkeeper_fence::http::{Fenced, Guarding, Pass};
 use lockkeeper_fence::{Action, DurableMarks, HttpFence};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use crate::TokenCheck;
-use crate::headers::{ambiguous_framing, to_client, to_upstream, wants_websocket};
+use crate::headers::{ambiguous_framing, overrides_method, to_client, to_upstream, wants_websocket};
 use crate::inside::{GateBody, Inside};
 use crate::observe;
 use crate::problem::{kind, later, problem};
@@ -29,6 +32,9 @@ use crate::rules::{Rules, Ruling, canonical};
 
 /// `Retry-After` of a gate that has too much to do.
 const OVERLOAD: Duration = Duration::from_secs(1);
+
+/// Requests whose end is unknown, at once. Bounds their memory.
+const UNSETTLED_MAX: usize = 1 << 16;
 
 /// What the requests of a gate share.
 pub(crate) struct GateState {
@@ -42,6 +48,10 @@ pub(crate) struct GateState {
     pub(crate) upstream: Upstream,
     /// Bounds the requests that are at the upstream, or wait.
     pub(crate) requests: Arc<Semaphore>,
+    /// Number of requests whose end is unknown, and not settled yet.
+    pub(crate) unsettled: Arc<AtomicUsize>,
+    /// No request is forwarded any more: the process is about to end.
+    pub(crate) is_closed: AtomicBool,
 }
 
 /// Where requests are forwarded to.
@@ -51,19 +61,32 @@ pub(crate) struct Upstream {
     pub(crate) authority: Authority,
 }
 
-/// What a request must do before it is forwarded.
-enum Way {
+/// What becomes of a request.
+enum Disposition {
     /// It has no token and needs none.
     Open,
     /// It was admitted, and its marks are durable.
     Guarded(Pass, Action),
-    /// It has been answered.
-    Answered(Response<Bytes>),
+    /// A POST with `Fencing-Action: enter`.
+    Entered,
+}
+
+/// A request that is answered without the upstream; `outcome` is for the counter.
+struct Refusal {
+    outcome: &'static str,
+    response: Response<Bytes>,
+}
+
+impl From<Response<Bytes>> for Refusal {
+    /// A response of the fence.
+    fn from(response: Response<Bytes>) -> Self {
+        Self { outcome: kind(response.status()), response }
+    }
 }
 
 impl GateState {
-    /// Answers a request. If the future is dropped because the client has gone, a request that is at the upstream continues to
-    /// its end.
+    /// Answers a request. If the future is dropped because the client has gone, a guarded write that is at the upstream
+    /// continues to its end.
     pub(crate) async fn answer(
         self: Arc<Self>,
         client: SocketAddr,
@@ -73,131 +96,141 @@ impl GateState {
             let detail = "the gate has as many requests as it may have at once. Nothing was done";
             return answered("overloaded", later(OVERLOAD, "overloaded", "Too many requests", detail));
         };
-        let deadline = Instant::now() + self.timeout;
         let (mut parts, body) = request.into_parts();
         match self.way(&mut parts).await {
-            Way::Answered(response) => {
-                let outcome = match response.status() {
-                    StatusCode::NO_CONTENT => "entered",
-                    status => kind(status),
-                };
-                answered(outcome, response)
+            Err(Refusal { outcome, response }) => answered(outcome, response),
+            Ok(Disposition::Entered) => {
+                let mut response = Response::new(Bytes::new());
+                *response.status_mut() = StatusCode::NO_CONTENT;
+                answered("entered", response)
             }
-            Way::Open => {
-                observe::request("open");
-                self.forward(parts, body, client, deadline, None, permit).await
-            }
+            Ok(Disposition::Open) => self.forward("open", parts, body, client, None, permit).await,
             // A read changes nothing: the next holder need not wait for its end, only for what it was told.
-            Way::Guarded(pass, Action::Enter) => {
-                observe::request("guarded");
-                let response = self.forward(parts, body, client, deadline, None, permit).await;
+            Ok(Disposition::Guarded(pass, Action::Enter)) => {
+                let response = self.forward("guarded", parts, body, client, None, permit).await;
                 drop(pass);
                 response
             }
-            Way::Guarded(pass, _) => {
-                observe::request("guarded");
-                let inside = Inside::new(pass, self.settle);
+            Ok(Disposition::Guarded(pass, _)) => {
+                let inside = Inside::new(pass, self.settle, Arc::clone(&self.unsettled));
                 // Its end is to be known also if the client does not wait for it.
                 let forwarded =
-                    async move { self.forward(parts, body, client, deadline, Some(inside), permit).await };
+                    async move { self.forward("guarded", parts, body, client, Some(inside), permit).await };
                 FinishDetached { future: Some(Box::pin(forwarded)) }.await
             }
         }
     }
 
-    async fn way(&self, parts: &mut Parts) -> Way {
+    async fn way(&self, parts: &mut Parts) -> Result<Disposition, Refusal> {
         if let Some(why) = ambiguous_framing(parts) {
-            return bad_request("ambiguous-framing", why);
+            return Err(bad_request("ambiguous-framing", why));
         }
         if parts.method == Method::CONNECT || wants_websocket(&parts.headers) {
             let detail = "the gate checks single requests, and can't see into a tunnel or a WebSocket. Connect to the \
                           service itself";
             let title = "No tunnels and WebSockets";
-            return Way::Answered(problem(StatusCode::NOT_IMPLEMENTED, "no-upgrade", title, detail));
+            let response = problem(StatusCode::NOT_IMPLEMENTED, "no-upgrade", title, detail);
+            return Err(Refusal { outcome: "no-upgrade", response });
         }
+        if parts.method.as_str().bytes().any(|byte| byte.is_ascii_lowercase()) {
+            let why = "the method has lower-case letters, and services may take it for that in capitals";
+            return Err(bad_request("ambiguous-method", why));
+        }
+        match self.guarded_way(parts).await? {
+            Disposition::Open | Disposition::Guarded(_, Action::Enter)
+                if overrides_method(&parts.headers) =>
+            {
+                let why = "a header names another method than the request, which may need a token";
+                Err(bad_request("ambiguous-method", why))
+            }
+            way => Ok(way),
+        }
+    }
+
+    async fn guarded_way(&self, parts: &mut Parts) -> Result<Disposition, Refusal> {
         let has_token = parts.headers.keys().any(|name| name.as_str().starts_with("fencing-"));
         let Some(path) = canonical(parts.uri.path()) else {
             let is_free = parts.method.is_safe() && !has_token && !self.rules.guards_reads();
             let why = "the path has several spellings (`//`, `..`, `%2F`, `;`, `\\` or `%25` in it), or is not UTF-8";
-            return if is_free { Way::Open } else { bad_request("ambiguous-path", why) };
+            return if is_free { Ok(Disposition::Open) } else { Err(bad_request("ambiguous-path", why)) };
         };
         let Ruling { token_required, resource, lock } = self.rules.of(&parts.method, &path);
         if !token_required && !has_token {
-            return Way::Open;
+            return Ok(Disposition::Open);
         }
-        match self.admit(parts, Guarding { token_required, resource: Some(resource) }, lock).await {
-            Ok(way) => way,
-            Err(response) => Way::Answered(response),
-        }
-    }
-
-    async fn admit(
-        &self,
-        parts: &mut Parts,
-        guarding: Guarding,
-        lock: String,
-    ) -> Result<Way, Response<Bytes>> {
         let begun = Instant::now();
-        let Some(admitted) = self.fence.admit(parts, guarding).await? else { return Ok(Way::Open) };
-        let fenced = admitted.fenced().clone();
+        let guarding = Guarding { token_required, resource: Some(resource) };
+        let Some(asked) = self.fence.read(parts, guarding)? else { return Ok(Disposition::Open) };
+        if self.unsettled.load(Ordering::Relaxed) >= UNSETTLED_MAX {
+            let detail = "too many requests have unknown ends at the upstream. Nothing was done";
+            let response = later(self.settle, "overloaded", "Too many requests", detail);
+            return Err(Refusal { outcome: "overloaded", response });
+        }
+        // Before the admission, so that a token which nobody was granted shuts nobody out.
+        self.check_token(lock, asked.fenced().section.token()).await?;
+        let fenced = asked.fenced().clone();
+        let is_answered_here = asked.is_answered_by_fence();
+        let admitted = asked.admit().await?;
+        // Read after the admission: an ending gate closes first, and then looks whether a resource is in use.
+        if self.is_closed.load(Ordering::SeqCst) {
+            let response = later(OVERLOAD, "ending", "The gate ends", "the gate is ending. Nothing was done");
+            return Err(Refusal { outcome: "ending", response });
+        }
         self.join_previous_run(&fenced).await?;
-        // Before the marks rise, so that a token which nobody was granted raises none.
-        self.check_token(lock, &fenced).await?;
-        let is_answered_here = admitted.is_answered_by_fence();
         let pass = admitted.raise().await?;
         observe::admitted(begun.elapsed());
-        if is_answered_here {
-            let mut response = Response::new(Bytes::new());
-            *response.status_mut() = StatusCode::NO_CONTENT;
-            return Ok(Way::Answered(response));
-        }
-        Ok(Way::Guarded(pass, fenced.action))
+        Ok(if is_answered_here { Disposition::Entered } else { Disposition::Guarded(pass, fenced.action) })
     }
 
     /// After a start that followed no orderly end: whether requests of the previous run may be in the way.
-    async fn join_previous_run(&self, fenced: &Fenced) -> Result<(), Response<Bytes>> {
+    async fn join_previous_run(&self, fenced: &Fenced) -> Result<(), Refusal> {
         let Some(left) = self.restart.unsettled_for() else { return Ok(()) };
         let marks = self.fence.marks(&fenced.resource).await.map_err(|error| {
             tracing::error!(error = &error as &dyn std::error::Error, "marks can't be read");
-            later(OVERLOAD, "unavailable", "The gate can't check at the moment", "its marks can't be read")
+            let title = "The gate can't check at the moment";
+            Refusal::from(later(OVERLOAD, "unavailable", title, "its marks can't be read. Nothing was done"))
         })?;
         if may_join(&marks, fenced.section) {
             return Ok(());
         }
         let detail = "the gate was killed a moment ago, and requests of the section before may still be at the upstream. \
                       Nothing was done";
-        Err(later(left, "settling", "The section before may still be at work", detail))
+        let response = later(left, "settling", "The section before may still be at work", detail);
+        Err(Refusal { outcome: "settling", response })
     }
 
-    async fn check_token(&self, lock: String, fenced: &Fenced) -> Result<(), Response<Bytes>> {
+    async fn check_token(&self, lock: String, token: Token) -> Result<(), Refusal> {
         let Some(check) = &self.tokens else { return Ok(()) };
-        let token = fenced.section.token();
-        let title = "The token is not current";
         match check(lock.clone(), token).await {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let detail = format!("the lock service has no live hold of `{lock}` with the token {token}");
-                Err(problem(StatusCode::PRECONDITION_FAILED, "not-current", title, &detail))
+                let title = "The token is not current";
+                let response = problem(StatusCode::PRECONDITION_FAILED, "not-current", title, &detail);
+                Err(Refusal { outcome: "not-current", response })
             }
             Err(why) => {
-                tracing::warn!(lock, why, "the lock service could not be asked for a token");
+                tracing::warn!(lock, why, "the lock service gave no answer about a token");
                 let detail =
-                    "the lock service could not be asked; the log of the gate says why. Nothing was done";
-                Err(later(OVERLOAD, "locks-unreachable", "The gate can't check at the moment", detail))
+                    "the lock service gave no answer; the log of the gate says why. Nothing was done";
+                let title = "The gate can't check at the moment";
+                let response = later(OVERLOAD, "locks-unreachable", title, detail);
+                Err(Refusal { outcome: "locks-unreachable", response })
             }
         }
     }
 
     async fn forward(
         &self,
+        outcome: &'static str,
         mut parts: Parts,
         body: Incoming,
         client: SocketAddr,
-        deadline: Instant,
         inside: Option<Inside>,
         permit: OwnedSemaphorePermit,
     ) -> Response<GateBody> {
-        to_upstream(&mut parts, client.ip());
+        let deadline = Instant::now() + self.timeout;
+        to_upstream(&mut parts, client.ip(), &body);
         parts.version = Version::HTTP_11;
         parts.uri = self.upstream.uri(&parts.uri);
         let request = self.upstream.client.request(Request::from_parts(parts, body));
@@ -212,7 +245,11 @@ impl GateState {
                 }
                 to_client(parts.version, &mut parts.headers);
                 parts.version = Version::default();
-                let inside = inside.map(|inside| (inside, deadline));
+                observe::request(outcome);
+                // The upstream is a proxy itself, and does not know what the service behind it does.
+                let is_unknown =
+                    matches!(parts.status, StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT);
+                let inside = inside.filter(|_| !is_unknown).map(|inside| (inside, deadline));
                 Response::from_parts(parts, GateBody::of_upstream(body, inside, permit))
             }
             Ok(Err(error)) if error.is_connect() => {
@@ -220,7 +257,8 @@ impl GateState {
                     inside.ended();
                 }
                 tracing::warn!(error = &error as &dyn std::error::Error, "the upstream can't be reached");
-                bad_gateway("upstream-unreachable", "the upstream can't be reached. Nothing was done")
+                let detail = "the upstream can't be reached. Nothing was done; but a token that was sent with `check_once` counts as used";
+                bad_gateway("upstream-unreachable", detail)
             }
             Ok(Err(error)) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "the upstream has not answered");
@@ -275,8 +313,9 @@ impl<T: Send + 'static> Drop for FinishDetached<T> {
         // A future that has panicked must not be polled again.
         if let Some(future) = self.future.take()
             && !std::thread::panicking()
+            && let Ok(runtime) = Handle::try_current()
         {
-            tokio::spawn(future);
+            runtime.spawn(future);
         }
     }
 }
@@ -286,9 +325,10 @@ fn answered(outcome: &'static str, response: Response<Bytes>) -> Response<GateBo
     response.map(GateBody::own)
 }
 
-fn bad_request(kind: &str, why: &str) -> Way {
+fn bad_request(kind: &'static str, why: &str) -> Refusal {
     let detail = format!("{why}. Nothing was done");
-    Way::Answered(problem(StatusCode::BAD_REQUEST, kind, "The request can be read in two ways", &detail))
+    let response = problem(StatusCode::BAD_REQUEST, kind, "The request can be read in two ways", &detail);
+    Refusal { outcome: kind, response }
 }
 
 fn bad_gateway(kind: &'static str, detail: &str) -> Response<GateBody> {

@@ -24,7 +24,7 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 const COUNTERS: i64 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum Alternative {
     Statement,
     ForUpdate,
     Version,
@@ -49,7 +49,14 @@ async fn main() -> Outcome<()> {
     };
     let (workers, changes): (u32, u32) = (workers.parse()?, changes.parse()?);
     let setup = connect(database).await?;
-    for way in [Way::Statement, Way::ForUpdate, Way::Version, Way::Key, Way::Queue, Way::Owner] {
+    for way in [
+        Alternative::Statement,
+        Alternative::ForUpdate,
+        Alternative::Version,
+        Alternative::Key,
+        Alternative::Queue,
+        Alternative::Owner,
+    ] {
         let mut rates = Vec::new();
         for is_locked in [true, false] {
             prepare(&setup, workers * changes).await?;
@@ -79,8 +86,8 @@ async fn main() -> Outcome<()> {
 }
 
 impl Worker {
-    async fn work(mut self, way: Way, is_locked: bool) -> Outcome<()> {
-        if way == Way::Owner && !is_locked {
+    async fn work(mut self, way: Alternative, is_locked: bool) -> Outcome<()> {
+        if way == Alternative::Owner && !is_locked {
             return self.own().await;
         }
         for change in 0..self.changes {
@@ -90,7 +97,7 @@ impl Worker {
             }
             // One lock for what is changed: the counter that everyone wants, or the list of tasks.
             let name = match way {
-                Way::Owner => format!("counters/{}", self.counter(change)),
+                Alternative::Owner => format!("counters/{}", self.counter(change)),
                 _ => "counters/0".to_owned(),
             };
             let guard = self.locks.mutex(name).acquire().await?;
@@ -106,26 +113,26 @@ impl Worker {
     }
 
     /// Reads, then writes: right only because nobody else does so meanwhile.
-    async fn change_under_lock(&self, way: Way, change: u32) -> Outcome<()> {
-        if let Way::Key | Way::Queue = way {
+    async fn change_under_lock(&self, way: Alternative, change: u32) -> Outcome<()> {
+        if let Alternative::Key | Alternative::Queue = way {
             let next = "SELECT id FROM tasks WHERE done = 0 ORDER BY id LIMIT 1";
             let task: i64 = self.database.query_one(next, &[]).await?.get(0);
             self.database.execute("UPDATE tasks SET done = done + 1 WHERE id = $1", &[&task]).await?;
             return Ok(());
         }
-        let counter = if way == Way::Owner { self.counter(change) } else { 0 };
+        let counter = if way == Alternative::Owner { self.counter(change) } else { 0 };
         let read = self.database.query_one("SELECT value FROM counters WHERE id = $1", &[&counter]).await?;
         let value = read.get::<_, i64>(0) + 1;
         self.database.execute("UPDATE counters SET value = $2 WHERE id = $1", &[&counter, &value]).await?;
         Ok(())
     }
 
-    async fn change(&mut self, way: Way, change: u32) -> Outcome<()> {
+    async fn change(&mut self, way: Alternative, change: u32) -> Outcome<()> {
         match way {
-            Way::Statement => {
+            Alternative::Statement => {
                 self.database.execute("UPDATE counters SET value = value + 1 WHERE id = 0", &[]).await?;
             }
-            Way::ForUpdate => {
+            Alternative::ForUpdate => {
                 let transaction = self.database.transaction().await?;
                 let read =
                     transaction.query_one("SELECT value FROM counters WHERE id = 0 FOR UPDATE", &[]).await?;
@@ -133,7 +140,7 @@ impl Worker {
                 transaction.execute("UPDATE counters SET value = $1 WHERE id = 0", &[&value]).await?;
                 transaction.commit().await?;
             }
-            Way::Version => loop {
+            Alternative::Version => loop {
                 let read =
                     self.database.query_one("SELECT value, version FROM counters WHERE id = 0", &[]).await?;
                 let (value, version): (i64, i64) = (read.get(0), read.get(1));
@@ -143,7 +150,7 @@ impl Worker {
                     break;
                 }
             },
-            Way::Key => {
+            Alternative::Key => {
                 // Each is told twice, as by a queue that delivers again.
                 let key = i64::from(self.number * self.changes + change);
                 for _ in 0..2 {
@@ -157,14 +164,14 @@ impl Worker {
                     transaction.commit().await?;
                 }
             }
-            Way::Queue => {
+            Alternative::Queue => {
                 let transaction = self.database.transaction().await?;
                 let next = "SELECT id FROM tasks WHERE done = 0 ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED";
                 let task: i64 = transaction.query_one(next, &[]).await?.get(0);
                 transaction.execute("UPDATE tasks SET done = done + 1 WHERE id = $1", &[&task]).await?;
                 transaction.commit().await?;
             }
-            Way::Owner => unreachable!("`own` does it"),
+            Alternative::Owner => unreachable!("`own` does it"),
         }
         Ok(())
     }
@@ -226,9 +233,9 @@ async fn prepare(database: &Client, changes: u32) -> Outcome<()> {
 }
 
 /// Each change was made once.
-async fn check(database: &Client, way: Way, changes: i64) -> Outcome<()> {
+async fn check(database: &Client, way: Alternative, changes: i64) -> Outcome<()> {
     let sql = match way {
-        Way::Key | Way::Queue => "SELECT count(*) FROM tasks WHERE done = 1",
+        Alternative::Key | Alternative::Queue => "SELECT count(*) FROM tasks WHERE done = 1",
         _ => "SELECT sum(value)::bigint FROM counters",
     };
     let made: i64 = database.query_one(sql, &[]).await?.get(0);

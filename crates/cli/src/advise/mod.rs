@@ -33,12 +33,12 @@ pub struct Tree {
 pub struct Question {
     id: String,
     text: String,
-    answers: Vec<Answer>,
+    answers: Vec<Choice>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Answer {
+struct Choice {
     key: String,
     text: String,
     question: Option<String>,
@@ -146,8 +146,8 @@ pub struct LockAdvice {
     pub ttl: Option<Duration>,
     /// How long the lock stays closed after a holder that vanished.
     pub lock_delay: Option<Duration>,
-    /// The limit of a hold.
-    pub max_hold: Duration,
+    /// The limit of a hold; `None` for what lasts as long as its holder lives.
+    pub max_hold: Option<Duration>,
     /// What to know about the service.
     pub note: String,
     /// What the advice needs and the service lacks.
@@ -244,6 +244,7 @@ impl Tree {
         let outlasts = Duration::from_secs(runtime.pause_s) * 3;
         let ttl_max = service.ttl_max_s.map_or(TTL_MAX, Duration::from_secs);
         let url = service.fenced_url.as_ref().filter(|_| advice.fenced).unwrap_or(&service.url);
+        let ends = advice.start.iter().any(|line| line.contains("{max}"));
         let uses_delay = advice.start.iter().any(|line| line.contains("{delay}"));
         let lacks = if advice.fenced && !service.tokens {
             let others: Vec<&str> =
@@ -266,7 +267,7 @@ impl Tree {
             url: url.clone(),
             ttl: service.leased.then(|| outlasts.clamp(TTL_MIN, ttl_max)),
             lock_delay: (uses_delay && service.lock_delay).then(|| outlasts.min(DELAY_MAX)),
-            max_hold: takes.saturating_mul(MAX_HOLD_TIMES).max(MAX_HOLD_MIN),
+            max_hold: ends.then(|| takes.saturating_mul(MAX_HOLD_TIMES).max(MAX_HOLD_MIN)),
             note: service.note.clone(),
             lacks,
             page: service.page.clone(),
@@ -318,7 +319,7 @@ impl AdviceText {
                 .replace("{locks}", &quoted(&lock.url))
                 .replace("{ttl}", &flag("ttl", lock.ttl))
                 .replace("{delay}", &flag("lock-delay", lock.lock_delay))
-                .replace("{max}", &flag("max-hold", Some(lock.max_hold))),
+                .replace("{max}", &flag("max-hold", lock.max_hold)),
         };
         Advice {
             id: self.id.clone(),

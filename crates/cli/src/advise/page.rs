@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Answer, Kind, Tree};
+use super::{Choice, Kind, Tree};
 
 /// The diagram, and a table of where each path ends.
 #[must_use]
@@ -34,11 +34,11 @@ fn branches(tree: &Tree, id: &str, indent: &str, text: &mut String) {
         let _ = writeln!(text, "{indent}{corner}─ {}: {}", answer.key, answer.text);
         let below = format!("{indent}{below}");
         match answer {
-            Answer { question: Some(next), .. } => {
+            Choice { question: Some(next), .. } => {
                 let _ = writeln!(text, "{below}{}", tree.question(next).text);
                 branches(tree, next, &below, text);
             }
-            Answer { advice: Some(advice), .. } => {
+            Choice { advice: Some(advice), .. } => {
                 let advice = tree.advice(advice);
                 let mark = match advice.kind {
                     Kind::None => "○",
@@ -47,7 +47,7 @@ fn branches(tree: &Tree, id: &str, indent: &str, text: &mut String) {
                 };
                 let _ = writeln!(text, "{below}{mark} {}", advice.title);
             }
-            Answer { .. } => {}
+            Choice { .. } => {}
         }
     }
 }

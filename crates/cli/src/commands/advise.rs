@@ -21,7 +21,7 @@ pub(super) fn advise(args: &Advise) -> Result<u8, Failure> {
         match TREE.walk(&answers).map_err(|error| Failure::new(USAGE, error.to_string()))? {
             Ok(advice) => break advice,
             Err(asked) => {
-                let answer = ask(&asked, &mut lines, &answers)?;
+                let answer = ask(&asked, &mut lines)?;
                 answers.insert(asked.id, answer);
             }
         }
@@ -35,11 +35,7 @@ pub(super) fn advise(args: &Advise) -> Result<u8, Failure> {
 }
 
 /// Asks until the answer is one. The questions are on standard error, as standard output is for the advice.
-fn ask(
-    asked: &Asked,
-    lines: &mut impl Iterator<Item = std::io::Result<String>>,
-    answers: &Answers,
-) -> Result<String, Failure> {
+fn ask(asked: &Asked, lines: &mut impl Iterator<Item = std::io::Result<String>>) -> Result<String, Failure> {
     let is_person = stdin().is_terminal();
     if is_person {
         eprintln!("\n{}", asked.text);
@@ -59,14 +55,16 @@ fn ask(
         let line = line.trim();
         let by_number = line.parse().ok().and_then(|number: usize| asked.answers.get(number.checked_sub(1)?));
         let answer = by_number.map_or_else(|| line.to_owned(), |(key, _)| key.clone());
-        let mut tried = answers.clone();
-        tried.insert(asked.id.clone(), answer.clone());
         // A duration is checked once it is needed.
         let refused = match &asked.answers[..] {
             [] => humantime::parse_duration(&answer)
                 .err()
                 .map(|_| "write a duration, as in 500ms, 5s, 10m".to_owned()),
-            _ => TREE.walk(&tried).err().map(|error| error.to_string()),
+            known if known.iter().any(|(key, _)| *key == answer) => None,
+            known => {
+                let keys: Vec<&str> = known.iter().map(|(key, _)| key.as_str()).collect();
+                Some(format!("--{} `{answer}`: known are {}", asked.id, keys.join(", ")))
+            }
         };
         match refused {
             None => return Ok(answer),
@@ -93,7 +91,9 @@ fn as_text(advice: &Advice) -> String {
         if let Some(delay) = lock_delay {
             text.push_str(&format!("  lock-delay {}: for a holder that wakes up late\n", shown(delay)));
         }
-        text.push_str(&format!("  max-hold {}: then it counts as hung\n", shown(max_hold)));
+        if let Some(max) = max_hold {
+            text.push_str(&format!("  max-hold {}: then it counts as hung\n", shown(max)));
+        }
     }
     text.push_str("\nBegin with:\n");
     for line in &advice.start {
@@ -113,7 +113,7 @@ fn as_json(answers: &Answers, advice: &Advice) -> Value {
             "url": lock.url,
             "ttl_ms": lock.ttl.map(ms),
             "lock_delay_ms": lock.lock_delay.map(ms),
-            "max_hold_ms": ms(lock.max_hold),
+            "max_hold_ms": lock.max_hold.map(ms),
             "note": lock.note,
             "lacks": lock.lacks,
         })

@@ -27,6 +27,7 @@ fn a_cron_job_a_payment_and_a_leader_get_different_advice() {
         (&30_000.into(), &serde_json::Value::Null)
     );
     assert_eq!(leader["answers"]["runtime"], "gc");
+    assert_eq!(leader["lock"]["max_hold_ms"], serde_json::Value::Null, "a leader may lead for days");
 }
 
 #[test]
@@ -47,6 +48,8 @@ fn missing_and_unknown_answers_are_refused_with_the_known_ones() {
     advised("--harm cost", "")
         .is_one_line(exit::USAGE, &["What is the work?", "--tasks (queue, job, always)"]);
     advised("--harm some", "").is_one_line(exit::USAGE, &["--harm `some`", "nothing, cost, damage"]);
+    advised("--harm cost --tasks job", "mysql\n")
+        .is_one_line(exit::USAGE, &["--service `mysql`", "postgres, "]);
     advised("", "4\n").is_one_line(exit::USAGE, &["--harm `4`", "nothing, cost, damage"]);
     advised("--harm cost --tasks job --service host", "long\n").is_one_line(exit::USAGE, &["500ms, 5s, 10m"]);
     advised("--harm cost --tasks job --service host --runtime gc --takes 5", "")

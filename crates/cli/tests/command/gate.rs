@@ -118,12 +118,13 @@ fn gate_checks_tokens_until_it_is_told_to_end() {
     };
     assert_eq!(put("/accounts/7/cards", 5), 200);
     assert_eq!(put("/accounts/7/owner", 4), 412, "one resource by --guard");
+    assert_eq!(put("/accounts/7", 4), 412, "and so is what has nothing below it");
     assert_eq!(put("/accounts/8/owner", 4), 200);
     assert_eq!(ask(address, "PUT /search", "").unwrap().0, 200);
     assert_eq!(ask(address, "PUT /other", "").unwrap().0, 428);
     let (status, metrics) = ask(gate.address("admin"), "GET /metrics", "").unwrap();
     assert_eq!(status, 200);
-    assert!(metrics.contains("lockkeeper_gate_requests_total{outcome=\"stale\"} 1"), "{metrics}");
+    assert!(metrics.contains("lockkeeper_gate_requests_total{outcome=\"stale\"} 2"), "{metrics}");
     let second = place
         .bare(["gate", "--upstream", &url, "--listen", "127.0.0.1:0", "--data"])
         .arg(place.path("gate"))

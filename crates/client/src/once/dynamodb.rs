@@ -9,12 +9,12 @@ use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValuesOnConditionCheckFailure};
 
-use super::{OnceStore, Record};
+use super::{OnceRecord, OnceStore};
 use crate::error::ConnectError;
 
 /// Records in a table of DynamoDB: an item each, whose partition key is a string.
 ///
-/// An item has the key, the string `attempt`, the binary `outcome`, and `expires` (seconds since 1970) if records are
+/// An item has `lockkeeper:once:` and the key, so that the table may have locks as well; the string `attempt`, the binary `outcome`, and `expires` (seconds since 1970) if records are
 /// kept for a time: let the table's time to live use that attribute.
 #[derive(Clone, Debug)]
 pub struct DynamoDbRecords {
@@ -47,14 +47,17 @@ impl DynamoDbRecords {
     }
 }
 
-type Item = HashMap<String, AttributeValue>;
+/// The value of the partition key.
+fn item_key(key: &str) -> AttributeValue {
+    AttributeValue::S(format!("lockkeeper:once:{key}"))
+}
 
-fn record(item: &Item) -> Result<Record, Box<dyn Error + Send + Sync>> {
+fn record(item: &HashMap<String, AttributeValue>) -> Result<OnceRecord, Box<dyn Error + Send + Sync>> {
     let attempt = item.get("attempt").and_then(|it| it.as_s().ok());
     let outcome = item.get("outcome").and_then(|it| it.as_b().ok());
     match (attempt, outcome) {
         (Some(attempt), Some(outcome)) => {
-            Ok(Record { attempt: attempt.clone(), outcome: outcome.as_ref().to_vec() })
+            Ok(OnceRecord { attempt: attempt.clone(), outcome: outcome.as_ref().to_vec() })
         }
         _ => Err("the item is no record: `attempt` or `outcome` is missing".into()),
     }
@@ -63,18 +66,18 @@ fn record(item: &Item) -> Result<Record, Box<dyn Error + Send + Sync>> {
 impl OnceStore for DynamoDbRecords {
     type Error = Box<dyn Error + Send + Sync>;
 
-    async fn get(&self, key: &str) -> Result<Option<Record>, Self::Error> {
+    async fn get(&self, key: &str) -> Result<Option<OnceRecord>, Self::Error> {
         let get = self.client.get_item().table_name(&self.table).consistent_read(true);
-        let got = get.key(&self.partition_key, AttributeValue::S(key.to_owned())).send().await?;
+        let got = get.key(&self.partition_key, item_key(key)).send().await?;
         got.item.as_ref().map(record).transpose()
     }
 
-    async fn put(&self, key: &str, new: &Record) -> Result<Record, Self::Error> {
+    async fn put(&self, key: &str, new: &OnceRecord) -> Result<OnceRecord, Self::Error> {
         let mut put = self
             .client
             .put_item()
             .table_name(&self.table)
-            .item(&self.partition_key, AttributeValue::S(key.to_owned()))
+            .item(&self.partition_key, item_key(key))
             .item("attempt", AttributeValue::S(new.attempt.clone()))
             .item("outcome", AttributeValue::B(Blob::new(new.outcome.clone())))
             .condition_expression("attribute_not_exists(#key)")

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use super::{OnceStore, Record};
+use super::{OnceRecord, OnceStore};
 
 /// Records in a directory of a local filesystem, one file each, for the processes of one host. A record is on the disk
 /// before the work counts as done. To remove old ones, delete files by their age.
@@ -19,7 +19,7 @@ pub struct FileRecords {
 }
 
 impl FileRecords {
-    /// Records in this directory, which is created with the first one.
+    /// Records in this directory, which is created with the first one; its parent should be there.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }
@@ -32,7 +32,7 @@ impl FileRecords {
         self.dir.join(name)
     }
 
-    fn read(&self, key: &str) -> io::Result<Option<Record>> {
+    fn read(&self, key: &str) -> io::Result<Option<OnceRecord>> {
         let path = self.path(key);
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -41,11 +41,16 @@ impl FileRecords {
         };
         let invalid =
             || io::Error::new(io::ErrorKind::InvalidData, format!("{} is no record", path.display()));
-        Record::from_bytes(&bytes).ok_or_else(invalid).map(Some)
+        OnceRecord::from_bytes(&bytes).ok_or_else(invalid).map(Some)
     }
 
-    fn write(&self, key: &str, record: &Record) -> io::Result<Record> {
-        fs::create_dir_all(&self.dir)?;
+    fn write(&self, key: &str, record: &OnceRecord) -> io::Result<OnceRecord> {
+        if !self.dir.is_dir() {
+            fs::create_dir_all(&self.dir)?;
+            if let Some(parent) = self.dir.parent().filter(|it| !it.as_os_str().is_empty()) {
+                File::open(parent)?.sync_all()?;
+            }
+        }
         let path = self.path(key);
         let unfinished = path.with_extension(&record.attempt);
         let mut file = File::create(&unfinished)?;
@@ -66,12 +71,12 @@ impl FileRecords {
 impl OnceStore for FileRecords {
     type Error = io::Error;
 
-    async fn get(&self, key: &str) -> io::Result<Option<Record>> {
+    async fn get(&self, key: &str) -> io::Result<Option<OnceRecord>> {
         let (this, key) = (self.clone(), key.to_owned());
         tokio::task::spawn_blocking(move || this.read(&key)).await?
     }
 
-    async fn put(&self, key: &str, record: &Record) -> io::Result<Record> {
+    async fn put(&self, key: &str, record: &OnceRecord) -> io::Result<OnceRecord> {
         let (this, key, record) = (self.clone(), key.to_owned(), record.clone());
         tokio::task::spawn_blocking(move || this.write(&key, &record)).await?
     }

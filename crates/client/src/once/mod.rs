@@ -7,7 +7,10 @@
 //! # async fn example(locks: lockkeeper::Locks) -> Result<(), OnceError> {
 //! let records = MemoryRecords::default(); // in production: in the database that the work writes to
 //! let lock = locks.mutex("invoices/4711");
-//! let sent = lock.once("invoice-4711-sent", &records, async |_attempt| Ok(b"message 17".to_vec())).await?;
+//! let sent = lock.once("invoice-4711-sent", &records, async |_attempt| {
+//!     Ok::<_, OnceError>(b"message 17".to_vec()) // the work
+//! });
+//! let sent = sent.await?;
 //! assert_eq!(sent.outcome, b"message 17"); // of this call, or of an earlier one anywhere
 //! # Ok(()) }
 //! ```
@@ -69,22 +72,26 @@ pub trait OnceStore: Send + Sync {
     type Error: Into<Box<dyn Error + Send + Sync>>;
 
     /// The record of a key.
-    fn get(&self, key: &str) -> impl Future<Output = Result<Option<Record>, Self::Error>> + Send;
+    fn get(&self, key: &str) -> impl Future<Output = Result<Option<OnceRecord>, Self::Error>> + Send;
 
     /// Stores a record unless the key has one; atomically. Returns the key's record: this one, or the earlier one.
-    fn put(&self, key: &str, record: &Record) -> impl Future<Output = Result<Record, Self::Error>> + Send;
+    fn put(
+        &self,
+        key: &str,
+        record: &OnceRecord,
+    ) -> impl Future<Output = Result<OnceRecord, Self::Error>> + Send;
 }
 
 /// That the work of a key was done.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Record {
-    /// The attempt that did it: 32 hexadecimal digits, of [`Attempt::id`].
+pub struct OnceRecord {
+    /// The attempt that did it: 32 hexadecimal digits, of [`OnceAttempt::id`].
     pub attempt: String,
     /// What the work returned.
     pub outcome: Vec<u8>,
 }
 
-impl Record {
+impl OnceRecord {
     /// A record of a new attempt.
     ///
     /// # Panics
@@ -171,12 +178,12 @@ impl From<AcquireError> for OnceError {
 }
 
 /// The work of [`Lock::once`] as it runs; it is the guard of the lock, too.
-pub struct Attempt<'a, F: Kind> {
+pub struct OnceAttempt<'a, F: Kind> {
     held: Held<'a, F>,
     id: String,
 }
 
-impl<F: Kind> Attempt<'_, F> {
+impl<F: Kind> OnceAttempt<'_, F> {
     /// The attempt's random id, which its record has: 32 hexadecimal digits.
     #[must_use]
     pub fn id(&self) -> &str {
@@ -185,12 +192,12 @@ impl<F: Kind> Attempt<'_, F> {
 
     /// The record of this attempt, to be written in the transaction of the work.
     #[must_use]
-    pub fn record(&self, outcome: Vec<u8>) -> Record {
-        Record { attempt: self.id.clone(), outcome }
+    pub fn record(&self, outcome: Vec<u8>) -> OnceRecord {
+        OnceRecord { attempt: self.id.clone(), outcome }
     }
 }
 
-impl<F: Kind> Deref for Attempt<'_, F> {
+impl<F: Kind> Deref for OnceAttempt<'_, F> {
     type Target = Guard<F>;
 
     fn deref(&self) -> &Guard<F> {
@@ -198,9 +205,9 @@ impl<F: Kind> Deref for Attempt<'_, F> {
     }
 }
 
-impl<F: Kind> fmt::Debug for Attempt<'_, F> {
+impl<F: Kind> fmt::Debug for OnceAttempt<'_, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Attempt").field("id", &self.id).field("held", &self.held).finish()
+        f.debug_struct("OnceAttempt").field("id", &self.id).field("held", &self.held).finish()
     }
 }
 
@@ -214,27 +221,33 @@ impl<F: Kind> Lock<F> {
         &self,
         key: &str,
         store: &S,
-        work: impl AsyncFnOnce(Attempt<'_, F>) -> Result<Vec<u8>, E>,
+        work: impl AsyncFnOnce(OnceAttempt<'_, F>) -> Result<Vec<u8>, E>,
     ) -> Result<Once, E> {
         let bytes = key.len();
         if !(1..=KEY_BYTES_MAX).contains(&bytes) {
             return Err(OnceError::Key { bytes }.into());
         }
-        if let Some(Record { outcome, .. }) = read(store, key).await? {
+        if let Some(OnceRecord { outcome, .. }) = read(store, key).await? {
             return Ok(Once { outcome, is_new: false });
         }
-        let mut done = None;
+        let (mut done, mut unrecorded) = (None, None);
         let ran = self.run(async |held| {
-            if let Some(Record { outcome, .. }) = read(store, key).await.map_err(UnderLock::Own)? {
+            if let Some(OnceRecord { outcome, .. }) = read(store, key).await.map_err(UnderLock::Own)? {
                 done = Some(Once { outcome, is_new: false });
                 return Ok(());
             }
             let attempt = attempt_id();
-            let outcome = work(Attempt { held, id: attempt.clone() }).await.map_err(UnderLock::Work)?;
-            done = Some(write(store, key, Record { attempt, outcome }).await.map_err(UnderLock::Own)?);
+            let outcome = work(OnceAttempt { held, id: attempt.clone() }).await.map_err(UnderLock::Work)?;
+            let record = unrecorded.insert(OnceRecord { attempt, outcome });
+            done = Some(write(store, key, record).await.map_err(UnderLock::Own)?);
             Ok(())
         });
-        match (ran.await, done) {
+        let ran = ran.await;
+        if let (Err(UnderLock::Hold(_)), None, Some(record)) = (&ran, &done, &unrecorded) {
+            // The work was done; the loss of the lock has cancelled the writing of its record.
+            return Ok(write(store, key, record).await?);
+        }
+        match (ran, done) {
             // A lock that was lost after the record was written has done its duty.
             (Ok(()) | Err(UnderLock::Hold(_)), Some(once)) => Ok(once),
             (Err(UnderLock::Work(error)), _) => Err(error),
@@ -258,19 +271,19 @@ impl<E> From<HoldError> for UnderLock<E> {
     }
 }
 
-async fn read<S: OnceStore>(store: &S, key: &str) -> Result<Option<Record>, OnceError> {
+async fn read<S: OnceStore>(store: &S, key: &str) -> Result<Option<OnceRecord>, OnceError> {
     store.get(key).await.map_err(|error| OnceError::Read { key: key.to_owned(), source: error.into() })
 }
 
-async fn write<S: OnceStore>(store: &S, key: &str, record: Record) -> Result<Once, OnceError> {
+async fn write<S: OnceStore>(store: &S, key: &str, record: &OnceRecord) -> Result<Once, OnceError> {
     let bytes = record.outcome.len();
     if bytes > OUTCOME_BYTES_MAX {
         return Err(OnceError::Outcome { bytes });
     }
-    let stored = store.put(key, &record).await;
+    let stored = store.put(key, record).await;
     let stored = stored.map_err(|error| OnceError::Write { key: key.to_owned(), source: error.into() })?;
     if stored.attempt == record.attempt {
-        Ok(Once { outcome: record.outcome, is_new: true })
+        Ok(Once { outcome: record.outcome.clone(), is_new: true })
     } else {
         Err(OnceError::Twice { outcome: stored.outcome })
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio_postgres::{Client, Error, GenericClient, Row};
 
-use super::{OnceStore, Record};
+use super::{OnceRecord, OnceStore};
 
 /// Records in a table of PostgreSQL. To remove old ones: `DELETE FROM lockkeeper_once WHERE recorded_at < …`.
 ///
@@ -42,26 +42,30 @@ impl PostgresRecords {
     ///
     /// # Errors
     /// The server's.
-    pub async fn put_in(transaction: &impl GenericClient, key: &str, record: &Record) -> Result<bool, Error> {
+    pub async fn put_in(
+        transaction: &impl GenericClient,
+        key: &str,
+        record: &OnceRecord,
+    ) -> Result<bool, Error> {
         let insert =
             "INSERT INTO lockkeeper_once (key, attempt, outcome) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
         Ok(transaction.execute(insert, &[&key, &record.attempt, &record.outcome]).await? == 1)
     }
 }
 
-fn record(row: &Row) -> Result<Record, Error> {
-    Ok(Record { attempt: row.try_get(0)?, outcome: row.try_get(1)? })
+fn record(row: &Row) -> Result<OnceRecord, Error> {
+    Ok(OnceRecord { attempt: row.try_get(0)?, outcome: row.try_get(1)? })
 }
 
 impl OnceStore for PostgresRecords {
     type Error = Error;
 
-    async fn get(&self, key: &str) -> Result<Option<Record>, Error> {
+    async fn get(&self, key: &str) -> Result<Option<OnceRecord>, Error> {
         let select = "SELECT attempt, outcome FROM lockkeeper_once WHERE key = $1";
         self.client.query_opt(select, &[&key]).await?.as_ref().map(record).transpose()
     }
 
-    async fn put(&self, key: &str, new: &Record) -> Result<Record, Error> {
+    async fn put(&self, key: &str, new: &OnceRecord) -> Result<OnceRecord, Error> {
         // One statement: the row that is there afterwards, whoever wrote it. The update changes nothing.
         let upsert = "INSERT INTO lockkeeper_once (key, attempt, outcome) VALUES ($1, $2, $3)
             ON CONFLICT (key) DO UPDATE SET key = excluded.key RETURNING attempt, outcome";

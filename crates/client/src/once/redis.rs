@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use redis::{ErrorKind, RedisError, cmd};
 
-use super::{OnceStore, Record};
+use super::{OnceRecord, OnceStore};
 
 /// Records in Redis, each under the key `lockkeeper:once:KEY`: the attempt, a line feed, and the outcome.
 ///
@@ -45,14 +45,14 @@ fn redis_key(key: &str) -> String {
 impl<C: ConnectionLike + Clone + Send + Sync> OnceStore for RedisRecords<C> {
     type Error = RedisError;
 
-    async fn get(&self, key: &str) -> Result<Option<Record>, RedisError> {
+    async fn get(&self, key: &str) -> Result<Option<OnceRecord>, RedisError> {
         let found: Option<Vec<u8>> =
             cmd("GET").arg(redis_key(key)).query_async(&mut self.connection.clone()).await?;
         let invalid = || RedisError::from((ErrorKind::UnexpectedReturnType, "the key has no record"));
-        found.map(|bytes| Record::from_bytes(&bytes).ok_or_else(invalid)).transpose()
+        found.map(|bytes| OnceRecord::from_bytes(&bytes).ok_or_else(invalid)).transpose()
     }
 
-    async fn put(&self, key: &str, record: &Record) -> Result<Record, RedisError> {
+    async fn put(&self, key: &str, record: &OnceRecord) -> Result<OnceRecord, RedisError> {
         let mut set = cmd("SET");
         set.arg(redis_key(key)).arg(record.to_bytes()).arg("NX");
         if let Some(keep) = self.keep {
@@ -61,7 +61,7 @@ impl<C: ConnectionLike + Clone + Send + Sync> OnceStore for RedisRecords<C> {
         let is_set: Option<String> = set.query_async(&mut self.connection.clone()).await?;
         match is_set {
             Some(_) => Ok(record.clone()),
-            // If the earlier one has expired between the two commands, this one counts as recorded for no time.
+            // The earlier record has expired between the two commands: this one then counts as recorded, and as expired.
             None => Ok(self.get(key).await?.unwrap_or_else(|| record.clone())),
         }
     }

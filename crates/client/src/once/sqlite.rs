@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::{Connection, Error, OptionalExtension, Row, params};
 
-use super::{OnceStore, Record};
+use super::{OnceRecord, OnceStore};
 
 /// Records in a table of SQLite. To remove old ones: `DELETE FROM lockkeeper_once WHERE recorded_at < …` (seconds since
 /// 1970).
@@ -40,7 +40,7 @@ impl SqliteRecords {
     ///
     /// # Errors
     /// SQLite's.
-    pub fn put_in(transaction: &Connection, key: &str, record: &Record) -> Result<bool, Error> {
+    pub fn put_in(transaction: &Connection, key: &str, record: &OnceRecord) -> Result<bool, Error> {
         let insert =
             "INSERT INTO lockkeeper_once (key, attempt, outcome) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
         Ok(transaction.execute(insert, params![key, record.attempt, record.outcome])? == 1)
@@ -65,8 +65,8 @@ impl fmt::Debug for SqliteRecords {
     }
 }
 
-fn record(row: &Row<'_>) -> Result<Record, Error> {
-    Ok(Record { attempt: row.get(0)?, outcome: row.get(1)? })
+fn record(row: &Row<'_>) -> Result<OnceRecord, Error> {
+    Ok(OnceRecord { attempt: row.get(0)?, outcome: row.get(1)? })
 }
 
 const SELECT: &str = "SELECT attempt, outcome FROM lockkeeper_once WHERE key = ?1";
@@ -74,12 +74,12 @@ const SELECT: &str = "SELECT attempt, outcome FROM lockkeeper_once WHERE key = ?
 impl OnceStore for SqliteRecords {
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
-    async fn get(&self, key: &str) -> Result<Option<Record>, Self::Error> {
+    async fn get(&self, key: &str) -> Result<Option<OnceRecord>, Self::Error> {
         let key = key.to_owned();
         self.call(move |connection| connection.query_row(SELECT, [key], record).optional()).await
     }
 
-    async fn put(&self, key: &str, new: &Record) -> Result<Record, Self::Error> {
+    async fn put(&self, key: &str, new: &OnceRecord) -> Result<OnceRecord, Self::Error> {
         let (key, new) = (key.to_owned(), new.clone());
         self.call(move |connection| {
             Self::put_in(connection, &key, &new)?;

@@ -1,4 +1,4 @@
-//! The fence's part of a request, in two steps: admission to the resource, then the durable marks.
+//! The fence's part of a request, in three steps: its headers, admission to the resource, and the durable marks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,13 +24,26 @@ pub struct Guarding {
     pub resource: Option<String>,
 }
 
+/// A request whose fencing headers were read.
+#[must_use]
+pub struct Asked<M> {
+    settings: Arc<Settings<M>>,
+    fenced: Fenced,
+    is_answered_by_fence: bool,
+}
+
 /// A request that was admitted to its resource, and whose marks are not raised yet. Dropping it ends the request.
 #[must_use]
 pub struct Admitted<M> {
     settings: Arc<Settings<M>>,
+    fenced: Fenced,
     pass: Pass,
-    pub(super) fenced: Fenced,
-    is_answered_by_fence: bool,
+}
+
+impl<M> fmt::Debug for Asked<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asked").field("fenced", &self.fenced).finish_non_exhaustive()
+    }
 }
 
 impl<M> fmt::Debug for Admitted<M> {
@@ -40,24 +53,22 @@ impl<M> fmt::Debug for Admitted<M> {
 }
 
 impl<M: MarkStore> HttpFence<M> {
-    /// Reads the fencing headers of a request and waits for its admission, for callers that are no `tower` layer; the
-    /// fence's own [`Rules`](super::Rules) about methods and resources are not applied. `None`: the request has no token, and
-    /// needs none. Adds [`Fenced`] to the request's extensions.
-    ///
-    /// Cancel safe.
+    /// Reads the fencing headers of a request, for callers that are no `tower` layer; the fence's own [`Rules`](super::Rules)
+    /// about methods and resources are not applied. `None`: the request has no token, and needs none. Adds [`Fenced`] to
+    /// the request's extensions.
     ///
     /// # Errors
     /// The response to a request that is refused.
-    pub async fn admit(
-        &self,
-        parts: &mut Parts,
-        guarding: Guarding,
-    ) -> Result<Option<Admitted<M>>, Response<Bytes>> {
-        self.settings.admit(parts, guarding).await.map_err(Problem::into_response)
+    #[expect(
+        clippy::result_large_err,
+        reason = "as of the async steps that follow; a refusal is a whole response"
+    )]
+    pub fn read(&self, parts: &mut Parts, guarding: Guarding) -> Result<Option<Asked<M>>, Response<Bytes>> {
+        self.settings.read(parts, guarding).map_err(Problem::into_response)
     }
 }
 
-impl<M: MarkStore> Admitted<M> {
+impl<M: MarkStore> Asked<M> {
     /// The resource, the action, and the section of the request.
     pub fn fenced(&self) -> &Fenced {
         &self.fenced
@@ -69,6 +80,25 @@ impl<M: MarkStore> Admitted<M> {
         self.is_answered_by_fence
     }
 
+    /// Waits for the request's admission. From then on, requests with lower tokens are refused at this resource.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// The response to a request that is refused.
+    pub async fn admit(self) -> Result<Admitted<M>, Response<Bytes>> {
+        self.wait_for_admission().await.map_err(Problem::into_response)
+    }
+
+    pub(super) async fn wait_for_admission(self) -> Result<Admitted<M>, Problem> {
+        let Self { settings, fenced, .. } = self;
+        let resource = fenced.resource.clone();
+        let pass = settings.doors.admit(settings.wait, resource, fenced.action, fenced.section).await?;
+        Ok(Admitted { settings, fenced, pass })
+    }
+}
+
+impl<M: MarkStore> Admitted<M> {
     /// Checks the durable marks, and raises them. The request has ended when the [`Pass`] is dropped.
     ///
     /// Cancel safe; a mark may have risen then.
@@ -87,11 +117,11 @@ impl<M: MarkStore> Admitted<M> {
 }
 
 impl<M: MarkStore> Settings<M> {
-    pub(super) async fn admit(
+    pub(super) fn read(
         self: &Arc<Self>,
         parts: &mut Parts,
         guarding: Guarding,
-    ) -> Result<Option<Admitted<M>>, Problem> {
+    ) -> Result<Option<Asked<M>>, Problem> {
         // A missing token is reported before problems of other headers.
         if guarding.token_required && !parts.headers.contains_key(TOKEN) {
             return Err(Problem::token_required(&parts.method));
@@ -109,11 +139,10 @@ impl<M: MarkStore> Settings<M> {
             )));
         }
         let resource = resource(parts, guarding.resource, said.resource)?;
-        let pass = self.doors.admit(self.wait, resource.clone(), action, said.section).await?;
         let is_answered_by_fence = action == Action::Enter && !safe;
         let fenced = Fenced { resource, action, section: said.section };
         parts.extensions.insert(fenced.clone());
-        Ok(Some(Admitted { settings: Arc::clone(self), pass, fenced, is_answered_by_fence }))
+        Ok(Some(Asked { settings: Arc::clone(self), fenced, is_answered_by_fence }))
     }
 }
 

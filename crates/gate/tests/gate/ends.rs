@@ -66,6 +66,44 @@ async fn resource_settles_after_an_upstream_that_broke_off_or_answered_garbage()
 }
 
 #[tokio::test]
+async fn resource_settles_after_a_proxy_that_does_not_know_the_end() {
+    for (line, status) in [("502 Bad Gateway", 502), ("504 Gateway Timeout", 504)] {
+        let upstream = raw_upstream(move |mut stream| async move {
+            read_headers(&mut stream).await;
+            let answer = format!("HTTP/1.1 {line}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        });
+        let gate = Running::before(&upstream.await).await;
+        assert_eq!(gate.ask("PUT /a|Fencing-Token: 5").await.status, status);
+        assert_eq!(gate.ask("PUT /a|Fencing-Token: 6").await.status, 503);
+    }
+}
+
+#[tokio::test]
+async fn client_that_does_not_read_its_response_keeps_nobody_out_for_longer_than_the_timeout() {
+    static PART: [u8; 65_536] = [7; 65_536];
+    let upstream = raw_upstream(async |mut stream| {
+        let head = read_headers(&mut stream).await;
+        let length = if head.contains("fencing-token: 5") { 64 << 20 } else { 0_usize };
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        for _ in 0..length / PART.len() {
+            if stream.write_all(&PART).await.is_err() {
+                return;
+            }
+        }
+    })
+    .await;
+    let gate = Running::with(&upstream, |options| options.timeout = Duration::from_secs(1)).await;
+    let mut stalled = TcpStream::connect(gate.address).await.unwrap();
+    let request = "PUT /a HTTP/1.1\r\nHost: gate\r\nFencing-Token: 5\r\nContent-Length: 0\r\n\r\n";
+    stalled.write_all(request.as_bytes()).await.unwrap();
+    gate.until_status("POST /a|Fencing-Token: 6|Fencing-Action: enter", 503).await;
+    gate.until_status("POST /a|Fencing-Token: 6|Fencing-Action: enter", 204).await;
+    drop(stalled);
+}
+
+#[tokio::test]
 async fn resource_settles_after_a_response_that_broke_off() {
     let upstream = raw_upstream(async |mut stream| {
         read_headers(&mut stream).await;

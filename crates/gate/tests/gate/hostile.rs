@@ -73,6 +73,22 @@ async fn second_spelling_of_a_path_is_refused_for_requests_that_the_gate_guards(
 }
 
 #[tokio::test]
+async fn reads_that_a_header_makes_a_write_are_refused() {
+    let upstream = Upstream::start().await;
+    let gate = Running::before(&upstream.url()).await;
+    for method in ["put", "pUT", "patch"] {
+        let refused = gate.ask(&format!("{method} /a")).await;
+        assert!(refused.status == 400 && refused.body.contains("ambiguous-method"), "{refused:?}");
+    }
+    for header in ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"] {
+        let refused = gate.ask(&format!("GET /a|{header}: DELETE")).await;
+        assert_eq!(refused.status, 400);
+        assert!(refused.body.contains("ambiguous-method"), "{}", refused.body);
+    }
+    assert!(upstream.log().is_empty());
+}
+
+#[tokio::test]
 async fn tunnels_and_websockets_are_refused_in_words() {
     let upstream = Upstream::start().await;
     let gate = Running::before(&upstream.url()).await;

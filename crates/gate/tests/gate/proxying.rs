@@ -10,7 +10,7 @@ use hyper_util::rt::TokioExecutor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::rig::{Running, SOON, Upstream, ask, until};
+use crate::rig::{Running, SOON, Upstream, ask, raw, until};
 
 #[tokio::test]
 async fn headers_of_one_connection_stay_there_and_the_others_pass() {
@@ -65,6 +65,19 @@ async fn bodies_stream_both_ways_before_they_end() {
     stream.write_all(b"0\r\n\r\n").await.unwrap();
     gate.until_status("PUT /echo|Fencing-Token: 6", 200).await;
     assert!(seen.starts_with("HTTP/1.1 200"), "{seen}");
+}
+
+#[tokio::test]
+async fn chunked_body_of_a_read_passes_and_other_codings_are_refused() {
+    let upstream = Upstream::start().await;
+    let gate = Running::before(&upstream.url()).await;
+    let head = "GET /echo HTTP/1.1\r\nHost: gate\r\nConnection: close\r\nTransfer-Encoding: ";
+    let ask = async |coding: &str| {
+        raw(gate.address, format!("{head}{coding}\r\n\r\n3\r\none\r\n0\r\n\r\n").as_bytes()).await
+    };
+    let echoed = ask("chunked").await;
+    assert!(echoed[0].status == 200 && echoed[0].body.contains("one"), "{echoed:?}");
+    assert_eq!(ask("gzip, chunked").await[0].status, 400);
 }
 
 #[tokio::test]

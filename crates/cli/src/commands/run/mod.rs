@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{Capabilities, Lock, LockName, Locks, LossCause, ReleaseError, Unfenced};
 
-use self::once::OnceRecord;
+use self::once::CommandRecord;
 use self::status::{RunOutcome, Status, StatusFile};
 use crate::args::{JobArgs, Run};
 use crate::exit::{self, Failure};
@@ -158,7 +158,7 @@ async fn under_lock(
     }
     let name = settings::lock_name(&args.command.name)?;
     let url = settings::locks_url(args.job.service.locks.as_deref(), args.job.service.local)?;
-    let record = OnceRecord::of(args, &url)?;
+    let record = CommandRecord::of(args, &url)?;
     if let Some(done) = already_done(record.as_ref()).await? {
         return Ok(done);
     }
@@ -191,10 +191,12 @@ async fn under_lock(
             return Ok(RunEnd::Interrupted(signal));
         }
     };
-    if let Some(done) = already_done(record.as_ref()).await? {
+    let held_since = Instant::now();
+    let done = already_done(record.as_ref()).await;
+    if !matches!(done, Ok(None)) {
         // Ends the hold too, whatever its least duration.
         let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
-        return Ok(done);
+        return done.map(|done| done.expect("it is not `None`"));
     }
     let limits = job::Limits::from_now(args.job.max_hold, times.grace);
     tell(HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() });
@@ -213,12 +215,13 @@ async fn under_lock(
         }
         _ => Ok(None),
     };
+    let is_held_longer = args.min_hold.is_some_and(|min| held_since.elapsed() < min);
     // A command that was not started has no `--min-hold`: the shutdown ends the hold.
     if ended.is_ok() || args.min_hold.is_none() {
         tokio::select! {
             released = guard.release() => given_back(released, &name, &ended),
             // Leaves the rest of `--min-hold` to the lock-delay of the session, which expires.
-            () = asked_to_end(signals), if args.min_hold.is_some() => {
+            () = asked_to_end(signals), if is_held_longer => {
                 recorded?;
                 return ended.or_else(not_started);
             }
@@ -233,7 +236,7 @@ async fn under_lock(
 }
 
 /// The end of a run whose command was done before.
-async fn already_done(record: Option<&OnceRecord>) -> Result<Option<RunEnd>, Failure> {
+async fn already_done(record: Option<&CommandRecord>) -> Result<Option<RunEnd>, Failure> {
     let Some(record) = record else { return Ok(None) };
     let done = record.done_by().await?;
     Ok(done.map(|by| RunEnd::AlreadyDone(format!("not run: it was done {by}"))))

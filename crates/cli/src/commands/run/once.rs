@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use lockkeeper::once::{FileRecords, KEY_BYTES_MAX, OnceStore, Record};
+use lockkeeper::once::{FileRecords, KEY_BYTES_MAX, OnceRecord, OnceStore};
 use lockkeeper::url::Url;
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The record of a command that is run once.
-pub(super) struct OnceRecord {
+pub(super) struct CommandRecord {
     key: String,
     store: StoreUrl,
 }
@@ -42,7 +42,7 @@ const KNOWN: &[&str] = &[
     "dynamodb://table",
 ];
 
-impl OnceRecord {
+impl CommandRecord {
     /// The record that the arguments name, in the store that they name, or else beside the locks in a directory.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl OnceRecord {
     /// The record could not be written.
     pub(super) async fn put(&self, by: &str) -> Result<Option<String>, Failure> {
         let at = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-        let record = Record::new(json!({ "by": by, "at": at }).to_string().into_bytes());
+        let record = OnceRecord::new(json!({ "by": by, "at": at }).to_string().into_bytes());
         let mut tries = 1;
         loop {
             match self.call(Some(&record)).await {
@@ -118,14 +118,15 @@ impl OnceRecord {
     }
 
     /// Stores the record if one is given and the key has none; returns the key's.
-    async fn call(&self, new: Option<&Record>) -> Result<Option<Record>, Failure> {
+    async fn call(&self, new: Option<&OnceRecord>) -> Result<Option<OnceRecord>, Failure> {
         match &self.store {
             StoreUrl::File(directory) => self.call_on(&FileRecords::new(directory), new).await,
             #[cfg(feature = "postgres")]
             StoreUrl::Postgres(url) => {
                 let client = crate::commands::fence::postgres::connect(url).await?;
-                let records = lockkeeper::once::PostgresRecords::new(std::sync::Arc::new(client));
-                records.install().await.map_err(|error| self.failed(&error))?;
+                let client = std::sync::Arc::new(client);
+                let records = lockkeeper::once::PostgresRecords::new(client.clone());
+                self.within_limit(prepare(&client, &records)).await?;
                 self.call_on(&records, new).await
             }
             #[cfg(feature = "redis")]
@@ -144,16 +145,23 @@ impl OnceRecord {
     async fn call_on<S: OnceStore>(
         &self,
         store: &S,
-        new: Option<&Record>,
-    ) -> Result<Option<Record>, Failure> {
+        new: Option<&OnceRecord>,
+    ) -> Result<Option<OnceRecord>, Failure> {
         let called = async {
             match new {
                 Some(record) => store.put(&self.key, record).await.map(Some),
                 None => store.get(&self.key).await,
             }
         };
-        match tokio::time::timeout(LIMIT, called).await {
-            Ok(Ok(record)) => Ok(record),
+        self.within_limit(called).await
+    }
+
+    async fn within_limit<T, E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        &self,
+        call: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Failure> {
+        match tokio::time::timeout(LIMIT, call).await {
+            Ok(Ok(done)) => Ok(done),
             Ok(Err(error)) => Err(self.failed(&*error.into())),
             Err(_) => {
                 let text = format!("the record of `{}` got no answer within {LIMIT:?}", self.key);
@@ -167,11 +175,28 @@ impl OnceRecord {
     }
 }
 
+/// Creates the table of the records if it is not there, which needs the permission to.
+#[cfg(feature = "postgres")]
+async fn prepare(
+    client: &tokio_postgres::Client,
+    records: &lockkeeper::once::PostgresRecords,
+) -> Result<(), tokio_postgres::Error> {
+    let exists = "SELECT to_regclass('lockkeeper_once') IS NOT NULL";
+    if client.query_one(exists, &[]).await?.get(0) {
+        return Ok(());
+    }
+    match records.install().await {
+        // Another one creates it at the same time.
+        Err(_) if client.query_one(exists, &[]).await?.get(0) => Ok(()),
+        installed => installed,
+    }
+}
+
 /// Time limit of one call.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// A record of this program, as it wrote it; of another one, only that it is there.
-fn shown(record: &Record) -> String {
+fn shown(record: &OnceRecord) -> String {
     let outcome: Value = serde_json::from_slice(&record.outcome).unwrap_or_default();
     match (outcome["at"].as_str(), outcome["by"].as_str()) {
         (Some(at), Some(by)) => format!("at {at} by {by}"),
