@@ -455,8 +455,8 @@ impl<F: Kind> Lock<F> {
 }
 
 const LOCK_DELAY_MAX: Duration = Duration::from_millis(limits::LOCK_DELAY_MS_MAX);
-/// The longest known use is "at most once a day".
-const MIN_HOLD_MAX: Duration = Duration::from_secs(24 * 3600);
+/// As of `keep_closed`.
+const MIN_HOLD_MAX: Duration = Duration::from_millis(limits::KEEP_CLOSED_MS_MAX);
 /// Grace period for backends whose holds do not expire.
 const GRACE_WITHOUT_TTL: Duration = Duration::from_secs(5);
 /// Limit for an acquire without waiting when the service does not answer; long enough for a change of leader.

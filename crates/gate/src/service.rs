@@ -97,7 +97,7 @@ impl GateState {
             return answered("overloaded", later(OVERLOAD, "overloaded", "Too many requests", detail));
         };
         let (mut parts, body) = request.into_parts();
-        match self.way(&mut parts).await {
+        match self.decide(&mut parts).await {
             Err(Refusal { outcome, response }) => answered(outcome, response),
             Ok(Disposition::Entered) => {
                 let mut response = Response::new(Bytes::new());
@@ -121,7 +121,7 @@ impl GateState {
         }
     }
 
-    async fn way(&self, parts: &mut Parts) -> Result<Disposition, Refusal> {
+    async fn decide(&self, parts: &mut Parts) -> Result<Disposition, Refusal> {
         if let Some(why) = ambiguous_framing(parts) {
             return Err(bad_request("ambiguous-framing", why));
         }
@@ -136,18 +136,18 @@ impl GateState {
             let why = "the method has lower-case letters, and services may take it for that in capitals";
             return Err(bad_request("ambiguous-method", why));
         }
-        match self.guarded_way(parts).await? {
-            Disposition::Open | Disposition::Guarded(_, Action::Enter)
-                if overrides_method(&parts.headers) =>
-            {
-                let why = "a header names another method than the request, which may need a token";
-                Err(bad_request("ambiguous-method", why))
-            }
-            way => Ok(way),
+        let why = "a header names another method than the request, which may need a token";
+        let overrides_method = overrides_method(&parts.headers);
+        if overrides_method && parts.method.is_safe() {
+            return Err(bad_request("ambiguous-method", why));
+        }
+        match self.admit(parts).await? {
+            Disposition::Open if overrides_method => Err(bad_request("ambiguous-method", why)),
+            disposition => Ok(disposition),
         }
     }
 
-    async fn guarded_way(&self, parts: &mut Parts) -> Result<Disposition, Refusal> {
+    async fn admit(&self, parts: &mut Parts) -> Result<Disposition, Refusal> {
         let has_token = parts.headers.keys().any(|name| name.as_str().starts_with("fencing-"));
         let Some(path) = canonical(parts.uri.path()) else {
             let is_free = parts.method.is_safe() && !has_token && !self.rules.guards_reads();
@@ -160,17 +160,17 @@ impl GateState {
         }
         let begun = Instant::now();
         let guarding = Guarding { token_required, resource: Some(resource) };
-        let Some(asked) = self.fence.read(parts, guarding)? else { return Ok(Disposition::Open) };
+        let Some(fenced_request) = self.fence.read(parts, guarding)? else { return Ok(Disposition::Open) };
         if self.unsettled.load(Ordering::Relaxed) >= UNSETTLED_MAX {
             let detail = "too many requests have unknown ends at the upstream. Nothing was done";
             let response = later(self.settle, "overloaded", "Too many requests", detail);
             return Err(Refusal { outcome: "overloaded", response });
         }
         // Before the admission, so that a token which nobody was granted shuts nobody out.
-        self.check_token(lock, asked.fenced().section.token()).await?;
-        let fenced = asked.fenced().clone();
-        let is_answered_here = asked.is_answered_by_fence();
-        let admitted = asked.admit().await?;
+        self.check_token(lock, fenced_request.fenced().section.token()).await?;
+        let fenced = fenced_request.fenced().clone();
+        let is_answered_here = fenced_request.is_answered_by_fence();
+        let admitted = fenced_request.admit().await?;
         // Read after the admission: an ending gate closes first, and then looks whether a resource is in use.
         if self.is_closed.load(Ordering::SeqCst) {
             let response = later(OVERLOAD, "ending", "The gate ends", "the gate is ending. Nothing was done");

@@ -59,7 +59,7 @@ struct AdviceText {
     read: Vec<String>,
 }
 
-/// What is recommended.
+/// The kind of lock that fits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -98,14 +98,14 @@ struct Runtime {
 /// The answers so far, by question.
 pub type Answers = BTreeMap<String, String>;
 
-/// What is asked next.
+/// The next question.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Asked {
+pub struct OpenQuestion {
     /// The flag of the answer, without its dashes.
     pub id: String,
     /// The question.
     pub text: String,
-    /// The answers: the value of the flag, and what it means. Empty: a duration is asked for.
+    /// Value and meaning of each answer; empty if the answer is a duration.
     pub answers: Vec<(String, String)>,
 }
 
@@ -123,7 +123,7 @@ pub struct UnknownAnswer {
 pub struct Advice {
     /// The advice's id.
     pub id: String,
-    /// What is recommended.
+    /// The kind of lock that fits.
     pub kind: Kind,
     /// In a few words.
     pub title: String,
@@ -173,18 +173,18 @@ impl Tree {
     ///
     /// # Errors
     /// An answer that its question does not have.
-    pub fn walk(&self, answers: &Answers) -> Result<Result<Advice, Asked>, UnknownAnswer> {
+    pub fn walk(&self, answers: &Answers) -> Result<Result<Advice, OpenQuestion>, UnknownAnswer> {
         let mut id = self.first.as_str();
         let advice = loop {
             let question = self.question(id);
-            let asked = Asked {
+            let asked = OpenQuestion {
                 id: id.to_owned(),
                 text: question.text.clone(),
                 answers: question.answers.iter().map(|it| (it.key.clone(), it.text.clone())).collect(),
             };
             let Some(value) = answers.get(id) else { return Ok(Err(asked)) };
-            let answer = question.answers.iter().find(|it| it.key == *value);
-            let answer = answer.ok_or_else(|| unknown(&asked, value))?;
+            asked.check(value)?;
+            let answer = question.answers.iter().find(|it| it.key == *value).expect("it is a known answer");
             match (&answer.question, &answer.advice) {
                 (Some(next), _) => id = next,
                 (None, Some(advice)) => break self.advice(advice),
@@ -199,36 +199,16 @@ impl Tree {
         else {
             return Ok(Err(self.about_the_lock(answers)));
         };
-        let find = |asked: Asked, value: &String| unknown(&asked, value);
-        let service = self
-            .service
-            .iter()
-            .find(|it| it.key == *service)
-            .ok_or_else(|| find(self.services(), service))?;
-        let runtime = self
-            .runtime
-            .iter()
-            .find(|it| it.key == *runtime)
-            .ok_or_else(|| find(self.runtimes(), runtime))?;
-        let takes = humantime::parse_duration(takes).map_err(|_| unknown(&takes_asked(), takes))?;
+        self.services().check(service)?;
+        self.runtimes().check(runtime)?;
+        takes_asked().check(takes)?;
+        let service = self.service.iter().find(|it| it.key == *service).expect("it is a known answer");
+        let runtime = self.runtime.iter().find(|it| it.key == *runtime).expect("it is a known answer");
+        let takes = humantime::parse_duration(takes).expect("it is a known answer");
         Ok(Ok(advice.filled(Some(self.lock(advice, service, runtime, takes)))))
     }
 
-    /// The flags of all questions that have a list of answers, with the keys of these.
-    #[must_use]
-    pub fn flags(&self) -> BTreeMap<String, Vec<String>> {
-        let mut flags: BTreeMap<_, _> = self
-            .question
-            .iter()
-            .map(|question| (question.id.clone(), question.answers.iter().map(|it| it.key.clone()).collect()))
-            .collect();
-        for asked in [self.services(), self.runtimes()] {
-            flags.insert(asked.id, asked.answers.into_iter().map(|(key, _)| key).collect());
-        }
-        flags
-    }
-
-    fn about_the_lock(&self, answers: &Answers) -> Asked {
+    fn about_the_lock(&self, answers: &Answers) -> OpenQuestion {
         let missing = |id: &str| !answers.contains_key(id);
         if missing(SERVICE) {
             self.services()
@@ -246,19 +226,20 @@ impl Tree {
         let url = service.fenced_url.as_ref().filter(|_| advice.fenced).unwrap_or(&service.url);
         let ends = advice.start.iter().any(|line| line.contains("{max}"));
         let uses_delay = advice.start.iter().any(|line| line.contains("{delay}"));
+        let others = |has: fn(&Service) -> bool| {
+            let keys: Vec<&str> =
+                self.service.iter().filter(|it| has(it)).map(|it| it.key.as_str()).collect();
+            keys.join(", ")
+        };
         let lacks = if advice.fenced && !service.tokens {
-            let others: Vec<&str> =
-                self.service.iter().filter(|it| it.tokens).map(|it| it.key.as_str()).collect();
+            let others = others(|it| it.tokens);
             Some(format!(
-                "it has no tokens, so nothing can refuse a holder that stalls. These have: {}",
-                others.join(", ")
+                "it has no tokens, so nothing can refuse a holder that stalls. These have: {others}"
             ))
         } else if uses_delay && !service.lock_delay {
-            let others: Vec<&str> =
-                self.service.iter().filter(|it| it.lock_delay).map(|it| it.key.as_str()).collect();
+            let others = others(|it| it.lock_delay);
             Some(format!(
-                "it has no lock-delay, so a holder that stalls meets the next one. These have: {}",
-                others.join(", ")
+                "it has no lock-delay, so a holder that stalls meets the next one. These have: {others}"
             ))
         } else {
             None
@@ -274,14 +255,14 @@ impl Tree {
         }
     }
 
-    fn services(&self) -> Asked {
+    fn services(&self) -> OpenQuestion {
         let answers = self.service.iter().map(|it| (it.key.clone(), it.text.clone())).collect();
-        Asked { id: SERVICE.to_owned(), text: "What do you run already?".to_owned(), answers }
+        OpenQuestion { id: SERVICE.to_owned(), text: "What do you run already?".to_owned(), answers }
     }
 
-    fn runtimes(&self) -> Asked {
+    fn runtimes(&self) -> OpenQuestion {
         let answers = self.runtime.iter().map(|it| (it.key.clone(), it.text.clone())).collect();
-        Asked { id: RUNTIME.to_owned(), text: "Where does it run?".to_owned(), answers }
+        OpenQuestion { id: RUNTIME.to_owned(), text: "Where does it run?".to_owned(), answers }
     }
 
     fn question(&self, id: &str) -> &Question {
@@ -293,19 +274,35 @@ impl Tree {
     }
 }
 
-fn takes_asked() -> Asked {
+fn takes_asked() -> OpenQuestion {
     let text =
         "How long does one operation take, at most, as a rule? A duration, as in 500ms, 5s, 10m".to_owned();
-    Asked { id: TAKES.to_owned(), text, answers: Vec::new() }
+    OpenQuestion { id: TAKES.to_owned(), text, answers: Vec::new() }
 }
 
-fn unknown(asked: &Asked, value: &str) -> UnknownAnswer {
-    let keys: Vec<&str> = asked.answers.iter().map(|(key, _)| key.as_str()).collect();
-    let known = match keys[..] {
-        [] => "write a duration, as in 500ms, 5s, 10m".to_owned(),
-        _ => format!("known are {}", keys.join(", ")),
-    };
-    UnknownAnswer { id: asked.id.clone(), value: value.to_owned(), known }
+impl OpenQuestion {
+    /// Whether the question has this answer.
+    ///
+    /// # Errors
+    /// It has not; the error names those that it has.
+    pub fn check(&self, value: &str) -> Result<(), UnknownAnswer> {
+        let (is_known, known) = if self.answers.is_empty() {
+            let is_duration = humantime::parse_duration(value).is_ok();
+            (is_duration, "write a duration, as in 500ms, 5s, 10m".to_owned())
+        } else {
+            let is_listed = self.answers.iter().any(|(key, _)| key == value);
+            (is_listed, format!("known are {}", self.keys()))
+        };
+        let unknown = || UnknownAnswer { id: self.id.clone(), value: value.to_owned(), known };
+        if is_known { Ok(()) } else { Err(unknown()) }
+    }
+
+    /// The values of the answers, as a list.
+    #[must_use]
+    pub fn keys(&self) -> String {
+        let keys: Vec<&str> = self.answers.iter().map(|(key, _)| key.as_str()).collect();
+        keys.join(", ")
+    }
 }
 
 impl AdviceText {

@@ -64,8 +64,9 @@ fn every_path_ends_with_commands_that_this_program_takes() {
 fn every_question_has_a_flag_and_every_service_a_page() {
     let cli = Cli::command();
     let advise = cli.find_subcommand("advise").unwrap();
-    for id in TREE.flags().into_keys().chain([TAKES.to_owned()]) {
-        assert!(advise.get_arguments().any(|it| it.get_long() == Some(id.as_str())), "--{id}");
+    let questions = TREE.question.iter().map(|question| question.id.as_str());
+    for id in questions.chain([SERVICE, TAKES, RUNTIME]) {
+        assert!(advise.get_arguments().any(|it| it.get_long() == Some(id)), "--{id}");
     }
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     for service in &TREE.service {

@@ -89,7 +89,7 @@ pub enum Command {
     Serve(Serve),
     /// Check fencing tokens in front of an HTTP service that can't
     Gate(Gate),
-    /// Recommend a lock, or none: asks what it is for
+    /// Recommend a lock, or an alternative to one, by a few questions
     Advise(Advise),
     /// List locks in use
     #[command(after_help = "Example:\n  lockkeeper ls orders --json")]

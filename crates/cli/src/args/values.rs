@@ -28,7 +28,8 @@ pub(super) fn keep_closed(typed: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn min_hold(typed: &str) -> Result<Duration, String> {
-    at_most(typed, 24 * 3_600_000)
+    // The library's limit is that of `keep_closed`.
+    at_most(typed, limits::KEEP_CLOSED_MS_MAX)
 }
 
 pub(super) fn lock_delay(typed: &str) -> Result<Duration, String> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::advise::{Advice, Answers, Asked, Kind, LockAdvice, TREE, markdown};
+use crate::advise::{Advice, Answers, Kind, LockAdvice, OpenQuestion, TREE, markdown};
 use crate::args::Advise;
 use crate::exit::{Failure, OK, USAGE};
 use crate::output;
@@ -35,7 +35,10 @@ pub(super) fn advise(args: &Advise) -> Result<u8, Failure> {
 }
 
 /// Asks until the answer is one. The questions are on standard error, as standard output is for the advice.
-fn ask(asked: &Asked, lines: &mut impl Iterator<Item = std::io::Result<String>>) -> Result<String, Failure> {
+fn ask(
+    asked: &OpenQuestion,
+    lines: &mut impl Iterator<Item = std::io::Result<String>>,
+) -> Result<String, Failure> {
     let is_person = stdin().is_terminal();
     if is_person {
         eprintln!("\n{}", asked.text);
@@ -48,28 +51,17 @@ fn ask(asked: &Asked, lines: &mut impl Iterator<Item = std::io::Result<String>>)
             eprint!("> ");
         }
         let Some(line) = lines.next().transpose()? else {
-            let known: Vec<&str> = asked.answers.iter().map(|(key, _)| key.as_str()).collect();
-            let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
+            let keys = asked.keys();
+            let known = if keys.is_empty() { keys } else { format!(" ({keys})") };
             return Err(Failure::new(USAGE, format!("{} Answer with --{}{known}", asked.text, asked.id)));
         };
         let line = line.trim();
         let by_number = line.parse().ok().and_then(|number: usize| asked.answers.get(number.checked_sub(1)?));
         let answer = by_number.map_or_else(|| line.to_owned(), |(key, _)| key.clone());
-        // A duration is checked once it is needed.
-        let refused = match &asked.answers[..] {
-            [] => humantime::parse_duration(&answer)
-                .err()
-                .map(|_| "write a duration, as in 500ms, 5s, 10m".to_owned()),
-            known if known.iter().any(|(key, _)| *key == answer) => None,
-            known => {
-                let keys: Vec<&str> = known.iter().map(|(key, _)| key.as_str()).collect();
-                Some(format!("--{} `{answer}`: known are {}", asked.id, keys.join(", ")))
-            }
-        };
-        match refused {
-            None => return Ok(answer),
-            Some(why) if is_person => eprintln!("{why}"),
-            Some(why) => return Err(Failure::new(USAGE, why)),
+        match asked.check(&answer) {
+            Ok(()) => return Ok(answer),
+            Err(why) if is_person => eprintln!("{why}"),
+            Err(why) => return Err(Failure::new(USAGE, why.to_string())),
         }
     }
 }

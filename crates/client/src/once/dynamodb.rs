@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValuesOnConditionCheckFailure};
 
-use super::{OnceRecord, OnceStore};
+use super::{OnceRecord, OnceStore, prefixed};
 use crate::error::ConnectError;
 
 /// Records in a table of DynamoDB: an item each, whose partition key is a string.
@@ -47,11 +47,6 @@ impl DynamoDbRecords {
     }
 }
 
-/// The value of the partition key.
-fn item_key(key: &str) -> AttributeValue {
-    AttributeValue::S(format!("lockkeeper:once:{key}"))
-}
-
 fn record(item: &HashMap<String, AttributeValue>) -> Result<OnceRecord, Box<dyn Error + Send + Sync>> {
     let attempt = item.get("attempt").and_then(|it| it.as_s().ok());
     let outcome = item.get("outcome").and_then(|it| it.as_b().ok());
@@ -68,7 +63,7 @@ impl OnceStore for DynamoDbRecords {
 
     async fn get(&self, key: &str) -> Result<Option<OnceRecord>, Self::Error> {
         let get = self.client.get_item().table_name(&self.table).consistent_read(true);
-        let got = get.key(&self.partition_key, item_key(key)).send().await?;
+        let got = get.key(&self.partition_key, AttributeValue::S(prefixed(key))).send().await?;
         got.item.as_ref().map(record).transpose()
     }
 
@@ -77,7 +72,7 @@ impl OnceStore for DynamoDbRecords {
             .client
             .put_item()
             .table_name(&self.table)
-            .item(&self.partition_key, item_key(key))
+            .item(&self.partition_key, AttributeValue::S(prefixed(key)))
             .item("attempt", AttributeValue::S(new.attempt.clone()))
             .item("outcome", AttributeValue::B(Blob::new(new.outcome.clone())))
             .condition_expression("attribute_not_exists(#key)")

@@ -289,6 +289,12 @@ async fn write<S: OnceStore>(store: &S, key: &str, record: &OnceRecord) -> Resul
     }
 }
 
+/// The key of a record in a store that holds other things as well.
+#[cfg(any(feature = "dynamodb", feature = "redis"))]
+fn prefixed(key: &str) -> String {
+    format!("lockkeeper:once:{key}")
+}
+
 fn attempt_id() -> String {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the system has random numbers");

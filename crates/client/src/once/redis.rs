@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use redis::{ErrorKind, RedisError, cmd};
 
-use super::{OnceRecord, OnceStore};
+use super::{OnceRecord, OnceStore, prefixed};
 
 /// Records in Redis, each under the key `lockkeeper:once:KEY`: the attempt, a line feed, and the outcome.
 ///
@@ -38,23 +38,19 @@ impl<C> fmt::Debug for RedisRecords<C> {
     }
 }
 
-fn redis_key(key: &str) -> String {
-    format!("lockkeeper:once:{key}")
-}
-
 impl<C: ConnectionLike + Clone + Send + Sync> OnceStore for RedisRecords<C> {
     type Error = RedisError;
 
     async fn get(&self, key: &str) -> Result<Option<OnceRecord>, RedisError> {
         let found: Option<Vec<u8>> =
-            cmd("GET").arg(redis_key(key)).query_async(&mut self.connection.clone()).await?;
+            cmd("GET").arg(prefixed(key)).query_async(&mut self.connection.clone()).await?;
         let invalid = || RedisError::from((ErrorKind::UnexpectedReturnType, "the key has no record"));
         found.map(|bytes| OnceRecord::from_bytes(&bytes).ok_or_else(invalid)).transpose()
     }
 
     async fn put(&self, key: &str, record: &OnceRecord) -> Result<OnceRecord, RedisError> {
         let mut set = cmd("SET");
-        set.arg(redis_key(key)).arg(record.to_bytes()).arg("NX");
+        set.arg(prefixed(key)).arg(record.to_bytes()).arg("NX");
         if let Some(keep) = self.keep {
             set.arg("PX").arg(u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
         }

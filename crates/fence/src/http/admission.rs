@@ -26,7 +26,7 @@ pub struct Guarding {
 
 /// A request whose fencing headers were read.
 #[must_use]
-pub struct Asked<M> {
+pub struct FencedRequest<M> {
     settings: Arc<Settings<M>>,
     fenced: Fenced,
     is_answered_by_fence: bool,
@@ -34,21 +34,21 @@ pub struct Asked<M> {
 
 /// A request that was admitted to its resource, and whose marks are not raised yet. Dropping it ends the request.
 #[must_use]
-pub struct Admitted<M> {
+pub struct AdmittedRequest<M> {
     settings: Arc<Settings<M>>,
     fenced: Fenced,
     pass: Pass,
 }
 
-impl<M> fmt::Debug for Asked<M> {
+impl<M> fmt::Debug for FencedRequest<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Asked").field("fenced", &self.fenced).finish_non_exhaustive()
+        f.debug_struct("FencedRequest").field("fenced", &self.fenced).finish_non_exhaustive()
     }
 }
 
-impl<M> fmt::Debug for Admitted<M> {
+impl<M> fmt::Debug for AdmittedRequest<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Admitted").field("fenced", &self.fenced).finish_non_exhaustive()
+        f.debug_struct("AdmittedRequest").field("fenced", &self.fenced).finish_non_exhaustive()
     }
 }
 
@@ -63,12 +63,16 @@ impl<M: MarkStore> HttpFence<M> {
         clippy::result_large_err,
         reason = "as of the async steps that follow; a refusal is a whole response"
     )]
-    pub fn read(&self, parts: &mut Parts, guarding: Guarding) -> Result<Option<Asked<M>>, Response<Bytes>> {
+    pub fn read(
+        &self,
+        parts: &mut Parts,
+        guarding: Guarding,
+    ) -> Result<Option<FencedRequest<M>>, Response<Bytes>> {
         self.settings.read(parts, guarding).map_err(Problem::into_response)
     }
 }
 
-impl<M: MarkStore> Asked<M> {
+impl<M: MarkStore> FencedRequest<M> {
     /// The resource, the action, and the section of the request.
     pub fn fenced(&self) -> &Fenced {
         &self.fenced
@@ -86,19 +90,19 @@ impl<M: MarkStore> Asked<M> {
     ///
     /// # Errors
     /// The response to a request that is refused.
-    pub async fn admit(self) -> Result<Admitted<M>, Response<Bytes>> {
+    pub async fn admit(self) -> Result<AdmittedRequest<M>, Response<Bytes>> {
         self.wait_for_admission().await.map_err(Problem::into_response)
     }
 
-    pub(super) async fn wait_for_admission(self) -> Result<Admitted<M>, Problem> {
+    pub(super) async fn wait_for_admission(self) -> Result<AdmittedRequest<M>, Problem> {
         let Self { settings, fenced, .. } = self;
         let resource = fenced.resource.clone();
         let pass = settings.doors.admit(settings.wait, resource, fenced.action, fenced.section).await?;
-        Ok(Admitted { settings, fenced, pass })
+        Ok(AdmittedRequest { settings, fenced, pass })
     }
 }
 
-impl<M: MarkStore> Admitted<M> {
+impl<M: MarkStore> AdmittedRequest<M> {
     /// Checks the durable marks, and raises them. The request has ended when the [`Pass`] is dropped.
     ///
     /// Cancel safe; a mark may have risen then.
@@ -121,7 +125,7 @@ impl<M: MarkStore> Settings<M> {
         self: &Arc<Self>,
         parts: &mut Parts,
         guarding: Guarding,
-    ) -> Result<Option<Asked<M>>, Problem> {
+    ) -> Result<Option<FencedRequest<M>>, Problem> {
         // A missing token is reported before problems of other headers.
         if guarding.token_required && !parts.headers.contains_key(TOKEN) {
             return Err(Problem::token_required(&parts.method));
@@ -142,7 +146,7 @@ impl<M: MarkStore> Settings<M> {
         let is_answered_by_fence = action == Action::Enter && !safe;
         let fenced = Fenced { resource, action, section: said.section };
         parts.extensions.insert(fenced.clone());
-        Ok(Some(Asked { settings: Arc::clone(self), fenced, is_answered_by_fence }))
+        Ok(Some(FencedRequest { settings: Arc::clone(self), fenced, is_answered_by_fence }))
     }
 }
 

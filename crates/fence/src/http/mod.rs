@@ -60,7 +60,7 @@ use tower_layer::Layer;
 use crate::resource::Resource;
 use crate::rule::{Action, Marks, Section};
 use crate::store::{MarkStore, MarksError};
-pub use admission::{Admitted, Asked, Guarding};
+pub use admission::{AdmittedRequest, FencedRequest, Guarding};
 pub use body::FencedBody;
 pub use headers::{ACTION, MODE, RESOURCE, TOKEN};
 use passage::Doors;

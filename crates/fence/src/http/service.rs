@@ -92,10 +92,10 @@ impl<M: MarkStore> Settings<M> {
             token_required: self.guarded.contains(&parts.method),
             resource: self.resource_by.as_ref().map(|name| name(parts)),
         };
-        let Some(asked) = self.read(parts, guarding)? else { return Ok(Word::Free) };
-        let action = asked.fenced().action;
-        let is_answered_here = asked.is_answered_by_fence();
-        let pass = asked.wait_for_admission().await?.raise_marks().await?;
+        let Some(request) = self.read(parts, guarding)? else { return Ok(Word::Free) };
+        let action = request.fenced().action;
+        let is_answered_here = request.is_answered_by_fence();
+        let pass = request.wait_for_admission().await?.raise_marks().await?;
         Ok(if is_answered_here { Word::Entered } else { Word::Handler(pass, action) })
     }
 }

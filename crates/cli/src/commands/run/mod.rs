@@ -194,7 +194,7 @@ async fn under_lock(
     let held_since = Instant::now();
     let done = already_done(record.as_ref()).await;
     if !matches!(done, Ok(None)) {
-        // Ends the hold too, whatever its least duration.
+        // The shutdown releases the hold even before its `min_hold`.
         let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
         return done.map(|done| done.expect("it is not `None`"));
     }
