@@ -41,5 +41,5 @@ pub use program::{CommandLine, Program, find};
 pub use redis::Redis;
 pub use s3::S3;
 pub use sentinel::Sentinel;
-pub use shim::{Number, Shim, ShimClock};
+pub use shim::{COMPILER, Number, Shim, ShimClock};
 pub use zookeeper::ZooKeeper;

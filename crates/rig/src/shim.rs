@@ -9,7 +9,8 @@ use std::process::Command;
 
 use crate::program::Program;
 
-const COMPILER: Program = Program { name: "cc", package: "gcc libc6-dev" };
+/// What [`Shim`] is compiled with.
+pub const COMPILER: Program = Program { name: "cc", package: "gcc libc6-dev" };
 const SOURCE: &str = include_str!("shim.c");
 
 /// The numbers that control `shim.c`, by index.

@@ -5,6 +5,8 @@ mod cluster;
 mod config;
 mod fence;
 mod gate;
+#[cfg(feature = "pitfalls")]
+mod pitfalls;
 mod run;
 mod service;
 mod suggest;
@@ -30,6 +32,8 @@ pub use advise::Advise;
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
 pub use gate::Gate;
+#[cfg(feature = "pitfalls")]
+pub use pitfalls::Pitfalls;
 pub use run::{CommandArgs, Elect, JobArgs, LeaderArgs, PartitionsArgs, Run};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
@@ -91,6 +95,9 @@ pub enum Command {
     Gate(Gate),
     /// Recommend a lock, or an alternative to one, by a few questions
     Advise(Advise),
+    /// Show the classic mistakes with locks: programs that fail on real servers, each beside the right way
+    #[cfg(feature = "pitfalls")]
+    Pitfalls(Pitfalls),
     /// List locks in use
     #[command(after_help = "Example:\n  lockkeeper ls orders --json")]
     Ls(Ls),

@@ -12,6 +12,8 @@ mod gate;
 mod inspect;
 mod nodes;
 mod operate;
+#[cfg(feature = "pitfalls")]
+mod pitfalls;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod restore;
@@ -46,6 +48,8 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Serve(args) => serve::serve(args),
         Command::Gate(args) => block_on_all_cores(gate::gate(args)),
         Command::Advise(args) => advise::advise(&args),
+        #[cfg(feature = "pitfalls")]
+        Command::Pitfalls(args) => pitfalls::pitfalls(&args),
         Command::Ls(args) => block_on(patiently(inspect::ls(args))),
         Command::Show(args) => block_on(patiently(inspect::show(args))),
         Command::Watch(args) => block_on(watch::watch(args)),

@@ -17,6 +17,7 @@ mod operators;
 mod others;
 mod pages;
 mod partitions;
+mod pitfalls;
 mod running;
 mod serving;
 mod starting;
