@@ -8,8 +8,8 @@ use lockkeeper_fence::{RedisFence, RedisFenceError, Section};
 use lockkeeper_rig::Redis;
 use redis::aio::MultiplexedConnection;
 
-use crate::role::Role;
-use crate::{Outcome, Result};
+use crate::actor::Actor;
+use crate::{Result, Verdict};
 
 /// The account's key.
 pub(crate) const KEY: &str = "account";
@@ -34,90 +34,93 @@ pub(crate) fn locks_at(redis: &Redis) -> String {
 }
 
 /// The outcome after so many withdrawals.
-pub(crate) fn outcome(redis: &Redis, withdrawals: i64) -> Result<Outcome> {
+pub(crate) fn outcome(redis: &Redis, withdrawals: i64) -> Result<Verdict> {
     let balance: i64 = redis.cli(&["GET", KEY]).parse()?;
     Ok(judge(balance, withdrawals))
 }
 
 /// The outcome of a balance after so many withdrawals.
-pub(crate) fn judge(balance: i64, withdrawals: i64) -> Outcome {
+pub(crate) fn judge(balance: i64, withdrawals: i64) -> Verdict {
     let due = BALANCE - AMOUNT * withdrawals;
     if balance == due {
-        return Outcome::Kept(format!("the balance is {balance}, as it must be"));
+        return Verdict::Kept(format!("the balance is {balance}, as it must be"));
     }
     let lost = (balance - due) / AMOUNT;
-    Outcome::Lost(format!(
+    Verdict::Lost(format!(
         "the balance is {balance} instead of {due}: {lost} of {withdrawals} withdrawals is lost"
     ))
 }
 
 /// Reads the balance.
-pub(crate) async fn read(role: &mut Role, redis: &mut MultiplexedConnection) -> Result<i64> {
+pub(crate) async fn read(actor: &mut Actor, redis: &mut MultiplexedConnection) -> Result<i64> {
     let balance = redis::cmd("GET").arg(KEY).query_async(redis).await?;
-    role.at("read", format!("reads the balance: {balance}")).await?;
+    actor.at("read", format!("reads the balance: {balance}")).await?;
     Ok(balance)
 }
 
 /// Withdraws from the balance that was read, without any check.
-pub(crate) async fn write(role: &mut Role, redis: &mut MultiplexedConnection, read: i64) -> Result {
+pub(crate) async fn write(actor: &mut Actor, redis: &mut MultiplexedConnection, read: i64) -> Result {
     let balance = read - AMOUNT;
     redis::cmd("SET").arg(KEY).arg(balance).query_async::<()>(redis).await?;
-    role.at("written", format!("writes {balance}")).await
+    actor.at("written", format!("writes {balance}")).await
 }
 
 /// The right way of most plays: a lock with tokens, and a fence that is entered before the account is read.
-pub(crate) async fn withdraw_fenced(role: &mut Role, locks: &Locks<Fenced>) -> Result {
-    withdraw_slowly(role, locks, Duration::ZERO).await
+pub(crate) async fn withdraw_fenced(actor: &mut Actor, locks: &Locks<Fenced>) -> Result {
+    withdraw_slowly(actor, locks, Duration::ZERO).await
 }
 
 /// As [`withdraw_fenced`], with work between the read and the write.
-pub(crate) async fn withdraw_slowly(role: &mut Role, locks: &Locks<Fenced>, work: Duration) -> Result {
+pub(crate) async fn withdraw_slowly(actor: &mut Actor, locks: &Locks<Fenced>, work: Duration) -> Result {
     loop {
-        let guard = role.acquire(&locks.mutex("account").ttl(TTL)).await?;
-        role.at("locked", format!("has the lock, with token {}", guard.token())).await?;
-        if section(role, &guard, work).await? {
-            return role.release(guard).await;
+        let guard = actor.acquire(&locks.mutex("account").ttl(TTL)).await?;
+        actor.at("locked", format!("has the lock, with token {}", guard.token())).await?;
+        if section(actor, &guard, work).await? {
+            return actor.release(guard).await;
         }
-        role.say("acquires the lock again")?;
+        actor.say("acquires the lock again")?;
     }
 }
 
 /// The section under a hold; returns false if the fence refused its write.
-pub(crate) async fn section(role: &mut Role, guard: &Guard<Fenced>, work: Duration) -> Result<bool> {
-    let mut redis = role.redis("account").await?;
+pub(crate) async fn section(actor: &mut Actor, guard: &Guard<Fenced>, work: Duration) -> Result<bool> {
+    let mut redis = actor.redis("account").await?;
     let fence = RedisFence::connect(redis.clone()).await?;
     let section = Section::exclusive(guard.token());
     let entered = fence.enter(KEY, section).await; // before it reads
-    if refused(role, entered)?.is_none() {
+    if refused(actor, entered)?.is_none() {
         return Ok(false);
     }
-    let balance = read(role, &mut redis).await? - AMOUNT;
+    let balance = read(actor, &mut redis).await? - AMOUNT;
     if !work.is_zero() {
-        role.say(format!("works for {work:?}"))?;
+        actor.say(format!("works for {work:?}"))?;
         tokio::time::sleep(work).await;
     }
     if let Err(lost) = guard.check(Duration::ZERO) {
-        role.say(format!("gives up: {lost}"))?;
+        actor.say(format!("gives up: {lost}"))?;
         return Ok(false);
     }
-    role.at("checked", "its lease is valid so far").await?;
+    actor.at("checked", "its lease is valid so far").await?;
     let write = RedisCommand::new("SET").key(KEY).arg(balance);
     let written = fence.write(KEY, section, &[write]).await;
-    if refused(role, written)?.is_none() {
+    if refused(actor, written)?.is_none() {
         return Ok(false);
     }
-    role.at("written", format!("writes {balance}, with its token")).await?;
+    actor.at("written", format!("writes {balance}, with its token")).await?;
     Ok(true)
 }
 
 /// Reports a refusal of the fence, which is `None`.
-pub(crate) fn refused<T>(role: &Role, passed: std::result::Result<T, RedisFenceError>) -> Result<Option<T>> {
+pub(crate) fn refused<T>(
+    actor: &Actor,
+    passed: std::result::Result<T, RedisFenceError>,
+) -> Result<Option<T>> {
     match passed {
         Ok(it) => Ok(Some(it)),
         Err(RedisFenceError::Refused(why)) => {
             let why = why.to_string();
             let why = why.split_once(';').map_or(why.as_str(), |(why, _advice)| why);
-            role.say(format!("the fence refuses: {why}"))?;
+            actor.say(format!("the fence refuses: {why}"))?;
             Ok(None)
         }
         Err(error) => Err(error.into()),

@@ -6,15 +6,15 @@
 //! resource what was lost.
 //!
 //! Reading order: one file of `mistakes`, say `mistakes/no_fence.rs`; then `account.rs` and `naive.rs` (what the
-//! programs share), `role.rs` (an actor's side of the play), `stage.rs` (the script's side).
+//! programs share), `actor.rs` (an actor's side of the play), `scene.rs` (the script's side).
 
 mod account;
+mod actor;
 mod mistakes;
 mod naive;
 mod node;
 mod page;
-mod role;
-mod stage;
+mod scene;
 
 use std::error::Error;
 use std::future::Future;
@@ -22,13 +22,13 @@ use std::pin::Pin;
 
 use lockkeeper_rig::Program;
 
+pub use actor::act;
 pub use mistakes::PITFALLS;
 pub use page::markdown;
-pub use role::act;
-pub use stage::{Kind, Line, play};
+pub use scene::{Line, LineKind, play};
 
-use role::Role;
-use stage::Stage;
+use actor::Actor;
+use scene::Scene;
 
 /// The result of a program or a script. An error means that the play itself failed, not that something was lost.
 pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -45,14 +45,14 @@ pub enum Variant {
 
 /// What a play has led to, as read from the resource or the lock service.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum Verdict {
     /// Something is lost, or nobody can go on.
     Lost(String),
     /// Nothing is lost.
     Kept(String),
 }
 
-impl Outcome {
+impl Verdict {
     /// What was lost or kept.
     #[must_use]
     pub fn text(&self) -> &str {
@@ -82,13 +82,13 @@ pub struct Pitfall {
     pub needs: &'static [Program],
     /// The text of the file that has the programs and the script.
     source: &'static str,
-    script: fn(&mut Stage<'_>) -> Result<Outcome>,
+    script: fn(&mut Scene<'_>) -> Result<Verdict>,
     wrong: ProgramFn,
     right: ProgramFn,
 }
 
 /// An actor's program.
-type ProgramFn = for<'role> fn(&'role mut Role) -> Pin<Box<dyn Future<Output = Result> + 'role>>;
+type ProgramFn = for<'play> fn(&'play mut Actor) -> Pin<Box<dyn Future<Output = Result> + 'play>>;
 
 impl Pitfall {
     /// The pitfall of that name.

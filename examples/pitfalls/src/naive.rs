@@ -5,19 +5,19 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 
 use crate::Result;
-use crate::role::Role;
+use crate::actor::Actor;
 
 /// The name of the lock's key.
 pub(crate) const KEY: &str = "lock";
 
 /// Takes the lock if it is free.
 pub(crate) async fn try_lock(
-    role: &Role,
+    actor: &Actor,
     redis: &mut MultiplexedConnection,
     ttl: Option<Duration>,
 ) -> Result<bool> {
     let mut command = redis::cmd("SET");
-    command.arg(KEY).arg(role.actor()).arg("NX");
+    command.arg(KEY).arg(actor.name()).arg("NX");
     if let Some(ttl) = ttl {
         command.arg("PX").arg(ttl.as_millis() as u64);
     }
@@ -27,24 +27,24 @@ pub(crate) async fn try_lock(
 
 /// Takes the lock, and tries again until it is free.
 pub(crate) async fn lock(
-    role: &mut Role,
+    actor: &mut Actor,
     redis: &mut MultiplexedConnection,
     ttl: Option<Duration>,
 ) -> Result {
     let mut waits = false;
-    while !try_lock(role, redis, ttl).await? {
+    while !try_lock(actor, redis, ttl).await? {
         if !waits {
             waits = true;
-            role.at("waits", "waits: another has the lock").await?;
+            actor.at("waits", "waits: another has the lock").await?;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let ttl = ttl.map_or_else(String::new, |ttl| format!(" PX {}", ttl.as_millis()));
-    role.at("locked", format!("SET {KEY} {} NX{ttl}: has the lock", role.actor())).await
+    actor.at("locked", format!("SET {KEY} {} NX{ttl}: has the lock", actor.name())).await
 }
 
 /// Deletes the lock's key.
-pub(crate) async fn unlock(role: &mut Role, redis: &mut MultiplexedConnection) -> Result {
+pub(crate) async fn unlock(actor: &mut Actor, redis: &mut MultiplexedConnection) -> Result {
     redis::cmd("DEL").arg(KEY).query_async::<()>(redis).await?;
-    role.say(format!("DEL {KEY}"))
+    actor.say(format!("DEL {KEY}"))
 }

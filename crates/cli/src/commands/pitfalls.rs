@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use lockkeeper_pitfalls::{Kind, Line, Outcome, PITFALLS, Pitfall, Variant, act, markdown, play};
+use lockkeeper_pitfalls::{Line, LineKind, PITFALLS, Pitfall, Variant, Verdict, act, markdown, play};
 use serde_json::{Value, json};
 
 use crate::args::Pitfalls;
@@ -64,8 +64,8 @@ fn missing(pitfall: &Pitfall) -> String {
 /// A pitfall, and the outcomes of its two plays.
 struct Played {
     pitfall: &'static Pitfall,
-    wrong: Outcome,
-    right: Outcome,
+    wrong: Verdict,
+    right: Verdict,
 }
 
 impl Played {
@@ -98,7 +98,7 @@ impl Played {
 }
 
 /// Plays one program of a pitfall; its trace is shown as it happens, or returned for JSON.
-fn one(pitfall: &'static Pitfall, variant: Variant, as_json: bool) -> Result<(Outcome, Vec<Line>), Failure> {
+fn one(pitfall: &'static Pitfall, variant: Variant, as_json: bool) -> Result<(Verdict, Vec<Line>), Failure> {
     let program = std::env::current_exe()?;
     let actor = [program.as_os_str(), OsStr::new("pitfalls"), OsStr::new("--act")];
     let mut lines = Vec::new();
@@ -122,8 +122,8 @@ fn one(pitfall: &'static Pitfall, variant: Variant, as_json: bool) -> Result<(Ou
 fn trace(line: &Line) -> String {
     let seconds = format!("{}.{:03}", line.at_ms / 1000, line.at_ms % 1000);
     match line.kind {
-        Kind::Step => format!("  {seconds:>8}  {:<2} {}", line.actor, line.text),
-        Kind::Script => format!("  {seconds:>8}  {}", painted("33", &format!("** {}", line.text))),
+        LineKind::Step => format!("  {seconds:>8}  {:<2} {}", line.actor, line.text),
+        LineKind::Script => format!("  {seconds:>8}  {}", painted("33", &format!("** {}", line.text))),
     }
 }
 

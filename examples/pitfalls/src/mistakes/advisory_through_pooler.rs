@@ -5,9 +5,9 @@ use lockkeeper_rig::{PgBouncer, Postgres, pgbouncer};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "advisory-through-pooler",
@@ -20,40 +20,40 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, PSQL, pgbouncer::SERVER],
     source: include_str!("advisory_through_pooler.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let database = role.postgres("pooler").await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let database = actor.postgres("pooler").await?;
     database.batch_execute("SELECT pg_advisory_lock(42)").await?;
-    role.say("SELECT pg_advisory_lock(42): has the lock")?;
+    actor.say("SELECT pg_advisory_lock(42): has the lock")?;
     let balance = number(&database, "SELECT balance FROM account").await?.unwrap_or_default();
-    role.at("read", format!("reads the balance: {balance}")).await?;
+    actor.at("read", format!("reads the balance: {balance}")).await?;
     let balance = balance - account::AMOUNT;
     database.batch_execute(&format!("UPDATE account SET balance = {balance}")).await?;
-    role.say(format!("writes {balance}"))?;
+    actor.say(format!("writes {balance}"))?;
     database.batch_execute("SELECT pg_advisory_unlock(42)").await?;
-    role.say("SELECT pg_advisory_unlock(42)")
+    actor.say("SELECT pg_advisory_unlock(42)")
 }
 
-async fn right(role: &mut Role) -> Result {
-    let database = role.postgres("pooler").await?;
-    let locks = role.locks("locks").await?.fenced()?;
+async fn right(actor: &mut Actor) -> Result {
+    let database = actor.postgres("pooler").await?;
+    let locks = actor.locks("locks").await?.fenced()?;
     loop {
-        let guard = role.acquire(&locks.mutex("account").ttl(TTL)).await?;
+        let guard = actor.acquire(&locks.mutex("account").ttl(TTL)).await?;
         let token = guard.token();
-        role.say(format!("has the lock, with token {token}"))?;
+        actor.say(format!("has the lock, with token {token}"))?;
         // Enters and reads in one statement.
         let enter = format!("UPDATE account SET fence = {token} WHERE fence <= {token} RETURNING balance");
         let Some(balance) = number(&database, &enter).await? else { continue };
-        role.at("read", format!("reads the balance: {balance}")).await?;
+        actor.at("read", format!("reads the balance: {balance}")).await?;
         let balance = balance - account::AMOUNT;
         let write =
             format!("UPDATE account SET balance = {balance} WHERE fence <= {token} RETURNING balance");
         if number(&database, &write).await?.is_some() {
-            role.say(format!("writes {balance}, with its token"))?;
-            return role.release(guard).await;
+            actor.say(format!("writes {balance}, with its token"))?;
+            return actor.release(guard).await;
         }
     }
 }
@@ -68,16 +68,16 @@ async fn number(database: &Client, statement: &str) -> Result<Option<i64>> {
     Ok(None)
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let postgres = Postgres::start();
     postgres.psql("CREATE TABLE account AS SELECT 100::bigint AS balance, 0::bigint AS fence");
     postgres.psql(&lockkeeper::backends::postgres::schema_sql(None));
     let pooler = PgBouncer::with(&postgres, &["default_pool_size=1"]);
-    stage.serve("pooler", pooler.url());
-    stage.serve("locks", format!("{}?lock=row", pooler.url()));
-    stage.start("A", &["read"])?;
-    stage.start("B", &["waits", "read"])?;
-    stage.end("A")?;
-    stage.end("B")?;
+    scene.serve("pooler", pooler.url());
+    scene.serve("locks", format!("{}?lock=row", pooler.url()));
+    scene.start("A", &["read"])?;
+    scene.start("B", &["waits", "read"])?;
+    scene.end("A")?;
+    scene.end("B")?;
     Ok(account::judge(postgres.psql("SELECT balance FROM account").parse()?, 2))
 }

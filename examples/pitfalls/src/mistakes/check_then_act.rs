@@ -3,9 +3,9 @@
 use lockkeeper_rig::redis::{CLI, SERVER};
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result, naive};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict, naive};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "check-then-act",
@@ -17,36 +17,36 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("check_then_act.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    naive::lock(role, &mut redis, Some(TTL)).await?;
-    let balance = account::read(role, &mut redis).await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    naive::lock(actor, &mut redis, Some(TTL)).await?;
+    let balance = account::read(actor, &mut redis).await?;
     let owner: Option<String> = redis::cmd("GET").arg(naive::KEY).query_async(&mut redis).await?;
-    if owner.as_deref() != Some(role.actor()) {
-        return role.say("has lost the lock, and gives up");
+    if owner.as_deref() != Some(actor.name()) {
+        return actor.say("has lost the lock, and gives up");
     }
-    role.at("checked", format!("GET lock: {}, still its own", role.actor())).await?;
-    account::write(role, &mut redis, balance).await
+    actor.at("checked", format!("GET lock: {}, still its own", actor.name())).await?;
+    account::write(actor, &mut redis, balance).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    account::withdraw_fenced(role, &locks).await
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    account::withdraw_fenced(actor, &locks).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&redis));
-    stage.start("A", &["checked"])?;
-    stage.pause("A")?;
-    stage.start("B", &["waits"])?;
-    stage.end("B")?;
-    stage.resume("A")?;
-    stage.end("A")?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&redis));
+    scene.start("A", &["checked"])?;
+    scene.pause("A")?;
+    scene.start("B", &["waits"])?;
+    scene.end("B")?;
+    scene.resume("A")?;
+    scene.end("A")?;
     account::outcome(&redis, 2)
 }

@@ -6,9 +6,9 @@ use lockkeeper_rig::redis::{CLI, SERVER};
 use lockkeeper_rig::{COMPILER, Redis};
 
 use crate::account;
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "clock-step",
@@ -21,39 +21,39 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI, COMPILER],
     source: include_str!("clock_step.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    let locks = role.locks("redlock").await?;
-    let guard = role.acquire(&locks.mutex("account").ttl(Duration::from_secs(30))).await?;
-    role.say("has the lock, by a majority of three servers")?;
-    let balance = account::read(role, &mut redis).await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    let locks = actor.locks("redlock").await?;
+    let guard = actor.acquire(&locks.mutex("account").ttl(Duration::from_secs(30))).await?;
+    actor.say("has the lock, by a majority of three servers")?;
+    let balance = account::read(actor, &mut redis).await?;
     guard.check(Duration::ZERO)?;
-    role.at("checked", "its lease is valid so far").await?;
-    account::write(role, &mut redis, balance).await?;
-    role.release(guard).await
+    actor.at("checked", "its lease is valid so far").await?;
+    account::write(actor, &mut redis, balance).await?;
+    actor.release(guard).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    account::withdraw_fenced(role, &locks).await
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    account::withdraw_fenced(actor, &locks).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
     let servers: [Redis; 3] =
         std::array::from_fn(|_| Redis::with_clock_and(&["--appendonly", "yes", "--appendfsync", "always"]));
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
-    stage.serve("account", redis.url());
-    stage.serve("redlock", format!("redlock://{}", hosts.join(",")));
-    stage.serve("locks", account::locks_at(&servers[0]));
-    stage.start("A", &["checked"])?;
+    scene.serve("account", redis.url());
+    scene.serve("redlock", format!("redlock://{}", hosts.join(",")));
+    scene.serve("locks", account::locks_at(&servers[0]));
+    scene.start("A", &["checked"])?;
     servers.iter().for_each(|server| server.clock().step(3600));
-    stage.note("the clocks of the lock servers are set forward by an hour");
-    stage.start("B", &[])?;
-    stage.end("A")?;
+    scene.note("the clocks of the lock servers are set forward by an hour");
+    scene.start("B", &[])?;
+    scene.end("A")?;
     account::outcome(&redis, 2)
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use lockkeeper_rig::redis::{CLI, SERVER};
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::{Reached, Stage};
-use crate::{Outcome, Pitfall, Result};
+use crate::actor::Actor;
+use crate::scene::{Reached, Scene};
+use crate::{Pitfall, Result, Verdict};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "fail-over",
@@ -19,50 +19,50 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("fail_over.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    let locks = role.locks("locks").await?;
-    let guard = role.acquire(&locks.mutex("account").ttl(TTL)).await?;
-    role.say("has the lock")?;
-    let balance = account::read(role, &mut redis).await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    let locks = actor.locks("locks").await?;
+    let guard = actor.acquire(&locks.mutex("account").ttl(TTL)).await?;
+    actor.say("has the lock")?;
+    let balance = account::read(actor, &mut redis).await?;
     guard.check(Duration::ZERO)?;
-    role.at("checked", "its lease is valid so far").await?;
-    account::write(role, &mut redis, balance).await
+    actor.at("checked", "its lease is valid so far").await?;
+    account::write(actor, &mut redis, balance).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    let guard = role.acquire(&locks.mutex("account").ttl(TTL)).await?;
-    role.say(format!("has the lock, with token {}", guard.token()))?;
-    if account::section(role, &guard, Duration::ZERO).await? {
-        return role.release(guard).await;
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    let guard = actor.acquire(&locks.mutex("account").ttl(TTL)).await?;
+    actor.say(format!("has the lock, with token {}", guard.token()))?;
+    if account::section(actor, &guard, Duration::ZERO).await? {
+        return actor.release(guard).await;
     }
-    role.at("stopped", "stops: another worker gets its order").await
+    actor.at("stopped", "stops: another worker gets its order").await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
     let primary = account::server();
     let replica = primary.replica();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&primary));
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&primary));
     // The replica falls behind: its link is cut, and it stands still, so that it does not connect again.
     replica.stop();
     primary.cli(&["CLIENT", "KILL", "TYPE", "replica"]);
-    stage.note("the link between the primary and its replica is cut");
-    stage.start("A", &["checked"])?;
+    scene.note("the link between the primary and its replica is cut");
+    scene.start("A", &["checked"])?;
     primary.kill();
     replica.cont();
     replica.cli(&["REPLICAOF", "NO", "ONE"]);
-    stage.note("the primary dies, and the replica takes over");
-    stage.serve("locks", account::locks_at(&replica));
-    stage.start("B", &[])?;
-    if stage.until("A", &["stopped"])? != Reached::End {
-        stage.start("C", &[])?;
+    scene.note("the primary dies, and the replica takes over");
+    scene.serve("locks", account::locks_at(&replica));
+    scene.start("B", &[])?;
+    if scene.until("A", &["stopped"])? != Reached::End {
+        scene.start("C", &[])?;
     }
     account::outcome(&redis, 2)
 }

@@ -5,9 +5,9 @@ use std::process::Command;
 use lockkeeper_rig::Program;
 
 use crate::account::TTL;
-use crate::role::Role;
-use crate::stage::{Reached, Stage};
-use crate::{Outcome, Pitfall, Result};
+use crate::actor::Actor;
+use crate::scene::{Reached, Scene};
+use crate::{Pitfall, Result, Verdict};
 
 /// `flock`, as in cron tables.
 const FLOCK: Program = Program { name: "flock", package: "util-linux" };
@@ -23,41 +23,41 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[FLOCK],
     source: include_str!("fork.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
+async fn wrong(actor: &mut Actor) -> Result {
     // The line of a cron table. Its daemon lives for a minute here.
-    let file = role.url("file")?;
+    let file = actor.url("file")?;
     let line = format!("flock --nonblock {file} sh -c 'sleep 60 >/dev/null 2>&1 &'");
     if Command::new("sh").args(["-c", &line]).status()?.success() {
-        role.say("flock FILE job: the job starts a daemon, and has ended")
+        actor.say("flock FILE job: the job starts a daemon, and has ended")
     } else {
-        role.at("busy", "flock FILE job: another has the lock, the job does not run").await
+        actor.at("busy", "flock FILE job: another has the lock, the job does not run").await
     }
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?;
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?;
     let Some(guard) = locks.mutex("job").ttl(TTL).try_acquire().await? else {
-        return role.at("busy", "another has the lock, the job does not run").await;
+        return actor.at("busy", "another has the lock, the job does not run").await;
     };
     Command::new("sh").args(["-c", "sleep 60 >/dev/null 2>&1 &"]).status()?;
     guard.release().await?;
-    role.say("has the lock: the job starts a daemon, and has ended")
+    actor.say("has the lock: the job starts a daemon, and has ended")
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let folder = tempfile::tempdir()?;
-    stage.serve("file", folder.path().join("job.lock").to_string_lossy());
-    stage.serve("locks", format!("file://{}", folder.path().join("locks").display()));
-    stage.start("A", &[])?;
-    stage.note("A has ended; the next time has come");
-    Ok(match stage.start("B", &["busy"])? {
-        Reached::End => Outcome::Kept("the job runs each time".to_owned()),
+    scene.serve("file", folder.path().join("job.lock").to_string_lossy());
+    scene.serve("locks", format!("file://{}", folder.path().join("locks").display()));
+    scene.start("A", &[])?;
+    scene.note("A has ended; the next time has come");
+    Ok(match scene.start("B", &["busy"])? {
+        Reached::End => Verdict::Kept("the job runs each time".to_owned()),
         Reached::At(_) => {
-            Outcome::Lost("the job does not run again: a daemon has inherited the lock".to_owned())
+            Verdict::Lost("the job does not run again: a daemon has inherited the lock".to_owned())
         }
     })
 }

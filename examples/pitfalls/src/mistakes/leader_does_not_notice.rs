@@ -6,10 +6,10 @@ use lockkeeper_rig::redis::{CLI, SERVER};
 use redis::aio::MultiplexedConnection;
 
 use crate::account::{self, TTL};
+use crate::actor::Actor;
 use crate::node::Node;
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result, naive};
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict, naive};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "leader-does-not-notice",
@@ -21,77 +21,77 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("leader_does_not_notice.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
 /// As many jobs does a leader start before it resigns.
 const JOBS: u32 = 2;
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    naive::lock(role, &mut redis, Some(TTL)).await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    naive::lock(actor, &mut redis, Some(TTL)).await?;
     let is_leader = true;
     for _ in 0..JOBS {
-        let job = next_job(role, &mut redis).await?;
+        let job = next_job(actor, &mut redis).await?;
         if is_leader {
             redis::cmd("RPUSH").arg("started").arg(job).query_async::<()>(&mut redis).await?;
             redis::cmd("SET").arg("next").arg(job + 1).query_async::<()>(&mut redis).await?;
-            role.say(format!("is the leader: starts job {job}"))?;
+            actor.say(format!("is the leader: starts job {job}"))?;
         }
     }
     Ok(())
 }
 
-async fn right(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
+async fn right(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
     let fence = RedisFence::connect(redis.clone()).await?;
-    let locks = role.locks("locks").await?.fenced()?;
+    let locks = actor.locks("locks").await?.fenced()?;
     let election = locks.election("scheduler").with(|lock| lock.ttl(TTL));
-    role.at("waits", "campaigns").await?;
-    let leadership = election.campaign(role.actor()).await?;
-    role.say(format!("leads, with token {}", leadership.token()))?;
+    actor.at("waits", "campaigns").await?;
+    let leadership = election.campaign(actor.name()).await?;
+    actor.say(format!("leads, with token {}", leadership.token()))?;
     let section = Section::exclusive(leadership.token());
     fence.enter("started", section).await?;
     for _ in 0..JOBS {
-        let job = next_job(role, &mut redis).await?;
+        let job = next_job(actor, &mut redis).await?;
         if leadership.lost().is_cancelled() {
-            return role.say("its leadership is lost: stops");
+            return actor.say("its leadership is lost: stops");
         }
         let start = RedisCommand::new("RPUSH").key("started").arg(job);
         let next = RedisCommand::new("SET").key("next").arg(job + 1);
         let started = fence.write("started", section, &[start, next]).await;
-        if account::refused(role, started)?.is_none() {
-            return role.say("no longer leads: stops");
+        if account::refused(actor, started)?.is_none() {
+            return actor.say("no longer leads: stops");
         }
-        role.say(format!("starts job {job}, with its token"))?;
+        actor.say(format!("starts job {job}, with its token"))?;
     }
-    role.release(leadership).await
+    actor.release(leadership).await
 }
 
-async fn next_job(role: &mut Role, redis: &mut MultiplexedConnection) -> Result<u32> {
+async fn next_job(actor: &mut Actor, redis: &mut MultiplexedConnection) -> Result<u32> {
     let next: Option<u32> = redis::cmd("GET").arg("next").query_async(redis).await?;
     let job = next.unwrap_or(1);
-    role.at("chosen", format!("the next job is {job}")).await?;
+    actor.at("chosen", format!("the next job is {job}")).await?;
     Ok(job)
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
+    scene.serve("account", redis.url());
     // The value of a leader, which says who it is, is an ability that Redis lacks.
     let node = Node::start()?;
-    stage.serve("locks", node.url());
-    stage.start("A", &["chosen"])?;
-    stage.pause("A")?;
-    stage.start("B", &[])?;
-    stage.resume("A")?;
-    stage.end("A")?;
+    scene.serve("locks", node.url());
+    scene.start("A", &["chosen"])?;
+    scene.pause("A")?;
+    scene.start("B", &[])?;
+    scene.resume("A")?;
+    scene.end("A")?;
     let started = redis.cli(&["LRANGE", "started", "0", "-1"]);
     let starts = started.lines().count();
     Ok(if starts == JOBS as usize {
-        Outcome::Kept(format!("{JOBS} jobs are started, each once"))
+        Verdict::Kept(format!("{JOBS} jobs are started, each once"))
     } else {
-        Outcome::Lost(format!("{JOBS} jobs are started {starts} times: two led at the same time"))
+        Verdict::Lost(format!("{JOBS} jobs are started {starts} times: two led at the same time"))
     })
 }

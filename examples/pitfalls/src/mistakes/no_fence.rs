@@ -5,9 +5,9 @@ use std::time::Duration;
 use lockkeeper_rig::redis::{CLI, SERVER};
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "no-fence",
@@ -19,35 +19,35 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("no_fence.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    let locks = role.locks("locks").await?;
-    let guard = role.acquire(&locks.mutex("account").ttl(TTL)).await?;
-    role.at("locked", "has the lock").await?;
-    let balance = account::read(role, &mut redis).await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    let locks = actor.locks("locks").await?;
+    let guard = actor.acquire(&locks.mutex("account").ttl(TTL)).await?;
+    actor.at("locked", "has the lock").await?;
+    let balance = account::read(actor, &mut redis).await?;
     guard.check(Duration::ZERO)?;
-    role.at("checked", "its lease is valid so far").await?;
-    account::write(role, &mut redis, balance).await?;
-    role.release(guard).await
+    actor.at("checked", "its lease is valid so far").await?;
+    account::write(actor, &mut redis, balance).await?;
+    actor.release(guard).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    account::withdraw_fenced(role, &locks).await
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    account::withdraw_fenced(actor, &locks).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&redis));
-    stage.start("A", &["checked"])?;
-    stage.pause("A")?;
-    stage.start("B", &[])?;
-    stage.resume("A")?;
-    stage.end("A")?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&redis));
+    scene.start("A", &["checked"])?;
+    scene.pause("A")?;
+    scene.start("B", &[])?;
+    scene.resume("A")?;
+    scene.end("A")?;
     account::outcome(&redis, 2)
 }

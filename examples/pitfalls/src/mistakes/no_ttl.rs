@@ -3,9 +3,9 @@
 use lockkeeper_rig::redis::{CLI, SERVER};
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result, naive};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict, naive};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "no-ttl",
@@ -16,34 +16,34 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("no_ttl.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    naive::lock(role, &mut redis, None).await?;
-    let balance = account::read(role, &mut redis).await?;
-    account::write(role, &mut redis, balance).await?;
-    naive::unlock(role, &mut redis).await
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    naive::lock(actor, &mut redis, None).await?;
+    let balance = account::read(actor, &mut redis).await?;
+    account::write(actor, &mut redis, balance).await?;
+    naive::unlock(actor, &mut redis).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    account::withdraw_fenced(role, &locks).await
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    account::withdraw_fenced(actor, &locks).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&redis));
-    stage.start("A", &["locked"])?;
-    stage.kill("A")?;
-    stage.start("B", &["waits"])?;
-    stage.go("B", &[])?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&redis));
+    scene.start("A", &["locked"])?;
+    scene.kill("A")?;
+    scene.start("B", &["waits"])?;
+    scene.go("B", &[])?;
     // PTTL is -1 for a key that never expires.
-    if !stage.comes("B", 2 * TTL, || redis.cli(&["PTTL", naive::KEY]) == "-1")? {
-        return Ok(Outcome::Lost("B waits for ever: A is dead, and its lock has no end".to_owned()));
+    if !scene.comes("B", 2 * TTL, || redis.cli(&["PTTL", naive::KEY]) == "-1")? {
+        return Ok(Verdict::Lost("B waits for ever: A is dead, and its lock has no end".to_owned()));
     }
     account::outcome(&redis, 1)
 }

@@ -10,10 +10,10 @@ use lockkeeper_rig::redis::{CLI, SERVER};
 use nix::sys::signal::kill;
 use nix::unistd::{Pid, geteuid};
 
+use crate::actor::Actor;
 use crate::node::Node;
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result, account};
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict, account};
 
 /// Starts a process in a PID namespace of its own, which is what another host is to a pid.
 const UNSHARE: Program = Program { name: "unshare", package: "util-linux" };
@@ -29,13 +29,13 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI, UNSHARE],
     source: include_str!("pid_file.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    let file = role.url("file")?.to_owned();
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    let file = actor.url("file")?.to_owned();
     loop {
         match File::create_new(&file) {
             Ok(mut new) => break write!(new, "{}", Pid::this())?,
@@ -44,42 +44,42 @@ async fn wrong(role: &mut Role) -> Result {
         }
         let holder = Pid::from_raw(fs::read_to_string(&file)?.parse()?);
         if kill(holder, None).is_err() {
-            role.say("the lock file's process does not live: removes the file")?;
+            actor.say("the lock file's process does not live: removes the file")?;
             fs::remove_file(&file)?;
         } else {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-    role.say("creates the lock file: has the lock")?;
-    let balance = account::read(role, &mut redis).await?;
-    account::write(role, &mut redis, balance).await?;
+    actor.say("creates the lock file: has the lock")?;
+    let balance = account::read(actor, &mut redis).await?;
+    account::write(actor, &mut redis, balance).await?;
     fs::remove_file(&file).or_else(|error| match error.kind() {
         ErrorKind::NotFound => Ok(()),
         _ => Err(error.into()),
     })
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    account::withdraw_fenced(role, &locks).await
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    account::withdraw_fenced(actor, &locks).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
     let node = Node::start()?;
     let shared = tempfile::tempdir()?;
-    stage.serve("account", redis.url());
-    stage.serve("locks", node.url());
-    stage.serve("file", shared.path().join("job.pid").to_string_lossy());
-    stage.start("A", &["read"])?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", node.url());
+    scene.serve("file", shared.path().join("job.pid").to_string_lossy());
+    scene.start("A", &["read"])?;
     let mut other_host = vec!["unshare", "--pid", "--fork", "--kill-child"];
     if !geteuid().is_root() {
         other_host.push("--map-root-user");
     }
     let other_host: Vec<&OsStr> = other_host.into_iter().map(OsStr::new).collect();
-    stage.note("B is on another host, which shares the disk");
-    stage.start_by(&other_host, "B", &["waits", "read"])?;
-    stage.end("A")?;
-    stage.end("B")?;
+    scene.note("B is on another host, which shares the disk");
+    scene.start_by(&other_host, "B", &["waits", "read"])?;
+    scene.end("A")?;
+    scene.end("B")?;
     account::outcome(&redis, 2)
 }

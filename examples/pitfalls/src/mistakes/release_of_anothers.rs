@@ -3,9 +3,9 @@
 use lockkeeper_rig::redis::{CLI, SERVER};
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result, naive};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict, naive};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "release-of-anothers",
@@ -17,36 +17,36 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("release_of_anothers.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
     // Long enough for B and C: the only mistake is A's release.
-    let ttl = if role.actor() == "A" { TTL } else { 60 * TTL };
-    naive::lock(role, &mut redis, Some(ttl)).await?;
-    let balance = account::read(role, &mut redis).await?;
-    account::write(role, &mut redis, balance).await?;
-    naive::unlock(role, &mut redis).await
+    let ttl = if actor.name() == "A" { TTL } else { 60 * TTL };
+    naive::lock(actor, &mut redis, Some(ttl)).await?;
+    let balance = account::read(actor, &mut redis).await?;
+    account::write(actor, &mut redis, balance).await?;
+    naive::unlock(actor, &mut redis).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    account::withdraw_fenced(role, &locks).await
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    account::withdraw_fenced(actor, &locks).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&redis));
-    stage.start("A", &["written"])?;
-    stage.pause("A")?;
-    stage.start("B", &["read"])?;
-    stage.resume("A")?;
-    stage.end("A")?;
-    stage.start("C", &["waits", "read"])?;
-    stage.end("B")?;
-    stage.end("C")?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&redis));
+    scene.start("A", &["written"])?;
+    scene.pause("A")?;
+    scene.start("B", &["read"])?;
+    scene.resume("A")?;
+    scene.end("A")?;
+    scene.start("C", &["waits", "read"])?;
+    scene.end("B")?;
+    scene.end("C")?;
     account::outcome(&redis, 3)
 }

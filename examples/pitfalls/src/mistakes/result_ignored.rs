@@ -3,9 +3,9 @@
 use lockkeeper_rig::redis::{CLI, SERVER};
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result, naive};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict, naive};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "result-ignored",
@@ -17,31 +17,31 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("result_ignored.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    let _ = naive::try_lock(role, &mut redis, Some(TTL)).await?;
-    role.at("locked", "SET lock NX: takes no notice of the answer").await?;
-    let balance = account::read(role, &mut redis).await?;
-    account::write(role, &mut redis, balance).await?;
-    naive::unlock(role, &mut redis).await
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    let _ = naive::try_lock(actor, &mut redis, Some(TTL)).await?;
+    actor.at("locked", "SET lock NX: takes no notice of the answer").await?;
+    let balance = account::read(actor, &mut redis).await?;
+    account::write(actor, &mut redis, balance).await?;
+    naive::unlock(actor, &mut redis).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    account::withdraw_fenced(role, &locks).await
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    account::withdraw_fenced(actor, &locks).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&redis));
-    stage.start("A", &["read"])?;
-    stage.start("B", &["waits", "read"])?;
-    stage.end("A")?;
-    stage.end("B")?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&redis));
+    scene.start("A", &["read"])?;
+    scene.start("B", &["waits", "read"])?;
+    scene.end("A")?;
+    scene.end("B")?;
     account::outcome(&redis, 2)
 }

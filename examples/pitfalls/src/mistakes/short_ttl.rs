@@ -5,9 +5,9 @@ use std::time::Duration;
 use lockkeeper_rig::redis::{CLI, SERVER};
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result, naive};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict, naive};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "short-ttl",
@@ -19,37 +19,37 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("short_ttl.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
 /// How long the work takes.
 const WORK: Duration = Duration::from_secs(4);
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    naive::lock(role, &mut redis, Some(TTL)).await?;
-    let balance = account::read(role, &mut redis).await?;
-    role.say(format!("works for {WORK:?}"))?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    naive::lock(actor, &mut redis, Some(TTL)).await?;
+    let balance = account::read(actor, &mut redis).await?;
+    actor.say(format!("works for {WORK:?}"))?;
     tokio::time::sleep(WORK).await;
-    account::write(role, &mut redis, balance).await?;
-    naive::unlock(role, &mut redis).await
+    account::write(actor, &mut redis, balance).await?;
+    naive::unlock(actor, &mut redis).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    account::withdraw_slowly(role, &locks, WORK).await
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    account::withdraw_slowly(actor, &locks, WORK).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&redis));
-    stage.start("A", &["read"])?;
-    stage.go("A", &[])?;
-    stage.start("B", &["waits"])?;
-    stage.go("B", &[])?;
-    stage.wait("A")?;
-    stage.wait("B")?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&redis));
+    scene.start("A", &["read"])?;
+    scene.go("A", &[])?;
+    scene.start("B", &["waits"])?;
+    scene.go("B", &[])?;
+    scene.wait("A")?;
+    scene.wait("B")?;
     account::outcome(&redis, 2)
 }

@@ -6,9 +6,9 @@ use lockkeeper_rig::redis::{CLI, SERVER};
 use redis::aio::MultiplexedConnection;
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result, naive};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict, naive};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "slow-call",
@@ -21,30 +21,30 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("slow_call.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    naive::lock(role, &mut redis, Some(TTL)).await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    naive::lock(actor, &mut redis, Some(TTL)).await?;
     if get(&mut redis, "receipt").await?.is_some() {
-        role.say("the order is paid already")?;
-        return naive::unlock(role, &mut redis).await;
+        actor.say("the order is paid already")?;
+        return naive::unlock(actor, &mut redis).await;
     }
-    let receipt = charge(role, &mut redis, None).await?;
+    let receipt = charge(actor, &mut redis, None).await?;
     redis::cmd("SET").arg("receipt").arg(&receipt).query_async::<()>(&mut redis).await?;
-    role.say(format!("stores the receipt: {receipt}"))?;
-    naive::unlock(role, &mut redis).await
+    actor.say(format!("stores the receipt: {receipt}"))?;
+    naive::unlock(actor, &mut redis).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
+async fn right(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
     let fence = RedisFence::connect(redis.clone()).await?;
-    let lock = role.locks("locks").await?.fenced()?.mutex("order").ttl(TTL);
+    let lock = actor.locks("locks").await?.fenced()?.mutex("order").ttl(TTL);
 
     // Briefly under the lock: the first key is the order's key for ever.
-    let guard = role.acquire(&lock).await?;
+    let guard = actor.acquire(&lock).await?;
     let section = Section::exclusive(guard.token());
     fence.enter("order", section).await?;
     let key = match get(&mut redis, "intent").await? {
@@ -56,24 +56,24 @@ async fn right(role: &mut Role) -> Result {
             key
         }
     };
-    role.say(format!("under the lock: the idempotency key is {key}"))?;
-    role.release(guard).await?;
+    actor.say(format!("under the lock: the idempotency key is {key}"))?;
+    actor.release(guard).await?;
 
     // Without the lock.
-    let receipt = charge(role, &mut redis, Some(&key)).await?;
+    let receipt = charge(actor, &mut redis, Some(&key)).await?;
 
-    let guard = role.acquire(&lock).await?;
+    let guard = actor.acquire(&lock).await?;
     let paid = RedisCommand::new("SET").key("receipt").arg(&receipt);
     fence.check_once("order", Section::exclusive(guard.token()), &[paid]).await?;
-    role.say(format!("under the lock: stores the receipt: {receipt}"))?;
-    role.release(guard).await
+    actor.say(format!("under the lock: stores the receipt: {receipt}"))?;
+    actor.release(guard).await
 }
 
 /// The provider: takes four seconds, and charges once for each key. Without a key it charges each time.
-async fn charge(role: &mut Role, redis: &mut MultiplexedConnection, key: Option<&str>) -> Result<String> {
-    role.at("calling", format!("calls the provider ({})", key.unwrap_or("no idempotency key"))).await?;
+async fn charge(actor: &mut Actor, redis: &mut MultiplexedConnection, key: Option<&str>) -> Result<String> {
+    actor.at("calling", format!("calls the provider ({})", key.unwrap_or("no idempotency key"))).await?;
     tokio::time::sleep(2 * TTL).await;
-    let receipt = format!("receipt of {}", role.actor());
+    let receipt = format!("receipt of {}", actor.name());
     if let Some(key) = key {
         let known: Option<String> =
             redis::cmd("SET").arg(key).arg(&receipt).arg("NX").arg("GET").query_async(redis).await?;
@@ -89,18 +89,18 @@ async fn get(redis: &mut MultiplexedConnection, key: &str) -> Result<Option<Stri
     Ok(redis::cmd("GET").arg(key).query_async(redis).await?)
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&redis));
-    stage.start("A", &["calling"])?;
-    stage.go("A", &[])?;
-    stage.start("B", &["waits", "calling"])?;
-    stage.go("B", &[])?;
-    stage.wait("A")?;
-    stage.wait("B")?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&redis));
+    scene.start("A", &["calling"])?;
+    scene.go("A", &[])?;
+    scene.start("B", &["waits", "calling"])?;
+    scene.go("B", &[])?;
+    scene.wait("A")?;
+    scene.wait("B")?;
     Ok(match redis.cli(&["LLEN", "charges"]).as_str() {
-        "1" => Outcome::Kept("the customer is charged once".to_owned()),
-        times => Outcome::Lost(format!("the customer is charged {times} times for one order")),
+        "1" => Verdict::Kept("the customer is charged once".to_owned()),
+        times => Verdict::Lost(format!("the customer is charged {times} times for one order")),
     })
 }

@@ -8,9 +8,9 @@ use lockkeeper_rig::Redis;
 use lockkeeper_rig::redis::{CLI, SERVER};
 use tokio::sync::{Semaphore, watch};
 
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result, account, naive};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict, account, naive};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "thundering-herd",
@@ -22,8 +22,8 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("thundering_herd.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
 const WAITERS: usize = 1000;
@@ -34,10 +34,10 @@ const HAND_OVERS: usize = 100;
 /// Longer than the play.
 const LONG: Duration = Duration::from_secs(60);
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    naive::lock(role, &mut redis, Some(LONG)).await?;
-    let mut messages = redis::Client::open(role.url("account")?)?.get_async_pubsub().await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    naive::lock(actor, &mut redis, Some(LONG)).await?;
+    let mut messages = redis::Client::open(actor.url("account")?)?.get_async_pubsub().await?;
     messages.subscribe("unlocked").await?;
     let (released, _) = watch::channel(());
     let queued = Arc::new(Semaphore::new(0));
@@ -64,7 +64,7 @@ async fn wrong(role: &mut Role) -> Result {
         });
     }
     let _all = queued.acquire_many(WAITERS as u32).await?;
-    role.at("queued", format!("{WAITERS} clients wait for the lock, by a subscription")).await?;
+    actor.at("queued", format!("{WAITERS} clients wait for the lock, by a subscription")).await?;
     tokio::spawn(async move {
         let mut messages = messages.into_on_message();
         while messages.next().await.is_some() {
@@ -73,14 +73,14 @@ async fn wrong(role: &mut Role) -> Result {
     });
     release(&mut redis).await?;
     let _measured = handed_over.acquire_many(HAND_OVERS as u32).await?;
-    role.at("measured", format!("the lock was handed over {HAND_OVERS} times")).await
+    actor.at("measured", format!("the lock was handed over {HAND_OVERS} times")).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?;
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?;
     let lock = locks.mutex("lock").ttl(LONG);
-    let guard = role.acquire(&lock).await?;
-    role.say("has the lock")?;
+    let guard = actor.acquire(&lock).await?;
+    actor.say("has the lock")?;
     let handed_over = Arc::new(Semaphore::new(0));
     for _ in 0..WAITERS {
         let (lock, handed_over) = (lock.clone(), handed_over.clone());
@@ -94,10 +94,10 @@ async fn right(role: &mut Role) -> Result {
     while locks.list(None).await?.iter().map(|lock| lock.waiter_count).sum::<usize>() < WAITERS {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    role.at("queued", format!("{WAITERS} clients wait for the lock, in its queue")).await?;
+    actor.at("queued", format!("{WAITERS} clients wait for the lock, in its queue")).await?;
     guard.release().await?;
     let _measured = handed_over.acquire_many(HAND_OVERS as u32).await?;
-    role.at("measured", format!("the lock was handed over {HAND_OVERS} times")).await
+    actor.at("measured", format!("the lock was handed over {HAND_OVERS} times")).await
 }
 
 async fn release(redis: &mut redis::aio::MultiplexedConnection) -> Result {
@@ -105,19 +105,19 @@ async fn release(redis: &mut redis::aio::MultiplexedConnection) -> Result {
     Ok(redis::cmd("PUBLISH").arg("unlocked").arg("").query_async::<()>(redis).await?)
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&redis));
-    stage.start("clients", &["queued"])?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&redis));
+    scene.start("clients", &["queued"])?;
     let before = commands(&redis)?;
-    stage.until("clients", &["measured"])?;
+    scene.until("clients", &["measured"])?;
     let each = (commands(&redis)? - before) / HAND_OVERS as u64;
-    stage.note(format!("Redis has run {each} commands for each hand-over"));
+    scene.note(format!("Redis has run {each} commands for each hand-over"));
     Ok(if each > LIMIT {
-        Outcome::Lost(format!("each release wakes up all of {WAITERS} waiters: more than {LIMIT} commands"))
+        Verdict::Lost(format!("each release wakes up all of {WAITERS} waiters: more than {LIMIT} commands"))
     } else {
-        Outcome::Kept(format!("each release wakes up one waiter: at most {LIMIT} commands"))
+        Verdict::Kept(format!("each release wakes up one waiter: at most {LIMIT} commands"))
     })
 }
 

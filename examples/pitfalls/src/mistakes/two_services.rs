@@ -5,10 +5,10 @@ use std::time::Duration;
 use lockkeeper_rig::redis::{CLI, SERVER};
 
 use crate::account::{self, TTL};
+use crate::actor::Actor;
 use crate::node::Node;
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result};
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "two-services",
@@ -22,48 +22,48 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("two_services.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    let service = if role.actor() == "A" { "old" } else { "new" };
-    let locks = role.locks(service).await?;
-    let guard = role.acquire(&locks.mutex("account").ttl(TTL)).await?;
-    role.say(format!("has the lock of the {service} service"))?;
-    let balance = account::read(role, &mut redis).await?;
-    account::write(role, &mut redis, balance).await?;
-    role.release(guard).await
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    let service = if actor.name() == "A" { "old" } else { "new" };
+    let locks = actor.locks(service).await?;
+    let guard = actor.acquire(&locks.mutex("account").ttl(TTL)).await?;
+    actor.say(format!("has the lock of the {service} service"))?;
+    let balance = account::read(actor, &mut redis).await?;
+    account::write(actor, &mut redis, balance).await?;
+    actor.release(guard).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let old = role.locks("old").await?.fenced()?;
-    let guard = role.acquire(&old.mutex("account").ttl(TTL)).await?;
-    role.say("has the lock of the old service")?;
+async fn right(actor: &mut Actor) -> Result {
+    let old = actor.locks("old").await?.fenced()?;
+    let guard = actor.acquire(&old.mutex("account").ttl(TTL)).await?;
+    actor.say("has the lock of the old service")?;
     let mut also = None;
-    if role.actor() != "A" {
-        let new = role.locks("new").await?;
-        also = Some(role.acquire(&new.mutex("account").ttl(TTL)).await?);
-        role.say("has the lock of the new service too")?;
+    if actor.name() != "A" {
+        let new = actor.locks("new").await?;
+        also = Some(actor.acquire(&new.mutex("account").ttl(TTL)).await?);
+        actor.say("has the lock of the new service too")?;
     }
-    account::section(role, &guard, Duration::ZERO).await?;
+    account::section(actor, &guard, Duration::ZERO).await?;
     if let Some(also) = also {
-        role.release(also).await?;
+        actor.release(also).await?;
     }
-    role.release(guard).await
+    actor.release(guard).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
     let node = Node::start()?;
-    stage.serve("account", redis.url());
-    stage.serve("old", account::locks_at(&redis));
-    stage.serve("new", node.url());
-    stage.start("A", &["read"])?;
-    stage.note("B is the new version");
-    stage.start("B", &["waits", "read"])?;
-    stage.end("A")?;
-    stage.end("B")?;
+    scene.serve("account", redis.url());
+    scene.serve("old", account::locks_at(&redis));
+    scene.serve("new", node.url());
+    scene.start("A", &["read"])?;
+    scene.note("B is the new version");
+    scene.start("B", &["waits", "read"])?;
+    scene.end("A")?;
+    scene.end("B")?;
     account::outcome(&redis, 2)
 }

@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 use lockkeeper_rig::redis::{CLI, SERVER};
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result, naive};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict, naive};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "watchdog",
@@ -19,45 +19,45 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("watchdog.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
-    naive::lock(role, &mut redis, Some(TTL)).await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
+    naive::lock(actor, &mut redis, Some(TTL)).await?;
     // As a sidecar would, until somebody ends it. (It gives up after a minute, for the sake of this machine.)
     let renew = format!(
         "for i in $(seq 200); do redis-cli -u {} PEXPIRE {} {} && sleep 0.3; done",
-        role.url("account")?,
+        actor.url("account")?,
         naive::KEY,
         TTL.as_millis()
     );
     let mut watchdog = Command::new("sh").args(["-c", &renew]).stdout(Stdio::null()).spawn()?;
-    role.at("renews", "starts its watchdog, a process that renews the lock every 0.3 s").await?;
-    let balance = account::read(role, &mut redis).await?;
-    account::write(role, &mut redis, balance).await?;
+    actor.at("renews", "starts its watchdog, a process that renews the lock every 0.3 s").await?;
+    let balance = account::read(actor, &mut redis).await?;
+    account::write(actor, &mut redis, balance).await?;
     watchdog.kill()?;
-    naive::unlock(role, &mut redis).await
+    naive::unlock(actor, &mut redis).await
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    account::withdraw_fenced(role, &locks).await
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    account::withdraw_fenced(actor, &locks).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&redis));
-    stage.start("A", &["renews", "read"])?;
-    stage.kill("A")?;
-    stage.start("B", &["waits"])?;
-    stage.go("B", &["read"])?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&redis));
+    scene.start("A", &["renews", "read"])?;
+    scene.kill("A")?;
+    scene.start("B", &["waits"])?;
+    scene.go("B", &["read"])?;
     // A is dead for two ttl, and still has the lock.
-    if !stage.comes("B", 2 * TTL, || redis.cli(&["GET", naive::KEY]) == "A")? {
-        return Ok(Outcome::Lost("B waits for ever: A is dead, and its watchdog renews the lock".to_owned()));
+    if !scene.comes("B", 2 * TTL, || redis.cli(&["GET", naive::KEY]) == "A")? {
+        return Ok(Verdict::Lost("B waits for ever: A is dead, and its watchdog renews the lock".to_owned()));
     }
-    stage.end("B")?;
+    scene.end("B")?;
     account::outcome(&redis, 1)
 }

@@ -5,9 +5,9 @@ use lockkeeper_fence::{RedisFence, Section};
 use lockkeeper_rig::redis::{CLI, SERVER};
 
 use crate::account::{self, TTL};
-use crate::role::Role;
-use crate::stage::Stage;
-use crate::{Outcome, Pitfall, Result};
+use crate::actor::Actor;
+use crate::scene::Scene;
+use crate::{Pitfall, Result, Verdict};
 
 pub(crate) static PITFALL: Pitfall = Pitfall {
     name: "write-only-fence",
@@ -20,43 +20,43 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     needs: &[SERVER, CLI],
     source: include_str!("write_only_fence.rs"),
     script,
-    wrong: |role| Box::pin(wrong(role)),
-    right: |role| Box::pin(right(role)),
+    wrong: |actor| Box::pin(wrong(actor)),
+    right: |actor| Box::pin(right(actor)),
 };
 
-async fn wrong(role: &mut Role) -> Result {
-    let mut redis = role.redis("account").await?;
+async fn wrong(actor: &mut Actor) -> Result {
+    let mut redis = actor.redis("account").await?;
     let fence = RedisFence::connect(redis.clone()).await?;
-    let locks = role.locks("locks").await?.fenced()?;
+    let locks = actor.locks("locks").await?.fenced()?;
     loop {
-        let guard = role.acquire(&locks.mutex("account").ttl(TTL)).await?;
-        role.at("locked", format!("has the lock, with token {}", guard.token())).await?;
-        let balance = account::read(role, &mut redis).await? - account::AMOUNT; // without enter
-        role.at("computed", format!("computes {balance}")).await?;
+        let guard = actor.acquire(&locks.mutex("account").ttl(TTL)).await?;
+        actor.at("locked", format!("has the lock, with token {}", guard.token())).await?;
+        let balance = account::read(actor, &mut redis).await? - account::AMOUNT; // without enter
+        actor.at("computed", format!("computes {balance}")).await?;
         let write = RedisCommand::new("SET").key(account::KEY).arg(balance);
         let written = fence.write(account::KEY, Section::exclusive(guard.token()), &[write]).await;
-        if account::refused(role, written)?.is_some() {
-            role.at("written", format!("writes {balance}, with its token")).await?;
-            return role.release(guard).await;
+        if account::refused(actor, written)?.is_some() {
+            actor.at("written", format!("writes {balance}, with its token")).await?;
+            return actor.release(guard).await;
         }
     }
 }
 
-async fn right(role: &mut Role) -> Result {
-    let locks = role.locks("locks").await?.fenced()?;
-    account::withdraw_fenced(role, &locks).await
+async fn right(actor: &mut Actor) -> Result {
+    let locks = actor.locks("locks").await?.fenced()?;
+    account::withdraw_fenced(actor, &locks).await
 }
 
-fn script(stage: &mut Stage<'_>) -> Result<Outcome> {
+fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    stage.serve("account", redis.url());
-    stage.serve("locks", account::locks_at(&redis));
-    stage.start("A", &["read"])?;
-    stage.pause("A")?;
-    stage.start("B", &["read"])?;
-    stage.resume("A")?;
-    stage.until("A", &["written", "waits"])?;
-    stage.end("B")?;
-    stage.end("A")?;
+    scene.serve("account", redis.url());
+    scene.serve("locks", account::locks_at(&redis));
+    scene.start("A", &["read"])?;
+    scene.pause("A")?;
+    scene.start("B", &["read"])?;
+    scene.resume("A")?;
+    scene.until("A", &["written", "waits"])?;
+    scene.end("B")?;
+    scene.end("A")?;
     account::outcome(&redis, 2)
 }

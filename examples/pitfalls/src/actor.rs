@@ -47,25 +47,25 @@ pub fn act() -> Result {
         Variant::Wrong => pitfall.wrong,
         Variant::Right => pitfall.right,
     };
-    let mut role = Role { actor: cue.actor, urls: cue.urls };
+    let mut actor = Actor { name: cue.actor, urls: cue.urls };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let ended = runtime.block_on(program(&mut role));
-    role.report(&match ended {
+    let ended = runtime.block_on(program(&mut actor));
+    actor.report(&match ended {
         Ok(()) => Message::End,
         Err(error) => Message::Error { text: error.to_string() },
     })
 }
 
 /// What a program knows of the play.
-pub(crate) struct Role {
-    actor: String,
+pub(crate) struct Actor {
+    name: String,
     urls: BTreeMap<String, String>,
 }
 
-impl Role {
+impl Actor {
     /// The actor's name: `A`, `B`.
-    pub(crate) fn actor(&self) -> &str {
-        &self.actor
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// The URL of a server that the script has started.
@@ -87,7 +87,7 @@ impl Role {
 
     /// The library, with a lock service.
     pub(crate) async fn locks(&self, server: &str) -> Result<Locks> {
-        Ok(Locks::connect_as(self.url(server)?, &self.actor).await?)
+        Ok(Locks::connect_as(self.url(server)?, &self.name).await?)
     }
 
     /// Acquires a lock of the library, and reports a wait at the point `waits`.

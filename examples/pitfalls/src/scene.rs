@@ -1,6 +1,6 @@
 //! The script's side of a play: the processes of the actors, the points at which they are held, and the faults.
 //!
-//! Guarantees: every wait has a time limit; all actors, and what they have started, end with the stage.
+//! Guarantees: every wait has a time limit; all actors, and what they have started, end with the scene.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -14,8 +14,8 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
-use crate::role::{Cue, Message};
-use crate::{Outcome, Pitfall, Result, Variant};
+use crate::actor::{Cue, Message};
+use crate::{Pitfall, Result, Variant, Verdict};
 
 /// How long an actor may take to reach a point. Far more than any play needs on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ pub struct Line {
     /// Milliseconds since the first actor was started.
     pub at_ms: u64,
     /// What kind of line it is.
-    pub kind: Kind,
+    pub kind: LineKind,
     /// The actor; empty if it is the script.
     pub actor: String,
     /// What happens.
@@ -36,7 +36,7 @@ pub struct Line {
 /// What a line of a trace tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum LineKind {
     /// An actor did something.
     Step,
     /// The script injected a fault, did what an operator does, or measured something.
@@ -56,9 +56,9 @@ pub fn play(
     variant: Variant,
     actor: &[&OsStr],
     watch: &mut dyn FnMut(&Line),
-) -> Result<Outcome> {
+) -> Result<Verdict> {
     let (sender, events) = channel();
-    let mut stage = Stage {
+    let mut scene = Scene {
         pitfall,
         variant,
         command: actor,
@@ -69,7 +69,7 @@ pub fn play(
         began: None,
         watch,
     };
-    (pitfall.script)(&mut stage)
+    (pitfall.script)(&mut scene)
 }
 
 /// Where an actor is.
@@ -82,25 +82,25 @@ pub(crate) enum Reached {
 }
 
 /// One play. See the module's text.
-pub(crate) struct Stage<'play> {
+pub(crate) struct Scene<'play> {
     pitfall: &'static Pitfall,
     variant: Variant,
     command: &'play [&'play OsStr],
     urls: BTreeMap<&'static str, String>,
-    actors: BTreeMap<&'static str, Actor>,
-    sender: Sender<(&'static str, Instant, Event)>,
-    events: Receiver<(&'static str, Instant, Event)>,
+    actors: BTreeMap<&'static str, ActorProcess>,
+    sender: Sender<(&'static str, Instant, ActorEvent)>,
+    events: Receiver<(&'static str, Instant, ActorEvent)>,
     began: Option<Instant>,
     watch: &'play mut dyn FnMut(&Line),
 }
 
-enum Event {
+enum ActorEvent {
     Message(Message),
     /// The actor has closed its standard output.
     Closed,
 }
 
-struct Actor {
+struct ActorProcess {
     child: Child,
     go: ChildStdin,
     /// The points at which it is held; it passes all others.
@@ -108,7 +108,7 @@ struct Actor {
     reached: Option<Reached>,
 }
 
-impl Drop for Actor {
+impl Drop for ActorProcess {
     fn drop(&mut self) {
         // The group also has the processes that the actor has started.
         let _ = killpg(self.pid(), Signal::SIGKILL);
@@ -116,14 +116,14 @@ impl Drop for Actor {
     }
 }
 
-impl Actor {
+impl ActorProcess {
     fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.id()).expect("the system's pids are i32"))
     }
 }
 
-impl Stage<'_> {
-    /// Gives actors that are started from now on the URL of a server, as [`Role::url`](crate::role::Role::url).
+impl Scene<'_> {
+    /// Gives actors that are started from now on the URL of a server, as [`Actor::url`](crate::actor::Actor::url).
     pub(crate) fn serve(&mut self, server: &'static str, url: impl Into<String>) {
         self.urls.insert(server, url.into());
     }
@@ -168,13 +168,13 @@ impl Stage<'_> {
         std::thread::spawn(move || {
             // Sending fails only if the play has ended.
             for line in BufReader::new(says).lines().map_while(std::io::Result::ok) {
-                let message = serde_json::from_str(&line).unwrap_or_else(|_| Message::Error { text: line });
-                let _ = sender.send((actor, Instant::now(), Event::Message(message)));
+                let message = serde_json::from_str(&line).unwrap_or(Message::Error { text: line });
+                let _ = sender.send((actor, Instant::now(), ActorEvent::Message(message)));
             }
-            let _ = sender.send((actor, Instant::now(), Event::Closed));
+            let _ = sender.send((actor, Instant::now(), ActorEvent::Closed));
         });
         self.began.get_or_insert_with(Instant::now);
-        self.actors.insert(actor, Actor { child, go, stops, reached: None });
+        self.actors.insert(actor, ActorProcess { child, go, stops, reached: None });
         Ok(())
     }
 
@@ -242,10 +242,10 @@ impl Stage<'_> {
         Err(format!("{actor} reaches nothing within {PATIENCE:?}, and nothing proves that it can't").into())
     }
 
-    fn handle(&mut self, who: &'static str, at: Instant, event: Event) -> Result {
+    fn handle(&mut self, who: &'static str, at: Instant, event: ActorEvent) -> Result {
         match event {
-            Event::Message(Message::Step { point, text }) => {
-                self.line(at, Kind::Step, who, text);
+            ActorEvent::Message(Message::Step { point, text }) => {
+                self.line(at, LineKind::Step, who, text);
                 if let (Some(point), Some(actor)) = (point, self.actors.get_mut(who)) {
                     if actor.stops.contains(&point.as_str()) {
                         actor.reached = Some(Reached::At(point));
@@ -255,14 +255,14 @@ impl Stage<'_> {
                 }
                 Ok(())
             }
-            Event::Message(Message::End) => {
+            ActorEvent::Message(Message::End) => {
                 if let Some(actor) = self.actors.get_mut(who) {
                     actor.reached = Some(Reached::End);
                 }
                 Ok(())
             }
-            Event::Message(Message::Error { text }) => Err(format!("{who}: {text}").into()),
-            Event::Closed => match self.actors.get(who) {
+            ActorEvent::Message(Message::Error { text }) => Err(format!("{who}: {text}").into()),
+            ActorEvent::Closed => match self.actors.get(who) {
                 Some(actor) if actor.reached != Some(Reached::End) => {
                     Err(format!("{who} has ended without a word").into())
                 }
@@ -300,16 +300,16 @@ impl Stage<'_> {
 
     /// Adds a line of the script: a fault, what an operator does, or a measurement.
     pub(crate) fn note(&mut self, text: impl Into<String>) {
-        self.line(Instant::now(), Kind::Script, "", text.into());
+        self.line(Instant::now(), LineKind::Script, "", text.into());
     }
 
-    fn line(&mut self, at: Instant, kind: Kind, actor: &str, text: String) {
+    fn line(&mut self, at: Instant, kind: LineKind, actor: &str, text: String) {
         let began = self.began.unwrap_or(at);
         let at_ms = u64::try_from(at.saturating_duration_since(began).as_millis()).unwrap_or(u64::MAX);
         (self.watch)(&Line { at_ms, kind, actor: actor.to_owned(), text });
     }
 
-    fn actor(&mut self, actor: &'static str) -> Result<&mut Actor> {
+    fn actor(&mut self, actor: &'static str) -> Result<&mut ActorProcess> {
         self.actors.get_mut(actor).ok_or_else(|| format!("{actor} was not started").into())
     }
 }
