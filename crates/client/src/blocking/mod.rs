@@ -1,5 +1,5 @@
 //! The API for programs without an async runtime: a runtime of its own runs the async one. What only operators of
-//! `lockkeeper://` need (members, backups) is in the async API.
+//! `lockkeeper://` need (members, backups) is in the async API; so is `once`, whose stores are async.
 //!
 //! ```
 //! use lockkeeper::blocking::Locks;

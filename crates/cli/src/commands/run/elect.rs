@@ -5,6 +5,7 @@ use std::time::Duration;
 use lockkeeper::{BackendError, BackendErrorKind, Leader, LeaderWatch, LockName, Token};
 use serde_json::{Value, json};
 
+use super::outage::OutageReport;
 use super::{PAUSE, RunEnd, install_signals, pause, under_lock};
 use crate::args::{Elect, LeaderArgs, Run};
 use crate::exit::{BUSY, Failure, NO, OK, UNAVAILABLE};
@@ -30,12 +31,16 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
         status_file: None,
     };
     let mut signals = install_signals()?;
+    let mut outage = OutageReport::default();
     loop {
         let end = under_lock(&run, &mut signals, |hold| {
             let token = hold.token.map(|token| format!(", with token {token}")).unwrap_or_default();
             say(format_args!("`{name}`: elected{token}"));
         })
         .await;
+        if end.is_ok() {
+            outage.over();
+        }
         let is_over = once || signals.ended_by().is_some();
         // Others have their turn, and a command that always fails does not keep the lock service busy.
         let until_next = match end {
@@ -57,7 +62,7 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
             ) => PAUSE,
             // Also with `--once`: it has not led yet.
             Err(failure) if failure.code == UNAVAILABLE && signals.ended_by().is_none() => {
-                let _ = failure.report(false);
+                outage.failed(failure);
                 PAUSE
             }
             Err(failure) => return Err(failure),

@@ -8,6 +8,7 @@
 pub(super) mod elect;
 mod job;
 mod once;
+mod outage;
 pub(super) mod partitions;
 mod status;
 mod waiting;

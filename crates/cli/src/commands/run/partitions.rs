@@ -8,6 +8,7 @@ use tokio::sync::broadcast::{Receiver, Sender, channel};
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::sleep;
 
+use super::outage::OutageReport;
 use super::{
     JobTimes, PAUSE, RunEnd, SHUTDOWN_LIMIT, connect, given_back, install_signals, job, not_started, pause,
     with_options,
@@ -43,15 +44,17 @@ pub(in crate::commands) async fn partitions(args: PartitionsArgs) -> Result<u8, 
     let locks = connect(&args.job, &args.argv, &url).await?;
     let times = JobTimes::of(&args.job, locks.capabilities())?;
     let group = Arc::new(Group { args, url, name, locks, times, signals: channel(SIGNALS).0 });
+    let mut outage = OutageReport::default();
     let ended = loop {
         // All on this thread: the supervision of a command is no future that may move between threads.
         match LocalSet::new().run_until(member(&group, &mut signals)).await {
             Ok(signal) => break Ok(128 + signal as u8),
             Err(MemberEnd::Lost(lost)) => {
+                outage.over();
                 say(format_args!("`{}`: {lost}; joining again", group.name.as_str()));
             }
             Err(MemberEnd::Failed(failure)) if failure.code == UNAVAILABLE => {
-                let _ = failure.report(false);
+                outage.failed(failure);
             }
             Err(MemberEnd::Failed(failure)) => break Err(failure),
         }
