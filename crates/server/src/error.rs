@@ -9,6 +9,7 @@ use lockkeeper_replica::{Difference, Fatal, LostEntries};
 use lockkeeper_wire::peer::Refusal;
 
 use crate::disk::DirectoryError;
+use crate::tls::{NodeName, TlsError};
 
 /// The reason why a node can't serve, or stopped serving.
 #[derive(Debug, thiserror::Error)]
@@ -26,13 +27,26 @@ pub enum ServeError {
     },
     /// The address can be reached from other machines.
     #[error(
-        "listening on `{address}` is refused: other machines can reach it, and this version has neither TLS nor \
-         authentication, so whoever reaches it can break every lock. Listen on 127.0.0.1 or [::1]; or say `--insecure` \
-         if the network itself keeps strangers out"
+        "listening on `{address}` is refused: other machines can reach it, and without TLS whoever reaches it can break \
+         every lock. Give it certificates (`lockkeeper tls init` makes them; `--tls-cert`, `--tls-key`, `--tls-ca`), \
+         listen on 127.0.0.1 or [::1], or say `--insecure` if the network itself keeps strangers out"
     )]
     NotLoopback {
         /// The text that was given as the address.
         address: String,
+    },
+    /// The files for TLS can't be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The certificate is of another node than this one.
+    #[error("`{}` is the certificate of {certified}, and this is node {node}: give each node its own", file.display())]
+    Certificate {
+        /// The certificate's file.
+        file: PathBuf,
+        /// The node in the certificate.
+        certified: NodeName,
+        /// This node.
+        node: u64,
     },
     /// The address is a wildcard, which clients can't connect to.
     #[error(

@@ -12,7 +12,7 @@
 //! In addition, each snapshot that is sent to or received from another node has a thread while it is transferred
 //! (`peers/bulk.rs`), and backups are read on the runtime's blocking threads (`front/backup.rs`).
 //!
-//! Reading order: [`run()`], `node`, `inbox` (the queues between the threads), `peers`, `front`. Promises in comments
+//! Reading order: [`run()`], `node`, `inbox` (the queues between the threads), `peers`, `front`, `tls`. Promises in comments
 //! (P9) are defined in `docs/SAFETY.md`, other rules (M2, T1) in `docs/table-rules.md`.
 
 pub mod backup;
@@ -29,8 +29,10 @@ mod observe;
 mod options;
 mod peers;
 mod run;
+mod tls;
 
 pub use error::ServeError;
 pub use front::LEADER_METADATA;
 pub use options::{CONNECTIONS_MAX, ELECTION_TIMEOUT, SNAPSHOT_AFTER, ServerOptions};
 pub use run::{Running, raise_file_limit, run};
+pub use tls::{CertificateNames, NodeName, TlsError, TlsFiles};

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::ServeError;
+use crate::tls::TlsFiles;
 
 /// Default limit of client connections; the limit on open files may lower it. A connection with a session takes
 /// about 32 KiB.
@@ -28,8 +29,10 @@ pub struct ServerOptions {
     pub listen: String,
     /// The address that clients are given, `HOST:PORT`; by default `listen`.
     pub advertise: Option<String>,
-    /// Allows an address other than loopback, though there is neither TLS nor authentication yet.
+    /// Allows an address other than loopback without TLS.
     pub insecure: bool,
+    /// The files for TLS on both ports; `None`: connections are plain.
+    pub tls: Option<TlsFiles>,
     /// The id of this node; by default the id in its data, or 1.
     pub node: Option<u64>,
     /// Peer addresses of the nodes of a new cluster, by id, this node included. If the data directory has a cluster
@@ -63,6 +66,7 @@ impl ServerOptions {
             listen: format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PORT),
             advertise: None,
             insecure: false,
+            tls: None,
             node: None,
             cluster: BTreeMap::new(),
             join: None,
@@ -150,7 +154,7 @@ impl ServerOptions {
         let bad = |why: String| ServeError::Address { address: typed.to_owned(), why };
         let mut found = typed.to_socket_addrs().map_err(|error| bad(error.to_string()))?;
         let address = found.next().ok_or_else(|| bad("it names no address".to_owned()))?;
-        if !is_loopback(address.ip()) && !self.insecure {
+        if !is_loopback(address.ip()) && !self.insecure && self.tls.is_none() {
             return Err(ServeError::NotLoopback { address: typed.to_owned() });
         }
         Ok(address)

@@ -22,7 +22,7 @@ use sd_notify::NotifyState;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock;
@@ -37,6 +37,7 @@ use crate::node::NodeThread;
 use crate::observe::notify;
 use crate::options::ServerOptions;
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
+use crate::tls::Tls;
 
 /// The backlog of the listening socket, in connections.
 const BACKLOG: u32 = 4096;
@@ -84,6 +85,10 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
         let why = format!("{address} is to serve both clients and other nodes: give each its own port");
         return Err(ServeError::Nodes { why });
     }
+    let tls = options.tls.as_ref().map(Tls::load).transpose()?;
+    if let (Some(tls), Some(node)) = (&tls, options.node) {
+        certified(&options, tls, node)?;
+    }
     let connections_max = raise_file_limit(options.connections_max, 1);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -91,6 +96,9 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
         .map_err(ServeError::system("start the runtime"))?;
     let entered = runtime.enter();
     let mut signals = Signals::new()?;
+    if let Some(tls) = &tls {
+        tokio::spawn(tls.clone().keep_current(hangups()?));
+    }
     // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
@@ -100,6 +108,9 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
     let addresses = Addresses { client: &advertised, peer: peers.as_ref().map_or("", |it| &it.told) };
     let (data, peers) = match data::open(&disk, &options, addresses)? {
         DirectoryContents::Data(data) => {
+            if let Some(tls) = &tls {
+                certified(&options, tls, data.founding.node)?;
+            }
             let peers = peers.map_or_else(|| Peering::of_data(&options, &data), |peers| Ok(Some(peers)))?;
             (data, peers)
         }
@@ -114,22 +125,22 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
             let (keeper, told) = (disk.clone(), options.clone());
             let keep = move |candidate: &Candidate| data::stand(&keeper, &told, candidate);
             let (progress, waits_for) = watch::channel("waiting for its cluster".to_owned());
-            let forming = form(candidate, options.join.clone(), &peers.listener, progress, keep);
+            let forming = form(candidate, options.join.clone(), &peers.listener, progress, tls.clone(), keep);
             let formed = runtime.block_on(async {
                 let (health, health_service) = tonic_health::server::health_reporter();
                 set_health(&health, false).await;
                 tokio::select! {
                     formed = forming => formed.map(Some),
                     () = signals.wait() => Ok(None),
-                    never = answer_while_forming(&listener, health_service, connections_max, waits_for) => match never {},
+                    never = answer_while_forming(&listener, health_service, connections_max, tls.clone(), waits_for) => match never {},
                 }
             })?;
             let Some(founding) = formed else { return Ok(()) };
             (data::found(&disk, &options, &founding)?, Some(peers))
         }
     };
-    let node = Started::start(disk.clone(), data, &options, &advertised, peers)?;
-    let result = runtime.block_on(serve(node, listener, address, connections_max, signals, ready));
+    let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
+    let result = runtime.block_on(serve(node, listener, address, connections_max, tls, signals, ready));
     drop(entered);
     // Connections that did not end in time are dropped here.
     drop(runtime);
@@ -152,6 +163,30 @@ fn advertised(options: &ServerOptions, address: SocketAddr) -> String {
         None if options.listen.ends_with(":0") => address.to_string(),
         None => options.listen.clone(),
     }
+}
+
+/// Checks that the certificate is this node's.
+fn certified(options: &ServerOptions, tls: &Tls, node: u64) -> Result<(), ServeError> {
+    let name = tls.name();
+    match &options.tls {
+        Some(files) if name.node != node => {
+            Err(ServeError::Certificate { file: files.certificate.clone(), certified: name, node })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Notified at each SIGHUP.
+fn hangups() -> Result<Arc<Notify>, ServeError> {
+    let mut hangup = signal(SignalKind::hangup()).map_err(ServeError::system("handle SIGHUP"))?;
+    let notify = Arc::new(Notify::new());
+    let notified = notify.clone();
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            notified.notify_one();
+        }
+    });
+    Ok(notify)
 }
 
 /// The signals that stop the node.
@@ -287,6 +322,7 @@ impl Started {
         options: &ServerOptions,
         advertised: &str,
         peering: Option<Peering>,
+        tls: Option<Arc<Tls>>,
     ) -> Result<Self, ServeError> {
         let about = about(&data.founding, &data.recovered.members, advertised);
         let directory = options.data.display().to_string();
@@ -299,7 +335,7 @@ impl Started {
             let peer = listed.or(own.filter(|own| !own.is_empty())).unwrap_or(peering.told);
             let addresses = Addresses { client: advertised, peer: &peer };
             let timeout = options.election_timeout;
-            let directory = Directory::new(data.founding.clone(), addresses, members, rules, timeout);
+            let directory = Directory::new(data.founding.clone(), addresses, members, rules, timeout, tls);
             (peering.listener, directory, Arc::new(Handover::new(timeout)))
         });
         let peers = match &talk {
@@ -406,10 +442,11 @@ async fn serve(
     listener: TcpListener,
     address: SocketAddr,
     connections_max: usize,
+    tls: Option<Arc<Tls>>,
     mut signals: Signals,
     ready: impl FnOnce(Running),
 ) -> Result<(), ServeError> {
-    let front = Front::new(node.inbox.clone(), node.about.clone());
+    let front = Front::new(node.inbox.clone(), node.about.clone(), tls);
     // Never fails: set only here.
     let _ = front.snapshots.set(node.snapshots.clone());
     let (health, health_service) = tonic_health::server::health_reporter();

@@ -10,6 +10,7 @@ mod pitfalls;
 mod run;
 mod service;
 mod suggest;
+mod tls;
 mod torture;
 mod values;
 
@@ -36,6 +37,7 @@ pub use gate::Gate;
 pub use pitfalls::Pitfalls;
 pub use run::{CommandArgs, Elect, JobArgs, LeaderArgs, PartitionsArgs, Run};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
+pub use tls::{Tls, TlsInit, TlsIssue, TlsRenew, TlsShow};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
 /// Distributed locks that keep their promise even when a holder stalls.
@@ -91,6 +93,9 @@ pub enum Command {
     Leader(LeaderArgs),
     /// Serve locks to other processes and machines: a node of our own service
     Serve(Serve),
+    /// Make certificates for nodes and clients of our own service, renew them, show them
+    #[command(subcommand)]
+    Tls(Tls),
     /// Check fencing tokens in front of an HTTP service that can't
     Gate(Gate),
     /// Recommend a lock, or an alternative to one, by a few questions

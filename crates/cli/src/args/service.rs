@@ -44,6 +44,15 @@ pub struct Serve {
     /// The address that clients should connect to, if it is not --listen
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,
+    /// The certificate of this node, in PEM: TLS for clients and other nodes (`lockkeeper tls init`)
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// The authorities whose certificates are accepted, of clients and of other nodes, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_ca: Option<PathBuf>,
     /// Listen where other machines can reach it, although there is no encryption and no authentication
     #[arg(long)]
     pub insecure: bool,

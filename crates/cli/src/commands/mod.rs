@@ -19,6 +19,7 @@ mod postgres;
 mod restore;
 mod run;
 mod serve;
+mod tls;
 mod torture;
 mod watch;
 
@@ -46,6 +47,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Leader(args) if args.watch => block_on(run::elect::leader(args)),
         Command::Leader(args) => block_on(patiently(run::elect::leader(args))),
         Command::Serve(args) => serve::serve(args),
+        Command::Tls(command) => tls::tls(&command),
         Command::Gate(args) => block_on_all_cores(gate::gate(args)),
         Command::Advise(args) => advise::advise(&args),
         #[cfg(feature = "pitfalls")]

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use lockkeeper_server::disk::DirectoryError;
-use lockkeeper_server::{Running, ServeError, ServerOptions};
+use lockkeeper_server::{Running, ServeError, ServerOptions, TlsFiles};
 use serde_json::json;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -35,6 +35,12 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
             "a node is twice in `--cluster`: give each its own number".to_owned(),
         ));
     }
+    let tls = match (args.tls_cert, args.tls_key, args.tls_ca) {
+        (Some(certificate), Some(key), Some(ca)) => Some(TlsFiles { certificate, key, ca }),
+        // clap requires all or none.
+        _ => None,
+    };
+    let scheme = if tls.is_some() { "lockkeepers" } else { "lockkeeper" };
     let usual = ServerOptions::new(&data);
     let options = ServerOptions {
         snapshot_after: args.snapshot_after.unwrap_or(usual.snapshot_after),
@@ -42,6 +48,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         listen: args.listen,
         advertise: args.advertise,
         insecure: args.insecure,
+        tls,
         node: args.node,
         cluster,
         join: args.join,
@@ -51,15 +58,17 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         connections_max: args.max_connections,
         ..usual
     };
-    lockkeeper_server::run(options, move |running| ready(&running, advertise.as_deref(), &data, json))
-        .map_err(failure)?;
+    lockkeeper_server::run(options, move |running| {
+        ready(&running, scheme, advertise.as_deref(), &data, json);
+    })
+    .map_err(failure)?;
     Ok(OK)
 }
 
 /// Prints one line when the node serves, as text or JSON. A write error does not stop the node.
-fn ready(running: &Running, advertise: Option<&str>, data: &Path, json: bool) {
+fn ready(running: &Running, scheme: &str, advertise: Option<&str>, data: &Path, json: bool) {
     let listening = running.address().to_string();
-    let locks = format!("lockkeeper://{}", advertise.unwrap_or(&listening));
+    let locks = format!("{scheme}://{}", advertise.unwrap_or(&listening));
     let line = if json {
         let data = data.to_string_lossy();
         json!({ "locks": locks, "listening": listening, "data": data, "pid": std::process::id() }).to_string()
@@ -112,6 +121,7 @@ pub(super) fn failure(error: ServeError) -> Failure {
         | E::TokensAbove { .. }
         | E::Unreachable { .. }
         | E::Nodes { .. } => USAGE,
+        E::Tls(_) | E::Certificate { .. } => code_below(&error).unwrap_or(CONFIG),
         E::AddressInUse { .. } | E::Directory(DirectoryError::InUse { .. }) => BUSY,
         E::NotOurs { .. } => CANNOT_CREATE,
         E::Listen { .. } => code_below(&error).unwrap_or(UNAVAILABLE),

@@ -8,6 +8,8 @@ pub mod dynamodb;
 pub(crate) mod etcd;
 #[cfg(feature = "file")]
 pub(crate) mod file;
+#[cfg(any(feature = "etcd", feature = "service"))]
+pub(crate) mod grpc_tls;
 #[cfg(any(
     feature = "dynamodb",
     feature = "etcd",
@@ -25,7 +27,7 @@ pub(crate) mod redis;
 pub(crate) mod redlock;
 #[cfg(feature = "service")]
 pub(crate) mod service;
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+#[cfg(any(feature = "etcd", feature = "service", feature = "zookeeper"))]
 pub(crate) mod tls_files;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
@@ -126,7 +128,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
     BackendEntry {
         example: "lockkeeper://a,b,c",
         summary: "Lockkeeper's own service, one node or a cluster",
-        schemes: &[scheme("lockkeeper", "service")],
+        schemes: &[scheme("lockkeeper", "service"), scheme("lockkeepers", "service-tls")],
         default_port: Some(5625),
         pages: &["lockkeeper"],
         connect: connect!("service", service),

@@ -12,6 +12,14 @@ pub(crate) struct TlsFiles {
     pub(crate) ca: Option<String>,
     /// This client's certificate and key.
     pub(crate) identity: Option<(String, String)>,
+    paths: TlsPaths,
+}
+
+/// The paths: of the trusted certificates, and of this client's certificate and key.
+#[derive(Clone)]
+struct TlsPaths {
+    ca: Option<String>,
+    identity: Option<(String, String)>,
 }
 
 impl TlsFiles {
@@ -26,17 +34,31 @@ impl TlsFiles {
                 None => Ok(None),
             };
         }
-        let read = |path: String| {
-            std::fs::read_to_string(&path).map_err(|error| {
+        let identity = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => return Err(url.bad_part("tls-cert", "complete: give both `tls-cert` and `tls-key`").into()),
+        };
+        Ok(Some(Self::read(TlsPaths { ca, identity })?))
+    }
+
+    /// Reads the same files once more.
+    #[cfg(feature = "grpc-tls")]
+    pub(crate) fn read_again(&self) -> Result<Self, BackendError> {
+        Self::read(self.paths.clone())
+    }
+
+    fn read(paths: TlsPaths) -> Result<Self, BackendError> {
+        let read = |path: &String| {
+            std::fs::read_to_string(path).map_err(|error| {
                 let what = format!("`{path}` can't be read: {error}; name a file in PEM");
                 BackendError::caused(BackendErrorKind::Operator, what, error)
             })
         };
-        let identity = match (certificate, key) {
-            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
-            (None, None) => None,
-            _ => return Err(url.bad_part("tls-cert", "complete: give both `tls-cert` and `tls-key`").into()),
+        let identity = match &paths.identity {
+            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+            None => None,
         };
-        Ok(Some(Self { ca: ca.map(read).transpose()?, identity }))
+        Ok(Self { ca: paths.ca.as_ref().map(read).transpose()?, identity, paths })
     }
 }

@@ -12,15 +12,19 @@ use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use lockkeeper_wire::FRAME_BYTES_MAX;
 use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::Front;
 use super::api::Api;
-use super::connection::{Connection, Socket, Starting};
+use super::connection::{Connection, Socket, Starting, TlsSocket};
 use super::forward;
+use crate::tls::Tls;
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -38,6 +42,8 @@ const PING_AFTER: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that a new connection has for its first stream or call.
 const FIRST_CALL: Duration = Duration::from_secs(30);
+/// The time that a connection has for its TLS handshake.
+pub(super) const TLS_HANDSHAKE: Duration = Duration::from_secs(10);
 /// The pause after a failed accept.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -142,7 +148,46 @@ fn out_of_descriptors(error: &io::Error) -> bool {
 
 /// Serves one connection until it ends.
 async fn serve(socket: TcpStream, connection: Arc<Connection>, routes: Routes) {
-    let io = TokioIo::new(Socket::new(socket, connection.clone()));
+    let socket = Socket::new(socket, connection.clone());
+    match connection.front().tls.clone() {
+        None => serve_http(socket, &connection, routes).await,
+        Some(tls) => {
+            if let Some(stream) = accept_tls(&tls, socket, &connection).await {
+                serve_http(TlsSocket::new(stream), &connection, routes).await;
+            }
+        }
+    }
+    connection.over();
+}
+
+/// The TLS handshake of a connection; `None` if it failed, was late, or this node closes the connection.
+async fn accept_tls(tls: &Tls, socket: Socket, connection: &Connection) -> Option<TlsStream<Socket>> {
+    let handshake = TlsAcceptor::from(tls.clients()).accept(socket);
+    let accepted = tokio::select! {
+        accepted = tokio::time::timeout(TLS_HANDSHAKE, handshake) => accepted,
+        () = connection.kill.cancelled() => return None,
+        () = connection.front().stopping.cancelled() => return None,
+    };
+    match accepted {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::debug!(connection = connection.id, %error, "a client's TLS handshake failed: {error}");
+            None
+        }
+        Err(_) => {
+            tracing::debug!(connection = connection.id, "a client's TLS handshake took too long");
+            None
+        }
+    }
+}
+
+/// Serves HTTP/2 on a connection until it ends.
+async fn serve_http(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    connection: &Arc<Connection>,
+    routes: Routes,
+) {
+    let io = TokioIo::new(io);
     let calls = Calls { connection: connection.clone(), routes };
     {
         let mut http = pin!(
@@ -183,7 +228,6 @@ async fn serve(socket: TcpStream, connection: Arc<Connection>, routes: Routes) {
             }
         }
     }
-    connection.over();
 }
 
 /// The HTTP/2 service of one connection.

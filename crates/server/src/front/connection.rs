@@ -1,4 +1,4 @@
-//! One client's connection: its state in the drain barrier, and the state that decides how its streams end.
+//! One client's connection: its state in the drain barrier, the state that decides how its streams end, and its bytes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -12,6 +12,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::Front;
@@ -193,15 +194,19 @@ impl Drop for Starting {
     }
 }
 
-/// The socket under HTTP/2; records events, such as FIN, that HTTP/2 streams can't see.
+/// The socket under HTTP/2, or under its TLS; records events, such as FIN, that HTTP/2 streams can't see.
 pub(super) struct Socket {
     socket: TcpStream,
     connection: Arc<Connection>,
+    /// Under TLS once its handshake is over: what was read may still be in the TLS layer, so [`TlsSocket`] records.
+    is_below_tls: bool,
+    /// The last read was proven to find the socket empty.
+    found_empty: bool,
 }
 
 impl Socket {
     pub(super) fn new(socket: TcpStream, connection: Arc<Connection>) -> Self {
-        Self { socket, connection }
+        Self { socket, connection, is_below_tls: false, found_empty: false }
     }
 
     /// Reads by a direct system call, regardless of the runtime's readiness flag. Returns `None` if the read would
@@ -233,7 +238,9 @@ impl AsyncRead for Socket {
             Some(read) => Poll::Ready(read),
             None => Pin::new(&mut self.socket).poll_read(cx, buf),
         };
+        self.found_empty = read.is_pending() && must_prove;
         match &read {
+            Poll::Pending if self.is_below_tls => {}
             Poll::Pending => self.connection.would_block(cx, must_prove),
             Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {
                 self.connection.peer_closed();
@@ -271,5 +278,71 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}
+
+/// The TLS layer under HTTP/2. All input that had arrived was handed on once this layer has nothing more *and* the
+/// socket below was found empty in the same read.
+///
+/// The end of the stream counts as closed by the client if it comes as TLS' own end (`close_notify`), and also as a
+/// bare FIN or RST: that is all that a killed process leaves, and `linger` is for killed processes.
+pub(super) struct TlsSocket {
+    stream: TlsStream<Socket>,
+    connection: Arc<Connection>,
+}
+
+impl TlsSocket {
+    /// A connection whose TLS handshake is over.
+    pub(super) fn new(mut stream: TlsStream<Socket>) -> Self {
+        let socket = stream.get_mut().0;
+        socket.is_below_tls = true;
+        let connection = socket.connection.clone();
+        Self { stream, connection }
+    }
+}
+
+impl AsyncRead for TlsSocket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        self.stream.get_mut().0.found_empty = false;
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        match &read {
+            Poll::Pending => self.connection.would_block(cx, self.stream.get_ref().0.found_empty),
+            Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {
+                self.connection.peer_closed();
+            }
+            Poll::Ready(_) => {}
+        }
+        read
+    }
+}
+
+impl AsyncWrite for TlsSocket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

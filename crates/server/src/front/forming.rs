@@ -2,21 +2,25 @@
 //! waits for.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 use tonic::Status;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tower_service::Service as _;
 
-use super::accept::{ACCEPT_PAUSE, HEADER_BYTES_MAX, STREAMS_MAX};
+use super::accept::{ACCEPT_PAUSE, HEADER_BYTES_MAX, STREAMS_MAX, TLS_HANDSHAKE};
+use crate::tls::Tls;
 
 /// The longest life of a connection: there is nothing to keep it for.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30);
@@ -27,6 +31,7 @@ pub(crate) async fn answer_while_forming(
     listener: &TcpListener,
     health: HealthServer<impl Health>,
     connections_max: usize,
+    tls: Option<Arc<Tls>>,
     waits_for: watch::Receiver<String>,
 ) -> Infallible {
     let routes = Routes::new(health).prepare();
@@ -39,7 +44,7 @@ pub(crate) async fn answer_while_forming(
         };
         match accepted {
             Ok((socket, _)) if connections.len() < connections_max => {
-                connections.spawn(answer(socket, routes.clone(), waits_for.clone()));
+                connections.spawn(accept(socket, tls.clone(), routes.clone(), waits_for.clone()));
             }
             Ok(_) => {}
             Err(error) => {
@@ -50,7 +55,26 @@ pub(crate) async fn answer_while_forming(
     }
 }
 
-async fn answer(socket: TcpStream, routes: Routes, waits_for: watch::Receiver<String>) {
+async fn accept(
+    socket: TcpStream,
+    tls: Option<Arc<Tls>>,
+    routes: Routes,
+    waits_for: watch::Receiver<String>,
+) {
+    let Some(tls) = tls else { return answer(socket, routes, waits_for).await };
+    let handshake = TlsAcceptor::from(tls.clients()).accept(socket);
+    match tokio::time::timeout(TLS_HANDSHAKE, handshake).await {
+        Ok(Ok(stream)) => answer(stream, routes, waits_for).await,
+        Ok(Err(error)) => tracing::debug!(%error, "a client's TLS handshake failed: {error}"),
+        Err(_) => {}
+    }
+}
+
+async fn answer(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    routes: Routes,
+    waits_for: watch::Receiver<String>,
+) {
     let calls = service_fn(|request: http::Request<Incoming>| {
         let (mut routes, waits_for) = (routes.clone(), waits_for.clone());
         async move {
@@ -65,7 +89,7 @@ async fn answer(socket: TcpStream, routes: Routes, waits_for: watch::Receiver<St
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(HEADER_BYTES_MAX)
-        .serve_connection(TokioIo::new(socket), calls);
+        .serve_connection(TokioIo::new(io), calls);
     if let Ok(Err(error)) = tokio::time::timeout(CONNECTION_LIFE, connection).await {
         tracing::debug!(%error, "a connection ended: {error}");
     }

@@ -35,6 +35,7 @@ use crate::disk::DataDirectory;
 use crate::inbox::{Inbox, ReplicaStatus};
 use crate::observe;
 use crate::peers::Directory;
+use crate::tls::Tls;
 use connection::Connection;
 use stream::SessionStream;
 use watch::Watcher;
@@ -64,6 +65,8 @@ pub(crate) struct Front {
     /// The members that this node knows, and its own hello (first handshake message); unset for a node without
     /// peers.
     pub(crate) directory: OnceLock<Arc<Directory>>,
+    /// `None`: connections are plain.
+    pub(crate) tls: Option<Arc<Tls>>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -98,13 +101,14 @@ enum Ask {
 }
 
 impl Front {
-    pub(crate) fn new(inbox: Arc<Inbox>, about: About) -> Arc<Self> {
+    pub(crate) fn new(inbox: Arc<Inbox>, about: About, tls: Option<Arc<Tls>>) -> Arc<Self> {
         Arc::new(Self {
             inbox,
             clients: Mutex::new(about.clients.clone()),
             about,
             snapshots: OnceLock::new(),
             directory: OnceLock::new(),
+            tls,
             stopping: CancellationToken::new(),
             registry: Mutex::default(),
             last_id: AtomicU64::new(0),

@@ -36,7 +36,7 @@ impl Rig {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let about = About { cluster: String::new(), incarnation: String::new(), clients: Default::default() };
-        let front = Front::new(Arc::new(Inbox::default()), about);
+        let front = Front::new(Arc::new(Inbox::default()), about, None);
         let (_, health) = tonic_health::server::health_reporter();
         let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());

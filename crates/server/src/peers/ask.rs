@@ -7,6 +7,7 @@ use lockkeeper_wire::store::Member;
 
 use super::directory::Directory;
 use super::handshake::{self, Greeter, NoLink};
+use crate::tls::Tls;
 
 /// A handshake that accepts any node: the connection is closed after it.
 struct HandshakeOnly(Arc<Directory>);
@@ -22,6 +23,10 @@ impl Greeter for HandshakeOnly {
 
     fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal> {
         self.0.admit_guest(hello)
+    }
+
+    fn tls(&self) -> Option<&Tls> {
+        self.0.tls()
     }
 }
 

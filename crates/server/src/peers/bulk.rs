@@ -27,6 +27,7 @@ use super::directory::Directory;
 use super::handshake;
 use crate::disk_worker::DiskTaskResult;
 use crate::inbox::Inbox;
+use crate::tls::Transport;
 
 /// Time limits of the sender and of the receiver.
 #[derive(Clone, Copy)]
@@ -105,23 +106,24 @@ impl<D: Disk + Sync> Bulk<D> {
         let to = offer.to;
         let addresses = self.directory.addresses().remove(&to).unwrap_or_default();
         let opened = handshake::open_any(&addresses, to, Lane::Snapshot, &*self.directory).await;
-        let (socket, _) = opened.map_err(|why| io::Error::other(why.to_string()))?;
+        let (stream, _) = opened.map_err(|why| io::Error::other(why.to_string()))?;
         let patience = self.patience;
-        let socket = blocking(socket.into_std()?, patience)?;
+        let transport = blocking(stream.into_transport()?, patience)?;
         let (sender, sent) = oneshot::channel();
         let snapshots = self.snapshots.clone();
         std::thread::Builder::new().name("lockkeeper-send".to_owned()).spawn(move || {
             // Fails only while the process ends.
-            let _ = sender.send(transmit(socket, &snapshots, *offer, patience));
+            let _ = sender.send(transmit(transport, &snapshots, *offer, patience));
         })?;
         sent.await.unwrap_or_else(|_| Err(io::Error::other("the thread that sent it has ended")))
     }
 
     /// Receives, on this connection, a snapshot that node `from` sends.
-    pub(super) fn receive(self: &Arc<Self>, from: u64, socket: TcpStream) {
+    pub(super) fn receive(self: &Arc<Self>, from: u64, transport: Transport<TcpStream>) {
         let bulk = self.clone();
         let begun = std::thread::Builder::new().name("lockkeeper-receive".to_owned()).spawn(move || {
-            let taken = blocking(socket, bulk.patience).and_then(|mut socket| bulk.take(from, &mut socket));
+            let taken =
+                blocking(transport, bulk.patience).and_then(|mut transport| bulk.take(from, &mut transport));
             if let Err(error) = taken {
                 tracing::warn!(from, %error, "a snapshot from node {from} did not arrive: {error}");
             }
@@ -131,7 +133,7 @@ impl<D: Disk + Sync> Bulk<D> {
         }
     }
 
-    fn take(&self, from: u64, socket: &mut TcpStream) -> io::Result<()> {
+    fn take(&self, from: u64, socket: &mut Transport<TcpStream>) -> io::Result<()> {
         if self.is_receiving.swap(true, Ordering::AcqRel) {
             return Err(io::Error::other("another one is on its way"));
         }
@@ -140,7 +142,7 @@ impl<D: Disk + Sync> Bulk<D> {
         result
     }
 
-    fn take_one(&self, from: u64, socket: &mut TcpStream) -> io::Result<()> {
+    fn take_one(&self, from: u64, socket: &mut Transport<TcpStream>) -> io::Result<()> {
         let offer: SnapshotOffer = read(socket)?;
         let head = offer.head.clone().filter(|_| (offer.from, offer.to) == (from, self.directory.node()));
         let head = head.ok_or_else(|| invalid("it is not for this node"))?;
@@ -179,7 +181,7 @@ impl<D: Disk + Sync> Bulk<D> {
 
 /// Receives the messages after the offer: the pieces, and the tail.
 fn pieces<D: Disk>(
-    socket: &mut TcpStream,
+    socket: &mut Transport<TcpStream>,
     writer: &mut SnapshotWriter<D>,
 ) -> io::Result<(SnapshotTail, Restorer)> {
     let mut seed = [0; 8];
@@ -205,7 +207,7 @@ fn pieces<D: Disk>(
 
 /// Reads the stored snapshot, verifies it, and sends it; returns the number of bytes.
 fn transmit<D: Disk>(
-    mut socket: TcpStream,
+    mut socket: Transport<TcpStream>,
     snapshots: &Snapshots<D>,
     mut offer: SnapshotOffer,
     patience: Patience,
@@ -222,28 +224,30 @@ fn transmit<D: Disk>(
     }
     let tail = reader.tail().cloned();
     write(&mut socket, &SnapshotPart { what: tail.map(What::Tail) })?;
-    socket.set_read_timeout(Some(patience.settles + patience.stalled))?;
+    socket.socket().set_read_timeout(Some(patience.settles + patience.stalled))?;
     let SnapshotAnswer {} = read(&mut socket)?;
     Ok(offer.bytes)
 }
 
-fn blocking(socket: TcpStream, patience: Patience) -> io::Result<TcpStream> {
+fn blocking(transport: Transport<TcpStream>, patience: Patience) -> io::Result<Transport<TcpStream>> {
+    let socket = transport.socket();
     socket.set_nonblocking(false)?;
     socket.set_read_timeout(Some(patience.stalled))?;
     socket.set_write_timeout(Some(patience.stalled))?;
     // Longer than the limit of the connections for messages: a receiver with a slow disk keeps the sender waiting.
     #[cfg(target_os = "linux")]
-    SockRef::from(&socket).set_tcp_user_timeout(Some(patience.stalled))?;
-    Ok(socket)
+    SockRef::from(socket).set_tcp_user_timeout(Some(patience.stalled))?;
+    Ok(transport)
 }
 
-fn write(socket: &mut TcpStream, message: &impl Message) -> io::Result<()> {
+fn write(socket: &mut Transport<TcpStream>, message: &impl Message) -> io::Result<()> {
     let mut bytes = (message.encoded_len() as u32).to_le_bytes().to_vec();
     message.encode(&mut bytes).map_err(io::Error::other)?;
-    socket.write_all(&bytes)
+    socket.write_all(&bytes)?;
+    socket.flush()
 }
 
-fn read<M: Message + Default>(socket: &mut TcpStream) -> io::Result<M> {
+fn read<M: Message + Default>(socket: &mut Transport<TcpStream>) -> io::Result<M> {
     let mut length = [0; 4];
     socket.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length) as usize;

@@ -83,18 +83,18 @@ impl Dialler {
             let number = self.handover.number();
             calls.mark_unchanged();
             match handshake::open_any(&addresses, node, Lane::Messages, &*self.directory).await {
-                Ok((socket, hello)) => {
+                Ok((stream, hello)) => {
                     self.is_settled(node, false);
                     tracing::info!(node, address, "node {node} is reached at {address}");
                     (pause, said) = (PAUSE_MIN, String::new());
                     let (alive, over) = oneshot::channel();
-                    match socket.into_std() {
-                        Ok(socket) => self.handover.give(
+                    match stream.into_transport() {
+                        Ok(transport) => self.handover.give(
                             PeerConnection {
                                 number,
                                 node,
                                 way: Way::Out,
-                                socket,
+                                transport,
                                 rules_max: hello.rules_max,
                                 client_address: hello.client_address,
                                 alive: Some(alive),

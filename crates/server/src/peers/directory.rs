@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use super::handshake::Greeter;
 use super::tickets::Tickets;
 use crate::data::Addresses;
+use crate::tls::Tls;
 
 /// A member's view of the cluster. Updated by the replica's thread, read by the front's.
 #[derive(Debug)]
@@ -25,6 +26,7 @@ pub(crate) struct Directory {
     /// The address that other nodes should use for this one.
     peer_address: String,
     election_timeout: Duration,
+    tls: Option<Arc<Tls>>,
     known: watch::Sender<Known>,
     tickets: Mutex<Tickets>,
     /// Increased when a member has connected without the ticket that this node gave it, or with a ticket of its own
@@ -56,6 +58,7 @@ impl Directory {
         members: Members,
         rules: u32,
         election_timeout: Duration,
+        tls: Option<Arc<Tls>>,
     ) -> Arc<Self> {
         let (known, _) = watch::channel(Known { members, rules, ..Known::default() });
         let (client_address, peer_address) = (addresses.client.to_owned(), addresses.peer.to_owned());
@@ -64,6 +67,7 @@ impl Directory {
             client_address,
             peer_address,
             election_timeout,
+            tls,
             known,
             tickets: Mutex::default(),
             calls: watch::Sender::default(),
@@ -184,6 +188,10 @@ impl Greeter for Directory {
             self.calls.send_modify(|calls| *calls = calls.wrapping_add(1));
         }
         if is_known { Ok(()) } else { Err(bootstrap::not_reached(hello.node)) }
+    }
+
+    fn tls(&self) -> Option<&Tls> {
+        self.tls.as_deref()
     }
 
     fn admit(&self, hello: &Hello) -> Result<(), Refusal> {

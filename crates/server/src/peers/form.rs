@@ -19,6 +19,7 @@ use super::handshake::{self, Greeter, NoLink};
 use super::listen::listen;
 use crate::error::ServeError;
 use crate::observe::notify;
+use crate::tls::Tls;
 
 /// How often the state of the other nodes is looked at; a change is logged then.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -47,6 +48,7 @@ struct Forming {
     moved: Notify,
     /// What this node waits for, in words.
     progress: watch::Sender<String>,
+    tls: Option<Arc<Tls>>,
 }
 
 /// Bootstraps or joins a cluster. Returns the bootstrap record, which makes this node a member once it is written.
@@ -60,6 +62,7 @@ pub(crate) async fn form(
     join: Option<String>,
     listener: &TcpListener,
     progress: watch::Sender<String>,
+    tls: Option<Arc<Tls>>,
     keep: impl Fn(&Candidate) -> Result<(), ServeError> + Send + Sync + 'static,
 ) -> Result<Founding, ServeError> {
     let (sender, mut outcome) = watch::channel(None);
@@ -71,6 +74,7 @@ pub(crate) async fn form(
         heard: Mutex::default(),
         moved: Notify::new(),
         progress,
+        tls,
     });
     forming.follow(|founder| founder.step()).map_err(ServeError::Refused)?;
     let mut tasks = JoinSet::new();
@@ -220,6 +224,10 @@ impl Greeter for Forming {
 
     fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
         self.follow(|founder| founder.heard(hello))
+    }
+
+    fn tls(&self) -> Option<&Tls> {
+        self.tls.as_deref()
     }
 
     /// On incoming connections a stop becomes a refusal: only a node at an address that the operator gave can make

@@ -9,9 +9,13 @@ use std::time::Duration;
 use lockkeeper_wire::peer::hello_answer::What;
 use lockkeeper_wire::peer::{Hello, HelloAnswer, Lane, Refusal, RefusalCode};
 use prost::Message;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+use crate::tls::{PeerStream, Tls};
 
 /// The longest handshake message, in bytes: it contains some addresses for each node.
 const GREETING_BYTES_MAX: usize = 1 << 20;
@@ -42,6 +46,9 @@ pub(crate) trait Greeter: Send + Sync + 'static {
     /// # Errors
     /// The reason for a refusal, as a text for the other node.
     fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal>;
+
+    /// The TLS configuration; `None`: connections are plain.
+    fn tls(&self) -> Option<&Tls>;
 }
 
 /// The reason why there is no connection with a peer.
@@ -84,22 +91,57 @@ pub(crate) async fn open(
     to: u64,
     lane: Lane,
     own: &dyn Greeter,
-) -> Result<(TcpStream, Hello), NoLink> {
+) -> Result<(PeerStream, Hello), NoLink> {
     let greet = async {
-        let mut socket = TcpStream::connect(address).await?;
+        let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
-        write(&mut socket, &own.first_hello(to, lane)?).await?;
-        let answer: HelloAnswer = read(&mut socket).await?;
-        Ok((socket, answer.what.ok_or(io::ErrorKind::InvalidData)?))
+        let mut stream = connect_tls(socket, to, own.tls()).await?;
+        write(&mut stream, &own.first_hello(to, lane)?).await?;
+        let answer: HelloAnswer = read(&mut stream).await?;
+        Ok((stream, answer.what.ok_or(io::ErrorKind::InvalidData)?))
     };
     let greeted = timeout(PATIENCE, greet).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     match greeted.map_err(NoLink::Unreachable)? {
         (_, What::Refused(refusal)) => Err(NoLink::Refused(refusal)),
-        (socket, What::Welcome(hello)) => match own.admit(&hello) {
-            Ok(()) => Ok((socket, hello)),
-            Err(refusal) => Err(NoLink::Unwanted(refusal)),
-        },
+        (stream, What::Welcome(hello)) => {
+            // With `to` 0 any node may answer; it must be the one that its certificate names.
+            let is_certified = certified(&stream, hello.node, own.tls());
+            match is_certified.and_then(|()| own.admit(&hello)) {
+                Ok(()) => Ok((stream, hello)),
+                Err(refusal) => Err(NoLink::Unwanted(refusal)),
+            }
+        }
     }
+}
+
+/// The client's side of the TLS handshake, if there is TLS. `to`: the node that must answer; 0: any.
+async fn connect_tls(socket: TcpStream, to: u64, tls: Option<&Tls>) -> io::Result<PeerStream> {
+    let Some(tls) = tls else { return Ok(PeerStream::Plain(socket)) };
+    // Nodes are told apart by the names in their certificates; the name here is sent and checked by nobody.
+    let name = ServerName::try_from("lockkeeper.invalid").map_err(io::Error::other)?;
+    let stream = TlsConnector::from(tls.peers_out()).connect(name, socket).await.map_err(explain)?;
+    tls.check_node(stream.get_ref().1.peer_certificates(), to).map_err(io::Error::other)?;
+    Ok(PeerStream::Tls(Box::new(TlsStream::Client(stream))))
+}
+
+/// Says what to look at if a TLS handshake fails.
+fn explain(error: io::Error) -> io::Error {
+    io::Error::new(
+        error.kind(),
+        format!(
+            "the TLS handshake failed: {error}; both nodes need certificates of the same authority, or neither"
+        ),
+    )
+}
+
+/// Checks that the certificate at the other end is that of node `node`.
+fn certified(stream: &PeerStream, node: u64, tls: Option<&Tls>) -> Result<(), Refusal> {
+    let (PeerStream::Tls(stream), Some(tls)) = (stream, tls) else { return Ok(()) };
+    tls.check_node(stream.get_ref().1.peer_certificates(), node).map_err(|text| Refusal {
+        code: RefusalCode::Unspecified.into(),
+        text,
+        ..Refusal::default()
+    })
 }
 
 /// Like [`open`], at the first of `addresses` where both sides accept each other.
@@ -111,7 +153,7 @@ pub(crate) async fn open_any(
     to: u64,
     lane: Lane,
     own: &dyn Greeter,
-) -> Result<(TcpStream, Hello), NoLink> {
+) -> Result<(PeerStream, Hello), NoLink> {
     let mut why = NoLink::Unreachable(io::Error::other("it takes part no more"));
     for address in addresses {
         match open(address, to, lane, own).await {
@@ -128,14 +170,22 @@ pub(crate) async fn open_any(
 /// # Errors
 /// The reason why there is no connection.
 pub(super) async fn answer(
-    mut socket: TcpStream,
+    socket: TcpStream,
     own: &dyn Greeter,
     lanes: &[Lane],
-) -> Result<(TcpStream, Hello), NoGuest> {
+) -> Result<(PeerStream, Hello), NoGuest> {
     let greet = async {
         socket.set_nodelay(true)?;
-        let hello: Hello = read(&mut socket).await?;
-        let refusal = match own.admit_guest(&hello) {
+        let mut stream = match own.tls() {
+            None => PeerStream::Plain(socket),
+            Some(tls) => {
+                let stream = TlsAcceptor::from(tls.peers_in()).accept(socket).await.map_err(explain)?;
+                PeerStream::Tls(Box::new(TlsStream::Server(stream)))
+            }
+        };
+        let hello: Hello = read(&mut stream).await?;
+        let admitted = certified(&stream, hello.node, own.tls()).and_then(|()| own.admit_guest(&hello));
+        let refusal = match admitted {
             Ok(()) if lanes.contains(&hello.lane()) => None,
             Ok(()) => Some(Refusal {
                 code: RefusalCode::Later.into(),
@@ -148,24 +198,26 @@ pub(super) async fn answer(
             None => What::Welcome(own.hello(hello.node, hello.lane())),
             Some(refusal) => What::Refused(refusal.clone()),
         };
-        write(&mut socket, &HelloAnswer { what: Some(what) }).await?;
-        Ok((socket, hello, refusal))
+        write(&mut stream, &HelloAnswer { what: Some(what) }).await?;
+        Ok((stream, hello, refusal))
     };
     let greeted = timeout(PATIENCE, greet).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     match greeted.map_err(NoGuest::Silent)? {
-        (socket, hello, None) => Ok((socket, hello)),
+        (stream, hello, None) => Ok((stream, hello)),
         (_, hello, Some(refusal)) => Err(NoGuest::Refused(hello.node, refusal)),
     }
 }
 
-async fn write(socket: &mut TcpStream, message: &impl Message) -> io::Result<()> {
+async fn write(stream: &mut (impl AsyncWrite + Unpin), message: &impl Message) -> io::Result<()> {
     let mut bytes = (message.encoded_len() as u32).to_le_bytes().to_vec();
     message.encode(&mut bytes).map_err(io::Error::other)?;
-    socket.write_all(&bytes).await
+    stream.write_all(&bytes).await?;
+    // A TLS layer may keep bytes until then.
+    stream.flush().await
 }
 
-async fn read<M: Message + Default>(socket: &mut TcpStream) -> io::Result<M> {
-    let length = socket.read_u32_le().await? as usize;
+async fn read<M: Message + Default>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<M> {
+    let length = stream.read_u32_le().await? as usize;
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     if length > GREETING_BYTES_MAX {
         return Err(invalid(format!(
@@ -173,6 +225,6 @@ async fn read<M: Message + Default>(socket: &mut TcpStream) -> io::Result<M> {
         )));
     }
     let mut bytes = Vec::new();
-    socket.take(length as u64).read_to_end(&mut bytes).await?;
+    stream.take(length as u64).read_to_end(&mut bytes).await?;
     M::decode(bytes.as_slice()).map_err(|error| invalid(format!("no greeting: {error}")))
 }

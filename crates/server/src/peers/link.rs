@@ -11,6 +11,8 @@ use lockkeeper_wire::peer::{PeerFrame, PeerKind, PeerMessage};
 use mio::net::TcpStream;
 use prost::Message;
 
+use crate::tls::Transport;
+
 /// No further frame is queued for a peer while more bytes than this are pending: the peer does not keep up, and all
 /// pending frames are dropped. Must exceed the bytes that the consensus has in flight to one follower (32 MiB);
 /// otherwise a follower that lags would never receive the entries that it lacks.
@@ -30,7 +32,7 @@ const LENGTH_BYTES: usize = 4;
 
 /// Pending bytes for one peer.
 pub(super) struct PeerOutbox {
-    socket: TcpStream,
+    transport: Transport<TcpStream>,
     waiting: Vec<u8>,
     /// The number of bytes in `waiting` that are written.
     written: usize,
@@ -40,13 +42,13 @@ pub(super) struct PeerOutbox {
 }
 
 impl PeerOutbox {
-    pub(super) fn new(socket: TcpStream) -> Self {
+    pub(super) fn new(transport: Transport<TcpStream>) -> Self {
         let ends = VecDeque::new();
-        Self { socket, waiting: Vec::new(), written: 0, ends, last_write: Instant::now() }
+        Self { transport, waiting: Vec::new(), written: 0, ends, last_write: Instant::now() }
     }
 
     pub(super) fn socket(&mut self) -> &mut TcpStream {
-        &mut self.socket
+        self.transport.socket_mut()
     }
 
     /// Queues messages. If too many bytes are pending, drops all of them and these messages, and returns `false`.
@@ -89,14 +91,14 @@ impl PeerOutbox {
     /// # Errors
     /// The connection is broken.
     pub(super) fn flush(&mut self) -> io::Result<()> {
-        if self.waiting.is_empty() {
+        if self.waiting.is_empty() && !self.transport.has_unsent() {
             if self.last_write.elapsed() < QUIET {
                 return Ok(());
             }
             self.put_frame(&PeerFrame::default());
         }
         while self.written < self.waiting.len() {
-            match self.socket.write(&self.waiting[self.written..]) {
+            match self.transport.write(&self.waiting[self.written..]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => self.written += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -106,7 +108,10 @@ impl PeerOutbox {
             self.last_write = Instant::now();
         }
         self.forget_written();
-        Ok(())
+        match self.transport.flush() {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn forget_written(&mut self) {
@@ -128,7 +133,7 @@ impl PeerOutbox {
 
 /// Reads frames from one peer; keeps the bytes that are no complete frame yet.
 pub(super) struct Incoming {
-    socket: TcpStream,
+    transport: Transport<TcpStream>,
     /// The received bytes, up to `filled`; the rest is room for the next read.
     buffer: Vec<u8>,
     filled: usize,
@@ -149,12 +154,12 @@ pub(super) enum Looked {
 }
 
 impl Incoming {
-    pub(super) fn new(socket: TcpStream, from: u64, to: u64) -> Self {
-        Self { socket, buffer: vec![0; READ_BYTES], filled: 0, from, to }
+    pub(super) fn new(transport: Transport<TcpStream>, from: u64, to: u64) -> Self {
+        Self { transport, buffer: vec![0; READ_BYTES], filled: 0, from, to }
     }
 
     pub(super) fn socket(&mut self) -> &mut TcpStream {
-        &mut self.socket
+        self.transport.socket_mut()
     }
 
     /// Reads the available bytes, and appends the messages of complete frames to `out`. Reduces `room` by the
@@ -173,7 +178,7 @@ impl Incoming {
                 return Ok(Looked::More);
             }
             let free = self.buffer.len() - self.filled;
-            match self.socket.read(&mut self.buffer[self.filled..]) {
+            match self.transport.read(&mut self.buffer[self.filled..]) {
                 Ok(0) => return Ok(Looked::Closed),
                 Ok(count) => {
                     *room = room.saturating_sub(count);
@@ -182,7 +187,7 @@ impl Incoming {
                     // A short read empties the socket, and bytes that arrive later cause a new event. The end of
                     // the connection causes one event only, perhaps the same as these bytes; so if it was reported,
                     // reading goes on to the end.
-                    if count < free && !is_ending {
+                    if count < free && !is_ending && self.transport.short_read_empties() {
                         return Ok(Looked::Empty);
                     }
                 }

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_wire::peer::{Hello, Lane, RefusalCode};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use super::handshake::{self, Greeter, NoGuest};
+use crate::tls::PeerStream;
 
 /// Most handshakes with unidentified nodes at the same time.
 const GREETINGS_MAX: usize = 64;
@@ -48,7 +49,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
     own: Arc<dyn Greeter>,
     lanes: &'static [Lane],
     number: impl Fn() -> N,
-    take: impl Fn(N, TcpStream, Hello) + Clone + Send + 'static,
+    take: impl Fn(N, PeerStream, Hello) + Clone + Send + 'static,
 ) {
     let said = Arc::new(Mutex::new(LoggedRefusals::default()));
     let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
@@ -66,9 +67,9 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
         let (own, take, said, number) = (own.clone(), take.clone(), said.clone(), number());
         tokio::spawn(async move {
             match handshake::answer(socket, &*own, lanes).await {
-                Ok((socket, hello)) => {
+                Ok((stream, hello)) => {
                     said.lock().unwrap_or_else(PoisonError::into_inner).forget(hello.node);
-                    take(number, socket, hello);
+                    take(number, stream, hello);
                 }
                 Err(NoGuest::Silent(error)) => {
                     tracing::debug!(%address, %error, "somebody at {address} did not say who it is: {error}");

@@ -49,6 +49,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::inbox::Inbox;
+use crate::tls::{PeerStream, Transport};
 pub(crate) use ask::who_waits;
 pub(crate) use bulk::{Arrived, Bulk, PATIENCE};
 use dial::Dialler;
@@ -81,7 +82,7 @@ pub(crate) struct PeerConnection {
     pub(crate) number: u64,
     pub(crate) node: u64,
     pub(crate) way: Way,
-    pub(crate) socket: net::TcpStream,
+    pub(crate) transport: Transport<net::TcpStream>,
     /// From the peer's hello, as is `client_address`.
     pub(crate) rules_max: u32,
     pub(crate) client_address: String,
@@ -115,7 +116,9 @@ impl Handover {
     /// Hands a link over; the replica's thread takes it at its next turn.
     pub(crate) fn give(&self, link: PeerConnection, inbox: &Inbox) {
         #[cfg(target_os = "linux")]
-        if let Err(error) = SockRef::from(&link.socket).set_tcp_user_timeout(Some(self.unacknowledged)) {
+        if let Err(error) =
+            SockRef::from(link.transport.socket()).set_tcp_user_timeout(Some(self.unacknowledged))
+        {
             tracing::warn!(%error, "a connection with node {} keeps the system's patience: {error}", link.node);
         }
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(link);
@@ -143,21 +146,21 @@ pub(crate) fn talk<D: Disk + Sync>(
     tokio::spawn(dialler.run());
     tokio::spawn(async move {
         let numbers = handover.clone();
-        let take = move |number, socket: tokio::net::TcpStream, hello: Hello| match socket.into_std() {
-            Ok(socket) if hello.lane() == Lane::Messages => {
+        let take = move |number, stream: PeerStream, hello: Hello| match stream.into_transport() {
+            Ok(transport) if hello.lane() == Lane::Messages => {
                 let Hello { node, rules_max, client_address, .. } = hello;
                 let link = PeerConnection {
                     number,
                     node,
                     way: Way::In,
-                    socket,
+                    transport,
                     rules_max,
                     client_address,
                     alive: None,
                 };
                 handover.give(link, &inbox);
             }
-            Ok(socket) if hello.lane() == Lane::Snapshot => bulk.receive(hello.node, socket),
+            Ok(transport) if hello.lane() == Lane::Snapshot => bulk.receive(hello.node, transport),
             // Nothing follows the handshake: the connection was opened only to identify this node.
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "a peer's connection can't be handed over: {error}"),
@@ -372,7 +375,7 @@ impl Links {
     }
 
     fn welcome(&mut self, link: PeerConnection, out: &mut Vec<Event>) {
-        let PeerConnection { number, node, way, socket, rules_max, client_address, alive } = link;
+        let PeerConnection { number, node, way, transport, rules_max, client_address, alive } = link;
         let present = match way {
             Way::In => self.incoming.get(&node).map(|link| link.number),
             Way::Out => self.outgoing.get(&node).map(|link| link.number),
@@ -381,21 +384,21 @@ impl Links {
         if present.is_some_and(|present| present > number) || self.directory.has_removed(node) {
             return;
         }
-        let mut socket = TcpStream::from_std(socket);
-        if let Err(error) = self.poller.add(&mut socket, number as usize) {
+        let mut transport = transport.map(TcpStream::from_std);
+        if let Err(error) = self.poller.add(transport.socket_mut(), number as usize) {
             tracing::warn!(node, %error, "the connection with node {node} can't be waited for: {error}");
             return;
         }
         match way {
             Way::In => {
                 self.drop_incoming(node);
-                let bytes = Incoming::new(socket, node, self.directory.node());
+                let bytes = Incoming::new(transport, node, self.directory.node());
                 self.incoming
                     .insert(node, In { number, bytes, is_ready: true, is_ending: false, _alive: alive });
             }
             Way::Out => {
                 self.drop_outgoing(node);
-                self.outgoing.insert(node, Out { number, bytes: PeerOutbox::new(socket), _alive: alive });
+                self.outgoing.insert(node, Out { number, bytes: PeerOutbox::new(transport), _alive: alive });
             }
         }
         // Earlier losses are reported before the new link.

@@ -28,7 +28,8 @@ impl Fixture {
             (Arc::new(Inbox::default()), Arc::new(Handover::new(crate::ELECTION_TIMEOUT)));
         let addresses = Addresses { client: "client:1", peer: "peer:1" };
         let founding = Founding { node: 1, ..Founding::default() };
-        let directory = Directory::new(founding, addresses, Members::default(), 1, crate::ELECTION_TIMEOUT);
+        let directory =
+            Directory::new(founding, addresses, Members::default(), 1, crate::ELECTION_TIMEOUT, None);
         let peers = Peers::new(directory, inbox.clone(), handover.clone()).expect("a poller");
         Self { peers, handover, inbox }
     }
@@ -45,7 +46,15 @@ impl Fixture {
         socket.set_nonblocking(true).expect("a socket");
         let client_address = "client:2".to_owned();
         self.handover.give(
-            PeerConnection { number, node: 2, way, socket, rules_max: 7, client_address, alive: None },
+            PeerConnection {
+                number,
+                node: 2,
+                way,
+                transport: Transport::plain(socket),
+                rules_max: 7,
+                client_address,
+                alive: None,
+            },
             &self.inbox,
         );
         theirs

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
 use super::api::auth_client::AuthClient;
@@ -18,8 +18,9 @@ use super::api::kv_client::KvClient;
 use super::api::lease_client::LeaseClient;
 use super::api::watch_client::WatchClient;
 use super::api::{AuthenticateRequest, RangeRequest};
-use super::settings::{EtcdTls, Settings};
+use super::settings::Settings;
 use crate::backend::BoxFuture;
+use crate::backends::grpc_tls::{self, GrpcTls};
 use crate::backends::leased::StoreFailure;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
@@ -121,7 +122,7 @@ pub(super) fn failure(status: &Status) -> EtcdFailure {
 struct MemberConnector {
     endpoints: Arc<[String]>,
     login: Option<Login>,
-    tls: Option<EtcdTls>,
+    tls: Option<GrpcTls>,
     /// Number of connections that were opened so far, or failed to: selects the member.
     next: Arc<AtomicUsize>,
 }
@@ -219,10 +220,10 @@ impl From<Status> for MemberFailure {
 async fn open(
     endpoint: &str,
     login: Option<&Login>,
-    tls: Option<&EtcdTls>,
+    tls: Option<&GrpcTls>,
 ) -> Result<MemberConnection, MemberFailure> {
     let silent = |error: tonic::transport::Error| MemberFailure::Silent(innermost(&error));
-    let channel = address(endpoint, tls)
+    let channel = grpc_tls::endpoint(endpoint, tls)
         .map_err(silent)?
         .connect_timeout(MEMBER_LIMIT)
         .tcp_nodelay(true)
@@ -245,19 +246,6 @@ async fn open(
         answer => drop(answer?),
     }
     Ok(connection)
-}
-
-#[cfg(feature = "etcd-tls")]
-fn address(endpoint: &str, tls: Option<&EtcdTls>) -> Result<Endpoint, tonic::transport::Error> {
-    match tls {
-        Some(EtcdTls(tls)) => Endpoint::from_shared(format!("https://{endpoint}"))?.tls_config(tls.clone()),
-        None => Endpoint::from_shared(format!("http://{endpoint}")),
-    }
-}
-
-#[cfg(not(feature = "etcd-tls"))]
-fn address(endpoint: &str, _: Option<&EtcdTls>) -> Result<Endpoint, tonic::transport::Error> {
-    Endpoint::from_shared(format!("http://{endpoint}"))
 }
 
 /// The innermost cause, which is the most specific one.

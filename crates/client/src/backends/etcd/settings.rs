@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use super::layout::Layout;
-use crate::backends::tls_files::{TLS_PARAMETERS, TlsFiles};
+use crate::backends::grpc_tls::GrpcTls;
+use crate::backends::tls_files::TLS_PARAMETERS;
 use crate::error::ConnectError;
-#[cfg(not(feature = "etcd-tls"))]
-use crate::url::UrlError;
 use crate::url::{Login, Url};
 
 /// The default port of etcd's clients.
@@ -24,23 +23,7 @@ pub(super) struct Settings {
     pub(super) endpoints: Arc<[String]>,
     pub(super) login: Option<Login>,
     pub(super) layout: Layout,
-    pub(super) tls: Option<EtcdTls>,
-}
-
-/// How servers are verified, and how this client identifies itself.
-#[cfg(feature = "etcd-tls")]
-#[derive(Clone)]
-pub(super) struct EtcdTls(pub(super) tonic::transport::ClientTlsConfig);
-
-/// Never exists: the scheme with TLS is not compiled in.
-#[cfg(not(feature = "etcd-tls"))]
-#[derive(Clone)]
-pub(super) enum EtcdTls {}
-
-impl std::fmt::Debug for EtcdTls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("EtcdTls")
-    }
+    pub(super) tls: Option<GrpcTls>,
 }
 
 impl Settings {
@@ -62,32 +45,7 @@ impl Settings {
             endpoints: url.hosts.iter().map(|host| host.address(PORT)).collect(),
             login: url.login()?,
             layout,
-            tls: tls(url)?,
+            tls: GrpcTls::of(url, TLS_SCHEME, "etcd-tls", WITHOUT_TLS)?,
         })
-    }
-}
-
-/// The settings of `etcds://`.
-#[cfg(feature = "etcd-tls")]
-fn tls(url: &Url) -> Result<Option<EtcdTls>, ConnectError> {
-    use tonic::transport::{Certificate, ClientTlsConfig, Identity};
-
-    let Some(files) = TlsFiles::of(url, TLS_SCHEME, WITHOUT_TLS)? else { return Ok(None) };
-    let mut tls = ClientTlsConfig::new();
-    tls = match files.ca {
-        Some(ca) => tls.ca_certificate(Certificate::from_pem(ca)),
-        None => tls.with_native_roots(),
-    };
-    if let Some((certificate, key)) = files.identity {
-        tls = tls.identity(Identity::from_pem(certificate, key));
-    }
-    Ok(Some(EtcdTls(tls)))
-}
-
-#[cfg(not(feature = "etcd-tls"))]
-fn tls(url: &Url) -> Result<Option<EtcdTls>, ConnectError> {
-    match TlsFiles::of(url, TLS_SCHEME, WITHOUT_TLS)? {
-        None => Ok(None),
-        Some(_) => Err(UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature: "etcd-tls" }.into()),
     }
 }

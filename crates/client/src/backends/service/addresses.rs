@@ -4,6 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::backends::tls_files::TLS_PARAMETERS;
 use crate::error::ConnectError;
 use crate::url::{Host, Url};
 
@@ -27,8 +28,8 @@ impl Address {
         (!host.is_empty() && port.parse::<u16>().is_ok()).then(|| Self(text.to_owned()))
     }
 
-    pub(super) fn uri(&self) -> String {
-        format!("http://{}", self.0)
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -59,7 +60,7 @@ pub struct Addresses {
 impl Addresses {
     /// `random` selects the first node, so that many clients do not all start at the same one.
     pub(super) fn of(url: &Url, random: u64) -> Result<Self, ConnectError> {
-        url.only_parameters(&[])?;
+        url.only_parameters(&TLS_PARAMETERS)?;
         if url.user.is_some() || url.password.is_some() {
             let wanted = "of use: this service asks nobody who they are yet; leave the login out";
             return Err(url.bad_part("user:password@", wanted).into());

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_wire::FRAME_BYTES_MAX;
 use lockkeeper_wire::v1::{StreamEndReason, lockkeeper_client::LockkeeperClient};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use super::addresses::{Address, Addresses};
 use super::carrier::StreamEnding;
 use super::failures::{NodeFailure, Why, cause};
 use super::shared::{Cut, ServiceShared, StreamRequests};
+use crate::backends::grpc_tls::{self, GrpcTls};
 use crate::observe;
 
 pub(super) type GrpcClient = LockkeeperClient<Channel>;
@@ -54,7 +55,7 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
         // nodes.
         let limit =
             shared.least_ttl().map_or(CONNECT_LIMIT, |ttl| (ttl / 6).clamp(CONNECT_LIMIT_MIN, CONNECT_LIMIT));
-        let over = match connect(&address, limit).await {
+        let over = match connect(&address, limit, shared.tls.as_ref()).await {
             Ok(client) => carry(&shared, client).await,
             Err(failure) => Over::Lost { why: failure.why, worked: false },
         };
@@ -217,10 +218,14 @@ fn over(cut: Cut, worked: bool) -> Over {
 }
 
 /// Opens a new connection.
-pub(super) async fn connect(address: &Address, limit: Duration) -> Result<GrpcClient, NodeFailure> {
+pub(super) async fn connect(
+    address: &Address,
+    limit: Duration,
+    tls: Option<&GrpcTls>,
+) -> Result<GrpcClient, NodeFailure> {
     let failure = |why| NodeFailure { node: address.to_string(), why };
     let failed = |error: tonic::transport::Error| failure(Why::Silent(cause(&error)));
-    let endpoint = Endpoint::from_shared(address.uri())
+    let endpoint = grpc_tls::endpoint(address.as_str(), tls)
         .map_err(failed)?
         .connect_timeout(limit)
         .tcp_nodelay(true)

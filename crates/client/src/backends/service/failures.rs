@@ -16,7 +16,16 @@ pub(super) const LEADER_METADATA: &str = "lockkeeper-leader";
 /// How the system's resolver begins its errors.
 const LOOKUP: &str = "failed to lookup address";
 /// The failure of a server that does not speak HTTP/2.
-const FOREIGN: &str = "something else listens there, which does not speak Lockkeeper's protocol (gRPC)";
+const FOREIGN: &str = "something else listens there, which does not speak Lockkeeper's protocol (gRPC); if it is a node with \
+                       TLS, write `lockkeepers://`";
+/// How the TLS library reports that the other side does not speak TLS, and the text instead.
+const NO_TLS: (&str, &str) =
+    ("received corrupt message", "it does not speak TLS; if it is a node without, write `lockkeeper://`");
+/// How the TLS library reports that the other side wants a certificate, and the text instead.
+const NO_CERTIFICATE: (&str, &str) = (
+    "CertificateRequired",
+    "it accepts only clients with a certificate: add `?tls-cert=FILE&tls-key=FILE` to the URL",
+);
 
 /// How the HTTP/2 library reports a connection that ended before a call was sent on it.
 const CLOSED: &str = "connection closed";
@@ -35,7 +44,11 @@ pub(super) fn cause(error: &dyn Error) -> String {
     }
     // The bytes of any other protocol, read as an HTTP/2 frame, have a length that no frame may have.
     let text = error.to_string();
-    if text.contains("frame with invalid size") { FOREIGN.to_owned() } else { text }
+    if text.contains("frame with invalid size") {
+        return FOREIGN.to_owned();
+    }
+    let known = [NO_TLS, NO_CERTIFICATE].into_iter().find(|(reported, _)| text.contains(reported));
+    known.map_or(text, |(_, explained)| explained.to_owned())
 }
 
 /// Replaces the text of the HTTP/2 library if it hides that the server at `address` speaks another protocol: whether it

@@ -27,6 +27,7 @@ use lockkeeper_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, Conn};
+use crate::backends::grpc_tls::GrpcTls;
 use crate::backup::Backup;
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::cluster::{ClusterInfo, MembersChange, NodeReport};
@@ -48,10 +49,15 @@ const WAITERS_SHOWN: u32 = 20;
 /// Maximum number of locks or sessions in one answer.
 const PAGE: u32 = 1000;
 
+/// The scheme with TLS, and the hint for who gives files of TLS with the other one.
+const TLS_SCHEME: &str = "lockkeepers";
+const WITHOUT_TLS: &str = "of use without TLS: write `lockkeepers://`";
+
 /// Creates a client, if any node answers.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let addresses = Addresses::of(url, random())?;
-    let owner = Owner::start(addresses)?;
+    let tls = GrpcTls::of(url, TLS_SCHEME, "service-tls", WITHOUT_TLS)?;
+    let owner = Owner::start(addresses, tls)?;
     let asker = Asker::new(owner.lease_thread.clone(), owner.shared.clone());
     unary::probe(&asker).await?;
     owner.lease_thread.run(Box::pin(driver::drive(owner.shared.clone())));

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use super::addresses::{Address, Addresses};
 use super::driver::{CONNECT_LIMIT, GrpcClient, connect};
 use super::failures::{self, NodeFailure, Why};
+use crate::backends::grpc_tls::GrpcTls;
 
 /// Time limit for a node's answer to one call.
 pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
@@ -22,6 +23,7 @@ const NEXT_AFTER: Duration = Duration::from_millis(300);
 /// A search in rounds over all nodes. Dropping it cancels the calls in flight.
 pub(super) struct Search {
     pub(super) addresses: Addresses,
+    tls: Option<GrpcTls>,
     /// The error of each node in this round, for users.
     pub(super) failures: Vec<NodeFailure>,
     under_way: JoinSet<(Address, Result<AnsweringNode, NodeFailure>)>,
@@ -33,9 +35,9 @@ pub(super) struct Search {
 
 impl Search {
     /// Starts a search with its first round.
-    pub(super) fn among(addresses: Addresses) -> Self {
+    pub(super) fn among(addresses: Addresses, tls: Option<GrpcTls>) -> Self {
         let left = addresses.count();
-        Self { addresses, failures: Vec::new(), under_way: JoinSet::new(), asked: Vec::new(), left }
+        Self { addresses, tls, failures: Vec::new(), under_way: JoinSet::new(), asked: Vec::new(), left }
     }
 
     /// Starts a new round, in which all nodes may be called again.
@@ -81,8 +83,9 @@ impl Search {
             if !self.asked.contains(&address) {
                 self.left -= 1;
                 self.asked.push(address.clone());
+                let tls = self.tls.clone();
                 self.under_way.spawn(async move {
-                    let reached = reach(&address).await;
+                    let reached = reach(&address, tls.as_ref()).await;
                     (address, reached)
                 });
                 return;
@@ -98,13 +101,14 @@ pub(super) struct AnsweringNode {
 }
 
 /// Connects to a node and requests its status.
-pub(super) async fn reach(address: &Address) -> Result<AnsweringNode, NodeFailure> {
-    let client = connect(address, CONNECT_LIMIT).await?;
+pub(super) async fn reach(address: &Address, tls: Option<&GrpcTls>) -> Result<AnsweringNode, NodeFailure> {
+    let client = connect(address, CONNECT_LIMIT, tls).await?;
     let mut asked = client.clone();
     let answer = asked.status(StatusRequest {});
     let why = match tokio::time::timeout(NODE_LIMIT, answer).await {
         Ok(Ok(answer)) => return Ok(AnsweringNode { client, status: answer.into_inner() }),
-        Ok(Err(status)) => failures::explained(address, Why::of(&status)).await,
+        Ok(Err(status)) if tls.is_none() => failures::explained(address, Why::of(&status)).await,
+        Ok(Err(status)) => Why::of(&status),
         Err(_) => Why::no_answer(NODE_LIMIT),
     };
     Err(NodeFailure { node: address.to_string(), why })

@@ -20,6 +20,7 @@ use super::caller_runtimes::{Batch, CallerRuntimes};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
 use super::failures::{self, NodeFailure, Why};
 use crate::backend::{Call, CallError};
+use crate::backends::grpc_tls::GrpcTls;
 use crate::error::BackendError;
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
@@ -38,6 +39,8 @@ pub(super) struct ServiceShared {
     state: Mutex<SharedState>,
     /// The addresses of the nodes, shared by the driver and unary calls.
     addresses: Mutex<Addresses>,
+    /// For connections to all nodes; `None` for `lockkeeper://`.
+    pub(super) tls: Option<GrpcTls>,
     runtimes: CallerRuntimes,
 }
 
@@ -63,7 +66,7 @@ pub(super) enum Cut {
 }
 
 impl ServiceShared {
-    pub(super) fn new(addresses: Addresses) -> Arc<Self> {
+    pub(super) fn new(addresses: Addresses, tls: Option<GrpcTls>) -> Arc<Self> {
         let clock = Clock::Boot;
         Arc::new_cyclic(|shared| Self {
             alarm: clock.alarm(),
@@ -80,6 +83,7 @@ impl ServiceShared {
                 scratch: Vec::new(),
             }),
             addresses: Mutex::new(addresses),
+            tls,
             runtimes: CallerRuntimes::new(shared.clone()),
         })
     }
@@ -297,9 +301,9 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    pub(super) fn start(addresses: Addresses) -> Result<Self, BackendError> {
+    pub(super) fn start(addresses: Addresses, tls: Option<GrpcTls>) -> Result<Self, BackendError> {
         let lease_thread = IO.get("lockkeeper-service")?;
-        let shared = ServiceShared::new(addresses);
+        let shared = ServiceShared::new(addresses, tls);
         lease_thread.run(Box::pin(shared.clone().keep_time()));
         Ok(Self { shared, lease_thread })
     }

@@ -11,13 +11,17 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Frame, Incoming, SizeHint};
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
+use tokio_rustls::TlsConnector;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 use tonic::body::Body;
 
 use super::super::ask::shuts_down;
+use crate::tls::Tls;
 
 /// A leader that does not accept a connection within this time has most likely lost the leadership.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -32,7 +36,12 @@ pub(in crate::front) struct Links(Mutex<Option<(String, ForwardConnection)>>);
 
 impl Links {
     /// Returns the open connection to this address, or opens one. Concurrent callers wait for the same one.
-    pub(super) async fn to(&self, address: &str) -> io::Result<ForwardConnection> {
+    pub(super) async fn to(
+        &self,
+        leader: u64,
+        address: &str,
+        tls: Option<&Tls>,
+    ) -> io::Result<ForwardConnection> {
         let mut open = self.0.lock().await;
         if let Some((whose, link)) = &*open
             && whose == address
@@ -41,7 +50,7 @@ impl Links {
             return Ok(link.clone());
         }
         *open = None;
-        let link = dial(address).await?;
+        let link = dial(leader, address, tls).await?;
         *open = Some((address.to_owned(), link.clone()));
         Ok(link)
     }
@@ -60,25 +69,35 @@ pub(super) enum ForwardError {
     Unanswered,
 }
 
-pub(super) async fn dial(address: &str) -> io::Result<ForwardConnection> {
+/// Opens a connection to the client address of the node `leader`.
+pub(super) async fn dial(leader: u64, address: &str, tls: Option<&Tls>) -> io::Result<ForwardConnection> {
     let dial = async {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
-        let (link, connection) = Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .keep_alive_interval(PING_AFTER)
-            .keep_alive_timeout(PING_TIMEOUT)
-            .handshake(TokioIo::new(socket))
-            .await
-            .map_err(io::Error::other)?;
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "the connection for calls to the leader ended: {error}");
-            }
-        });
-        Ok(ForwardConnection(link))
+        let Some(tls) = tls else { return begin(socket).await };
+        // As between peers, nodes are told apart by the names in their certificates.
+        let name = ServerName::try_from("lockkeeper.invalid").map_err(io::Error::other)?;
+        let stream = TlsConnector::from(tls.forwards()).connect(name, socket).await?;
+        tls.check_node(stream.get_ref().1.peer_certificates(), leader).map_err(io::Error::other)?;
+        begin(stream).await
     };
     tokio::time::timeout(CONNECT_LIMIT, dial).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+async fn begin(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> io::Result<ForwardConnection> {
+    let (link, connection) = Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_AFTER)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .handshake(TokioIo::new(io))
+        .await
+        .map_err(io::Error::other)?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "the connection for calls to the leader ended: {error}");
+        }
+    });
+    Ok(ForwardConnection(link))
 }
 
 impl ForwardConnection {

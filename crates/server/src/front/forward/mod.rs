@@ -193,8 +193,10 @@ impl Forwarding {
         let request = self.request(address)?;
         let asked = async {
             let link = match self.kind {
-                CallKind::Stream => link::dial(address).await,
-                CallKind::Again | CallKind::Once => self.front.links.to(address).await,
+                CallKind::Stream => link::dial(leader, address, self.front.tls.as_deref()).await,
+                CallKind::Again | CallKind::Once => {
+                    self.front.links.to(leader, address, self.front.tls.as_deref()).await
+                }
             };
             match link {
                 Ok(mut link) => link.send(request).await,

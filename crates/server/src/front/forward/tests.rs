@@ -150,7 +150,7 @@ impl Follower {
         let clients: BTreeMap<u64, String> =
             leader.iter().map(|leader| (LEADER, leader.to_string())).collect();
         let about = About { cluster: String::new(), incarnation: "0f".to_owned(), clients };
-        let front = Front::new(Arc::new(Inbox::default()), about);
+        let front = Front::new(Arc::new(Inbox::default()), about, None);
         let (_, health) = tonic_health::server::health_reporter();
         let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());

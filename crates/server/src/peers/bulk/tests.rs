@@ -52,7 +52,7 @@ impl End {
             storage::found(&disk, options, &founding).expect("an empty disk can be founded");
         let members = Members::founded(&founding);
         let addresses = Addresses { client: "client:1", peer: address };
-        let directory = Directory::new(founding, addresses, members, 1, crate::ELECTION_TIMEOUT);
+        let directory = Directory::new(founding, addresses, members, 1, crate::ELECTION_TIMEOUT, None);
         let (told, done) = mpsc::channel();
         let bulk = Bulk {
             directory,
@@ -151,7 +151,7 @@ async fn stalled_receiver_is_reported_and_a_later_attempt_succeeds() {
     let sender = sender.patient();
     let offer = sender.offers_table(7);
     let taken = async {
-        let socket = connected().await.into_std().expect("a socket");
+        let socket = connected().await.into_transport().expect("a socket");
         receiver.bulk.receive(1, socket);
         receiver.takes().await
     };
@@ -169,8 +169,8 @@ async fn partial_snapshot_of_a_stalled_sender_is_removed_and_a_later_one_arrives
     let connected = || {
         let theirs = TcpStream::connect(&address).expect("it listens");
         theirs.set_read_timeout(Some(LONG)).expect("a socket");
-        receiver.bulk.receive(1, listener.accept().expect("it has connected").0);
-        theirs
+        receiver.bulk.receive(1, Transport::plain(listener.accept().expect("it has connected").0));
+        Transport::plain(theirs)
     };
     let table = Table::new(7).snapshot().encode();
     let half = &table[..table.len() / 2];

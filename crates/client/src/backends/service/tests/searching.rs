@@ -12,7 +12,7 @@ use crate::backends::service::search::Search;
 fn search(nodes: [SocketAddr; 2]) -> Search {
     let [one, two] = nodes;
     let url = format!("lockkeeper://{one},{two}").parse().unwrap();
-    Search::among(Addresses::of(&url, 0).unwrap())
+    Search::among(Addresses::of(&url, 0).unwrap(), None)
 }
 
 /// The first node behaves as a process stopped by SIGSTOP, for which the kernel still accepts connections.

@@ -1,0 +1,92 @@
+//! TLS of the services that speak gRPC: `lockkeepers://` and `etcds://`.
+
+use std::fmt;
+
+use tonic::transport::Endpoint;
+
+#[cfg(feature = "grpc-tls")]
+use super::tls_files::TlsFiles;
+use crate::error::ConnectError;
+use crate::url::Url;
+
+/// The TLS settings of a client.
+#[derive(Clone)]
+pub(crate) struct GrpcTls(Settings);
+
+/// Never exists: TLS is not compiled in.
+#[cfg(not(feature = "grpc-tls"))]
+#[derive(Clone)]
+enum Settings {}
+
+#[cfg(feature = "grpc-tls")]
+type Settings = std::sync::Arc<std::sync::Mutex<TlsFiles>>;
+
+impl fmt::Debug for GrpcTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GrpcTls")
+    }
+}
+
+#[cfg(feature = "grpc-tls")]
+impl GrpcTls {
+    /// The settings if the URL's scheme is `scheme`; with another one, a parameter of TLS is an error, with this hint.
+    pub(crate) fn of(
+        url: &Url,
+        scheme: &str,
+        _feature: &'static str,
+        hint: &'static str,
+    ) -> Result<Option<Self>, ConnectError> {
+        let files = TlsFiles::of(url, scheme, hint)?;
+        Ok(files.map(|files| Self(std::sync::Arc::new(std::sync::Mutex::new(files)))))
+    }
+
+    /// The configuration for a new connection. Files that have changed are read again; if they can't be, those that
+    /// were read before are used.
+    fn configuration(&self) -> tonic::transport::ClientTlsConfig {
+        use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+        let mut files = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match files.read_again() {
+            Ok(new) => *files = new,
+            Err(error) => tracing::warn!(%error, "lockkeeper: the TLS files in use stay in use: {error}"),
+        }
+        let tls = match &files.ca {
+            Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
+            None => ClientTlsConfig::new().with_native_roots(),
+        };
+        match &files.identity {
+            Some((certificate, key)) => tls.identity(Identity::from_pem(certificate, key)),
+            None => tls,
+        }
+    }
+}
+
+#[cfg(not(feature = "grpc-tls"))]
+impl GrpcTls {
+    /// As with TLS compiled in; its scheme is an error that names the feature.
+    pub(crate) fn of(
+        url: &Url,
+        scheme: &str,
+        feature: &'static str,
+        hint: &'static str,
+    ) -> Result<Option<Self>, ConnectError> {
+        match super::tls_files::TlsFiles::of(url, scheme, hint)? {
+            None => Ok(None),
+            Some(_) => Err(crate::UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature }.into()),
+        }
+    }
+}
+
+/// The endpoint of a server, `host:port`.
+#[cfg(feature = "grpc-tls")]
+pub(crate) fn endpoint(address: &str, tls: Option<&GrpcTls>) -> Result<Endpoint, tonic::transport::Error> {
+    match tls {
+        Some(tls) => Endpoint::from_shared(format!("https://{address}"))?.tls_config(tls.configuration()),
+        None => Endpoint::from_shared(format!("http://{address}")),
+    }
+}
+
+/// The endpoint of a server, `host:port`.
+#[cfg(not(feature = "grpc-tls"))]
+pub(crate) fn endpoint(address: &str, _: Option<&GrpcTls>) -> Result<Endpoint, tonic::transport::Error> {
+    Endpoint::from_shared(format!("http://{address}"))
+}

@@ -1,0 +1,314 @@
+//! TLS on both ports: the files, the configurations made from them, and their reload.
+//!
+//! Responsible for: one certificate identifies a node to clients and to other nodes; other nodes are accepted by the
+//! names in their certificates ([`NodeName`]), not by host names; new files are taken only if all of them are usable.
+//! Only TLS 1.3, without resumption: a certificate is checked at each connection.
+
+mod files;
+mod names;
+mod stream;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme, version::TLS13,
+};
+
+pub use files::{TlsError, TlsFiles};
+pub use names::{CertificateNames, NodeName};
+pub(crate) use stream::{PeerStream, Transport};
+
+use files::Material;
+
+/// How often the files are compared with those in use.
+const LOOK: Duration = Duration::from_secs(10);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// The end of the certificate is logged when it is nearer than these days, ascending.
+const WARN_DAYS: [u64; 3] = [1, 7, 30];
+/// The protocol names (ALPN) of the two ports: a client that connects to the peers' port, or a node that connects to
+/// the clients', fails in the handshake.
+const CLIENT_PROTOCOL: &[u8] = b"h2";
+const PEER_PROTOCOL: &[u8] = b"lockkeeper-peer";
+
+/// A node's TLS configurations. Each new connection uses those of the newest usable files.
+#[derive(Debug)]
+pub(crate) struct Tls {
+    files: TlsFiles,
+    current: Mutex<Arc<Loaded>>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    material: Material,
+    name: NodeName,
+    expires: SystemTime,
+    clients: Arc<ServerConfig>,
+    peers_in: Arc<ServerConfig>,
+    peers_out: Arc<ClientConfig>,
+    forwards: Arc<ClientConfig>,
+}
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// A file can't be read or is not usable.
+    pub(crate) fn load(files: &TlsFiles) -> Result<Arc<Self>, TlsError> {
+        let loaded = Loaded::new(Material::read(files)?, files)?;
+        Ok(Arc::new(Self { files: files.clone(), current: Mutex::new(Arc::new(loaded)) }))
+    }
+
+    /// The names in this node's certificate.
+    pub(crate) fn name(&self) -> NodeName {
+        self.current().name.clone()
+    }
+
+    /// Reads the files again. Returns whether they have changed; then new connections use the new ones. Unusable files
+    /// change nothing.
+    ///
+    /// # Errors
+    /// As [`Tls::load`], and if the new certificate has other names than the old one.
+    pub(crate) fn reload(&self) -> Result<bool, TlsError> {
+        let material = Material::read(&self.files)?;
+        let current = self.current();
+        if material == current.material {
+            return Ok(false);
+        }
+        let loaded = Loaded::new(material, &self.files)?;
+        if loaded.name != current.name {
+            return Err(TlsError::OtherNames {
+                file: self.files.certificate.clone(),
+                found: loaded.name.to_string(),
+                wanted: current.name.to_string(),
+            });
+        }
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
+        Ok(true)
+    }
+
+    /// Reloads changed files, for as long as it is polled; at once after `wake`.
+    pub(crate) async fn keep_current(self: Arc<Self>, wake: Arc<tokio::sync::Notify>) {
+        let mut failed = None;
+        let mut warned = None;
+        loop {
+            self.warn_of_end(&mut warned);
+            let is_asked = tokio::select! {
+                () = tokio::time::sleep(LOOK) => false,
+                () = wake.notified() => true,
+            };
+            match self.reload() {
+                Ok(true) => {
+                    failed = None;
+                    tracing::info!("new TLS files are in use for new connections: {}", self.files);
+                }
+                Ok(false) => {
+                    failed = None;
+                    if is_asked {
+                        tracing::info!("the TLS files have not changed: {}", self.files);
+                    }
+                }
+                Err(error) => {
+                    // While somebody copies files, they don't fit for a moment: reported once, or when asked for.
+                    let text = error.to_string();
+                    if is_asked || failed.as_ref() != Some(&text) {
+                        tracing::error!(%error, "the new TLS files are not used, the old ones stay in force: {error}");
+                    }
+                    failed = Some(text);
+                }
+            }
+        }
+    }
+
+    /// Logs that the certificate ends, once for each of [`WARN_DAYS`]; `warned` is the last of them.
+    fn warn_of_end(&self, warned: &mut Option<u64>) {
+        let expires = self.current().expires;
+        let days = expires.duration_since(SystemTime::now()).map_or(0, |left| left.as_secs() / DAY.as_secs());
+        let due = WARN_DAYS.into_iter().find(|warn| days < *warn);
+        if due != *warned {
+            *warned = due;
+            if due.is_some() {
+                let files = &self.files;
+                tracing::warn!(days, "the certificate of this node ends in {days} days: renew it ({files})");
+            }
+        }
+    }
+
+    /// For connections of clients.
+    pub(crate) fn clients(&self) -> Arc<ServerConfig> {
+        self.current().clients.clone()
+    }
+
+    /// For connections that other nodes open.
+    pub(crate) fn peers_in(&self) -> Arc<ServerConfig> {
+        self.current().peers_in.clone()
+    }
+
+    /// For connections to other nodes' peer ports. The caller checks the names: [`Tls::check_node`].
+    pub(crate) fn peers_out(&self) -> Arc<ClientConfig> {
+        self.current().peers_out.clone()
+    }
+
+    /// For calls that are forwarded to the leader's client port. The caller checks the names: [`Tls::check_node`].
+    pub(crate) fn forwards(&self) -> Arc<ClientConfig> {
+        self.current().forwards.clone()
+    }
+
+    /// Checks that the certificate at the other end is a node's of this cluster, and `node`'s unless that is 0.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub(crate) fn check_node(&self, chain: Option<&[CertificateDer<'_>]>, node: u64) -> Result<(), String> {
+        let own = self.name();
+        let first = chain.and_then(<[_]>::first).ok_or("the other side has no certificate")?;
+        let names =
+            CertificateNames::of(first).map_err(|why| format!("the certificate can't be read: {why}"))?;
+        let Some(found) = names.node() else {
+            return Err(format!("the certificate is of {names}, which is no node"));
+        };
+        if found.cluster != own.cluster {
+            return Err(format!(
+                "the certificate is of a node of the cluster `{}`, this one is `{}`",
+                found.cluster, own.cluster
+            ));
+        }
+        if node != 0 && found.node != node {
+            return Err(format!("the certificate is of node {}, not of node {node}", found.node));
+        }
+        Ok(())
+    }
+
+    fn current(&self) -> Arc<Loaded> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Loaded {
+    fn new(material: Material, files: &TlsFiles) -> Result<Self, TlsError> {
+        let (chain, key, roots) = material.parse(files)?;
+        let unusable = |why: String| TlsError::Unusable { file: files.certificate.clone(), why };
+        let provider = Arc::new(ring::default_provider());
+        let roots = Arc::new(roots);
+        let names = chain.first().ok_or_else(|| unusable("it has no certificate".to_owned()))?;
+        let names = CertificateNames::of(names).map_err(unusable)?;
+        let name = names.node().cloned().ok_or_else(|| {
+            unusable(format!(
+                "it is of {names}, which is no node; `lockkeeper tls init` makes those of nodes"
+            ))
+        })?;
+        let nodes = Arc::new(NodeVerifier {
+            roots: roots.clone(),
+            algorithms: provider.signature_verification_algorithms,
+        });
+        nodes
+            .verify(&chain[0], &chain[1..], UnixTime::now())
+            .map_err(|error| unusable(format!("`{}` does not confirm it: {error}", files.ca.display())))?;
+        let guests = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
+            .build()
+            .map_err(|error| TlsError::Unusable { file: files.ca.clone(), why: error.to_string() })?;
+        let server = |protocol: &[u8]| -> Result<Arc<ServerConfig>, TlsError> {
+            let builder = versions(ServerConfig::builder_with_provider(provider.clone()))?;
+            let guests: Arc<dyn ClientCertVerifier> = guests.clone();
+            let mut config = builder
+                .with_client_cert_verifier(guests)
+                .with_single_cert(chain.clone(), key.clone_key())
+                .map_err(|error| unusable(format!("it does not fit its key: {error}")))?;
+            config.alpn_protocols = vec![protocol.to_vec()];
+            config.send_tls13_tickets = 0;
+            Ok(Arc::new(config))
+        };
+        let client = |protocol: &[u8]| -> Result<Arc<ClientConfig>, TlsError> {
+            let mut config = ClientConfig::builder_with_provider(provider.clone())
+                .with_protocol_versions(&[&TLS13])
+                .map_err(|error| unusable(error.to_string()))?
+                .dangerous()
+                .with_custom_certificate_verifier(nodes.clone())
+                .with_client_auth_cert(chain.clone(), key.clone_key())
+                .map_err(|error| unusable(format!("it does not fit its key: {error}")))?;
+            config.alpn_protocols = vec![protocol.to_vec()];
+            config.resumption = rustls::client::Resumption::disabled();
+            Ok(Arc::new(config))
+        };
+        Ok(Self {
+            clients: server(CLIENT_PROTOCOL)?,
+            peers_in: server(PEER_PROTOCOL)?,
+            peers_out: client(PEER_PROTOCOL)?,
+            forwards: client(CLIENT_PROTOCOL)?,
+            expires: names.expires(),
+            name,
+            material,
+        })
+    }
+}
+
+fn versions(
+    builder: rustls::ConfigBuilder<ServerConfig, rustls::WantsVersions>,
+) -> Result<rustls::ConfigBuilder<ServerConfig, rustls::WantsVerifier>, TlsError> {
+    builder.with_protocol_versions(&[&TLS13]).map_err(|error| TlsError::Library { why: error.to_string() })
+}
+
+/// Verifies the chain of another node's certificate. The names in it are checked after the handshake, so that a
+/// refusal can be sent in words.
+#[derive(Debug)]
+struct NodeVerifier {
+    roots: Arc<RootCertStore>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl NodeVerifier {
+    fn verify(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        let certificate = rustls::server::ParsedCertificate::try_from(certificate)?;
+        rustls::client::verify_server_cert_signed_by_trust_anchor(
+            &certificate,
+            &self.roots,
+            intermediates,
+            now,
+            self.algorithms.all,
+        )
+    }
+}
+
+impl ServerCertVerifier for NodeVerifier {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.verify(certificate, intermediates, now).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
