@@ -94,6 +94,7 @@ pub enum Command {
     /// Serve locks to other processes and machines: a node of our own service
     Serve(Serve),
     /// Make certificates for nodes and clients of our own service, renew them, show them
+    #[command(after_help = "Example:\n  lockkeeper tls init ./tls --nodes 3")]
     #[command(subcommand)]
     Tls(Tls),
     /// Check fencing tokens in front of an HTTP service that can't

@@ -69,6 +69,9 @@ pub struct TlsIssue {
     /// A host name or IP address by which clients reach the node; can be repeated
     #[arg(long, value_name = "HOST", requires = "node", value_parser = host)]
     pub host: Vec<String>,
+    /// The name of the node's cluster; by default that of the nodes whose certificates are in the directory
+    #[arg(long, value_name = "NAME", requires = "node", value_parser = name)]
+    pub cluster_name: Option<String>,
     /// For how many days it is valid
     #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=3650))]
     pub days: u64,

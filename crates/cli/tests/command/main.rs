@@ -22,5 +22,6 @@ mod running;
 mod serving;
 mod starting;
 mod support;
+mod tls;
 mod torture;
 mod waiting;

@@ -135,6 +135,33 @@ fn operating_page_cluster_example_works() {
     assert_eq!(place.ran("run x -- true").code, 0, "the others go on");
 }
 
+/// Three nodes over TLS from an empty directory: runs every line of the page in order, with free ports.
+#[test]
+fn operating_page_tls_example_works() {
+    let scripts = scripts(OPERATING, "## TLS");
+    let mut page = scripts[0].to_owned();
+    let ports: BTreeMap<u16, Port> =
+        (5711..=5713).chain(5811..=5813).map(|written| (written, Port::free())).collect();
+    for (written, port) in &ports {
+        page = page.replace(&format!("127.0.0.1:{written}"), &format!("127.0.0.1:{}", port.number()));
+    }
+    let place = Place::new();
+    let calls = calls(&page);
+    let words = |call: &[OsString]| -> Vec<String> {
+        call.iter().map(|word| word.to_str().unwrap().to_owned()).collect()
+    };
+    let [init, one, two, three, run] = &calls[..] else { panic!("five commands: {page}") };
+    assert_eq!(place.bare(&init[1..]).ended().code, 0);
+    let starting = [one, two, three].map(|call| {
+        let words = words(call);
+        let words: Vec<&str> = words[2..].iter().map(String::as_str).collect();
+        place.start(&words, &format!("{}.log", words[1]))
+    });
+    let _nodes = starting.map(Starting::ready);
+    let ended = place.bare(&run[1..]).ended();
+    assert_eq!((ended.code, ended.out.as_str()), (0, "it works\n"), "{ended:?}");
+}
+
 #[test]
 fn serve_calls_in_systemd_unit_and_containerfile_parse() {
     let unit = include_str!("../../../../packaging/systemd/lockkeeper.service");

@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
@@ -24,7 +25,7 @@ use super::Front;
 use super::api::Api;
 use super::connection::{Connection, Socket, Starting, TlsSocket};
 use super::forward;
-use crate::tls::Tls;
+use crate::tls::{CertificateNames, Tls};
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -146,6 +147,10 @@ fn out_of_descriptors(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| of_the_process.contains(&Errno::from_raw(code)))
 }
 
+/// The refusal of a client that has shown no certificate. Health checks need none.
+const NO_CERTIFICATE: &str = "this service accepts only clients with a certificate: add `?tls-cert=FILE&tls-key=FILE` to the \
+                              URL (`lockkeeper tls issue --client NAME` makes one)";
+
 /// Serves one connection until it ends.
 async fn serve(socket: TcpStream, connection: Arc<Connection>, routes: Routes) {
     let socket = Socket::new(socket, connection.clone());
@@ -169,7 +174,21 @@ async fn accept_tls(tls: &Tls, socket: Socket, connection: &Connection) -> Optio
         () = connection.front().stopping.cancelled() => return None,
     };
     match accepted {
-        Ok(Ok(stream)) => Some(stream),
+        Ok(Ok(stream)) => {
+            let chain = stream.get_ref().1.peer_certificates();
+            match chain.and_then(|chain| chain.first()).map(|first| CertificateNames::of(first)) {
+                // Never fails: set only here.
+                Some(Ok(names)) => drop(connection.certificate.set(names)),
+                Some(Err(why)) => {
+                    tracing::debug!(
+                        connection = connection.id,
+                        "a client's certificate can't be read: {why}"
+                    );
+                }
+                None => {}
+            }
+            Some(stream)
+        }
         Ok(Err(error)) => {
             tracing::debug!(connection = connection.id, %error, "a client's TLS handshake failed: {error}");
             None
@@ -242,6 +261,10 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
     type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
+        let is_ours = request.uri().path().starts_with("/lockkeeper.");
+        if is_ours && self.connection.front().tls.is_some() && self.connection.certificate.get().is_none() {
+            return Box::pin(std::future::ready(Ok(Status::unauthenticated(NO_CERTIFICATE).into_http())));
+        }
         // Registered on the connection's own task, at once: no drain barrier passes before a new session stream has
         // its reader.
         let starting = self.connection.starting();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use lockkeeper_replica::StreamId;
@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::Front;
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
+use crate::tls::CertificateNames;
 
 /// Most calls of a connection whose answers are unsent; an answer has up to about 400 KiB. Further calls wait
 /// before their questions go to the replica, so a client that does not read costs some MiB, for any number of
@@ -35,6 +36,8 @@ pub(super) struct Connection {
     pub(super) answers: Arc<Semaphore>,
     /// Unsent bytes of all watches of this connection.
     watched_bytes: AtomicUsize,
+    /// The names in the client's certificate, if it has shown one.
+    pub(super) certificate: OnceLock<CertificateNames>,
     /// Cancelled when this node closes the connection.
     pub(super) kill: CancellationToken,
 }
@@ -59,6 +62,7 @@ impl Connection {
             state: Mutex::default(),
             answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
             watched_bytes: AtomicUsize::new(0),
+            certificate: OnceLock::new(),
             kill: CancellationToken::new(),
         }
     }

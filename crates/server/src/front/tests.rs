@@ -20,6 +20,9 @@ use tokio::task::{AbortHandle, LocalSet};
 
 use super::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
+use crate::tls::Tls;
+
+mod tls;
 
 /// Far longer than any test here takes.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -33,10 +36,14 @@ struct Rig {
 
 impl Rig {
     async fn start() -> Self {
+        Self::start_with(None).await
+    }
+
+    async fn start_with(tls: Option<Arc<Tls>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let about = About { cluster: String::new(), incarnation: String::new(), clients: Default::default() };
-        let front = Front::new(Arc::new(Inbox::default()), about, None);
+        let front = Front::new(Arc::new(Inbox::default()), about, tls);
         let (_, health) = tonic_health::server::health_reporter();
         let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());

@@ -208,12 +208,16 @@ impl Loaded {
         nodes
             .verify(&chain[0], &chain[1..], UnixTime::now())
             .map_err(|error| unusable(format!("`{}` does not confirm it: {error}", files.ca.display())))?;
-        let guests = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
-            .build()
-            .map_err(|error| TlsError::Unusable { file: files.ca.clone(), why: error.to_string() })?;
+        let guests = |is_client: bool| {
+            let builder = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
+            // A client without a certificate is refused in words, by the answer to its calls.
+            let builder = if is_client { builder.allow_unauthenticated() } else { builder };
+            let unusable = |why: String| TlsError::Unusable { file: files.ca.clone(), why };
+            builder.build().map_err(|error| unusable(error.to_string()))
+        };
         let server = |protocol: &[u8]| -> Result<Arc<ServerConfig>, TlsError> {
             let builder = versions(ServerConfig::builder_with_provider(provider.clone()))?;
-            let guests: Arc<dyn ClientCertVerifier> = guests.clone();
+            let guests: Arc<dyn ClientCertVerifier> = guests(protocol == CLIENT_PROTOCOL)?;
             let mut config = builder
                 .with_client_cert_verifier(guests)
                 .with_single_cert(chain.clone(), key.clone_key())

@@ -33,7 +33,8 @@ async fn wrong(actor: &mut Actor) -> Result {
         naive::KEY,
         TTL.as_millis()
     );
-    let mut watchdog = Command::new("sh").args(["-c", &renew]).stdout(Stdio::null()).spawn()?;
+    let mut watchdog =
+        Command::new("sh").args(["-c", &renew]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
     actor.at("renews", "starts its watchdog, a process that renews the lock every 0.3 s").await?;
     let balance = account::read(actor, &mut redis).await?;
     account::write(actor, &mut redis, balance).await?;

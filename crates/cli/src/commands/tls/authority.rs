@@ -71,7 +71,9 @@ pub(super) struct Authority {
 
 impl Authority {
     /// Makes a new authority.
-    pub(super) fn create(dir: &Path) -> Result<Self, Failure> {
+    ///
+    /// `name` tells it from others: a verifier that finds two of one name reports a bad signature, not another authority.
+    pub(super) fn create(dir: &Path, name: &str) -> Result<Self, Failure> {
         let made = fs::create_dir_all(dir);
         made.map_err(|error| {
             Failure::system(CANNOT_CREATE, &format!("cannot create `{}`", dir.display()), &error)
@@ -85,7 +87,7 @@ impl Authority {
             return Err(Failure::new(CANNOT_CREATE, why));
         }
         let key = KeyPair::generate().map_err(|error| bug(&error))?;
-        let mut params = params("lockkeeper authority", AUTHORITY_DAYS);
+        let mut params = params(&format!("lockkeeper authority {name}"), AUTHORITY_DAYS);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let certificate = params.self_signed(&key).map_err(|error| bug(&error))?;

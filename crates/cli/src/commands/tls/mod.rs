@@ -40,7 +40,7 @@ fn init(args: &TlsInit) -> Result<u8, Failure> {
         Some(name) => name.clone(),
         None => random_name()?,
     };
-    let authority = Authority::create(&args.dir)?;
+    let authority = Authority::create(&args.dir, &random_name()?)?;
     for node in 1..=args.nodes {
         let hosts = args.host.iter().filter(|(of, _)| *of == node).map(|(_, host)| host.clone());
         let subject = Subject::Node(NodeName { cluster: cluster.clone(), node }, with_loopback(hosts));
@@ -59,7 +59,7 @@ fn issue(args: &TlsIssue) -> Result<u8, Failure> {
     let authority = Authority::open(&args.dir)?;
     let subject = match (args.node, &args.client) {
         (Some(node), _) => {
-            let cluster = cluster_of(&args.dir)?;
+            let cluster = args.cluster_name.clone().map_or_else(|| cluster_of(&args.dir), Ok)?;
             Subject::Node(NodeName { cluster, node }, with_loopback(args.host.iter().cloned()))
         }
         (None, client) => Subject::Client(client.clone().unwrap_or_default()),

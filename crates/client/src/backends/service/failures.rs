@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::addresses::Address;
 use super::search::NODE_LIMIT;
@@ -16,25 +16,29 @@ pub(super) const LEADER_METADATA: &str = "lockkeeper-leader";
 /// How the system's resolver begins its errors.
 const LOOKUP: &str = "failed to lookup address";
 /// The failure of a server that does not speak HTTP/2.
-const FOREIGN: &str = "something else listens there, which does not speak Lockkeeper's protocol (gRPC); if it is a node with \
-                       TLS, write `lockkeepers://`";
+const FOREIGN: &str = "something else listens there, which does not speak Lockkeeper's protocol (gRPC)";
+/// The failure of a server that speaks TLS.
+const SPEAKS_TLS: &str = "it speaks TLS: write `lockkeepers://`";
+/// How the TLS library reports that the other side has ended the connection.
+const ALERT: &str = "received fatal alert";
+/// The failure of a server that ends a TLS connection. Whether its alert is reported, or only that the connection has
+/// ended, depends on the order of threads.
+const TURNED_AWAY: &str = "it ends the connection at once: perhaps its authority has not signed this client's certificate \
+                           (`lockkeeper tls show FILE`)";
 /// How the TLS library reports that the other side does not speak TLS, and the text instead.
 const NO_TLS: (&str, &str) =
     ("received corrupt message", "it does not speak TLS; if it is a node without, write `lockkeeper://`");
-/// How the TLS library reports that the other side wants a certificate, and the text instead.
-const NO_CERTIFICATE: (&str, &str) = (
-    "CertificateRequired",
-    "it accepts only clients with a certificate: add `?tls-cert=FILE&tls-key=FILE` to the URL",
-);
 
-/// How the HTTP/2 library reports a connection that ended before a call was sent on it.
-const CLOSED: &str = "connection closed";
+/// How the HTTP/2 library reports a connection that ended before a call was sent on it, or while it was sent.
+const CLOSED: [&str; 2] = ["connection closed", "stream closed because of a broken pipe"];
 /// What an HTTP/2 client sends first: the preface, and an empty SETTINGS frame.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const FRAME_HEAD_BYTES: usize = 9;
 const FRAME_TYPE_AT: usize = 3;
 /// The type of a SETTINGS frame.
 const SETTINGS: u8 = 4;
+/// How a TLS record with an alert begins: its type, and the first byte of its version.
+const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// The innermost cause, which is the most specific one.
 pub(super) fn cause(error: &dyn Error) -> String {
@@ -47,29 +51,38 @@ pub(super) fn cause(error: &dyn Error) -> String {
     if text.contains("frame with invalid size") {
         return FOREIGN.to_owned();
     }
-    let known = [NO_TLS, NO_CERTIFICATE].into_iter().find(|(reported, _)| text.contains(reported));
-    known.map_or(text, |(_, explained)| explained.to_owned())
+    if text.contains(NO_TLS.0) { NO_TLS.1.to_owned() } else { text }
 }
 
 /// Replaces the text of the HTTP/2 library if it hides that the server at `address` speaks another protocol: whether it
 /// reports the bytes that it could not read, or only that the connection is closed, depends on the order of threads.
-pub(super) async fn explained(address: &Address, why: Why) -> Why {
-    match why {
-        Why::Silent(text) if text == CLOSED && is_foreign(address).await => Why::Silent(FOREIGN.to_owned()),
-        why => why,
+pub(super) async fn explained(address: &Address, why: Why, has_tls: bool) -> Why {
+    match &why {
+        Why::Silent(text) if has_tls && text.contains(ALERT) => Why::Silent(TURNED_AWAY.to_owned()),
+        Why::Silent(text) if CLOSED.contains(&text.as_str()) || text == FOREIGN => {
+            let found = if has_tls { Some(TURNED_AWAY) } else { protocol(address).await };
+            found.map_or(why, |text| Why::Silent(text.to_owned()))
+        }
+        _ => why,
     }
 }
 
-/// Whether the server sends anything but a SETTINGS frame first, as every HTTP/2 server does.
-async fn is_foreign(address: &Address) -> bool {
+/// What is wrong with the protocol of a server, by the first bytes that it sends; `None` if it is HTTP/2, which begins
+/// with a SETTINGS frame, or if it sends nothing.
+async fn protocol(address: &Address) -> Option<&'static str> {
     let look = async {
         let mut stream = TcpStream::connect(address.to_string()).await.ok()?;
         stream.write_all(HELLO).await.ok()?;
-        let mut head = [0; FRAME_HEAD_BYTES];
-        stream.read_exact(&mut head).await.ok()?;
-        Some(head[FRAME_TYPE_AT] != SETTINGS)
+        let mut head = Vec::new();
+        // An error after some bytes, a reset say, is their end.
+        let _ = stream.take(FRAME_HEAD_BYTES as u64).read_to_end(&mut head).await;
+        match head.as_slice() {
+            head if head.starts_with(&TLS_ALERT) => Some(SPEAKS_TLS),
+            head if head.len() == FRAME_HEAD_BYTES && head[FRAME_TYPE_AT] != SETTINGS => Some(FOREIGN),
+            _ => None,
+        }
     };
-    tokio::time::timeout(NODE_LIMIT, look).await.ok().flatten().unwrap_or(false)
+    tokio::time::timeout(NODE_LIMIT, look).await.ok().flatten()
 }
 
 /// Why a node does not serve.
@@ -79,6 +92,8 @@ pub(super) enum Why {
     NoLeader,
     /// It answers, and says why it does not serve.
     Refuses(String),
+    /// It answers, and does not serve this client.
+    Denies(String),
     /// It can't be reached or does not answer.
     Silent(String),
 }
@@ -94,6 +109,9 @@ impl Why {
             Some(leader) if leader.is_empty() => Self::NoLeader,
             // Only the local transport attaches a source.
             _ if status.source().is_some() => Self::Silent(cause(status)),
+            _ if matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied) => {
+                Self::Denies(status.message().to_owned())
+            }
             _ => Self::Refuses(status.message().to_owned()),
         }
     }
@@ -103,7 +121,7 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoLeader => f.write_str("it answers, but knows no leader"),
-            Self::Refuses(text) | Self::Silent(text) => f.write_str(text),
+            Self::Refuses(text) | Self::Denies(text) | Self::Silent(text) => f.write_str(text),
         }
     }
 }

@@ -107,8 +107,7 @@ pub(super) async fn reach(address: &Address, tls: Option<&GrpcTls>) -> Result<An
     let answer = asked.status(StatusRequest {});
     let why = match tokio::time::timeout(NODE_LIMIT, answer).await {
         Ok(Ok(answer)) => return Ok(AnsweringNode { client, status: answer.into_inner() }),
-        Ok(Err(status)) if tls.is_none() => failures::explained(address, Why::of(&status)).await,
-        Ok(Err(status)) => Why::of(&status),
+        Ok(Err(status)) => failures::explained(address, Why::of(&status), tls.is_some()).await,
         Err(_) => Why::no_answer(NODE_LIMIT),
     };
     Err(NodeFailure { node: address.to_string(), why })

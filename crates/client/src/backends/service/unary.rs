@@ -205,6 +205,9 @@ pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
 }
 
 fn unreachable(failures: &[NodeFailure], doubt: &str) -> BackendError {
+    if let Some(denial) = failures.iter().find(|failure| matches!(failure.why, Why::Denies(_))) {
+        return BackendError::new(BackendErrorKind::Denied, denial.to_string());
+    }
     let what = failures::summary_with_remedy(failures);
     BackendError::new(BackendErrorKind::Unreachable, format!("{what}{doubt}"))
 }
@@ -230,9 +233,8 @@ fn refusal(status: &Status) -> BackendError {
     let kind = match status.code() {
         _ if is_nobodys(status) => BackendErrorKind::Unreachable,
         Code::Unimplemented => BackendErrorKind::Unsupported,
-        Code::PermissionDenied | Code::Unauthenticated | Code::Internal | Code::DataLoss => {
-            BackendErrorKind::Operator
-        }
+        Code::PermissionDenied | Code::Unauthenticated => BackendErrorKind::Denied,
+        Code::Internal | Code::DataLoss => BackendErrorKind::Operator,
         _ => BackendErrorKind::Refused,
     };
     let text = if status.message().is_empty() { status.code().description() } else { status.message() };

@@ -1,0 +1,233 @@
+//! TLS as an operator sets it up: `tls init`, nodes and clients with its files, refusals in words, renewal.
+
+use std::path::Path;
+
+use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, OK, PERMISSION, UNAVAILABLE, USAGE};
+use lockkeeper_rig::Port;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::node::{Node, Starting};
+use crate::support::{CommandExt, Place, wait_until};
+
+/// The options of a node with the files of a `tls init`.
+fn files(dir: &str, node: u64) -> Vec<String> {
+    ["cert=node-N.pem", "key=node-N.key", "ca=ca.pem"]
+        .map(|it| format!("--tls-{}", it.replace('=', &format!("={dir}/")).replace('N', &node.to_string())))
+        .to_vec()
+}
+
+/// A client's URL: the node's, with these files.
+fn with_files(url: &str, ca: &str, client: &str) -> String {
+    format!("{url}?tls-ca={ca}/ca.pem&tls-cert={client}.pem&tls-key={client}.key")
+}
+
+impl Place {
+    fn certified(self, nodes: u64) -> Self {
+        let made = self.ran(&format!("tls init tls --nodes {nodes}"));
+        assert_eq!(made.code, i32::from(OK), "{made:?}");
+        self
+    }
+
+    fn certified_node(&self, node: u64, more: &[&str]) -> Starting {
+        let (files, id, listen) = (files("tls", node), node.to_string(), self.address());
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        self.begin(
+            &format!("node{node}"),
+            &[&["--node", &id, "--listen", &listen], &files[..], more].concat(),
+        )
+    }
+
+    /// A node alone, and this test directory with it as its lock service.
+    fn over_certified_node(self) -> (Self, Node) {
+        let node = self.certified_node(1, &[]).ready();
+        let url = with_files(&node.url(), "tls", "tls/client");
+        (self.over(&url), node)
+    }
+
+    fn listed_at(&self, url: &str) -> crate::support::Ended {
+        self.bare(["ls", "--locks", url]).ended()
+    }
+}
+
+#[test]
+fn three_nodes_and_their_clients_talk_over_tls() {
+    let place = Place::new().certified(3);
+    let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
+    let list = (1..).zip(&ports).map(|(node, port)| format!("{node}=127.0.0.1:{}", port.number()));
+    let list = list.collect::<Vec<_>>().join(",");
+    let starting: Vec<Starting> =
+        (1..=3).map(|node| place.certified_node(node, &["--cluster", &list])).collect();
+    let nodes: Vec<Node> = starting.into_iter().map(Starting::ready).collect();
+    assert!(nodes.iter().all(|node| node.url().starts_with("lockkeepers://127.0.0.1:")));
+
+    // Each node is asked alone: two of them forward the call to the leader.
+    for node in &nodes {
+        let url = with_files(&node.url(), "tls", "tls/client");
+        let status = place.bare(["cluster", "status", "--json", "--locks", &url]).ended();
+        assert_eq!((status.code, status.err.as_str()), (i32::from(OK), ""));
+        let status: Value = serde_json::from_str(&status.out).unwrap();
+        assert_eq!(status["nodes"].as_array().map(Vec::len), Some(3), "{status}");
+        let ran =
+            place.bare(["run", "--locks", &url, "a/b", "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"]).ended();
+        assert_eq!(ran.code, i32::from(OK), "{}", ran.err);
+        assert!(ran.out.trim().parse::<u64>().is_ok(), "{}", ran.out);
+    }
+    for node in nodes {
+        assert_eq!(node.stopped(Signal::SIGTERM).code, i32::from(OK));
+    }
+}
+
+#[test]
+fn clients_that_do_not_fit_are_refused_in_words() {
+    let (place, node) = Place::new().certified(1).over_certified_node();
+    assert_eq!(place.ran("ls").code, i32::from(OK));
+    let (tls, plain) = (node.url(), node.url().replace("lockkeepers", "lockkeeper"));
+    place.listed_at(&plain).is_one_line(UNAVAILABLE, &["it speaks TLS: write `lockkeepers://`"]);
+    place
+        .listed_at(&format!("{tls}?tls-ca=tls/ca.pem"))
+        .is_one_line(PERMISSION, &["only clients with a certificate", "tls-cert=FILE"]);
+    place
+        .listed_at(&format!("{tls}?tls-cert=tls/client.pem&tls-key=tls/client.key"))
+        .is_one_line(UNAVAILABLE, &["UnknownIssuer"]);
+    assert_eq!(place.ran("tls init other").code, i32::from(OK));
+    place
+        .listed_at(&with_files(&tls, "tls", "other/client"))
+        .is_one_line(UNAVAILABLE, &["its authority has not signed this client's certificate"]);
+    place.listed_at(&with_files(&plain, "tls", "tls/client")).is_one_line(USAGE, &["write `lockkeepers://`"]);
+    let without = place.serve(&place.address());
+    let url = with_files(&without.url().replace("lockkeeper", "lockkeepers"), "tls", "tls/client");
+    place.listed_at(&url).is_one_line(UNAVAILABLE, &["it does not speak TLS", "`lockkeeper://`"]);
+    // The name in the URL must be one of those in the node's certificate.
+    let elsewhere = with_files(&tls.replace("127.0.0.1", "127.0.0.2"), "tls", "tls/client");
+    assert_eq!(place.listed_at(&elsewhere).code, i32::from(UNAVAILABLE));
+    assert_eq!(place.ran("ls").code, i32::from(OK), "it still serves others");
+}
+
+#[test]
+fn node_with_unusable_files_does_not_start() {
+    let place = Place::new().certified(2);
+    let node = |dir: &str, of: u64, node: &str| {
+        let files = files(dir, of);
+        place
+            .bare(["serve", "--data", "data", "--node", node].into_iter().map(str::to_owned).chain(files))
+            .ended()
+    };
+    node("tls", 2, "1").is_one_line(CONFIG, &["certificate of node 2", "this is node 1"]);
+    node("nowhere", 1, "1").is_one_line(CONFIG, &["nowhere/node-1.pem", "can't be read"]);
+    let serve = |cert: &str, key: &str, ca: &str| {
+        let words = ["serve", "--data", "data", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca];
+        place.bare(words).ended()
+    };
+    serve("tls/client.pem", "tls/client.key", "tls/ca.pem")
+        .is_one_line(CONFIG, &["`tls/client.pem`", "is no node", "lockkeeper tls init"]);
+    serve("tls/node-1.pem", "tls/node-2.key", "tls/ca.pem").is_one_line(CONFIG, &["does not fit its key"]);
+    serve("tls/node-1.key", "tls/node-1.key", "tls/ca.pem").is_one_line(CONFIG, &["no certificate in PEM"]);
+    assert_eq!(place.ran("tls init other").code, i32::from(OK));
+    serve("tls/node-1.pem", "tls/node-1.key", "other/ca.pem")
+        .is_one_line(CONFIG, &["`other/ca.pem` does not confirm it"]);
+    assert!(!place.path("data").exists(), "nothing was written");
+    let half = place.bare(["serve", "--data", "data", "--tls-cert", "tls/node-1.pem"]).ended();
+    half.is_one_line(USAGE, &["--tls-key"]);
+}
+
+/// With the same authority: only its names tell a node of this cluster from a client and from a node of another one.
+#[test]
+fn peers_port_refuses_strangers_with_certificates_of_the_same_authority() {
+    let place = Place::new().certified(1);
+    let (own, stranger) = (Port::free(), Port::free());
+    let peers = |port: &Port| format!("127.0.0.1:{}", port.number());
+    let at = peers(&own);
+    let node = place.certified_node(1, &["--peer-listen", &at]).ready();
+    std::fs::create_dir(place.path("b")).unwrap();
+    for file in ["ca.pem", "ca.key"] {
+        std::fs::copy(place.path("tls").join(file), place.path("b").join(file)).unwrap();
+    }
+    assert_eq!(place.ran("tls issue b --node 2 --cluster-name b").code, i32::from(OK));
+    let (files, there, listen) = (files("b", 2), peers(&stranger), place.address());
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    let words = ["--node", "2", "--listen", &listen, "--peer-listen", &there, "--join", &at];
+    let joins = place.begin("node2", &[&words[..], &files[..]].concat());
+    wait_until("it says why it is not let in", || joins.log().contains("of a node of the cluster `"));
+    assert!(!node.log().contains("is not added yet"), "{}", node.log());
+
+    // The protocol of the peers' port is not that of clients.
+    let url = with_files(&format!("lockkeepers://{at}"), "tls", "tls/client");
+    assert_eq!(place.listed_at(&url).code, i32::from(UNAVAILABLE));
+}
+
+#[test]
+fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing() {
+    let (place, node) = Place::new().certified(1).over_certified_node();
+    let holder = place.holder("a", &["--ttl", "5s"]);
+    let token = place.shown("a")["holders"][0]["token"].clone();
+
+    let renewed = place.ran("tls renew tls --days 5");
+    assert_eq!(renewed.code, i32::from(OK), "{renewed:?}");
+    node.signal(Signal::SIGHUP);
+    wait_until("the new files are in use", || node.log().contains("new TLS files are in use"));
+    wait_until("the end is near", || node.log().contains("the certificate of this node ends in 4 days"));
+    assert_eq!(place.ran("ls").code, i32::from(OK), "new connections use them");
+
+    let certificate = place.path("tls").join("node-1.pem");
+    let good = std::fs::read(&certificate).unwrap();
+    std::fs::write(&certificate, "nonsense").unwrap();
+    node.signal(Signal::SIGHUP);
+    wait_until("the bad file is refused", || {
+        node.log().contains("the new TLS files are not used, the old ones stay in force")
+    });
+    assert_eq!(place.ran("ls").code, i32::from(OK), "the old ones are in use");
+    std::fs::write(&certificate, good).unwrap();
+    assert_eq!(place.shown("a")["holders"][0]["token"], token, "its session has not ended");
+    drop(holder);
+}
+
+/// `linger` is for killed processes, which end their connection without TLS' own end.
+#[test]
+fn killed_client_frees_its_lock_after_linger_over_tls_too() {
+    let (place, _node) = Place::new().certified(1).over_certified_node();
+    let mut holder = place.holder("a", &["--ttl", "10m", "--grace", "1s", "--linger", "2s"]);
+    holder.child_mut().kill().unwrap();
+    let next = place.ran("run --wait 60s a -- true");
+    assert_eq!(next.code, i32::from(OK), "{}", next.err);
+}
+
+#[test]
+fn certificates_are_made_shown_and_never_overwritten() {
+    let place = Place::new();
+    let made = place
+        .ran("tls init tls --nodes 2 --host 1=db1.example --host 1=192.0.2.7 --cluster-name shop --days 30");
+    assert_eq!(made.code, i32::from(OK), "{made:?}");
+    assert!(made.err.contains("keep `tls/ca.key` secret"), "{}", made.err);
+    let shown = place.ran("tls show tls/node-1.pem --json");
+    let shown: Value = serde_json::from_str(&shown.out).unwrap();
+    assert_eq!(shown["cluster"], "shop");
+    assert_eq!((&shown["node"], &shown["days_left"]), (&1.into(), &29.into()));
+    assert_eq!(
+        shown["hosts"],
+        serde_json::json!(["db1.example", "192.0.2.7", "localhost", "127.0.0.1", "::1"])
+    );
+    let issued = place.ran("tls issue tls --client billing");
+    assert_eq!(issued.code, i32::from(OK), "{}", issued.err);
+    let all = place.ran("tls show tls");
+    for words in ["node 2 of the cluster `shop`", "\"billing\"", "\"client\"", "29"] {
+        assert!(all.out.contains(words), "{words}: {}", all.out);
+    }
+    for key in ["ca.key", "node-1.key", "billing.key"] {
+        assert_eq!(mode(&place.path("tls").join(key)), 0o600, "{key}");
+    }
+
+    place.ran("tls init tls").is_one_line(CANNOT_CREATE, &["has an authority already", "tls issue"]);
+    place
+        .ran("tls issue tls --client billing")
+        .is_one_line(CANNOT_CREATE, &["is there already", "tls renew"]);
+    place.ran("tls issue nowhere --client x").is_one_line(CONFIG, &["no authority in `nowhere`"]);
+    place.ran("tls init t2 --host 2=db2.example").is_one_line(USAGE, &["--host 2=db2.example", "1 nodes"]);
+    place.ran("tls issue tls --node 3 --host db3:5625").is_one_line(USAGE, &["`db3:5625`", "without a port"]);
+    place.ran("tls show tls/ca.key").is_one_line(CONFIG, &["`tls/ca.key` is no certificate"]);
+}
+
+fn mode(path: &Path) -> u32 {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+}

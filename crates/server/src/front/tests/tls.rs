@@ -1,0 +1,147 @@
+//! The same over TLS: the drain barrier counts what the TLS layer holds, and an end of the connection counts as the
+//! client's with TLS' own end and without it.
+
+use std::net::Shutdown;
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
+};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use socket2::SockRef;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::{Event, Frames, Rig, is_keep_alive, local};
+use crate::tls::{NodeName, Tls, TlsFiles};
+
+/// The TLS of node 1, with which it connects to itself: a node is also a client.
+fn tls(folder: &Path) -> std::sync::Arc<Tls> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    let name = NodeName { cluster: "test".to_owned(), node: 1 };
+    params.subject_alt_names = vec![SanType::URI(name.uri().as_str().try_into().unwrap())];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    let certificate = params.signed_by(&key, &authority).unwrap();
+    let files = TlsFiles {
+        certificate: folder.join("node.pem"),
+        key: folder.join("node.key"),
+        ca: folder.join("ca.pem"),
+    };
+    std::fs::write(&files.certificate, certificate.pem()).unwrap();
+    std::fs::write(&files.key, key.serialize_pem()).unwrap();
+    std::fs::write(&files.ca, authority.pem()).unwrap();
+    Tls::load(&files).unwrap()
+}
+
+/// A client that writes each byte itself, after a TLS handshake.
+struct TlsClient {
+    stream: TlsStream<TcpStream>,
+    frames: Frames,
+}
+
+impl TlsClient {
+    async fn connect(rig: &Rig) -> Self {
+        let config: std::sync::Arc<ClientConfig> = rig.front.tls.as_ref().unwrap().forwards();
+        let socket = TcpStream::connect(rig.address).await.unwrap();
+        let name = ServerName::try_from("lockkeeper.invalid").unwrap();
+        let stream = TlsConnector::from(config).connect(name, socket).await.unwrap();
+        Self { stream, frames: Frames { is_first: true } }
+    }
+
+    async fn says(&mut self, id: u64) {
+        let bytes = self.frames.next(id);
+        self.stream.write_all(&bytes).await.unwrap();
+        self.stream.flush().await.unwrap();
+    }
+}
+
+/// As for a plain connection, but the barrier begins once the runtime has read the socket: three keep-alives arrive as
+/// three records in one segment, and all of them count.
+#[tokio::test]
+async fn barrier_over_tls_waits_for_all_records_that_had_arrived() {
+    let folder = tempfile::tempdir().unwrap();
+    local(async {
+        let mut rig = Rig::start_with(Some(tls(folder.path()))).await;
+        let mut client = TlsClient::connect(&rig).await;
+        client.says(1).await;
+        assert!(is_keep_alive(&rig.events(2).await[1], 1));
+        rig.drain(1);
+        assert!(matches!(rig.events(3).await[2], Event::Drained(1)));
+
+        // Written without a turn of the node's tasks in between: loopback takes it at once.
+        let (socket, tls) = client.stream.get_mut();
+        for id in 2..5 {
+            std::io::Write::write_all(&mut tls.writer(), &client.frames.next(id)).unwrap();
+        }
+        let mut bytes = Vec::new();
+        while tls.wants_write() {
+            tls.write_tls(&mut bytes).unwrap();
+        }
+        assert_eq!(socket.try_write(&bytes).unwrap(), bytes.len());
+        rig.drain(2);
+        let events = &rig.events(7).await[3..];
+        for (event, id) in events.iter().zip(2..5) {
+            assert!(is_keep_alive(event, id), "{id}: {events:?}");
+        }
+        assert!(matches!(events[3], Event::Drained(2)), "{events:?}");
+    })
+    .await;
+}
+
+/// A connection in its TLS handshake has sent no request, so a barrier does not wait for it.
+#[tokio::test]
+async fn barrier_does_not_wait_for_a_tls_handshake_that_goes_no_further() {
+    let folder = tempfile::tempdir().unwrap();
+    local(async {
+        let mut rig = Rig::start_with(Some(tls(folder.path()))).await;
+        let mut half = TcpStream::connect(rig.address).await.unwrap();
+        half.write_all(&[0x16, 3, 1]).await.unwrap();
+        rig.drain(1);
+        assert!(matches!(rig.events(1).await[..], [Event::Drained(1)]));
+        assert_eq!(rig.front.connections(), 1, "it is still open");
+    })
+    .await;
+}
+
+async fn ended_by(end: impl AsyncFnOnce(&mut TlsClient)) -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    local(async {
+        let mut rig = Rig::start_with(Some(tls(folder.path()))).await;
+        let mut client = TlsClient::connect(&rig).await;
+        client.says(7).await;
+        assert!(is_keep_alive(&rig.events(2).await[1], 7));
+        end(&mut client).await;
+        match rig.events(3).await[2] {
+            Event::StreamClosed { by_client, .. } => by_client,
+            ref other => panic!("the stream was to end: {other:?}"),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn tls_close_notify_counts_as_closed_by_client() {
+    let close = async |client: &mut TlsClient| {
+        client.stream.get_mut().1.send_close_notify();
+        client.stream.flush().await.unwrap();
+    };
+    assert!(ended_by(close).await);
+}
+
+/// All that a killed process leaves.
+#[tokio::test]
+async fn bare_fin_under_tls_counts_as_closed_by_client() {
+    let close = async |client: &mut TlsClient| {
+        SockRef::from(client.stream.get_ref().0).shutdown(Shutdown::Write).unwrap();
+    };
+    assert!(ended_by(close).await);
+}
