@@ -37,7 +37,7 @@ use crate::node::NodeThread;
 use crate::observe::notify;
 use crate::options::ServerOptions;
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
-use crate::tls::Tls;
+use crate::tls::NodeTls;
 
 /// The backlog of the listening socket, in connections.
 const BACKLOG: u32 = 4096;
@@ -85,7 +85,7 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
         let why = format!("{address} is to serve both clients and other nodes: give each its own port");
         return Err(ServeError::Nodes { why });
     }
-    let tls = options.tls.as_ref().map(Tls::load).transpose()?;
+    let tls = options.tls.as_ref().map(NodeTls::load).transpose()?;
     if let (Some(tls), Some(node)) = (&tls, options.node) {
         certified(&options, tls, node)?;
     }
@@ -166,7 +166,7 @@ fn advertised(options: &ServerOptions, address: SocketAddr) -> String {
 }
 
 /// Checks that the certificate is this node's.
-fn certified(options: &ServerOptions, tls: &Tls, node: u64) -> Result<(), ServeError> {
+fn certified(options: &ServerOptions, tls: &NodeTls, node: u64) -> Result<(), ServeError> {
     let name = tls.name();
     match &options.tls {
         Some(files) if name.node != node => {
@@ -322,7 +322,7 @@ impl Started {
         options: &ServerOptions,
         advertised: &str,
         peering: Option<Peering>,
-        tls: Option<Arc<Tls>>,
+        tls: Option<Arc<NodeTls>>,
     ) -> Result<Self, ServeError> {
         let about = about(&data.founding, &data.recovered.members, advertised);
         let directory = options.data.display().to_string();
@@ -442,7 +442,7 @@ async fn serve(
     listener: TcpListener,
     address: SocketAddr,
     connections_max: usize,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<NodeTls>>,
     mut signals: Signals,
     ready: impl FnOnce(Running),
 ) -> Result<(), ServeError> {

@@ -37,7 +37,7 @@ pub use gate::Gate;
 pub use pitfalls::Pitfalls;
 pub use run::{CommandArgs, Elect, JobArgs, LeaderArgs, PartitionsArgs, Run};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
-pub use tls::{Tls, TlsInit, TlsIssue, TlsRenew, TlsShow};
+pub use tls::{TlsCommand, TlsInit, TlsIssue, TlsRenew, TlsShow};
 pub use torture::{HolderFault, Pause, TokenUse, Torture};
 
 /// Distributed locks that keep their promise even when a holder stalls.
@@ -96,7 +96,7 @@ pub enum Command {
     /// Make certificates for nodes and clients of our own service, renew them, show them
     #[command(after_help = "Example:\n  lockkeeper tls init ./tls --nodes 3")]
     #[command(subcommand)]
-    Tls(Tls),
+    Tls(TlsCommand),
     /// Check fencing tokens in front of an HTTP service that can't
     Gate(Gate),
     /// Recommend a lock, or an alternative to one, by a few questions

@@ -9,7 +9,7 @@ use super::service::node;
 
 /// `tls`.
 #[derive(Subcommand, Debug)]
-pub enum Tls {
+pub enum TlsCommand {
     /// Make an authority, certificates of the nodes of a new cluster, and one of a client
     #[command(after_help = "\
 Example:

@@ -71,7 +71,9 @@ impl GrpcTls {
     ) -> Result<Option<Self>, ConnectError> {
         match super::tls_files::TlsFiles::of(url, scheme, hint)? {
             None => Ok(None),
-            Some(_) => Err(crate::UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature }.into()),
+            Some(_) => {
+                Err(crate::url::UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature }.into())
+            }
         }
     }
 }

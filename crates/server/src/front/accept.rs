@@ -25,7 +25,7 @@ use super::Front;
 use super::api::Api;
 use super::connection::{Connection, Socket, Starting, TlsSocket};
 use super::forward;
-use crate::tls::{CertificateNames, Tls};
+use crate::tls::{CertificateNames, NodeTls};
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -166,7 +166,7 @@ async fn serve(socket: TcpStream, connection: Arc<Connection>, routes: Routes) {
 }
 
 /// The TLS handshake of a connection; `None` if it failed, was late, or this node closes the connection.
-async fn accept_tls(tls: &Tls, socket: Socket, connection: &Connection) -> Option<TlsStream<Socket>> {
+async fn accept_tls(tls: &NodeTls, socket: Socket, connection: &Connection) -> Option<TlsStream<Socket>> {
     let handshake = TlsAcceptor::from(tls.clients()).accept(socket);
     let accepted = tokio::select! {
         accepted = tokio::time::timeout(TLS_HANDSHAKE, handshake) => accepted,

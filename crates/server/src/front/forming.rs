@@ -20,7 +20,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tower_service::Service as _;
 
 use super::accept::{ACCEPT_PAUSE, HEADER_BYTES_MAX, STREAMS_MAX, TLS_HANDSHAKE};
-use crate::tls::Tls;
+use crate::tls::NodeTls;
 
 /// The longest life of a connection: there is nothing to keep it for.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ pub(crate) async fn answer_while_forming(
     listener: &TcpListener,
     health: HealthServer<impl Health>,
     connections_max: usize,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<NodeTls>>,
     waits_for: watch::Receiver<String>,
 ) -> Infallible {
     let routes = Routes::new(health).prepare();
@@ -57,7 +57,7 @@ pub(crate) async fn answer_while_forming(
 
 async fn accept(
     socket: TcpStream,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<NodeTls>>,
     routes: Routes,
     waits_for: watch::Receiver<String>,
 ) {

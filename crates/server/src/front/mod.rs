@@ -35,7 +35,7 @@ use crate::disk::DataDirectory;
 use crate::inbox::{Inbox, ReplicaStatus};
 use crate::observe;
 use crate::peers::Directory;
-use crate::tls::Tls;
+use crate::tls::NodeTls;
 use connection::Connection;
 use stream::SessionStream;
 use watch::Watcher;
@@ -66,7 +66,7 @@ pub(crate) struct Front {
     /// peers.
     pub(crate) directory: OnceLock<Arc<Directory>>,
     /// `None`: connections are plain.
-    pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) tls: Option<Arc<NodeTls>>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -101,7 +101,7 @@ enum Ask {
 }
 
 impl Front {
-    pub(crate) fn new(inbox: Arc<Inbox>, about: About, tls: Option<Arc<Tls>>) -> Arc<Self> {
+    pub(crate) fn new(inbox: Arc<Inbox>, about: About, tls: Option<Arc<NodeTls>>) -> Arc<Self> {
         Arc::new(Self {
             inbox,
             clients: Mutex::new(about.clients.clone()),

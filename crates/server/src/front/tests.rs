@@ -20,7 +20,7 @@ use tokio::task::{AbortHandle, LocalSet};
 
 use super::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
-use crate::tls::Tls;
+use crate::tls::NodeTls;
 
 mod tls;
 
@@ -39,7 +39,7 @@ impl Rig {
         Self::start_with(None).await
     }
 
-    async fn start_with(tls: Option<Arc<Tls>>) -> Self {
+    async fn start_with(tls: Option<Arc<NodeTls>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let about = About { cluster: String::new(), incarnation: String::new(), clients: Default::default() };

@@ -7,7 +7,7 @@ use lockkeeper_wire::store::Member;
 
 use super::directory::Directory;
 use super::handshake::{self, Greeter, NoLink};
-use crate::tls::Tls;
+use crate::tls::NodeTls;
 
 /// A handshake that accepts any node: the connection is closed after it.
 struct HandshakeOnly(Arc<Directory>);
@@ -25,7 +25,7 @@ impl Greeter for HandshakeOnly {
         self.0.admit_guest(hello)
     }
 
-    fn tls(&self) -> Option<&Tls> {
+    fn tls(&self) -> Option<&NodeTls> {
         self.0.tls()
     }
 }

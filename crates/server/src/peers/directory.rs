@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use super::handshake::Greeter;
 use super::tickets::Tickets;
 use crate::data::Addresses;
-use crate::tls::Tls;
+use crate::tls::NodeTls;
 
 /// A member's view of the cluster. Updated by the replica's thread, read by the front's.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Directory {
     /// The address that other nodes should use for this one.
     peer_address: String,
     election_timeout: Duration,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<NodeTls>>,
     known: watch::Sender<Known>,
     tickets: Mutex<Tickets>,
     /// Increased when a member has connected without the ticket that this node gave it, or with a ticket of its own
@@ -58,7 +58,7 @@ impl Directory {
         members: Members,
         rules: u32,
         election_timeout: Duration,
-        tls: Option<Arc<Tls>>,
+        tls: Option<Arc<NodeTls>>,
     ) -> Arc<Self> {
         let (known, _) = watch::channel(Known { members, rules, ..Known::default() });
         let (client_address, peer_address) = (addresses.client.to_owned(), addresses.peer.to_owned());
@@ -190,7 +190,7 @@ impl Greeter for Directory {
         if is_known { Ok(()) } else { Err(bootstrap::not_reached(hello.node)) }
     }
 
-    fn tls(&self) -> Option<&Tls> {
+    fn tls(&self) -> Option<&NodeTls> {
         self.tls.as_deref()
     }
 

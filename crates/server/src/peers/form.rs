@@ -19,7 +19,7 @@ use super::handshake::{self, Greeter, NoLink};
 use super::listen::listen;
 use crate::error::ServeError;
 use crate::observe::notify;
-use crate::tls::Tls;
+use crate::tls::NodeTls;
 
 /// How often the state of the other nodes is looked at; a change is logged then.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -48,7 +48,7 @@ struct Forming {
     moved: Notify,
     /// What this node waits for, in words.
     progress: watch::Sender<String>,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<NodeTls>>,
 }
 
 /// Bootstraps or joins a cluster. Returns the bootstrap record, which makes this node a member once it is written.
@@ -62,7 +62,7 @@ pub(crate) async fn form(
     join: Option<String>,
     listener: &TcpListener,
     progress: watch::Sender<String>,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<NodeTls>>,
     keep: impl Fn(&Candidate) -> Result<(), ServeError> + Send + Sync + 'static,
 ) -> Result<Founding, ServeError> {
     let (sender, mut outcome) = watch::channel(None);
@@ -226,7 +226,7 @@ impl Greeter for Forming {
         self.follow(|founder| founder.heard(hello))
     }
 
-    fn tls(&self) -> Option<&Tls> {
+    fn tls(&self) -> Option<&NodeTls> {
         self.tls.as_deref()
     }
 

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-use crate::tls::{PeerStream, Tls};
+use crate::tls::{NodeTls, PeerStream};
 
 /// The longest handshake message, in bytes: it contains some addresses for each node.
 const GREETING_BYTES_MAX: usize = 1 << 20;
@@ -48,7 +48,7 @@ pub(crate) trait Greeter: Send + Sync + 'static {
     fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal>;
 
     /// The TLS configuration; `None`: connections are plain.
-    fn tls(&self) -> Option<&Tls>;
+    fn tls(&self) -> Option<&NodeTls>;
 }
 
 /// The reason why there is no connection with a peer.
@@ -115,7 +115,7 @@ pub(crate) async fn open(
 }
 
 /// The client's side of the TLS handshake, if there is TLS. `to`: the node that must answer; 0: any.
-async fn connect_tls(socket: TcpStream, to: u64, tls: Option<&Tls>) -> io::Result<PeerStream> {
+async fn connect_tls(socket: TcpStream, to: u64, tls: Option<&NodeTls>) -> io::Result<PeerStream> {
     let Some(tls) = tls else { return Ok(PeerStream::Plain(socket)) };
     // Nodes are told apart by the names in their certificates; the name here is sent and checked by nobody.
     let name = ServerName::try_from("lockkeeper.invalid").map_err(io::Error::other)?;
@@ -135,7 +135,7 @@ fn explain(error: io::Error) -> io::Error {
 }
 
 /// Checks that the certificate at the other end is that of node `node`.
-fn certified(stream: &PeerStream, node: u64, tls: Option<&Tls>) -> Result<(), Refusal> {
+fn certified(stream: &PeerStream, node: u64, tls: Option<&NodeTls>) -> Result<(), Refusal> {
     let (PeerStream::Tls(stream), Some(tls)) = (stream, tls) else { return Ok(()) };
     tls.check_node(stream.get_ref().1.peer_certificates(), node).map_err(|text| Refusal {
         code: RefusalCode::Unspecified.into(),

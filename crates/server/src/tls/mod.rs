@@ -38,7 +38,7 @@ const PEER_PROTOCOL: &[u8] = b"lockkeeper-peer";
 
 /// A node's TLS configurations. Each new connection uses those of the newest usable files.
 #[derive(Debug)]
-pub(crate) struct Tls {
+pub(crate) struct NodeTls {
     files: TlsFiles,
     current: Mutex<Arc<Loaded>>,
 }
@@ -54,7 +54,7 @@ struct Loaded {
     forwards: Arc<ClientConfig>,
 }
 
-impl Tls {
+impl NodeTls {
     /// Reads the files.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Tls {
     /// change nothing.
     ///
     /// # Errors
-    /// As [`Tls::load`], and if the new certificate has other names than the old one.
+    /// As [`NodeTls::load`], and if the new certificate has other names than the old one.
     pub(crate) fn reload(&self) -> Result<bool, TlsError> {
         let material = Material::read(&self.files)?;
         let current = self.current();
@@ -149,12 +149,12 @@ impl Tls {
         self.current().peers_in.clone()
     }
 
-    /// For connections to other nodes' peer ports. The caller checks the names: [`Tls::check_node`].
+    /// For connections to other nodes' peer ports. The caller checks the names: [`NodeTls::check_node`].
     pub(crate) fn peers_out(&self) -> Arc<ClientConfig> {
         self.current().peers_out.clone()
     }
 
-    /// For calls that are forwarded to the leader's client port. The caller checks the names: [`Tls::check_node`].
+    /// For calls that are forwarded to the leader's client port. The caller checks the names: [`NodeTls::check_node`].
     pub(crate) fn forwards(&self) -> Arc<ClientConfig> {
         self.current().forwards.clone()
     }

@@ -10,7 +10,7 @@ use lockkeeper_server::{CertificateNames, NodeName};
 use rcgen::KeyPair;
 use serde_json::json;
 
-use crate::args::{Tls, TlsInit, TlsIssue, TlsRenew, TlsShow};
+use crate::args::{TlsCommand, TlsInit, TlsIssue, TlsRenew, TlsShow};
 use crate::exit::{CONFIG, Failure, INTERNAL, IO, OK, USAGE};
 use crate::output;
 use crate::table::Table;
@@ -22,12 +22,12 @@ const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 const CLIENT: &str = "client";
 const DAY_SECONDS: u64 = 24 * 60 * 60;
 
-pub(super) fn tls(command: &Tls) -> Result<u8, Failure> {
+pub(super) fn tls(command: &TlsCommand) -> Result<u8, Failure> {
     match command {
-        Tls::Init(args) => init(args),
-        Tls::Issue(args) => issue(args),
-        Tls::Renew(args) => renew(args),
-        Tls::Show(args) => show(args),
+        TlsCommand::Init(args) => init(args),
+        TlsCommand::Issue(args) => issue(args),
+        TlsCommand::Renew(args) => renew(args),
+        TlsCommand::Show(args) => show(args),
     }
 }
 
@@ -47,7 +47,7 @@ fn init(args: &TlsInit) -> Result<u8, Failure> {
         authority.issue(&subject, args.days, None)?;
     }
     authority.issue(&Subject::Client(CLIENT.to_owned()), args.days, None)?;
-    print(&[args.dir.clone()], false)?;
+    print(std::slice::from_ref(&args.dir), false)?;
     output::say(format_args!(
         "keep `{}` secret: whoever has it can make certificates",
         args.dir.join("ca.key").display()

@@ -21,7 +21,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::super::ask::shuts_down;
-use crate::tls::Tls;
+use crate::tls::NodeTls;
 
 /// A leader that does not accept a connection within this time has most likely lost the leadership.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ impl Links {
         &self,
         leader: u64,
         address: &str,
-        tls: Option<&Tls>,
+        tls: Option<&NodeTls>,
     ) -> io::Result<ForwardConnection> {
         let mut open = self.0.lock().await;
         if let Some((whose, link)) = &*open
@@ -70,7 +70,7 @@ pub(super) enum ForwardError {
 }
 
 /// Opens a connection to the client address of the node `leader`.
-pub(super) async fn dial(leader: u64, address: &str, tls: Option<&Tls>) -> io::Result<ForwardConnection> {
+pub(super) async fn dial(leader: u64, address: &str, tls: Option<&NodeTls>) -> io::Result<ForwardConnection> {
     let dial = async {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;

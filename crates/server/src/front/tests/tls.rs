@@ -16,10 +16,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::{Event, Frames, Rig, is_keep_alive, local};
-use crate::tls::{NodeName, Tls, TlsFiles};
+use crate::tls::{NodeName, NodeTls, TlsFiles};
 
 /// The TLS of node 1, with which it connects to itself: a node is also a client.
-fn tls(folder: &Path) -> std::sync::Arc<Tls> {
+fn tls(folder: &Path) -> std::sync::Arc<NodeTls> {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -39,7 +39,7 @@ fn tls(folder: &Path) -> std::sync::Arc<Tls> {
     std::fs::write(&files.certificate, certificate.pem()).unwrap();
     std::fs::write(&files.key, key.serialize_pem()).unwrap();
     std::fs::write(&files.ca, authority.pem()).unwrap();
-    Tls::load(&files).unwrap()
+    NodeTls::load(&files).unwrap()
 }
 
 /// A client that writes each byte itself, after a TLS handshake.
