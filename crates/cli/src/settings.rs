@@ -119,3 +119,11 @@ pub fn duration(typed: &str) -> Result<Duration, String> {
     humantime::parse_duration(typed)
         .map_err(|_| "a duration is a number with a unit, as in 500ms, 5s, 2m or 1h".to_owned())
 }
+
+/// The URL with other hosts; user, password, path and parameters are kept.
+pub(crate) fn with_hosts(url: &str, hosts: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("//") else { return url.to_owned() };
+    let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    let login = authority.rfind('@').map_or("", |at| &authority[..=at]);
+    format!("{scheme}//{login}{hosts}{rest}")
+}

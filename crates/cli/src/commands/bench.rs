@@ -156,8 +156,8 @@ fn own_session(seconds: u64, number: u32) -> Duration {
 
 /// The library clients of the tasks: for `lockkeeper:` a few that the tasks share, else one per task.
 async fn connections(args: &Bench, url: &str) -> Result<Vec<Locks>, Failure> {
-    let wanted =
-        if url.starts_with("lockkeeper:") { args.connections.min(args.clients) } else { args.clients };
+    let is_ours = url.starts_with("lockkeeper:") || url.starts_with("lockkeepers:");
+    let wanted = if is_ours { args.connections.min(args.clients) } else { args.clients };
     let mut clients = Vec::with_capacity(wanted as usize);
     for _ in 0..wanted {
         clients.push(settings::connect(url, "bench").await?);

@@ -115,7 +115,8 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
     let locks = connect(&args.service).await?;
     let before = locks.cluster().await?;
     locks.change_members(MembersChange::Remove { node }).await?;
-    let locks = of_others(&before, node).await.unwrap_or(locks);
+    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let locks = of_others(&before, node, &url).await.unwrap_or(locks);
     let is_gone = |info: &ClusterInfo| info.removed.contains(&node) && !info.changing;
     let is_done = until(&locks, args.wait, is_gone).await?;
     if args.json {
@@ -132,10 +133,10 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
 
 /// Connects to the remaining nodes: the removed node ends, and may be the only one in the given address. `None` if
 /// none of them is reachable from here.
-async fn of_others(info: &ClusterInfo, node: u64) -> Option<Locks> {
+async fn of_others(info: &ClusterInfo, node: u64, url: &str) -> Option<Locks> {
     let others = info.nodes.iter().filter(|it| it.node != node && !it.client_address.is_empty());
     let addresses: Vec<&str> = others.map(|it| it.client_address.as_str()).collect();
-    settings::connect(&format!("lockkeeper://{}", addresses.join(",")), "cluster").await.ok()
+    settings::connect(&settings::with_hosts(url, &addresses.join(",")), "cluster").await.ok()
 }
 
 /// Polls until the condition is true, at most for `wait`. Returns whether it became true.

@@ -13,6 +13,8 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::settings;
+
 /// The proxy of one worker to all hosts of the lock service. Stops when dropped.
 pub(super) struct Proxy {
     /// The lock service's address for this worker, through the proxy.
@@ -31,7 +33,7 @@ impl Proxy {
             addresses.push(listener.local_addr()?.to_string());
             runtime.spawn(serve(listener, host.clone(), cut.subscribe()));
         }
-        Ok(Self { url: with_hosts(url, &addresses.join(",")), cut })
+        Ok(Self { url: settings::with_hosts(url, &addresses.join(",")), cut })
     }
 
     /// Closes all connections, and closes new ones at once.
@@ -51,14 +53,6 @@ pub(super) fn hosts(url: &str) -> Vec<(String, u16)> {
     let Ok(url) = url.parse::<Url>() else { return Vec::new() };
     let default = BackendEntry::of(&url.scheme).and_then(|entry| entry.default_port);
     url.hosts.into_iter().filter_map(|host| Some((host.name, host.port.or(default)?))).collect()
-}
-
-/// The URL with other hosts; user, password, path and parameters are kept.
-fn with_hosts(url: &str, hosts: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("//") else { return url.to_owned() };
-    let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-    let login = authority.rfind('@').map_or("", |at| &authority[..=at]);
-    format!("{scheme}//{login}{hosts}{rest}")
 }
 
 async fn serve(listener: TcpListener, host: (String, u16), mut cut: watch::Receiver<bool>) {
@@ -111,7 +105,7 @@ mod tests {
         ] {
             let named: Vec<String> = hosts(url).iter().map(|(name, port)| format!("{name} {port}")).collect();
             assert_eq!(named.join(", "), found, "{url}");
-            assert_eq!(with_hosts(url, "X"), becomes);
+            assert_eq!(settings::with_hosts(url, "X"), becomes);
         }
         for none in ["file:///dir", "memory:", "elsewhere://a"] {
             assert_eq!(hosts(none), []);
