@@ -80,11 +80,11 @@ fn port_in_use_is_reported_and_no_data_are_created() {
 }
 
 #[test]
-fn listening_beyond_loopback_requires_insecure() {
+fn listening_beyond_loopback_requires_tls_or_insecure() {
     let place = Place::new();
     for address in ["0.0.0.0:0", "192.0.2.1:5625", "[::]:0"] {
         let ended = place.ran(&format!("serve --data data --listen {address}"));
-        is_refused(&ended, exit::USAGE, &[address, "--insecure", "authentication"]);
+        is_refused(&ended, exit::USAGE, &[address, "--insecure", "--tls-cert", "lockkeeper tls init"]);
     }
     let ended = place.ran("serve --data data --listen 0.0.0.0:0 --insecure");
     is_refused(&ended, exit::USAGE, &["0.0.0.0:0", "--advertise"]);

@@ -21,13 +21,17 @@ async fn raw(server: &ZooKeeper) -> Client {
 }
 
 /// Waits for a condition; the deadline only makes a failure visible.
-async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(30);
+async fn until<T>(what: &str, probe: impl AsyncFnMut() -> Option<T>) -> T {
+    until_within(Duration::from_secs(30), what, probe).await
+}
+
+async fn until_within<T>(limit: Duration, what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + limit;
     loop {
         if let Some(found) = probe().await {
             return found;
         }
-        assert!(Instant::now() < deadline, "waited for 30 s: {what}");
+        assert!(Instant::now() < deadline, "waited for {limit:?}: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
