@@ -9,6 +9,7 @@ use lockkeeper_rig::Redis;
 use redis::aio::MultiplexedConnection;
 
 use crate::actor::Actor;
+use crate::scene::Scene;
 use crate::{Result, Verdict};
 
 /// The account's key.
@@ -31,6 +32,14 @@ pub(crate) fn server() -> Redis {
 /// the key of the account.
 pub(crate) fn locks_at(redis: &Redis) -> String {
     format!("{}?fencing=counter&prefix=locks:", redis.url())
+}
+
+/// Starts the account's server, whose locks the actors use too.
+pub(crate) fn served(scene: &mut Scene<'_>) -> Redis {
+    let redis = server();
+    scene.serve("account", redis.url());
+    scene.serve("locks", locks_at(&redis));
+    redis
 }
 
 /// The outcome after so many withdrawals.

@@ -23,7 +23,7 @@ Examples:
   lockkeeper tls issue ./tls --node 4 --host db4.example
   lockkeeper tls issue ./tls --client billing")]
     Issue(TlsIssue),
-    /// Make the certificates of a directory anew, with the same names and keys and a new end; the authority stays
+    /// Renew the certificates of a directory: same names and keys, a new end. The authority is not renewed
     #[command(after_help = "\
 Example:
   lockkeeper tls renew ./tls

@@ -14,7 +14,6 @@ use lockkeeper_wire::FRAME_BYTES_MAX;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::Status;
 use tonic::body::Body;
@@ -43,8 +42,6 @@ const PING_AFTER: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that a new connection has for its first stream or call.
 const FIRST_CALL: Duration = Duration::from_secs(30);
-/// The time that a connection has for its TLS handshake.
-pub(super) const TLS_HANDSHAKE: Duration = Duration::from_secs(10);
 /// The pause after a failed accept.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -167,14 +164,13 @@ async fn serve(socket: TcpStream, connection: Arc<Connection>, routes: Routes) {
 
 /// The TLS handshake of a connection; `None` if it failed, was late, or this node closes the connection.
 async fn accept_tls(tls: &NodeTls, socket: Socket, connection: &Connection) -> Option<TlsStream<Socket>> {
-    let handshake = TlsAcceptor::from(tls.clients()).accept(socket);
     let accepted = tokio::select! {
-        accepted = tokio::time::timeout(TLS_HANDSHAKE, handshake) => accepted,
+        accepted = tls.accept_client(socket) => accepted,
         () = connection.kill.cancelled() => return None,
         () = connection.front().stopping.cancelled() => return None,
     };
     match accepted {
-        Ok(Ok(stream)) => {
+        Ok(stream) => {
             let chain = stream.get_ref().1.peer_certificates();
             match chain.and_then(|chain| chain.first()).map(|first| CertificateNames::of(first)) {
                 // Never fails: set only here.
@@ -189,12 +185,8 @@ async fn accept_tls(tls: &NodeTls, socket: Socket, connection: &Connection) -> O
             }
             Some(stream)
         }
-        Ok(Err(error)) => {
+        Err(error) => {
             tracing::debug!(connection = connection.id, %error, "a client's TLS handshake failed: {error}");
-            None
-        }
-        Err(_) => {
-            tracing::debug!(connection = connection.id, "a client's TLS handshake took too long");
             None
         }
     }

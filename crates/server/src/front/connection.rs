@@ -202,7 +202,8 @@ impl Drop for Starting {
 pub(super) struct Socket {
     socket: TcpStream,
     connection: Arc<Connection>,
-    /// Under TLS once its handshake is over: what was read may still be in the TLS layer, so [`TlsSocket`] records.
+    /// Set once a TLS handshake is over: the TLS layer may hold input that it has read, so [`TlsSocket`] records that the
+    /// socket is empty.
     is_below_tls: bool,
     /// The last read was proven to find the socket empty.
     found_empty: bool,

@@ -13,13 +13,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_rustls::TlsAcceptor;
 use tonic::Status;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tower_service::Service as _;
 
-use super::accept::{ACCEPT_PAUSE, HEADER_BYTES_MAX, STREAMS_MAX, TLS_HANDSHAKE};
+use super::accept::{ACCEPT_PAUSE, HEADER_BYTES_MAX, STREAMS_MAX};
 use crate::tls::NodeTls;
 
 /// The longest life of a connection: there is nothing to keep it for.
@@ -62,11 +61,9 @@ async fn accept(
     waits_for: watch::Receiver<String>,
 ) {
     let Some(tls) = tls else { return answer(socket, routes, waits_for).await };
-    let handshake = TlsAcceptor::from(tls.clients()).accept(socket);
-    match tokio::time::timeout(TLS_HANDSHAKE, handshake).await {
-        Ok(Ok(stream)) => answer(stream, routes, waits_for).await,
-        Ok(Err(error)) => tracing::debug!(%error, "a client's TLS handshake failed: {error}"),
-        Err(_) => {}
+    match tls.accept_client(socket).await {
+        Ok(stream) => answer(stream, routes, waits_for).await,
+        Err(error) => tracing::debug!(%error, "a client's TLS handshake failed: {error}"),
     }
 }
 

@@ -108,7 +108,7 @@ impl<D: Disk + Sync> Bulk<D> {
         let opened = handshake::open_any(&addresses, to, Lane::Snapshot, &*self.directory).await;
         let (stream, _) = opened.map_err(|why| io::Error::other(why.to_string()))?;
         let patience = self.patience;
-        let transport = blocking(stream.into_transport()?, patience)?;
+        let transport = blocking(Transport::of(stream)?, patience)?;
         let (sender, sent) = oneshot::channel();
         let snapshots = self.snapshots.clone();
         std::thread::Builder::new().name("lockkeeper-send".to_owned()).spawn(move || {

@@ -12,6 +12,7 @@ use super::directory::Directory;
 use super::handshake::{self, NoLink};
 use super::{Handover, PeerConnection, Way};
 use crate::inbox::Inbox;
+use crate::tls::Transport;
 
 /// The first and the longest pause between two attempts.
 pub(super) const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -88,7 +89,7 @@ impl Dialler {
                     tracing::info!(node, address, "node {node} is reached at {address}");
                     (pause, said) = (PAUSE_MIN, String::new());
                     let (alive, over) = oneshot::channel();
-                    match stream.into_transport() {
+                    match Transport::of(stream) {
                         Ok(transport) => self.handover.give(
                             PeerConnection {
                                 number,

@@ -9,11 +9,10 @@ use std::time::Duration;
 use lockkeeper_wire::peer::hello_answer::What;
 use lockkeeper_wire::peer::{Hello, HelloAnswer, Lane, Refusal, RefusalCode};
 use prost::Message;
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+use tokio_rustls::TlsStream;
 
 use crate::tls::{NodeTls, PeerStream};
 
@@ -116,12 +115,10 @@ pub(crate) async fn open(
 
 /// The client's side of the TLS handshake, if there is TLS. `to`: the node that must answer; 0: any.
 async fn connect_tls(socket: TcpStream, to: u64, tls: Option<&NodeTls>) -> io::Result<PeerStream> {
-    let Some(tls) = tls else { return Ok(PeerStream::Plain(socket)) };
-    // Nodes are told apart by the names in their certificates; the name here is sent and checked by nobody.
-    let name = ServerName::try_from("lockkeeper.invalid").map_err(io::Error::other)?;
-    let stream = TlsConnector::from(tls.peers_out()).connect(name, socket).await.map_err(explain)?;
+    let Some(tls) = tls else { return Ok(PeerStream::Left(socket)) };
+    let stream = tls.connect_peer(socket).await.map_err(explain)?;
     tls.check_node(stream.get_ref().1.peer_certificates(), to).map_err(io::Error::other)?;
-    Ok(PeerStream::Tls(Box::new(TlsStream::Client(stream))))
+    Ok(PeerStream::Right(Box::new(TlsStream::Client(stream))))
 }
 
 /// Says what to look at if a TLS handshake fails.
@@ -136,7 +133,7 @@ fn explain(error: io::Error) -> io::Error {
 
 /// Checks that the certificate at the other end is that of node `node`.
 fn certified(stream: &PeerStream, node: u64, tls: Option<&NodeTls>) -> Result<(), Refusal> {
-    let (PeerStream::Tls(stream), Some(tls)) = (stream, tls) else { return Ok(()) };
+    let (PeerStream::Right(stream), Some(tls)) = (stream, tls) else { return Ok(()) };
     tls.check_node(stream.get_ref().1.peer_certificates(), node).map_err(|text| Refusal {
         code: RefusalCode::Unspecified.into(),
         text,
@@ -177,10 +174,10 @@ pub(super) async fn answer(
     let greet = async {
         socket.set_nodelay(true)?;
         let mut stream = match own.tls() {
-            None => PeerStream::Plain(socket),
+            None => PeerStream::Left(socket),
             Some(tls) => {
-                let stream = TlsAcceptor::from(tls.peers_in()).accept(socket).await.map_err(explain)?;
-                PeerStream::Tls(Box::new(TlsStream::Server(stream)))
+                let stream = tls.accept_peer(socket).await.map_err(explain)?;
+                PeerStream::Right(Box::new(TlsStream::Server(stream)))
             }
         };
         let hello: Hello = read(&mut stream).await?;

@@ -146,7 +146,7 @@ pub(crate) fn talk<D: Disk + Sync>(
     tokio::spawn(dialler.run());
     tokio::spawn(async move {
         let numbers = handover.clone();
-        let take = move |number, stream: PeerStream, hello: Hello| match stream.into_transport() {
+        let take = move |number, stream: PeerStream, hello: Hello| match Transport::of(stream) {
             Ok(transport) if hello.lane() == Lane::Messages => {
                 let Hello { node, rules_max, client_address, .. } = hello;
                 let link = PeerConnection {

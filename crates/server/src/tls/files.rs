@@ -58,12 +58,6 @@ pub enum TlsError {
         /// This node.
         wanted: String,
     },
-    /// The TLS library refuses its own defaults.
-    #[error("TLS can't be set up: {why}")]
-    Library {
-        /// The library's error.
-        why: String,
-    },
 }
 
 /// The contents of the files.

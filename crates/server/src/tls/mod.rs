@@ -8,6 +8,7 @@ mod files;
 mod names;
 mod stream;
 
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -20,6 +21,10 @@ use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme, version::TLS13,
 };
 
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
 pub use files::{TlsError, TlsFiles};
 pub use names::{CertificateNames, NodeName};
 pub(crate) use stream::{PeerStream, Transport};
@@ -28,6 +33,8 @@ use files::Material;
 
 /// How often the files are compared with those in use.
 const LOOK: Duration = Duration::from_secs(10);
+/// The time that a client's connection has for its TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The end of the certificate is logged when it is nearer than these days, ascending.
 const WARN_DAYS: [u64; 3] = [1, 7, 30];
@@ -114,7 +121,7 @@ impl NodeTls {
                     }
                 }
                 Err(error) => {
-                    // While somebody copies files, they don't fit for a moment: reported once, or when asked for.
+                    // Files that are just being replaced don't fit together: the same error is logged once, and at SIGHUP.
                     let text = error.to_string();
                     if is_asked || failed.as_ref() != Some(&text) {
                         tracing::error!(%error, "the new TLS files are not used, the old ones stay in force: {error}");
@@ -139,24 +146,43 @@ impl NodeTls {
         }
     }
 
-    /// For connections of clients.
-    pub(crate) fn clients(&self) -> Arc<ServerConfig> {
-        self.current().clients.clone()
+    /// The handshake of a connection of a client, within [`HANDSHAKE`].
+    ///
+    /// # Errors
+    /// The handshake failed or was late.
+    pub(crate) async fn accept_client<S>(&self, socket: S) -> io::Result<server::TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let handshake = TlsAcceptor::from(self.current().clients.clone()).accept(socket);
+        tokio::time::timeout(HANDSHAKE, handshake)
+            .await
+            .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long")))
     }
 
-    /// For connections that other nodes open.
-    pub(crate) fn peers_in(&self) -> Arc<ServerConfig> {
-        self.current().peers_in.clone()
+    /// The handshake of a connection that another node has opened. The caller bounds its time.
+    ///
+    /// # Errors
+    /// The handshake failed.
+    pub(crate) async fn accept_peer(&self, socket: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
+        TlsAcceptor::from(self.current().peers_in.clone()).accept(socket).await
     }
 
-    /// For connections to other nodes' peer ports. The caller checks the names: [`NodeTls::check_node`].
-    pub(crate) fn peers_out(&self) -> Arc<ClientConfig> {
-        self.current().peers_out.clone()
+    /// The handshake of a connection to another node's peer port. The caller checks the names, by
+    /// [`NodeTls::check_node`], and bounds the time.
+    ///
+    /// # Errors
+    /// The handshake failed.
+    pub(crate) async fn connect_peer(&self, socket: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
+        connect(self.current().peers_out.clone(), socket).await
     }
 
-    /// For calls that are forwarded to the leader's client port. The caller checks the names: [`NodeTls::check_node`].
-    pub(crate) fn forwards(&self) -> Arc<ClientConfig> {
-        self.current().forwards.clone()
+    /// As [`NodeTls::connect_peer`], to another node's client port.
+    ///
+    /// # Errors
+    /// The handshake failed.
+    pub(crate) async fn connect_client(&self, socket: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
+        connect(self.current().forwards.clone(), socket).await
     }
 
     /// Checks that the certificate at the other end is a node's of this cluster, and `node`'s unless that is 0.
@@ -188,6 +214,13 @@ impl NodeTls {
     }
 }
 
+/// The opening side of a handshake. Nodes are identified by the names in their certificates, so the server name has no
+/// meaning.
+async fn connect(config: Arc<ClientConfig>, socket: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
+    let name = ServerName::try_from("lockkeeper.invalid").map_err(io::Error::other)?;
+    TlsConnector::from(config).connect(name, socket).await
+}
+
 impl Loaded {
     fn new(material: Material, files: &TlsFiles) -> Result<Self, TlsError> {
         let (chain, key, roots) = material.parse(files)?;
@@ -215,10 +248,11 @@ impl Loaded {
             let unusable = |why: String| TlsError::Unusable { file: files.ca.clone(), why };
             builder.build().map_err(|error| unusable(error.to_string()))
         };
-        let server = |protocol: &[u8]| -> Result<Arc<ServerConfig>, TlsError> {
-            let builder = versions(ServerConfig::builder_with_provider(provider.clone()))?;
+        let to_serve = |protocol: &[u8]| -> Result<Arc<ServerConfig>, TlsError> {
             let guests: Arc<dyn ClientCertVerifier> = guests(protocol == CLIENT_PROTOCOL)?;
-            let mut config = builder
+            let mut config = ServerConfig::builder_with_provider(provider.clone())
+                .with_protocol_versions(&[&TLS13])
+                .map_err(|error| unusable(error.to_string()))?
                 .with_client_cert_verifier(guests)
                 .with_single_cert(chain.clone(), key.clone_key())
                 .map_err(|error| unusable(format!("it does not fit its key: {error}")))?;
@@ -226,7 +260,7 @@ impl Loaded {
             config.send_tls13_tickets = 0;
             Ok(Arc::new(config))
         };
-        let client = |protocol: &[u8]| -> Result<Arc<ClientConfig>, TlsError> {
+        let to_connect = |protocol: &[u8]| -> Result<Arc<ClientConfig>, TlsError> {
             let mut config = ClientConfig::builder_with_provider(provider.clone())
                 .with_protocol_versions(&[&TLS13])
                 .map_err(|error| unusable(error.to_string()))?
@@ -239,21 +273,15 @@ impl Loaded {
             Ok(Arc::new(config))
         };
         Ok(Self {
-            clients: server(CLIENT_PROTOCOL)?,
-            peers_in: server(PEER_PROTOCOL)?,
-            peers_out: client(PEER_PROTOCOL)?,
-            forwards: client(CLIENT_PROTOCOL)?,
+            clients: to_serve(CLIENT_PROTOCOL)?,
+            peers_in: to_serve(PEER_PROTOCOL)?,
+            peers_out: to_connect(PEER_PROTOCOL)?,
+            forwards: to_connect(CLIENT_PROTOCOL)?,
             expires: names.expires(),
             name,
             material,
         })
     }
-}
-
-fn versions(
-    builder: rustls::ConfigBuilder<ServerConfig, rustls::WantsVersions>,
-) -> Result<rustls::ConfigBuilder<ServerConfig, rustls::WantsVerifier>, TlsError> {
-    builder.with_protocol_versions(&[&TLS13]).map_err(|error| TlsError::Library { why: error.to_string() })
 }
 
 /// Verifies the chain of another node's certificate. The names in it are checked after the handshake, so that a

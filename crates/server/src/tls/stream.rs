@@ -3,79 +3,43 @@
 
 use std::io::{self, Read, Write};
 use std::net;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use rustls::Connection;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
+use tokio_util::either::Either;
 
-/// A connection to another node during its handshakes.
-pub(crate) enum PeerStream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-}
-
-impl PeerStream {
-    /// The connection for a thread, with what its TLS layer has read ahead. The socket is non-blocking.
-    pub(crate) fn into_transport(self) -> io::Result<Transport<net::TcpStream>> {
-        match self {
-            Self::Plain(socket) => Ok(Transport { socket: socket.into_std()?, tls: None }),
-            Self::Tls(stream) => {
-                let (socket, tls) = match *stream {
-                    TlsStream::Client(stream) => {
-                        let (socket, tls) = stream.into_inner();
-                        (socket, Connection::Client(tls))
-                    }
-                    TlsStream::Server(stream) => {
-                        let (socket, tls) = stream.into_inner();
-                        (socket, Connection::Server(tls))
-                    }
-                };
-                Ok(Transport { socket: socket.into_std()?, tls: Some(Box::new(tls)) })
-            }
-        }
-    }
-}
-
-impl AsyncRead for PeerStream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(socket) => Pin::new(socket).poll_read(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for PeerStream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(socket) => Pin::new(socket).poll_write(cx, bytes),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(socket) => Pin::new(socket).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
-}
+/// A connection to another node during its handshakes: plain, or by TLS.
+pub(crate) type PeerStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 /// A connection to another node after its handshakes, on a socket that blocks or does not.
 #[derive(Debug)]
 pub(crate) struct Transport<S> {
     socket: S,
     tls: Option<Box<Connection>>,
+}
+
+impl Transport<net::TcpStream> {
+    /// A connection after its handshakes, with what its TLS layer has read ahead. The socket is non-blocking.
+    ///
+    /// # Errors
+    /// The runtime does not give the socket away.
+    pub(crate) fn of(stream: PeerStream) -> io::Result<Self> {
+        let (socket, tls) = match stream {
+            Either::Left(socket) => (socket, None),
+            Either::Right(stream) => match *stream {
+                TlsStream::Client(stream) => {
+                    let (socket, tls) = stream.into_inner();
+                    (socket, Some(Connection::Client(tls)))
+                }
+                TlsStream::Server(stream) => {
+                    let (socket, tls) = stream.into_inner();
+                    (socket, Some(Connection::Server(tls)))
+                }
+            },
+        };
+        Ok(Self { socket: socket.into_std()?, tls: tls.map(Box::new) })
+    }
 }
 
 impl<S> Transport<S> {

@@ -90,9 +90,7 @@ async fn get(redis: &mut MultiplexedConnection, key: &str) -> Result<Option<Stri
 }
 
 fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
-    let redis = account::server();
-    scene.serve("account", redis.url());
-    scene.serve("locks", account::locks_at(&redis));
+    let redis = account::served(scene);
     scene.start("A", &["calling"])?;
     scene.go("A", &[])?;
     scene.start("B", &["waits", "calling"])?;

@@ -106,9 +106,7 @@ async fn release(redis: &mut redis::aio::MultiplexedConnection) -> Result {
 }
 
 fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
-    let redis = account::server();
-    scene.serve("account", redis.url());
-    scene.serve("locks", account::locks_at(&redis));
+    let redis = account::served(scene);
     scene.start("clients", &["queued"])?;
     let before = commands(&redis)?;
     scene.until("clients", &["measured"])?;

@@ -48,9 +48,7 @@ async fn right(actor: &mut Actor) -> Result {
 }
 
 fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
-    let redis = account::server();
-    scene.serve("account", redis.url());
-    scene.serve("locks", account::locks_at(&redis));
+    let redis = account::served(scene);
     scene.start("A", &["renews", "read"])?;
     scene.kill("A")?;
     scene.start("B", &["waits"])?;

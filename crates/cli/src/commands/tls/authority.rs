@@ -1,4 +1,4 @@
-//! The authority of `tls init`, and what it issues.
+//! The certificate authority of `tls init`, and the certificates that it issues.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write;
@@ -72,7 +72,8 @@ pub(super) struct Authority {
 impl Authority {
     /// Makes a new authority.
     ///
-    /// `name` tells it from others: a verifier that finds two of one name reports a bad signature, not another authority.
+    /// `name` must be unique: of two authorities with one name, a verifier reports a bad signature instead of an unknown
+    /// issuer.
     pub(super) fn create(dir: &Path, name: &str) -> Result<Self, Failure> {
         let made = fs::create_dir_all(dir);
         made.map_err(|error| {

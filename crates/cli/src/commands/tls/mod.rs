@@ -10,7 +10,7 @@ use lockkeeper_server::{CertificateNames, NodeName};
 use rcgen::KeyPair;
 use serde_json::json;
 
-use crate::args::{TlsCommand, TlsInit, TlsIssue, TlsRenew, TlsShow};
+use crate::args::{TlsCommand, TlsInit, TlsIssue, TlsRenew};
 use crate::exit::{CONFIG, Failure, INTERNAL, IO, OK, USAGE};
 use crate::output;
 use crate::table::Table;
@@ -27,7 +27,7 @@ pub(super) fn tls(command: &TlsCommand) -> Result<u8, Failure> {
         TlsCommand::Init(args) => init(args),
         TlsCommand::Issue(args) => issue(args),
         TlsCommand::Renew(args) => renew(args),
-        TlsCommand::Show(args) => show(args),
+        TlsCommand::Show(args) => print(&args.files, args.json),
     }
 }
 
@@ -94,15 +94,7 @@ fn renew(args: &TlsRenew) -> Result<u8, Failure> {
     print(&renewed, false)
 }
 
-fn show(args: &TlsShow) -> Result<u8, Failure> {
-    let mut files = Vec::new();
-    for path in &args.files {
-        if path.is_dir() { files.extend(certificates(path)?) } else { files.push(path.clone()) }
-    }
-    print(&files, args.json)
-}
-
-/// Prints whom certificates are of.
+/// Prints whom certificates are of; a path is a file, or a directory of some.
 fn print(paths: &[PathBuf], as_json: bool) -> Result<u8, Failure> {
     let mut files = Vec::new();
     for path in paths {

@@ -67,8 +67,8 @@ pub(super) async fn explained(address: &Address, why: Why, has_tls: bool) -> Why
     }
 }
 
-/// What is wrong with the protocol of a server, by the first bytes that it sends; `None` if it is HTTP/2, which begins
-/// with a SETTINGS frame, or if it sends nothing.
+/// Detects a server with another protocol by the first bytes that it sends. `None`: HTTP/2, which begins with a SETTINGS
+/// frame, or no bytes.
 async fn protocol(address: &Address) -> Option<&'static str> {
     let look = async {
         let mut stream = TcpStream::connect(address.to_string()).await.ok()?;

@@ -11,11 +11,9 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Frame, Incoming, SizeHint};
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
-use tokio_rustls::TlsConnector;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 use tonic::body::Body;
@@ -75,9 +73,7 @@ pub(super) async fn dial(leader: u64, address: &str, tls: Option<&NodeTls>) -> i
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
         let Some(tls) = tls else { return begin(socket).await };
-        // As between peers, nodes are told apart by the names in their certificates.
-        let name = ServerName::try_from("lockkeeper.invalid").map_err(io::Error::other)?;
-        let stream = TlsConnector::from(tls.forwards()).connect(name, socket).await?;
+        let stream = tls.connect_client(socket).await?;
         tls.check_node(stream.get_ref().1.peer_certificates(), leader).map_err(io::Error::other)?;
         begin(stream).await
     };

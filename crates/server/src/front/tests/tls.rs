@@ -7,12 +7,9 @@ use std::path::Path;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
 };
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::{Event, Frames, Rig, is_keep_alive, local};
@@ -50,10 +47,8 @@ struct TlsClient {
 
 impl TlsClient {
     async fn connect(rig: &Rig) -> Self {
-        let config: std::sync::Arc<ClientConfig> = rig.front.tls.as_ref().unwrap().forwards();
         let socket = TcpStream::connect(rig.address).await.unwrap();
-        let name = ServerName::try_from("lockkeeper.invalid").unwrap();
-        let stream = TlsConnector::from(config).connect(name, socket).await.unwrap();
+        let stream = rig.front.tls.as_ref().unwrap().connect_client(socket).await.unwrap();
         Self { stream, frames: Frames { is_first: true } }
     }
 

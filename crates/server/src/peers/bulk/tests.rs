@@ -151,7 +151,7 @@ async fn stalled_receiver_is_reported_and_a_later_attempt_succeeds() {
     let sender = sender.patient();
     let offer = sender.offers_table(7);
     let taken = async {
-        let socket = connected().await.into_transport().expect("a socket");
+        let socket = Transport::of(connected().await).expect("a socket");
         receiver.bulk.receive(1, socket);
         receiver.takes().await
     };
