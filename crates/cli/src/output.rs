@@ -79,6 +79,7 @@ fn holder_json(holder: &HolderInfo) -> Value {
         "subtree": holder.subtree,
         "slot": holder.slot,
         "owner": holder.owner,
+        "identity": holder.identity,
         "held_for_ms": holder.held_for.map(|held| held.as_millis() as u64),
         "meta": meta_json(&holder.meta),
         "value": String::from_utf8_lossy(&holder.value),
@@ -95,7 +96,18 @@ fn holder_json(holder: &HolderInfo) -> Value {
 }
 
 fn waiter_json(waiter: &WaiterInfo) -> Value {
-    json!({ "owner": waiter.owner, "mode": waiter.mode.to_string(), "meta": meta_json(&waiter.meta) })
+    json!({
+        "owner": waiter.owner,
+        "identity": waiter.identity,
+        "mode": waiter.mode.to_string(),
+        "meta": meta_json(&waiter.meta),
+    })
+}
+
+/// A client: its own label, and who the service knows it to be.
+#[must_use]
+pub fn client(label: &str, identity: &str) -> String {
+    if identity.is_empty() { label.to_owned() } else { format!("{label} ({identity})") }
 }
 
 /// What a hold covers: `exclusive`, `permit (slot 2)`, `exclusive with everything below`.
@@ -127,7 +139,7 @@ pub fn holder_text(holder: &HolderInfo) -> String {
     let mut text = holder.token.map(|token| format!("token {token}, ")).unwrap_or_default();
     text += &mode_text(holder);
     if !matches!(holder.state, HolderState::Closed { .. }) {
-        text += &format!(", held by {}", holder.owner);
+        text += &format!(", held by {}", client(&holder.owner, &holder.identity));
         if let Some(held) = holder.held_for {
             text += &format!(", for {}", human(held));
         }

@@ -1,6 +1,6 @@
 //! The descriptions of locks, sessions and services that operators see.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{LockName, ModeKind, Slot, Token};
 
@@ -38,6 +38,8 @@ pub struct HolderInfo {
     pub slot: Option<Slot>,
     /// The holder's label; empty for a closed hold.
     pub owner: String,
+    /// Who the holder is, as the service has authenticated it; empty if that is unknown.
+    pub identity: String,
     /// How long it has been held, if the backend knows.
     pub held_for: Option<Duration>,
     /// Held, under a break, or closed.
@@ -74,6 +76,8 @@ pub enum HolderState {
 pub struct WaiterInfo {
     /// The waiter's label.
     pub owner: String,
+    /// Who the waiter is, as the service has authenticated it; empty if that is unknown.
+    pub identity: String,
     /// The requested mode.
     pub mode: ModeKind,
     /// The waiter's meta data.
@@ -88,6 +92,8 @@ pub struct SessionInfo {
     pub id: u64,
     /// The client's label.
     pub owner: String,
+    /// Who the client is, as the service has authenticated it; empty if that is unknown.
+    pub identity: String,
     /// Its ttl: how long it lives without a keep-alive.
     pub ttl: Duration,
     /// How long its holds stay closed if it expires.
@@ -141,6 +147,10 @@ pub struct ServiceStatus {
     pub members: Vec<NodeInfo>,
     /// Ids of removed nodes, as far as this node knows.
     pub removed: Vec<u64>,
+    /// When the node's certificate ends; `None`: it has none.
+    pub certificate_ends: Option<SystemTime>,
+    /// The SHA-256 of the node's file of permissions, in hexadecimal digits; `None`: it has none.
+    pub permissions: Option<String>,
 }
 
 /// What one setting of a lock service implies for its locks.
@@ -180,6 +190,7 @@ impl LockInfo {
     ) -> Self {
         use lockkeeper_core::HoldState;
         let holders = description.holds.into_iter().map(|hold| HolderInfo {
+            identity: String::new(),
             token: Some(hold.token),
             mode: hold.mode,
             subtree: hold.subtree,
@@ -197,6 +208,7 @@ impl LockInfo {
             value: hold.value.to_vec(),
         });
         let waiters = description.waiters.into_iter().map(|waiter| WaiterInfo {
+            identity: String::new(),
             owner: label(waiter.owner.0),
             mode: waiter.mode,
             meta: decode_meta(&waiter.meta),

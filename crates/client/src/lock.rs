@@ -394,6 +394,7 @@ impl<F: Kind> Lock<F> {
             lock_delay_ms: ms(options.lock_delay),
             linger_ms: ms(options.linger),
             label_bytes: 0,
+            identity_bytes: 0,
         };
         session.check()?;
         let acquire = AcquireContent {

@@ -87,6 +87,7 @@ impl Bench {
                 lock_delay_ms: 0,
                 linger_ms: 0,
                 label: "bench".into(),
+                identity: Box::default(),
             };
             let reply = table.apply(Command::OpenSession(open), &mut Effects::new());
             assert!(matches!(reply, Reply::Opened { .. }));

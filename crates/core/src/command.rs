@@ -110,6 +110,8 @@ pub struct OpenSession {
     pub linger_ms: u64,
     /// Description for people: host, process, purpose.
     pub label: Box<str>,
+    /// Who opens it, as the service has authenticated the client; empty: unknown. Ignored below version 2 of the rules (S4).
+    pub identity: Box<str>,
 }
 
 /// Parameters of [`Command::Acquire`]. Durations are in milliseconds.

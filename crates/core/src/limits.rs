@@ -66,7 +66,7 @@ pub const WORK_PER_COMMAND_MAX: usize = 1 << 13;
 pub const VALUE_BYTES_MAX: usize = 4096;
 /// Maximum length of a request's `meta` in bytes.
 pub const META_BYTES_MAX: usize = 1024;
-/// Maximum length in bytes of a session label, and of `reason` and `by` of a break.
+/// Maximum length in bytes of a session's label and identity, and of `reason` and `by` of a break.
 pub const LABEL_BYTES_MAX: usize = 256;
 /// Highest token: 2^53 − 1, so that tokens are exact in JSON, JavaScript and SQL `bigint` (P2).
 pub const TOKEN_MAX: u64 = (1 << 53) - 1;
@@ -74,4 +74,6 @@ pub const TOKEN_MAX: u64 = (1 << 53) - 1;
 /// tokens (T3).
 pub const RAISE_TOKENS_MAX: u64 = 1 << 52;
 /// The newest version of the rules that this binary supports (V1).
-pub const RULES_VERSION: u32 = 1;
+pub const RULES_VERSION: u32 = 2;
+/// The version of the rules from which on sessions have an identity (S4).
+pub const RULES_WITH_IDENTITY: u32 = 2;

@@ -217,6 +217,12 @@ pub enum Rejection {
         /// Requested ttl in milliseconds.
         ttl_ms: u64,
     },
+    /// The session of this secret was opened by a client with another identity (S4).
+    #[error("session {session} was opened by another client; open a new one, with a secret of your own")]
+    OtherIdentity {
+        /// The session.
+        session: SessionId,
+    },
     /// The request's number of permits differs from the implied limit in force (L3).
     #[error(
         "`{name}` has {have} permits, {asked} were asked for; ask for {have}, for no number, or set the limit"

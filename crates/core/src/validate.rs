@@ -36,6 +36,8 @@ pub struct SessionContent {
     pub linger_ms: u64,
     /// Length of the label in bytes.
     pub label_bytes: usize,
+    /// Length of the identity in bytes.
+    pub identity_bytes: usize,
 }
 
 impl AcquireContent {
@@ -93,7 +95,8 @@ impl SessionContent {
         if self.linger_ms > self.ttl_ms {
             return Err(Rejection::Linger { ms: self.linger_ms, ttl_ms: self.ttl_ms });
         }
-        text("label", self.label_bytes)
+        text("label", self.label_bytes)?;
+        text("identity", self.identity_bytes)
     }
 }
 
@@ -104,6 +107,7 @@ impl From<&OpenSession> for SessionContent {
             lock_delay_ms: open.lock_delay_ms,
             linger_ms: open.linger_ms,
             label_bytes: open.label.len(),
+            identity_bytes: open.identity.len(),
         }
     }
 }

@@ -120,7 +120,7 @@ fn the_rule_book_has_every_rule_once() {
         ("Q", 2),
         ("G", 3),
         ("L", 4),
-        ("S", 3),
+        ("S", 4),
         ("R", 7),
         ("W", 1),
         ("D", 4),

@@ -39,6 +39,7 @@ impl Bounded {
             lock_delay_ms: 0,
             linger_ms: 0,
             label: Box::default(),
+            identity: Box::default(),
         };
         match self.apply(Command::OpenSession(open)) {
             Reply::Opened { session } => session,

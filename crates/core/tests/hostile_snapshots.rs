@@ -374,6 +374,7 @@ fn full() -> Snapshot {
             lock_delay_ms: 0,
             linger_ms: 0,
             label: "".into(),
+            identity: Box::default(),
         }),
         acquire(1, "p", Mode::Permit { of: Some(2) }, 0),
         acquire(2, "p", Mode::Permit { of: Some(2) }, 0),
@@ -414,8 +415,15 @@ fn freed(number: u64, after: u64) -> FreedState {
 #[test]
 fn every_inconsistency_has_its_own_error() {
     type Change = fn(&mut Snapshot);
-    let cases: [(Change, &str); 26] = [
-        (|s| s.rules = 2, "rules version 2"),
+    let cases: [(Change, &str); 27] = [
+        (|s| s.rules = 3, "rules version 3"),
+        (
+            |s| {
+                s.rules = 1;
+                s.sessions[0].identity = "billing".into();
+            },
+            "session s1 has an identity, which rules version 1 does not know",
+        ),
         (|s| s.last_token = 1 << 53, "a counter is too high"),
         (|s| s.last_ticket = u64::MAX, "a counter is too high"),
         (|s| s.last_session = u64::MAX, "a counter is too high"),

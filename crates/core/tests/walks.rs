@@ -290,6 +290,7 @@ fn with_held(count: u64) -> Table {
             lock_delay_ms: 0,
             linger_ms: 0,
             label: "".into(),
+            identity: Box::default(),
         };
         let _opened = table.apply(Command::OpenSession(open), &mut effects);
     }

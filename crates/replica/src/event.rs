@@ -21,7 +21,12 @@ pub struct AskId(pub u64);
 #[derive(Debug)]
 pub enum Event {
     /// A client opened a stream.
-    StreamOpened(StreamId),
+    StreamOpened {
+        /// The stream.
+        stream: StreamId,
+        /// Who the client is, at most [`LABEL_BYTES_MAX`](lockkeeper_core::limits::LABEL_BYTES_MAX) bytes; empty: unknown.
+        identity: Box<str>,
+    },
     /// A frame of requests arrived on a stream.
     Frame(StreamId, Vec<Request>),
     /// A stream has ended.

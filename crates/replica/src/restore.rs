@@ -129,6 +129,7 @@ mod tests {
                 lock_delay_ms,
                 linger_ms: 0,
                 label: format!("client {number}").into(),
+                identity: Box::default(),
             };
             match self.0.apply(Command::OpenSession(open), &mut Vec::new()) {
                 Reply::Opened { session } => session,

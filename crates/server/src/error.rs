@@ -9,7 +9,8 @@ use lockkeeper_replica::{Difference, Fatal, LostEntries};
 use lockkeeper_wire::peer::Refusal;
 
 use crate::disk::DirectoryError;
-use crate::tls::{NodeName, TlsError};
+use crate::files::FileError;
+use crate::tls::NodeName;
 
 /// The reason why a node can't serve, or stopped serving.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +38,7 @@ pub enum ServeError {
     },
     /// The files for TLS can't be used.
     #[error(transparent)]
-    Tls(#[from] TlsError),
+    File(#[from] FileError),
     /// The certificate is of another node than this one.
     #[error("`{}` is the certificate of {certified}, and this is node {node}: give each node its own", file.display())]
     Certificate {

@@ -15,12 +15,14 @@
 //! Reading order: [`run()`], `node`, `inbox` (the queues between the threads), `peers`, `front`, `tls`. Promises in comments
 //! (P9) are defined in `docs/SAFETY.md`, other rules (M2, T1) in `docs/table-rules.md`.
 
+pub mod access;
 pub mod backup;
 mod clock;
 mod data;
 pub mod disk;
 mod disk_worker;
 mod error;
+mod files;
 mod front;
 mod inbox;
 mod leadership;
@@ -30,9 +32,11 @@ mod options;
 mod peers;
 mod run;
 mod tls;
+mod unauthenticated;
 
 pub use error::ServeError;
+pub use files::FileError;
 pub use front::LEADER_METADATA;
 pub use options::{CONNECTIONS_MAX, ELECTION_TIMEOUT, SNAPSHOT_AFTER, ServerOptions};
 pub use run::{Running, raise_file_limit, run};
-pub use tls::{CertificateNames, NodeName, TlsError, TlsFiles};
+pub use tls::{CertificateNames, NodeName, TlsFiles};

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::access::AccessFiles;
 use crate::error::ServeError;
 use crate::tls::TlsFiles;
 
@@ -33,7 +34,9 @@ pub struct ServerOptions {
     pub insecure: bool,
     /// The files for TLS on both ports; `None`: connections are plain.
     pub tls: Option<TlsFiles>,
-    /// The id of this node; by default the id in its data, or 1.
+    /// The files by which callers are identified, and that say what they may do.
+    pub access: AccessFiles,
+    /// The id of this node; by default the id in its certificate or in its data, or 1.
     pub node: Option<u64>,
     /// Peer addresses of the nodes of a new cluster, by id, this node included. If the data directory has a cluster
     /// already, its members take precedence, and only this node's own address is used.
@@ -67,6 +70,7 @@ impl ServerOptions {
             advertise: None,
             insecure: false,
             tls: None,
+            access: AccessFiles::default(),
             node: None,
             cluster: BTreeMap::new(),
             join: None,

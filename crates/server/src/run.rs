@@ -25,11 +25,13 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::access::{Access, AccessFiles};
 use crate::clock;
 use crate::data::{self, Addresses, Data, DirectoryContents, Unusable};
 use crate::disk::DataDirectory;
 use crate::disk_worker::Chores;
 use crate::error::ServeError;
+use crate::files::{Reload, keep_current};
 use crate::front::{About, Acceptor, Front, answer_while_forming, pump};
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::Leadership;
@@ -78,17 +80,20 @@ impl Running {
 /// # Errors
 /// [`ServeError`]: the node can't start, or had to stop. A failed write of the log, except on a full disk, aborts the
 /// process instead: the state of the disk is unknown then, and no further answer may be sent (P10).
-pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
+pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
+    let tls = options.tls.as_ref().map(NodeTls::load).transpose()?;
+    if let Some(tls) = &tls {
+        // The certificate says which node this is.
+        let node = *options.node.get_or_insert(tls.name().node);
+        certified(&options, tls, node)?;
+    }
     let address = options.address()?;
     let peer_address = options.peer_address()?;
     if peer_address.as_ref().is_some_and(|(peers, _)| *peers == address && address.port() != 0) {
         let why = format!("{address} is to serve both clients and other nodes: give each its own port");
         return Err(ServeError::Nodes { why });
     }
-    let tls = options.tls.as_ref().map(NodeTls::load).transpose()?;
-    if let (Some(tls), Some(node)) = (&tls, options.node) {
-        certified(&options, tls, node)?;
-    }
+    let access = Access::load(&options.access)?;
     let connections_max = raise_file_limit(options.connections_max, 1);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -96,9 +101,12 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
         .map_err(ServeError::system("start the runtime"))?;
     let entered = runtime.enter();
     let mut signals = Signals::new()?;
-    if let Some(tls) = &tls {
-        tokio::spawn(tls.clone().keep_current(hangups()?));
+    let mut files: Vec<Arc<dyn Reload>> = vec![];
+    files.extend(tls.clone().map(|tls| tls as Arc<dyn Reload>));
+    if options.access != AccessFiles::default() {
+        files.push(access.clone());
     }
+    tokio::spawn(keep_current(files, hangups()?));
     // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
@@ -140,7 +148,8 @@ pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), Se
         }
     };
     let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
-    let result = runtime.block_on(serve(node, listener, address, connections_max, tls, signals, ready));
+    let front = Front::new(node.inbox.clone(), node.about.clone(), tls, access);
+    let result = runtime.block_on(serve(node, front, listener, address, connections_max, signals, ready));
     drop(entered);
     // Connections that did not end in time are dropped here.
     drop(runtime);
@@ -439,14 +448,13 @@ fn config(founding: &Founding, options: &ServerOptions) -> Config {
 
 async fn serve(
     mut node: Started,
+    front: Arc<Front>,
     listener: TcpListener,
     address: SocketAddr,
     connections_max: usize,
-    tls: Option<Arc<NodeTls>>,
     mut signals: Signals,
     ready: impl FnOnce(Running),
 ) -> Result<(), ServeError> {
-    let front = Front::new(node.inbox.clone(), node.about.clone(), tls);
     // Never fails: set only here.
     let _ = front.snapshots.set(node.snapshots.clone());
     let (health, health_service) = tonic_health::server::health_reporter();

@@ -40,6 +40,18 @@ pub enum Request {
         /// The command itself.
         command: Command,
     },
+    /// An acquire for which the client lacks a permission. It gets `refused`, unless it is the repetition of a command
+    /// that the table has seen: that gets its answer (P7).
+    Denied {
+        /// The session that sends it.
+        session: SessionId,
+        /// The command's number in its session.
+        seq: Seq,
+        /// The command itself.
+        command: Command,
+        /// What to tell the client.
+        refused: v1::Refused,
+    },
 }
 
 /// See [`Request::Open`]. Durations are in milliseconds.
@@ -60,15 +72,16 @@ pub struct Open {
 }
 
 impl Open {
-    /// The command for the table, which contains only the secret's hash.
+    /// The command for the table, which contains only the secret's hash. `identity`: who the client is; empty: unknown.
     #[must_use]
-    pub fn command(&self, secret_hash: [u8; 32]) -> Command {
+    pub fn command(&self, secret_hash: [u8; 32], identity: &str) -> Command {
         Command::OpenSession(OpenSession {
             secret_hash,
             ttl_ms: self.ttl_ms,
             lock_delay_ms: self.lock_delay_ms,
             linger_ms: self.linger_ms,
             label: self.label.as_str().into(),
+            identity: identity.into(),
         })
     }
 }
@@ -179,6 +192,8 @@ fn open(it: v1::OpenSession) -> Result<Open, ItemError> {
         lock_delay_ms: it.lock_delay_ms,
         linger_ms: it.linger_ms,
         label_bytes: it.label.len(),
+        // The service adds it, and has checked its length.
+        identity_bytes: 0,
     };
     content.check().map_err(|rejection| ItemError::Refused {
         session: 0,
@@ -300,7 +315,7 @@ impl From<Request> for v1::ClientItem {
             Request::KeepAlive { session, id } => {
                 Self { session: session.0, what: Some(What::KeepAlive(v1::KeepAlive { id })) }
             }
-            Request::Command { session, command, .. } => {
+            Request::Command { session, command, .. } | Request::Denied { session, command, .. } => {
                 Self { session: session.0, what: command_item(command) }
             }
         }

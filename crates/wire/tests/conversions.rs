@@ -105,14 +105,15 @@ fn command() -> impl Strategy<Value = Command> {
         }),
         any::<u64>().prop_map(|above| Command::RaiseTokens { above }),
         any::<u32>().prop_map(|version| Command::RaiseRules { version }),
-        (any::<[u8; 32]>(), any::<[u64; 3]>(), text).prop_map(
-            |(secret_hash, [ttl, delay, linger], label)| {
+        (any::<[u8; 32]>(), any::<[u64; 3]>(), text, text).prop_map(
+            |(secret_hash, [ttl, delay, linger], label, identity)| {
                 Command::OpenSession(OpenSession {
                     secret_hash,
                     ttl_ms: ttl,
                     lock_delay_ms: delay,
                     linger_ms: linger,
                     label: label.into(),
+                    identity: identity.into(),
                 })
             }
         ),
@@ -208,7 +209,7 @@ proptest! {
 fn check(request: &Request) -> Result<(), Rejection> {
     match request {
         Request::Open(open) => {
-            let Command::OpenSession(open) = open.command([0; 32]) else { panic!("{open:?}") };
+            let Command::OpenSession(open) = open.command([0; 32], "somebody") else { panic!("{open:?}") };
             SessionContent::from(&open).check()
         }
         Request::Command { command: Command::Acquire(acquire), .. } => AcquireContent::from(acquire).check(),

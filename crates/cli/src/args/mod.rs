@@ -1,5 +1,6 @@
 //! The command line: argument definitions and help texts only. `settings` and the commands interpret the values.
 
+mod access;
 mod advise;
 mod cluster;
 mod config;
@@ -29,6 +30,7 @@ use crate::settings::duration;
 use suggest::{one_line, suggestion};
 use values::{reason, token};
 
+pub use access::{AccessCheck, AccessCommand, ActionArg, TokenCommand, TokenList, TokenOf};
 pub use advise::Advise;
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
@@ -97,6 +99,14 @@ pub enum Command {
     #[command(after_help = "Example:\n  lockkeeper tls init ./tls --nodes 3")]
     #[command(subcommand)]
     Tls(TlsCommand),
+    /// Make tokens for clients of our own service, remove them, list them
+    #[command(after_help = "Example:\n  lockkeeper token add billing --file tokens > billing.token")]
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Try out a file of permissions for clients of our own service
+    #[command(after_help = "Example:\n  lockkeeper access check billing acquire orders/42 --file permissions.toml")]
+    #[command(subcommand)]
+    Access(AccessCommand),
     /// Check fencing tokens in front of an HTTP service that can't
     Gate(Gate),
     /// Recommend a lock, or an alternative to one, by a few questions

@@ -53,6 +53,12 @@ pub struct Serve {
     /// The authorities whose certificates are accepted, of clients and of other nodes, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_ca: Option<PathBuf>,
+    /// The tokens by which clients without a certificate identify themselves (`lockkeeper token`)
+    #[arg(long, value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
+    /// Who may do what with which names, in TOML; without it every client may do everything
+    #[arg(long, value_name = "FILE")]
+    pub permissions: Option<PathBuf>,
     /// Listen where other machines can reach it, although there is no encryption and no authentication
     #[arg(long)]
     pub insecure: bool,

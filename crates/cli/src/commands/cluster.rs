@@ -40,7 +40,9 @@ async fn status(args: ClusterStatus) -> Result<u8, Failure> {
     let info = locks.cluster().await?;
     let code = if info.nodes.iter().all(|node| node.answers) { OK } else { UNHEALTHY };
     if args.json {
-        output::json(&cluster_json(&info))?;
+        let mut value = cluster_json(&info);
+        value["warnings"] = nodes::warnings(&nodes).into();
+        output::json(&value)?;
         return Ok(code);
     }
     let mut table = Table::new(["NODE", "ROLE", "STATE", "CLIENTS", "PEERS"]);
@@ -51,6 +53,9 @@ async fn status(args: ClusterStatus) -> Result<u8, Failure> {
     table.print()?;
     if info.changing {
         output::line("a change of the nodes is under way")?;
+    }
+    for said in nodes::warnings(&nodes) {
+        output::line(format!("warning: {said}"))?;
     }
     Ok(code)
 }

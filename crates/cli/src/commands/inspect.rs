@@ -42,7 +42,7 @@ fn rows(info: &LockInfo, table: &mut Table) {
             name,
             holder.token.map(|token| token.to_string()).unwrap_or_default(),
             mode_text(holder),
-            holder.owner.clone(),
+            output::client(&holder.owner, &holder.identity),
             holder.held_for.map(human).unwrap_or_default(),
             waiting,
             notes.collect::<Vec<_>>().join(", "),
@@ -93,7 +93,8 @@ pub(super) async fn show(args: Show) -> Result<u8, Failure> {
         output::line(format!("  permits: {} of {limit} taken", info.holder_count))?;
     }
     for (place, waiter) in info.waiters.iter().enumerate() {
-        output::line(format!("  {}. in the queue: {}, {}", place + 1, waiter.mode, waiter.owner))?;
+        let client = output::client(&waiter.owner, &waiter.identity);
+        output::line(format!("  {}. in the queue: {}, {}", place + 1, waiter.mode, client))?;
     }
     if info.waiter_count > info.waiters.len() {
         output::line(format!("  and {} more wait", info.waiter_count - info.waiters.len()))?;
@@ -116,7 +117,7 @@ pub(super) async fn sessions(args: Sessions) -> Result<u8, Failure> {
     for session in &sessions {
         table.row([
             session.id.to_string(),
-            session.owner.clone(),
+            output::client(&session.owner, &session.identity),
             session.requests.to_string(),
             human(session.ttl),
             human(session.left),
@@ -131,6 +132,7 @@ fn session_json(session: &SessionInfo) -> Value {
     json!({
         "id": session.id,
         "owner": session.owner,
+        "identity": session.identity,
         "ttl_ms": session.ttl.as_millis() as u64,
         "left_ms": session.left.as_millis() as u64,
         "lock_delay_ms": session.lock_delay.as_millis() as u64,

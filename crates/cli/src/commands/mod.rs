@@ -1,5 +1,6 @@
 //! One module per command.
 
+mod access;
 mod advise;
 mod backup;
 mod bench;
@@ -48,6 +49,8 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Leader(args) => block_on(patiently(run::elect::leader(args))),
         Command::Serve(args) => serve::serve(args),
         Command::Tls(command) => tls::tls(&command),
+        Command::Token(command) => access::token(&command),
+        Command::Access(command) => access::access(&command),
         Command::Gate(args) => block_on_all_cores(gate::gate(args)),
         Command::Advise(args) => advise::advise(&args),
         #[cfg(feature = "pitfalls")]

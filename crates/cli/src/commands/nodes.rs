@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::SystemTime;
 
 use lockkeeper::url::Url;
 use lockkeeper::{NodePart, NodeReport, ServiceStatus};
@@ -14,6 +15,9 @@ use crate::table::Table;
 /// A node with more unapplied entries than this gets a warning. A node applies committed entries within one or two
 /// iterations of its event loop, so a larger number is a sign of slowness, not of normal load.
 const BEHIND_MAX: u64 = 10_000;
+const DAY_SECONDS: u64 = 24 * 60 * 60;
+/// A certificate that ends within this many days gets a warning.
+const WARN_DAYS: u64 = 30;
 
 fn answers(nodes: &[NodeReport]) -> impl Iterator<Item = &ServiceStatus> {
     nodes.iter().filter_map(|node| node.status.as_ref().ok())
@@ -81,6 +85,8 @@ pub(super) fn json(nodes: &[NodeReport]) -> Value {
             "requests": status.requests,
             "streams": status.streams,
             "rules": status.rules,
+            "certificate_ends": status.certificate_ends.map(unix_seconds),
+            "permissions": status.permissions,
         }),
     };
     nodes.iter().map(one).collect()
@@ -150,7 +156,8 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
     let mut said = Vec::new();
     let missing = missing(nodes);
     for NodeReport { address, answers, status, .. } in nodes {
-        if !is_loopback(address) {
+        let is_plain = status.as_ref().is_ok_and(|status| status.certificate_ends.is_none());
+        if is_plain && !is_loopback(address) {
             said.push(format!(
                 "{address} is reached over a network without encryption, and asks nobody who they are: whoever \
                  reaches it can hold and break every lock; keep strangers out by other means"
@@ -177,6 +184,9 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
                 "{address} has yet to apply {behind} entries of its log: it is overloaded or has just started"
             ));
         }
+        if let Some(ends) = status.certificate_ends {
+            said.extend(end_of_certificate(address, ends));
+        }
         if status.version != env!("CARGO_PKG_VERSION") {
             let ours = env!("CARGO_PKG_VERSION");
             said.push(format!("{address} has version {}, this program {ours}", status.version));
@@ -189,6 +199,14 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
             "two nodes vote: the loss of either stops the service; add a third, or remove one".to_owned(),
         );
     }
+    let permissions: BTreeSet<Option<&str>> = answers(nodes).map(|it| it.permissions.as_deref()).collect();
+    if permissions.len() > 1 {
+        said.push(
+            "the nodes have different files of permissions, so what a client may do depends on the node that it reaches: \
+             give all of them the same (`serve --permissions`)"
+                .to_owned(),
+        );
+    }
     let clusters = clusters(nodes);
     if clusters.len() > 1 {
         said.push(format!(
@@ -197,6 +215,21 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
         ));
     }
     said
+}
+
+/// A warning if the node's certificate has ended, or ends soon.
+fn end_of_certificate(address: &str, ends: SystemTime) -> Option<String> {
+    let Ok(left) = ends.duration_since(SystemTime::now()) else {
+        return Some(format!("the certificate of {address} has ended: renew it (`lockkeeper tls renew`)"));
+    };
+    let days = left.as_secs() / DAY_SECONDS;
+    (days < WARN_DAYS).then(|| {
+        format!("the certificate of {address} ends in {days} days: renew it (`lockkeeper tls renew`)")
+    })
+}
+
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn silence(address: &str, why: &str, missing: &[(u64, &str)]) -> String {

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use lockkeeper_server::disk::DirectoryError;
+use lockkeeper_server::access::AccessFiles;
 use lockkeeper_server::{Running, ServeError, ServerOptions, TlsFiles};
 use serde_json::json;
 use tracing_subscriber::Layer;
@@ -49,6 +50,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         advertise: args.advertise,
         insecure: args.insecure,
         tls,
+        access: AccessFiles { tokens: args.tokens, permissions: args.permissions },
         node: args.node,
         cluster,
         join: args.join,
@@ -121,7 +123,7 @@ pub(super) fn failure(error: ServeError) -> Failure {
         | E::TokensAbove { .. }
         | E::Unreachable { .. }
         | E::Nodes { .. } => USAGE,
-        E::Tls(_) | E::Certificate { .. } => code_below(&error).unwrap_or(CONFIG),
+        E::File(_) | E::Certificate { .. } => code_below(&error).unwrap_or(CONFIG),
         E::AddressInUse { .. } | E::Directory(DirectoryError::InUse { .. }) => BUSY,
         E::NotOurs { .. } => CANNOT_CREATE,
         E::Listen { .. } => code_below(&error).unwrap_or(UNAVAILABLE),

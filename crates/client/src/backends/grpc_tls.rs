@@ -7,6 +7,8 @@ use tonic::transport::Endpoint;
 #[cfg(feature = "grpc-tls")]
 use super::tls_files::TlsFiles;
 use crate::error::ConnectError;
+#[cfg(feature = "grpc-tls")]
+use crate::error::{BackendError, BackendErrorKind};
 use crate::url::Url;
 
 /// The TLS settings of a client.
@@ -37,26 +39,46 @@ impl GrpcTls {
         hint: &'static str,
     ) -> Result<Option<Self>, ConnectError> {
         let files = TlsFiles::of(url, scheme, hint)?;
+        if let Some(files) = &files {
+            // Otherwise files that can't be used would look like a service that does not answer.
+            Endpoint::from_static("https://localhost").tls_config(configuration(files)).map_err(|error| {
+                let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), |it| it.to_string());
+                let what = format!("the files of `tls-ca`, `tls-cert` and `tls-key` can't be used: {cause}");
+                BackendError::caused(BackendErrorKind::Operator, what, error)
+            })?;
+        }
         Ok(files.map(|files| Self(std::sync::Arc::new(std::sync::Mutex::new(files)))))
     }
 
-    /// The configuration for a new connection. Files that have changed are read again; if they can't be, those that
-    /// were read before are used.
-    fn configuration(&self) -> tonic::transport::ClientTlsConfig {
-        use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+    /// Sets TLS for a new connection. Files that have changed are read again; if they can't be used (they may be half
+    /// written), those that were read before are.
+    fn apply(&self, endpoint: Endpoint) -> Result<Endpoint, tonic::transport::Error> {
         let mut files = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        match files.read_again() {
-            Ok(new) => *files = new,
-            Err(error) => tracing::warn!(%error, "lockkeeper: the TLS files in use stay in use: {error}"),
-        }
-        let tls = match &files.ca {
-            Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
-            None => ClientTlsConfig::new().with_native_roots(),
+        let error: Box<dyn std::error::Error> = match files.read_again() {
+            Ok(new) => match endpoint.clone().tls_config(configuration(&new)) {
+                Ok(endpoint) => {
+                    *files = new;
+                    return Ok(endpoint);
+                }
+                Err(error) => error.into(),
+            },
+            Err(error) => error.into(),
         };
-        match &files.identity {
-            Some((certificate, key)) => tls.identity(Identity::from_pem(certificate, key)),
-            None => tls,
-        }
+        tracing::warn!(%error, "lockkeeper: the TLS files in use stay in use: {error}");
+        endpoint.tls_config(configuration(&files))
+    }
+}
+
+#[cfg(feature = "grpc-tls")]
+fn configuration(files: &TlsFiles) -> tonic::transport::ClientTlsConfig {
+    use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+    let tls = match &files.ca {
+        Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
+        None => ClientTlsConfig::new().with_native_roots(),
+    };
+    match &files.identity {
+        Some((certificate, key)) => tls.identity(Identity::from_pem(certificate, key)),
+        None => tls,
     }
 }
 
@@ -82,7 +104,7 @@ impl GrpcTls {
 #[cfg(feature = "grpc-tls")]
 pub(crate) fn endpoint(address: &str, tls: Option<&GrpcTls>) -> Result<Endpoint, tonic::transport::Error> {
     match tls {
-        Some(tls) => Endpoint::from_shared(format!("https://{address}"))?.tls_config(tls.configuration()),
+        Some(tls) => tls.apply(Endpoint::from_shared(format!("https://{address}"))?),
         None => Endpoint::from_shared(format!("http://{address}")),
     }
 }

@@ -286,6 +286,7 @@ impl<'a> ItemReader<'a> {
             lock_delay_ms: self.number()?,
             linger_ms: self.number()?,
             label: self.text()?,
+            identity: Box::default(),
             highest: Seq(self.number()?),
             done_through: Seq(self.number()?),
             kept: self.list(4, |r| {
@@ -293,6 +294,15 @@ impl<'a> ItemReader<'a> {
                 Ok(KeptAnswer { seq, reply: r.reply()?, until })
             })?,
         })
+    }
+
+    /// A session after its identity, which is not empty: each session has one encoding.
+    pub(super) fn identified_session(&mut self) -> Read<SessionState> {
+        let identity = self.text()?;
+        match identity.is_empty() {
+            true => Err(SnapshotError("a session with an identity has an empty one".to_owned())),
+            false => Ok(SessionState { identity, ..self.session()? }),
+        }
     }
 
     pub(super) fn kind(&mut self) -> Read<ModeKind> {

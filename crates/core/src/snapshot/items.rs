@@ -39,6 +39,10 @@ const LIMIT: u8 = 3;
 const END: u8 = 4;
 const ENDING: u8 = 5;
 const FREED: u8 = 6;
+/// A session with an identity, live or ending. Sessions without one are encoded as before version 2 of the rules, so that
+/// nodes of both versions compute the same digest (V1).
+const IDENTIFIED: u8 = 7;
+const IDENTIFIED_ENDING: u8 = 8;
 
 /// The counters of a table and its version of the rules.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +90,13 @@ pub(crate) fn put_header(out: &mut Vec<u8>, header: &Header) -> Digest {
 }
 
 pub(crate) fn put_session(out: &mut Vec<u8>, session: &SessionState) -> Digest {
-    put(out, SESSION, |w| w.session(session))
+    match session.identity.as_bytes() {
+        [] => put(out, SESSION, |w| w.session(session)),
+        identity => put(out, IDENTIFIED, |w| {
+            w.bytes(identity);
+            w.session(session);
+        }),
+    }
 }
 
 pub(crate) fn put_request(
@@ -105,8 +115,12 @@ pub(crate) fn put_limit(out: &mut Vec<u8>, name: &str, limit: u32, stored: bool)
 }
 
 pub(crate) fn put_ending(out: &mut Vec<u8>, ending: &EndingState) -> Digest {
-    put(out, ENDING, |w| {
+    let identity = ending.session.identity.as_bytes();
+    put(out, if identity.is_empty() { ENDING } else { IDENTIFIED_ENDING }, |w| {
         w.number(ending.delay_ms);
+        if !identity.is_empty() {
+            w.bytes(identity);
+        }
         w.session(&ending.session);
     })
 }
@@ -291,12 +305,16 @@ impl StreamReader {
                 ));
             }
             (ReaderState::Items, SESSION) => SnapshotItem::Session(r.session()?),
+            (ReaderState::Items, IDENTIFIED) => SnapshotItem::Session(r.identified_session()?),
             (ReaderState::Items, REQUEST) => SnapshotItem::Request(r.request()?),
             (ReaderState::Items, LIMIT) => {
                 SnapshotItem::Limit(LimitState { name: r.name()?, limit: r.narrow()?, stored: r.flag()? })
             }
             (ReaderState::Items, ENDING) => {
                 SnapshotItem::Ending(EndingState { delay_ms: r.number()?, session: r.session()? })
+            }
+            (ReaderState::Items, IDENTIFIED_ENDING) => {
+                SnapshotItem::Ending(EndingState { delay_ms: r.number()?, session: r.identified_session()? })
             }
             (ReaderState::Items, FREED) => SnapshotItem::Freed(FreedState {
                 number: r.number()?,

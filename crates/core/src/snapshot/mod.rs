@@ -53,6 +53,8 @@ pub struct SessionState {
     pub linger_ms: u64,
     /// Description for people.
     pub label: Box<str>,
+    /// Who opened it; empty: unknown.
+    pub identity: Box<str>,
     /// Highest seq seen.
     pub highest: Seq,
     /// The client has received every answer up to this seq.

@@ -135,6 +135,8 @@ pub struct SessionInfo {
     pub linger_ms: u64,
     /// Host, process and purpose, for people.
     pub label: Box<str>,
+    /// Who opened it; empty: unknown.
+    pub identity: Box<str>,
     /// Number of live requests: holds and waiters.
     pub requests: usize,
 }
@@ -155,6 +157,7 @@ impl Table {
             lock_delay_ms: session.lock_delay_ms,
             linger_ms: session.linger_ms,
             label: session.label.clone(),
+            identity: session.identity.clone(),
             requests: session.live.len(),
         })
     }

@@ -111,7 +111,7 @@ impl Table {
     pub fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
         debug_assert!(self.freed.is_empty());
         let reply = match command {
-            Command::OpenSession(open) => self.open_session(&open),
+            Command::OpenSession(open) => self.open_session(open),
             Command::CloseSession { session } => self.end_session(session, false, out),
             Command::ExpireSession { session } => self.end_session(session, true, out),
             Command::TimeOut { session, target } => self.time_out(session, target, out),

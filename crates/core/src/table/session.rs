@@ -19,6 +19,7 @@ pub(super) struct TableSession {
     pub(super) lock_delay_ms: u64,
     pub(super) linger_ms: u64,
     pub(super) label: Box<str>,
+    pub(super) identity: Box<str>,
     pub(super) highest: Seq,
     pub(super) done_through: Seq,
     pub(super) live: BTreeMap<Seq, RequestId>,
@@ -34,7 +35,7 @@ pub(super) struct TableSession {
     ending: Option<u64>,
 }
 
-/// Accounted size in bytes of a session without its label; the next constant is that of a kept answer.
+/// Accounted size in bytes of a session without its label and identity; the next constant is that of a kept answer.
 const SESSION_BYTES: u64 = 512;
 const KEPT_BYTES: u64 = 160;
 
@@ -44,13 +45,14 @@ struct KeptReply {
 }
 
 impl TableSession {
-    pub(super) fn new(open: &crate::OpenSession) -> Self {
+    pub(super) fn new(open: crate::OpenSession) -> Self {
         Self {
             secret_hash: open.secret_hash,
             ttl_ms: open.ttl_ms,
             lock_delay_ms: open.lock_delay_ms,
             linger_ms: open.linger_ms,
-            label: open.label.clone(),
+            label: open.label,
+            identity: open.identity,
             highest: Seq(0),
             done_through: Seq(0),
             live: BTreeMap::new(),
@@ -64,7 +66,8 @@ impl TableSession {
 
     /// Accounted size in bytes, without requests.
     fn bytes(&self) -> u64 {
-        SESSION_BYTES + self.label.len() as u64 + self.kept.len() as u64 * KEPT_BYTES + self.kept_name_bytes
+        let texts = (self.label.len() + self.identity.len()) as u64;
+        SESSION_BYTES + texts + self.kept.len() as u64 * KEPT_BYTES + self.kept_name_bytes
     }
 
     /// Takes the `done_through` of a command, before the command runs, and drops answers that it confirms.
@@ -169,12 +172,13 @@ impl TableSession {
 
     /// Restores a session; `ending` is the lock-delay of its holds if it had ended. Its requests are added later.
     pub(super) fn restore(state: SessionState, ending: Option<u64>) -> Self {
-        let mut session = Self::new(&crate::OpenSession {
+        let mut session = Self::new(crate::OpenSession {
             secret_hash: state.secret_hash,
             ttl_ms: state.ttl_ms,
             lock_delay_ms: state.lock_delay_ms,
             linger_ms: state.linger_ms,
             label: state.label,
+            identity: state.identity,
         });
         (session.highest, session.done_through, session.ending) = (state.highest, state.done_through, ending);
         // These include confirmed answers that were not dropped before the snapshot.
@@ -205,6 +209,7 @@ impl TableSession {
             lock_delay_ms: self.lock_delay_ms,
             linger_ms: self.linger_ms,
             label: self.label.clone(),
+            identity: self.identity.clone(),
             highest: self.highest,
             done_through: self.done_through,
             kept: self.kept.iter().map(kept).collect(),

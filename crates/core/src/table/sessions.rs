@@ -7,15 +7,21 @@ use super::{EndOf, Table, tell_ends};
 use crate::command::OpenSession;
 use crate::limits;
 use crate::reply::{Effect, Effects, Rejection, Reply};
-use crate::types::SessionId;
+use crate::types::{Seq, SessionId};
 use crate::validate::SessionContent;
 
 impl Table {
-    pub(super) fn open_session(&mut self, open: &OpenSession) -> Reply {
-        if let Some(&session) = self.by_secret.get(&open.secret_hash) {
-            return Reply::Opened { session };
+    pub(super) fn open_session(&mut self, mut open: OpenSession) -> Reply {
+        if self.rules < limits::RULES_WITH_IDENTITY {
+            open.identity = Box::default();
         }
-        if let Err(rejection) = SessionContent::from(open).check() {
+        if let Some(&session) = self.by_secret.get(&open.secret_hash) {
+            return match self.admits(session, &open.identity) {
+                true => Reply::Opened { session },
+                false => Reply::Refused(Rejection::OtherIdentity { session }),
+            };
+        }
+        if let Err(rejection) = SessionContent::from(&open).check() {
             return Reply::Refused(rejection);
         }
         if self.sessions.len() >= limits::SESSIONS_MAX {
@@ -26,9 +32,23 @@ impl Table {
         }
         self.last_session += 1;
         let session = SessionId(self.last_session);
-        self.sessions.insert(session, TableSession::new(open));
         self.by_secret.insert(open.secret_hash, session);
+        self.sessions.insert(session, TableSession::new(open));
         Reply::Opened { session }
+    }
+
+    /// Whether a client with this identity, which knows the secret, may use the session (S4): its own, or one that was
+    /// opened without an identity. Nobody may use a session that isn't live.
+    #[must_use]
+    pub fn admits(&self, session: SessionId, identity: &str) -> bool {
+        let session = self.sessions.get(session);
+        session.is_some_and(|session| session.identity.is_empty() || *session.identity == *identity)
+    }
+
+    /// Whether the table has seen this seq of a live session, so that a command with it changes nothing (R5).
+    #[must_use]
+    pub fn has_seen(&self, session: SessionId, seq: Seq) -> bool {
+        self.sessions.get(session).is_some_and(|session| seq <= session.highest)
     }
 
     /// Ends a session and all its requests. Work beyond the bound of a command is left as a backlog. Lock-delay

@@ -38,6 +38,7 @@ fn open(secret: u8, lock_delay_ms: u64) -> Command {
         lock_delay_ms,
         linger_ms: 0,
         label: "".into(),
+        identity: "".into(),
     })
 }
 

@@ -120,6 +120,7 @@ impl World {
             lock_delay_ms: u64::from(self.sessions_opened % 2) * 4000,
             linger_ms: 0,
             label: "".into(),
+            identity: Box::default(),
         };
         match self.pair.apply(&Command::OpenSession(open))?.0 {
             Reply::Opened { session } => Ok(session),

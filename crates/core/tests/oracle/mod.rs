@@ -131,9 +131,16 @@ impl Oracle {
         self.state.sessions.iter_mut().find(|session| session.id == id)
     }
 
-    /// S1: a known secret finds its session; ids count from 1 and are never reused.
-    fn s1_open(&mut self, open: OpenSession) -> Reply {
+    /// S1: a known secret finds its session; ids count from 1 and are never reused. S4: unless it was opened by another
+    /// identity.
+    fn s1_open(&mut self, mut open: OpenSession) -> Reply {
+        if self.state.rules < 2 {
+            open.identity = "".into();
+        }
         if let Some(known) = self.state.sessions.iter().find(|s| s.secret_hash == open.secret_hash) {
+            if !known.identity.is_empty() && known.identity != open.identity {
+                return Reply::Refused(Rejection::OtherIdentity { session: known.id });
+            }
             return Reply::Opened { session: known.id };
         }
         if let Some(why) = self.m1_open_is_refused(&open) {
@@ -148,6 +155,7 @@ impl Oracle {
             lock_delay_ms: open.lock_delay_ms,
             linger_ms: open.linger_ms,
             label: open.label,
+            identity: open.identity,
             highest: Seq(0),
             done_through: Seq(0),
             kept: Vec::new(),
@@ -167,6 +175,9 @@ impl Oracle {
         }
         if open.label.len() > limits::LABEL_BYTES_MAX {
             return Some(Rejection::TextTooLong { field: "label", bytes: open.label.len() });
+        }
+        if open.identity.len() > limits::LABEL_BYTES_MAX {
+            return Some(Rejection::TextTooLong { field: "identity", bytes: open.identity.len() });
         }
         (self.state.sessions.len() >= limits::SESSIONS_MAX).then_some(Rejection::TooManySessions)
     }

@@ -19,6 +19,8 @@ pub(crate) const NAMES: [&str; 6] = ["a", "a/b", "a/b/c", "b", "ab", "a/d"];
 pub(crate) enum Step {
     Open {
         secret: u8,
+        /// The length of the identity.
+        identity: usize,
         lock_delay_ms: u64,
         fault: u8,
     },
@@ -199,8 +201,8 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         ).prop_map(RaisePick::Exactly),
     ];
     prop_oneof![
-        6 => (0..4u8, prop::sample::select([0, 4000].as_slice()), 0..20u8)
-            .prop_map(|(secret, lock_delay_ms, fault)| Step::Open { secret, lock_delay_ms, fault }),
+        6 => (0..4u8, 0..3usize, prop::sample::select([0, 4000].as_slice()), 0..20u8)
+            .prop_map(|(secret, identity, lock_delay_ms, fault)| Step::Open { secret, identity, lock_delay_ms, fault }),
         2 => (0..4u8, any::<bool>()).prop_map(|(session, expire)| Step::End { session, expire }),
         4 => (0..4u8, target()).prop_map(|(session, target)| Step::TimeOut { session, target }),
         4 => token_pick().prop_map(Step::EndDelay),
@@ -214,7 +216,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         6 => (name(), token_pick(), any::<bool>(), prop::sample::select([0, 0, 0, 5, 257].as_slice()))
             .prop_map(|(name, token, now, reason_bytes)| Step::Break { name, token, now, reason_bytes }),
         1 => raise.prop_map(Step::RaiseTokens),
-        1 => (0..3u32).prop_map(Step::RaiseRules),
+        1 => (0..4u32).prop_map(Step::RaiseRules),
         8 => any::<usize>().prop_map(Step::Again),
         1 => Just(Step::Restart),
         4 => (name(), token_pick()).prop_map(|(name, token)| Step::CheckToken { name, token }),
@@ -254,7 +256,7 @@ pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
 
 /// The steps that open three sessions for [`crowding_step`].
 pub(crate) fn openings() -> impl Iterator<Item = Step> {
-    (0..3).map(|secret| Step::Open { secret, lock_delay_ms: 0, fault: u8::MAX })
+    (0..3).map(|secret| Step::Open { secret, identity: 0, lock_delay_ms: 0, fault: u8::MAX })
 }
 
 /// One of the live sessions, or rarely the last assigned session id, live or not.
@@ -344,12 +346,13 @@ pub(crate) fn acquire(session: SessionId, seq: Seq, done_through: Seq, asked: &A
 /// there is no earlier command.
 pub(crate) fn command(step: Step, now: &Snapshot, history: &[Command]) -> Option<Command> {
     Some(match step {
-        Step::Open { secret, lock_delay_ms, fault } => Command::OpenSession(OpenSession {
+        Step::Open { secret, identity, lock_delay_ms, fault } => Command::OpenSession(OpenSession {
             secret_hash: [secret; 32],
             ttl_ms: if fault == 0 { 999 } else { 10_000 },
             lock_delay_ms: if fault == 1 { 3_600_001 } else { lock_delay_ms },
             linger_ms: if fault == 2 { 10_001 } else { 1000 },
             label: "x".repeat(if fault == 3 { 257 } else { 4 }).into(),
+            identity: "i".repeat(if fault == 4 { 257 } else { identity }).into(),
         }),
         Step::End { session, expire } => {
             let (session, _) = pick_session(session, now);

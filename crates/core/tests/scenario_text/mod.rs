@@ -10,7 +10,7 @@ use lockkeeper_core::{Command, OpenSession, Reply, SessionId};
 
 use crate::oracle::Checked;
 use crate::oracle::pair::Pair;
-use parse::Line;
+use parse::{Line, opening};
 
 /// The table and the oracle, and the names of their sessions.
 pub(crate) struct Stage {
@@ -27,9 +27,7 @@ impl Stage {
     /// Runs one line and formats its answer.
     pub(crate) fn play(&mut self, line: &str) -> Result<String, String> {
         match Line::parse(line)? {
-            Line::Open { name, ttl_ms, lock_delay_ms, linger_ms, label } => {
-                self.open(&name, ttl_ms, lock_delay_ms, linger_ms, label)
-            }
+            Line::Open { name, open } => self.open(&name, open),
             Line::Of { session, make } => {
                 let id = self.session(&session)?;
                 self.apply(make(id))
@@ -53,16 +51,7 @@ impl Stage {
         Ok(parts.join("; "))
     }
 
-    fn open(
-        &mut self,
-        name: &str,
-        ttl_ms: u64,
-        lock_delay_ms: u64,
-        linger_ms: u64,
-        label: String,
-    ) -> Result<String, String> {
-        let open =
-            OpenSession { secret_hash: secret(name), ttl_ms, lock_delay_ms, linger_ms, label: label.into() };
+    fn open(&mut self, name: &str, open: OpenSession) -> Result<String, String> {
         let (reply, effects) = self.pair.apply(&Command::OpenSession(open))?;
         assert!(effects.is_empty(), "opening a session tells nobody anything");
         if let Reply::Opened { session } = reply
@@ -77,7 +66,7 @@ impl Stage {
     fn session(&mut self, name: &str) -> Result<SessionId, String> {
         let known = |stage: &Self| stage.cast.iter().rev().find(|(_, n)| n == name).map(|(id, _)| *id);
         if known(self).is_none() {
-            self.open(name, 10_000, 0, 0, String::new())?;
+            self.open(name, opening(name))?;
         }
         known(self).ok_or_else(|| format!("session {name} could not be opened"))
     }
@@ -88,13 +77,4 @@ impl Stage {
             .find(|(known, _)| *known == id)
             .map_or_else(|| id.to_string(), |(_, name)| name.clone())
     }
-}
-
-/// The hash of a session's secret; here just its name.
-fn secret(name: &str) -> [u8; 32] {
-    let mut hash = [0; 32];
-    for (to, from) in hash.iter_mut().zip(name.bytes()) {
-        *to = from;
-    }
-    hash
 }

@@ -1,10 +1,10 @@
 //! The parser of scenario lines. Refuses unknown words.
 
-use lockkeeper_core::{Acquire, Break, Command, IfBusy, LockName, Mode, Seq, SessionId, Token};
+use lockkeeper_core::{Acquire, Break, Command, IfBusy, LockName, Mode, OpenSession, Seq, SessionId, Token};
 
 /// A parsed line. The command of a session is built later, once the session's id is known.
 pub(crate) enum Line {
-    Open { name: String, ttl_ms: u64, lock_delay_ms: u64, linger_ms: u64, label: String },
+    Open { name: String, open: OpenSession },
     Of { session: String, make: Box<dyn FnOnce(SessionId) -> Command> },
     Plain(Command),
     CheckToken { name: LockName, token: u64 },
@@ -83,6 +83,22 @@ fn bytes(text: &str) -> String {
     }
 }
 
+/// The command that opens a session of this name if the line says no more. The hash of its secret is its name.
+pub(crate) fn opening(name: &str) -> OpenSession {
+    let mut secret_hash = [0; 32];
+    for (to, from) in secret_hash.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    OpenSession {
+        secret_hash,
+        ttl_ms: 10_000,
+        lock_delay_ms: 0,
+        linger_ms: 0,
+        label: Box::default(),
+        identity: Box::default(),
+    }
+}
+
 impl Line {
     pub(crate) fn parse(line: &str) -> Result<Self, String> {
         let mut words = Words(line.split_whitespace().collect());
@@ -134,13 +150,17 @@ impl Line {
     }
 
     fn open(words: &mut Words<'_>) -> Result<Self, String> {
-        Ok(Self::Open {
-            name: words.first("a session")?.to_owned(),
-            ttl_ms: words.duration("ttl")?.unwrap_or(10_000),
+        let name = words.first("a session")?.to_owned();
+        let open = opening(&name);
+        let open = OpenSession {
+            ttl_ms: words.duration("ttl")?.unwrap_or(open.ttl_ms),
             lock_delay_ms: words.duration("delay")?.unwrap_or(0),
             linger_ms: words.duration("linger")?.unwrap_or(0),
-            label: bytes(words.text("label").unwrap_or_default()),
-        })
+            label: bytes(words.text("label").unwrap_or_default()).into(),
+            identity: bytes(words.text("as").unwrap_or_default()).into(),
+            ..open
+        };
+        Ok(Self::Open { name, open })
     }
 
     fn acquire(words: &mut Words<'_>) -> Result<Self, String> {

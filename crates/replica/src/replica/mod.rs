@@ -314,7 +314,7 @@ impl Replica {
             {
                 self.answer(ask, question);
             }
-            Event::StreamOpened(_)
+            Event::StreamOpened { .. }
             | Event::Frame(..)
             | Event::Asked(..)
             | Event::StreamClosed { .. }
@@ -323,7 +323,7 @@ impl Replica {
             {
                 self.without_lead(event);
             }
-            Event::StreamOpened(stream) => self.stream_opened(stream),
+            Event::StreamOpened { stream, identity } => self.stream_opened(stream, identity),
             // A leader that is not ready must not answer requests, so they are kept until it is ready. So are the
             // ends of streams and calls, which must be handled after the requests that arrived before them.
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)

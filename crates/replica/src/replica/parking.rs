@@ -45,7 +45,7 @@ impl Parked {
     /// it.
     fn push(&mut self, now: Duration, event: Event) -> Option<Who> {
         let (who, comes) = match &event {
-            Event::StreamOpened(stream) => (Who::Stream(*stream), true),
+            Event::StreamOpened { stream, .. } => (Who::Stream(*stream), true),
             Event::Frame(stream, _) => (Who::Stream(*stream), false),
             Event::Asked(ask, _) => (Who::Ask(*ask), true),
             _ => return None,
@@ -100,7 +100,7 @@ impl Parked {
 
 fn who(event: &Event) -> Option<Who> {
     match event {
-        Event::StreamOpened(stream) | Event::Frame(stream, _) => Some(Who::Stream(*stream)),
+        Event::StreamOpened { stream, .. } | Event::Frame(stream, _) => Some(Who::Stream(*stream)),
         Event::Asked(ask, _) => Some(Who::Ask(*ask)),
         _ => None,
     }
@@ -109,10 +109,12 @@ fn who(event: &Event) -> Option<Who> {
 fn bytes(event: &Event) -> usize {
     let of = |request: &Request| match request {
         Request::Command { command, .. } => size(command),
+        Request::Denied { command, refused, .. } => size(command) + refused.text.len(),
         Request::Open(open) => FIXED + open.label.len(),
         _ => FIXED,
     };
     match event {
+        Event::StreamOpened { identity, .. } => FIXED + identity.len(),
         Event::Frame(_, requests) => FIXED + requests.iter().map(of).sum::<usize>(),
         _ => FIXED,
     }
@@ -167,7 +169,7 @@ impl Replica {
                     self.send_away(who);
                 }
             }
-            Event::StreamOpened(stream) => self.send_away(Who::Stream(stream)),
+            Event::StreamOpened { stream, .. } => self.send_away(Who::Stream(stream)),
             Event::Asked(ask, _) => self.send_away(Who::Ask(ask)),
             // The stream was redirected, or is about to be.
             _ => {}

@@ -116,7 +116,7 @@ pub(super) fn size(command: &Command) -> usize {
             FIXED + names + it.value.len() + it.meta.len()
         }
         Command::SetValue { value, .. } => FIXED + value.len(),
-        Command::OpenSession(open) => FIXED + open.label.len(),
+        Command::OpenSession(open) => FIXED + open.label.len() + open.identity.len(),
         Command::Break(order) => FIXED + order.name.as_str().len() + order.reason.len() + order.by.len(),
         Command::SetLimit { name, .. } => FIXED + name.as_str().len(),
         _ => FIXED,

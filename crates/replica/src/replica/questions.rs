@@ -114,6 +114,7 @@ impl Replica {
                 v1::Session {
                     id: session.id.0,
                     label: session.label.into(),
+                    identity: session.identity.into(),
                     ttl_ms: session.ttl_ms,
                     lock_delay_ms: session.lock_delay_ms,
                     linger_ms: session.linger_ms,
@@ -141,12 +142,16 @@ impl Replica {
     pub(super) fn lock(&self, name: &LockName, page: Page) -> v1::Lock {
         let description = self.table.describe(name, page);
         let last = description.holds.last().filter(|_| description.has_more).map(|hold| hold.token.get());
-        let waiters = description.waiters.into_iter().map(|waiter| v1::Waiter {
-            session: waiter.owner.0.0,
-            label: self.label(waiter.owner.0),
-            mode: mode_number(waiter.mode).into(),
-            subtree: waiter.subtree,
-            meta: waiter.meta.into(),
+        let waiters = description.waiters.into_iter().map(|waiter| {
+            let (label, identity) = self.client(waiter.owner.0);
+            v1::Waiter {
+                session: waiter.owner.0.0,
+                label,
+                identity,
+                mode: mode_number(waiter.mode).into(),
+                subtree: waiter.subtree,
+                meta: waiter.meta.into(),
+            }
         });
         v1::Lock {
             name: name.to_string(),
@@ -162,9 +167,11 @@ impl Replica {
 
     fn hold(&self, hold: HoldInfo) -> v1::Hold {
         let session = hold.owner.map_or(SessionId(0), |(session, _)| session);
+        let (label, identity) = self.client(session);
         let mut message = v1::Hold {
             session: session.0,
-            label: self.label(session),
+            label,
+            identity,
             token: hold.token.get(),
             mode: mode_number(hold.mode).into(),
             subtree: hold.subtree,
@@ -192,8 +199,10 @@ impl Replica {
         message
     }
 
-    fn label(&self, session: SessionId) -> String {
-        self.table.session(session).map(|session| session.label.into()).unwrap_or_default()
+    /// The label and the identity of a session's client; both empty if it isn't live.
+    fn client(&self, session: SessionId) -> (String, String) {
+        let session = self.table.session(session);
+        session.map(|session| (session.label.into(), session.identity.into())).unwrap_or_default()
     }
 }
 

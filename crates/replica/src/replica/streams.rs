@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lockkeeper_core::{Command, Seq, SessionId};
+use lockkeeper_core::{Command, Rejection, Seq, SessionId};
 use lockkeeper_wire::answer;
 use lockkeeper_wire::request::{self, Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
@@ -16,6 +16,8 @@ use crate::mutant::Mutant;
 /// An open stream.
 #[derive(Default)]
 pub(super) struct ClientStream {
+    /// Who the client is; empty: unknown.
+    identity: Box<str>,
     /// Items to be sent in one frame by the next `Replica::take_outputs`.
     pub(super) items: Vec<v1::ServerItem>,
     /// The sessions whose latest attach came over this stream.
@@ -35,9 +37,13 @@ fn hash(secret: &Secret) -> [u8; 32] {
     Sha256::digest(secret).into()
 }
 
+fn invalid(text: String) -> v1::Refused {
+    v1::Refused { code: v1::RefusedCode::Invalid.into(), text, secret_prefix: 0 }
+}
+
 impl Replica {
-    pub(super) fn stream_opened(&mut self, stream: StreamId) {
-        self.streams.insert(stream, ClientStream::default());
+    pub(super) fn stream_opened(&mut self, stream: StreamId, identity: Box<str>) {
+        self.streams.insert(stream, ClientStream { identity, ..ClientStream::default() });
     }
 
     /// Handles the end of a stream. From here on no attach of the stream is valid or acknowledged.
@@ -113,6 +119,13 @@ impl Replica {
                     self.attach(stream, session, &secret, attach);
                 }
                 Request::Open(open) => self.open(stream, &open),
+                Request::Denied { session, seq, command, refused } => {
+                    if self.table.has_seen(session, seq) {
+                        self.command(stream, session, seq, command);
+                    } else {
+                        self.refuse(stream, session, seq, refused);
+                    }
+                }
             }
         }
     }
@@ -168,11 +181,10 @@ impl Replica {
     fn not_attached(&mut self, stream: StreamId, session: SessionId, seq: Seq) {
         let text =
             format!("session {session} is not attached to this stream; attach it first, with its secret");
-        self.refuse(stream, session, seq, text);
+        self.refuse(stream, session, seq, invalid(text));
     }
 
-    fn refuse(&mut self, stream: StreamId, session: SessionId, seq: Seq, text: String) {
-        let refused = v1::Refused { code: v1::RefusedCode::Invalid.into(), text, secret_prefix: 0 };
+    fn refuse(&mut self, stream: StreamId, session: SessionId, seq: Seq, refused: v1::Refused) {
         self.tell(
             stream,
             v1::ServerItem { session: session.0, seq: seq.0, what: Some(What::Refused(refused)) },
@@ -180,13 +192,15 @@ impl Replica {
     }
 
     fn open(&mut self, stream: StreamId, open: &Open) {
+        let Some(from) = self.streams.get(&stream) else { return };
+        let command = open.command(hash(&open.secret), &from.identity);
         let origin = Origin::Open {
             stream,
             attach: open.attach,
             secret_prefix: request::secret_prefix(&open.secret),
             received: self.clock.now(),
         };
-        self.queue.push_back(Proposal { command: open.command(hash(&open.secret)), origin });
+        self.queue.push_back(Proposal { command, origin });
     }
 
     fn attach(&mut self, stream: StreamId, session: SessionId, secret: &Secret, attach: u64) {
@@ -195,7 +209,12 @@ impl Replica {
         };
         if *known != hash(secret) {
             let text = format!("the secret is not the one that session {session} was opened with");
-            return self.refuse(stream, session, Seq(0), text);
+            return self.refuse(stream, session, Seq(0), invalid(text));
+        }
+        let Some(from) = self.streams.get(&stream) else { return };
+        if !self.table.admits(session, &from.identity) {
+            let refused = answer::refused(&Rejection::OtherIdentity { session });
+            return self.refuse(stream, session, Seq(0), refused);
         }
         if self.claim(stream, session, attach) {
             let now = self.clock.now();

@@ -299,7 +299,7 @@ impl World {
     /// Opens a stream at a node.
     pub(crate) fn stream(&mut self, id: u64, number: u64) -> StreamId {
         let stream = StreamId(number);
-        self.turn(id, vec![Event::StreamOpened(stream)]);
+        self.turn(id, vec![Event::StreamOpened { stream, identity: Box::default() }]);
         stream
     }
 

@@ -231,7 +231,7 @@ impl Node {
 
     pub(crate) fn stream(&mut self, number: u64) -> StreamId {
         let stream = StreamId(number);
-        self.turn(vec![Event::StreamOpened(stream)]);
+        self.turn(vec![Event::StreamOpened { stream, identity: Box::default() }]);
         stream
     }
 

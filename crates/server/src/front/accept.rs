@@ -12,19 +12,22 @@ use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use lockkeeper_wire::FRAME_BYTES_MAX;
 use socket2::SockRef;
+use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
+use tower_service::Service as _;
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::Front;
 use super::api::Api;
-use super::connection::{Connection, Socket, Starting, TlsSocket};
+use super::caller::{Certified, identify, is_open_to_all};
+use super::connection::{Above, Connection, Socket, Starting, TlsSocket};
 use super::forward;
-use crate::tls::{CertificateNames, NodeTls};
+use crate::tls::NodeTls;
+use crate::unauthenticated::Unauthenticated;
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -42,6 +45,13 @@ const PING_AFTER: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that a new connection has for its first stream or call.
 const FIRST_CALL: Duration = Duration::from_secs(30);
+/// The life of a connection whose client has not shown who it is, on a port with TLS: enough for a health check.
+const UNAUTHENTICATED_LIFE: Duration = Duration::from_secs(30);
+/// Most connections whose client has not shown who it is, on a port with TLS; a handshake costs about a millisecond.
+pub(super) const UNAUTHENTICATED_MAX: usize = 1_024;
+/// The limit of a message of the services that come with gRPC, in bytes. They read messages before anybody has checked
+/// who sends them.
+pub(crate) const FOREIGN_MESSAGE_BYTES_MAX: usize = 4 << 10;
 /// The pause after a failed accept.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -51,6 +61,7 @@ pub(crate) struct Acceptor {
     front: Arc<Front>,
     routes: Routes,
     connections_max: usize,
+    unauthenticated: Arc<Unauthenticated>,
 }
 
 impl Acceptor {
@@ -68,11 +79,12 @@ impl Acceptor {
         let service = lockkeeper_wire::v1::lockkeeper_server::LockkeeperServer::new(Api(front.clone()))
             .max_decoding_message_size(FRAME_BYTES_MAX);
         let routes = Routes::new(service)
-            .add_service(health)
-            .add_service(reflection().build_v1()?)
-            .add_service(reflection().build_v1alpha()?)
+            .add_service(health.max_decoding_message_size(FOREIGN_MESSAGE_BYTES_MAX))
+            .add_service(reflection().build_v1()?.max_decoding_message_size(FOREIGN_MESSAGE_BYTES_MAX))
+            .add_service(reflection().build_v1alpha()?.max_decoding_message_size(FOREIGN_MESSAGE_BYTES_MAX))
             .prepare();
-        Ok(Arc::new(Self { listener, front, routes, connections_max }))
+        let unauthenticated = Unauthenticated::new(UNAUTHENTICATED_MAX.min(connections_max));
+        Ok(Arc::new(Self { listener, front, routes, connections_max, unauthenticated }))
     }
 
     /// Accepts until the process stops.
@@ -83,7 +95,7 @@ impl Acceptor {
                 () = self.front.stopping.cancelled() => return,
             };
             match accepted {
-                Ok((socket, _)) => self.serve(socket),
+                Ok((socket, address)) => self.serve(socket, Some(address)),
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted: {error}");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -98,12 +110,12 @@ impl Acceptor {
     pub(super) fn accept_waiting(&self) -> bool {
         let mut failed = 0;
         while failed < FAILURES_MAX {
-            let accepted = SockRef::from(&self.listener).accept().and_then(|(socket, _)| {
+            let accepted = SockRef::from(&self.listener).accept().and_then(|(socket, address)| {
                 socket.set_nonblocking(true)?;
-                TcpStream::from_std(socket.into())
+                Ok((TcpStream::from_std(socket.into())?, address.as_socket()))
             });
             match accepted {
-                Ok(socket) => self.serve(socket),
+                Ok((socket, address)) => self.serve(socket, address),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(error) if out_of_descriptors(&error) => {
                     tracing::warn!(%error, "a connection could not be accepted: {error}");
@@ -116,7 +128,7 @@ impl Acceptor {
         false
     }
 
-    fn serve(&self, socket: TcpStream) {
+    fn serve(&self, socket: TcpStream, address: Option<SocketAddr>) {
         if self.front.connections() >= self.connections_max {
             tracing::warn!(
                 limit = self.connections_max,
@@ -129,7 +141,15 @@ impl Acceptor {
             tracing::debug!(%error, "a connection was gone before it was served");
             return;
         }
-        let connection = self.front.open_connection();
+        let mut place = None;
+        if self.front.tls.is_some() {
+            place = address.and_then(|address| self.unauthenticated.place(address.ip()));
+            if place.is_none() {
+                tracing::debug!(?address, "a connection was closed at once: too many are in their handshakes");
+                return;
+            }
+        }
+        let connection = self.front.open_connection(address, place);
         tokio::spawn(serve(socket, connection, self.routes.clone()));
     }
 }
@@ -144,16 +164,12 @@ fn out_of_descriptors(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| of_the_process.contains(&Errno::from_raw(code)))
 }
 
-/// The refusal of a client that has shown no certificate. Health checks need none.
-const NO_CERTIFICATE: &str = "this service accepts only clients with a certificate: add `?tls-cert=FILE&tls-key=FILE` to the \
-                              URL (`lockkeeper tls issue --client NAME` makes one)";
-
 /// Serves one connection until it ends.
 async fn serve(socket: TcpStream, connection: Arc<Connection>, routes: Routes) {
-    let socket = Socket::new(socket, connection.clone());
     match connection.front().tls.clone() {
-        None => serve_http(socket, &connection, routes).await,
+        None => serve_http(Socket::new(socket, connection.clone(), Above::Http), &connection, routes).await,
         Some(tls) => {
+            let socket = Socket::new(socket, connection.clone(), Above::Handshake);
             if let Some(stream) = accept_tls(&tls, socket, &connection).await {
                 serve_http(TlsSocket::new(stream), &connection, routes).await;
             }
@@ -172,16 +188,10 @@ async fn accept_tls(tls: &NodeTls, socket: Socket, connection: &Connection) -> O
     match accepted {
         Ok(stream) => {
             let chain = stream.get_ref().1.peer_certificates();
-            match chain.and_then(|chain| chain.first()).map(|first| CertificateNames::of(first)) {
+            if let Some(certificate) = chain.and_then(<[_]>::first) {
+                connection.authenticated();
                 // Never fails: set only here.
-                Some(Ok(names)) => drop(connection.certificate.set(names)),
-                Some(Err(why)) => {
-                    tracing::debug!(
-                        connection = connection.id,
-                        "a client's certificate can't be read: {why}"
-                    );
-                }
-                None => {}
+                let _ = connection.certified.set(Certified::of(certificate));
             }
             Some(stream)
         }
@@ -216,6 +226,8 @@ async fn serve_http(
         let front = connection.front().clone();
         let mut is_stopping = false;
         let mut is_used = false;
+        let mut is_stranger = connection.is_unauthenticated();
+        let mut life = pin!(tokio::time::sleep(UNAUTHENTICATED_LIFE));
         loop {
             tokio::select! {
                 ended = http.as_mut() => {
@@ -228,6 +240,13 @@ async fn serve_http(
                 () = front.stopping.cancelled(), if !is_stopping => {
                     is_stopping = true;
                     http.as_mut().graceful_shutdown();
+                }
+                () = &mut life, if is_stranger => {
+                    is_stranger = connection.is_unauthenticated();
+                    if is_stranger {
+                        tracing::debug!(connection = connection.id, "a connection is closed: its client did not say who it is");
+                        break;
+                    }
                 }
                 () = tokio::time::sleep(FIRST_CALL), if !is_used => {
                     is_used = connection.had_streams();
@@ -253,10 +272,18 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
     type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
-        let is_ours = request.uri().path().starts_with("/lockkeeper.");
-        if is_ours && self.connection.front().tls.is_some() && self.connection.certificate.get().is_none() {
-            return Box::pin(std::future::ready(Ok(Status::unauthenticated(NO_CERTIFICATE).into_http())));
+        let path = request.uri().path();
+        if is_open_to_all(path) {
+            // A health check counts as use of the connection.
+            drop(self.connection.starting());
+            let mut routes = self.routes.clone();
+            return Box::pin(async move { routes.call(request).await });
         }
+        let caller = match identify(&self.connection, request.headers()) {
+            Ok(caller) => caller,
+            Err(refusal) => return Box::pin(std::future::ready(Ok(refusal.into_http()))),
+        };
+        request.extensions_mut().insert(caller.clone());
         // Registered on the connection's own task, at once: no drain barrier passes before a new session stream has
         // its reader.
         let starting = self.connection.starting();
@@ -266,7 +293,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
             let answers = self.connection.answers.clone();
             return Box::pin(async move {
                 let slot = answers.acquire_owned().await;
-                let response = forward::route(front, routes, request).await;
+                let response = forward::route(front, routes, caller, request).await;
                 // The permit is released once the answer is sent, or when the connection drops the answer.
                 let hold = move |frame| {
                     let _slot = &slot;
@@ -279,6 +306,6 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
             request.extensions_mut().insert(Arc::new(starting) as Arc<Starting>);
         }
         request.extensions_mut().insert(self.connection.clone());
-        Box::pin(async move { Ok(forward::route(front, routes, request).await) })
+        Box::pin(async move { Ok(forward::route(front, routes, caller, request).await) })
     }
 }

@@ -1,6 +1,7 @@
 //! The gRPC service itself: validates requests and passes them on.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use lockkeeper_core::{Break, LockName, Page, Token, limits};
 use lockkeeper_replica::{Answer, Change, Question};
@@ -10,7 +11,9 @@ use tonic::{Extensions, Request, Response, Status, Streaming};
 
 use super::ask::unexpected;
 use super::backup::Parts;
+use super::caller::Caller;
 use super::connection::{Connection, Starting};
+use crate::access::Identity;
 use super::stream::{StreamResponses, stream_end};
 use super::watch::{Watcher, Watching};
 use super::{Ask, Front};
@@ -21,12 +24,12 @@ const PAGE_MAX: u32 = 1000;
 /// The service.
 pub(super) struct Api(pub(super) Arc<Front>);
 
-fn name(field: &str, text: &str) -> Result<LockName, Status> {
+pub(super) fn name(field: &str, text: &str) -> Result<LockName, Status> {
     LockName::parse(text).map_err(|error| Status::invalid_argument(format!("`{field}`: {error}")))
 }
 
 /// Parses an optional name; an empty text means none.
-fn optional_name(field: &str, text: &str) -> Result<Option<LockName>, Status> {
+pub(super) fn optional_name(field: &str, text: &str) -> Result<Option<LockName>, Status> {
     if text.is_empty() { Ok(None) } else { name(field, text).map(Some) }
 }
 
@@ -58,7 +61,8 @@ impl Lockkeeper for Api {
     ) -> Result<Response<StreamResponses>, Status> {
         let (_, mut extensions, inbound) = request.into_parts();
         let starting = extension::<Starting>(&mut extensions)?;
-        let stream = self.0.open_stream(starting.connection());
+        let identity = caller(&extensions)?.identity.clone();
+        let stream = self.0.open_stream(starting.connection(), identity);
         tokio::spawn(stream.clone().read(inbound));
         drop(starting);
         if self.0.stopping.is_cancelled() {
@@ -136,7 +140,8 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::BreakRequest>,
     ) -> Result<Response<v1::BreakResponse>, Status> {
-        let (metadata, _, asked) = request.into_parts();
+        let (metadata, extensions, mut asked) = request.into_parts();
+        asked.by = author(&caller(&extensions)?.identity, asked.by);
         let audited = asked.clone();
         let question = Question::Break(Break {
             name: name("name", &asked.name)?,
@@ -230,6 +235,10 @@ impl Lockkeeper for Api {
                 status.version = env!("CARGO_PKG_VERSION").to_owned();
                 status.cluster.clone_from(&self.0.about.cluster);
                 status.incarnation.clone_from(&self.0.about.incarnation);
+                let ends = self.0.tls.as_ref().map(|tls| tls.expires());
+                let ends = ends.and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok());
+                status.certificate_ends = ends.map_or(0, |ends| ends.as_secs());
+                status.permissions = self.0.access.digest().unwrap_or_default();
                 if let Some(directory) = self.0.directory.get() {
                     directory.introduce(&mut status.members);
                 }
@@ -238,6 +247,22 @@ impl Lockkeeper for Api {
             _ => Err(unexpected()),
         }
     }
+}
+
+/// Who orders a break: who the caller is, and then who it says that it is.
+fn author(identity: &Identity, says: String) -> String {
+    match identity.as_str() {
+        "" => says,
+        identity if says.is_empty() || says == identity => identity.to_owned(),
+        identity => {
+            let both = format!("{identity} ({says})");
+            if both.len() > limits::LABEL_BYTES_MAX { identity.to_owned() } else { both }
+        }
+    }
+}
+
+fn caller(extensions: &Extensions) -> Result<&Caller, Status> {
+    extensions.get::<Caller>().ok_or_else(|| Status::internal("the call came from nobody: a bug"))
 }
 
 /// What the acceptor attached to the call.

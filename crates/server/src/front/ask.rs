@@ -95,6 +95,7 @@ pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status
         Answer::Refused(refused) => {
             let code = match refused.code() {
                 RefusedCode::Limit => Code::ResourceExhausted,
+                RefusedCode::Denied => Code::PermissionDenied,
                 RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::Operator => {
                     Code::FailedPrecondition
                 }

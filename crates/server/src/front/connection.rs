@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 use super::Front;
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
-use crate::tls::CertificateNames;
+use super::caller::Certified;
+use crate::unauthenticated::Place;
 
 /// Most calls of a connection whose answers are unsent; an answer has up to about 400 KiB. Further calls wait
 /// before their questions go to the replica, so a client that does not read costs some MiB, for any number of
@@ -36,8 +38,12 @@ pub(super) struct Connection {
     pub(super) answers: Arc<Semaphore>,
     /// Unsent bytes of all watches of this connection.
     watched_bytes: AtomicUsize,
-    /// The names in the client's certificate, if it has shown one.
-    pub(super) certificate: OnceLock<CertificateNames>,
+    /// What the client's certificate says, if it has shown one.
+    pub(super) certified: OnceLock<Certified>,
+    /// The address at the other end.
+    pub(super) address: Option<SocketAddr>,
+    /// Its place among the connections without a certificate or token, on a port with TLS.
+    place: Mutex<Option<Place>>,
     /// Cancelled when this node closes the connection.
     pub(super) kill: CancellationToken,
 }
@@ -55,16 +61,32 @@ struct ConnectionState {
 }
 
 impl Connection {
-    pub(super) fn new(id: u64, front: Arc<Front>) -> Self {
+    pub(super) fn new(id: u64, front: Arc<Front>, address: Option<SocketAddr>, place: Option<Place>) -> Self {
         Self {
             id,
             front,
             state: Mutex::default(),
             answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
             watched_bytes: AtomicUsize::new(0),
-            certificate: OnceLock::new(),
+            certified: OnceLock::new(),
+            address,
+            place: Mutex::new(place),
             kill: CancellationToken::new(),
         }
+    }
+
+    /// To be called when the client has shown who it is.
+    pub(super) fn authenticated(&self) {
+        drop(self.place().take());
+    }
+
+    /// Whether the client has not shown who it is, as it must.
+    pub(super) fn is_unauthenticated(&self) -> bool {
+        self.place().is_some()
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<Place>> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds unsent bytes of a watch; returns whether all watches of the connection are within the limit.
@@ -132,6 +154,7 @@ impl Connection {
 
     /// To be called when the task that served the connection has ended.
     pub(super) fn over(&self) {
+        self.authenticated();
         let mut state = self.lock();
         state.gate.over();
         // Readers that wait for room in the inbox would not be woken otherwise.
@@ -202,16 +225,25 @@ impl Drop for Starting {
 pub(super) struct Socket {
     socket: TcpStream,
     connection: Arc<Connection>,
-    /// Set once a TLS handshake is over: the TLS layer may hold input that it has read, so [`TlsSocket`] records that the
-    /// socket is empty.
-    is_below_tls: bool,
+    above: Above,
     /// The last read was proven to find the socket empty.
     found_empty: bool,
+    /// FIN or RST was read.
+    has_ended: bool,
+}
+
+/// The layer above a [`Socket`]. A TLS layer may hold input that it has read, so then [`TlsSocket`] records the events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Above {
+    Http,
+    /// No request was read yet, but the last read of the handshake may be followed by requests and by FIN at once.
+    Handshake,
+    Tls,
 }
 
 impl Socket {
-    pub(super) fn new(socket: TcpStream, connection: Arc<Connection>) -> Self {
-        Self { socket, connection, is_below_tls: false, found_empty: false }
+    pub(super) fn new(socket: TcpStream, connection: Arc<Connection>, above: Above) -> Self {
+        Self { socket, connection, above, found_empty: false, has_ended: false }
     }
 
     /// Reads by a direct system call, regardless of the runtime's readiness flag. Returns `None` if the read would
@@ -245,16 +277,13 @@ impl AsyncRead for Socket {
         };
         self.found_empty = read.is_pending() && must_prove;
         match &read {
-            Poll::Pending if self.is_below_tls => {}
+            Poll::Pending if self.above == Above::Tls => {}
             Poll::Pending => self.connection.would_block(cx, must_prove),
-            Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {
-                self.connection.peer_closed();
-            }
-            Poll::Ready(Ok(())) => {}
-            Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
-                self.connection.peer_closed();
-            }
-            Poll::Ready(Err(_)) => {}
+            Poll::Ready(Ok(())) => self.has_ended |= buf.filled().len() == before && buf.remaining() > 0,
+            Poll::Ready(Err(error)) => self.has_ended |= error.kind() == io::ErrorKind::ConnectionReset,
+        }
+        if self.has_ended && self.above == Above::Http {
+            self.connection.peer_closed();
         }
         read
     }
@@ -300,7 +329,7 @@ impl TlsSocket {
     /// A connection whose TLS handshake is over.
     pub(super) fn new(mut stream: TlsStream<Socket>) -> Self {
         let socket = stream.get_mut().0;
-        socket.is_below_tls = true;
+        socket.above = Above::Tls;
         let connection = socket.connection.clone();
         Self { stream, connection }
     }
@@ -320,6 +349,8 @@ impl AsyncRead for TlsSocket {
             Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {
                 self.connection.peer_closed();
             }
+            // Not before: the read that met the end of the socket may have returned earlier input.
+            Poll::Ready(Err(_)) if self.stream.get_ref().0.has_ended => self.connection.peer_closed(),
             Poll::Ready(_) => {}
         }
         read

@@ -18,11 +18,18 @@ use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tower_service::Service as _;
 
-use super::accept::{ACCEPT_PAUSE, HEADER_BYTES_MAX, STREAMS_MAX};
+use super::accept::{
+    ACCEPT_PAUSE, FOREIGN_MESSAGE_BYTES_MAX, HEADER_BYTES_MAX, STREAMS_MAX, UNAUTHENTICATED_MAX,
+};
+use super::caller::is_open_to_all;
 use crate::tls::NodeTls;
+use crate::unauthenticated::{Place, Unauthenticated};
 
 /// The longest life of a connection: there is nothing to keep it for.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30);
+
+/// The answer to a client without a certificate, with TLS: tokens and addresses of nodes are of no use to it yet.
+const UNKNOWN: &str = "this node waits for its cluster, and tells only clients with a certificate what it waits for";
 
 /// Refuses every call with the text of `waits_for`, until it is dropped; health checks are answered. At most
 /// `connections_max` connections are open at once; the others are closed at once.
@@ -33,7 +40,8 @@ pub(crate) async fn answer_while_forming(
     tls: Option<Arc<NodeTls>>,
     waits_for: watch::Receiver<String>,
 ) -> Infallible {
-    let routes = Routes::new(health).prepare();
+    let routes = Routes::new(health.max_decoding_message_size(FOREIGN_MESSAGE_BYTES_MAX)).prepare();
+    let unauthenticated = Unauthenticated::new(UNAUTHENTICATED_MAX.min(connections_max));
     // Dropped with this future: all connections end once the cluster exists.
     let mut connections = JoinSet::new();
     loop {
@@ -42,8 +50,14 @@ pub(crate) async fn answer_while_forming(
             Some(_) = connections.join_next() => continue,
         };
         match accepted {
-            Ok((socket, _)) if connections.len() < connections_max => {
-                connections.spawn(accept(socket, tls.clone(), routes.clone(), waits_for.clone()));
+            Ok((socket, address)) if connections.len() < connections_max => {
+                let place = match tls {
+                    Some(_) => unauthenticated.place(address.ip()).map(Some),
+                    None => Some(None),
+                };
+                if let Some(place) = place {
+                    connections.spawn(accept(socket, tls.clone(), place, routes.clone(), waits_for.clone()));
+                }
             }
             Ok(_) => {}
             Err(error) => {
@@ -57,29 +71,38 @@ pub(crate) async fn answer_while_forming(
 async fn accept(
     socket: TcpStream,
     tls: Option<Arc<NodeTls>>,
+    place: Option<Place>,
     routes: Routes,
     waits_for: watch::Receiver<String>,
 ) {
-    let Some(tls) = tls else { return answer(socket, routes, waits_for).await };
+    let Some(tls) = tls else { return answer(socket, true, routes, waits_for).await };
     match tls.accept_client(socket).await {
-        Ok(stream) => answer(stream, routes, waits_for).await,
+        Ok(stream) => {
+            let is_known = stream.get_ref().1.peer_certificates().is_some();
+            let _place = place.filter(|_| !is_known);
+            answer(stream, is_known, routes, waits_for).await;
+        }
         Err(error) => tracing::debug!(%error, "a client's TLS handshake failed: {error}"),
     }
 }
 
 async fn answer(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    is_known: bool,
     routes: Routes,
     waits_for: watch::Receiver<String>,
 ) {
     let calls = service_fn(|request: http::Request<Incoming>| {
         let (mut routes, waits_for) = (routes.clone(), waits_for.clone());
         async move {
-            if request.uri().path().starts_with("/lockkeeper.") {
-                let text = waits_for.borrow().clone();
-                return Ok(Status::unavailable(text).into_http());
+            if is_open_to_all(request.uri().path()) {
+                return routes.call(request).await;
             }
-            routes.call(request).await
+            if !is_known {
+                return Ok(Status::unauthenticated(UNKNOWN).into_http());
+            }
+            let text = waits_for.borrow().clone();
+            Ok(Status::unavailable(text).into_http())
         }
     });
     let connection = http2::Builder::new(TokioExecutor::new())

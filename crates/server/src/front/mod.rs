@@ -10,6 +10,7 @@ mod accept;
 mod api;
 mod ask;
 mod backup;
+mod caller;
 mod connection;
 mod drain_barrier;
 mod forming;
@@ -22,6 +23,7 @@ mod tests;
 mod watch;
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
@@ -31,11 +33,13 @@ use lockkeeper_replica::{Answer, AskId, Event, StreamId};
 use tokio::sync::{oneshot, watch as shown};
 use tokio_util::sync::CancellationToken;
 
+use crate::access::{Access, Identity};
 use crate::disk::DataDirectory;
 use crate::inbox::{Inbox, ReplicaStatus};
 use crate::observe;
 use crate::peers::Directory;
 use crate::tls::NodeTls;
+use crate::unauthenticated::Place;
 use connection::Connection;
 use stream::SessionStream;
 use watch::Watcher;
@@ -67,6 +71,8 @@ pub(crate) struct Front {
     pub(crate) directory: OnceLock<Arc<Directory>>,
     /// `None`: connections are plain.
     pub(crate) tls: Option<Arc<NodeTls>>,
+    /// Who callers are, and what they may do.
+    pub(crate) access: Arc<Access>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -101,7 +107,12 @@ enum Ask {
 }
 
 impl Front {
-    pub(crate) fn new(inbox: Arc<Inbox>, about: About, tls: Option<Arc<NodeTls>>) -> Arc<Self> {
+    pub(crate) fn new(
+        inbox: Arc<Inbox>,
+        about: About,
+        tls: Option<Arc<NodeTls>>,
+        access: Arc<Access>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             inbox,
             clients: Mutex::new(about.clients.clone()),
@@ -109,6 +120,7 @@ impl Front {
             snapshots: OnceLock::new(),
             directory: OnceLock::new(),
             tls,
+            access,
             stopping: CancellationToken::new(),
             registry: Mutex::default(),
             last_id: AtomicU64::new(0),
@@ -148,8 +160,8 @@ impl Front {
         self.last_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    fn open_connection(self: &Arc<Self>) -> Arc<Connection> {
-        let connection = Arc::new(Connection::new(self.next_id(), self.clone()));
+    fn open_connection(self: &Arc<Self>, address: Option<SocketAddr>, place: Option<Place>) -> Arc<Connection> {
+        let connection = Arc::new(Connection::new(self.next_id(), self.clone(), address, place));
         let barrier = self.barrier.load(Ordering::Relaxed);
         if barrier > 0 {
             connection.nudge(barrier);
@@ -166,13 +178,14 @@ impl Front {
         observe::connections(registry.connections.len());
     }
 
-    fn open_stream(&self, connection: &Arc<Connection>) -> Arc<SessionStream> {
-        let stream = SessionStream::new(StreamId(self.next_id()), connection.clone());
+    fn open_stream(&self, connection: &Arc<Connection>, identity: Identity) -> Arc<SessionStream> {
+        let opened = identity.as_str().into();
+        let stream = SessionStream::new(StreamId(self.next_id()), connection.clone(), identity);
         let mut registry = self.registry();
         registry.streams.insert(stream.id, stream.clone());
         observe::streams(registry.streams.len());
         drop(registry);
-        self.push(Event::StreamOpened(stream.id));
+        self.push(Event::StreamOpened { stream: stream.id, identity: opened });
         stream
     }
 

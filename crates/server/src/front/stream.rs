@@ -11,13 +11,15 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lockkeeper_replica::{Event, StreamId};
-use lockkeeper_wire::request;
+use lockkeeper_core::Command;
+use lockkeeper_wire::request::{self, Request};
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::{Status, Streaming};
 
 use super::connection::Connection;
+use crate::access::{self, Action, Identity};
 use crate::observe;
 
 /// Above this many unsent answers, about 8 MiB, a client must keep reading: see [`LOOKS_MAX`].
@@ -38,6 +40,7 @@ const FIRST_FRAME: Duration = Duration::from_secs(30);
 pub(super) struct SessionStream {
     pub(super) id: StreamId,
     connection: Arc<Connection>,
+    identity: Identity,
     state: Mutex<StreamBuffer>,
 }
 
@@ -66,8 +69,8 @@ enum StreamClose {
 }
 
 impl SessionStream {
-    pub(super) fn new(id: StreamId, connection: Arc<Connection>) -> Arc<Self> {
-        let stream = Arc::new(Self { id, connection, state: Mutex::default() });
+    pub(super) fn new(id: StreamId, connection: Arc<Connection>, identity: Identity) -> Arc<Self> {
+        let stream = Arc::new(Self { id, connection, identity, state: Mutex::default() });
         stream.connection.opened(&stream);
         stream
     }
@@ -170,7 +173,10 @@ impl SessionStream {
                         if !refusals.is_empty() {
                             self.deliver(refusals);
                         }
-                        front.push(Event::Frame(self.id, requests));
+                        match self.permitted(requests) {
+                            Ok(requests) => front.push(Event::Frame(self.id, requests)),
+                            Err(revoked) => return Poll::Ready(StreamClose::Protocol(revoked)),
+                        }
                     }
                     Poll::Ready(Some(Err(status))) => return Poll::Ready(self.failed(&status)),
                     Poll::Ready(None) => return Poll::Ready(StreamClose::ByClient),
@@ -195,6 +201,29 @@ impl SessionStream {
         // The buffered answers are still sent; but if the client is gone, the writer must not wait for further
         // ones.
         self.finish();
+    }
+
+    /// Marks acquires that the client may not make as denied. Everything else is about what it has.
+    ///
+    /// # Errors
+    /// The client is revoked, in words for it.
+    fn permitted(&self, mut requests: Vec<Request>) -> Result<Vec<Request>, String> {
+        let Some(rights) = self.connection.front().access.rights(&self.identity) else { return Ok(requests) };
+        if rights.is_revoked() {
+            return Err(format!("{} may do nothing: it is revoked", self.identity));
+        }
+        for request in &mut requests {
+            let Request::Command { session, seq, command: Command::Acquire(acquire) } = request else { continue };
+            let denied = acquire.names.iter().find_map(|name| {
+                access::check(&rights, &self.identity, Action::Acquire, Some(name)).err()
+            });
+            if let Some(text) = denied {
+                let refused = v1::Refused { code: v1::RefusedCode::Denied.into(), text, secret_prefix: 0 };
+                let command = Command::Acquire(acquire.clone());
+                *request = Request::Denied { session: *session, seq: *seq, command, refused };
+            }
+        }
+        Ok(requests)
     }
 
     /// The reason why a read failed.

@@ -19,6 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, LocalSet};
 
 use super::{About, Acceptor, Front, pump};
+use crate::access::{Access, AccessFiles};
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::tls::NodeTls;
 
@@ -43,7 +44,8 @@ impl Rig {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let about = About { cluster: String::new(), incarnation: String::new(), clients: Default::default() };
-        let front = Front::new(Arc::new(Inbox::default()), about, tls);
+        let access = Access::load(&AccessFiles::default()).unwrap();
+        let front = Front::new(Arc::new(Inbox::default()), about, tls, access);
         let (_, health) = tonic_health::server::health_reporter();
         let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());

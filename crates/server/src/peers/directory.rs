@@ -88,7 +88,7 @@ impl Directory {
     }
 
     /// Whether the node was a member and was removed, as of the last applied entry.
-    pub(super) fn has_removed(&self, node: u64) -> bool {
+    pub(crate) fn has_removed(&self, node: u64) -> bool {
         self.known.borrow().members.removed.contains_key(&node)
     }
 

@@ -16,8 +16,12 @@ use tokio_rustls::TlsStream;
 
 use crate::tls::{NodeTls, PeerStream};
 
-/// The longest handshake message, in bytes: it contains some addresses for each node.
+/// The longest handshake message, in bytes: it contains some addresses for each node, and an entry for each former member.
 const GREETING_BYTES_MAX: usize = 1 << 20;
+/// How a TLS record begins: its type, then its version, 3.1 to 3.4. As a length it would be that of an odd size above
+/// 64 KiB.
+const TLS_ALERT: u8 = 21;
+const TLS_HANDSHAKE: u8 = 22;
 /// The time limit of a handshake, connecting included.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -61,6 +65,12 @@ pub(crate) enum NoLink {
     Unwanted(Refusal),
 }
 
+impl From<io::Error> for NoLink {
+    fn from(error: io::Error) -> Self {
+        Self::Unreachable(error)
+    }
+}
+
 impl std::fmt::Display for NoLink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -97,10 +107,11 @@ pub(crate) async fn open(
         let mut stream = connect_tls(socket, to, own.tls()).await?;
         write(&mut stream, &own.first_hello(to, lane)?).await?;
         let answer: HelloAnswer = read(&mut stream).await?;
-        Ok((stream, answer.what.ok_or(io::ErrorKind::InvalidData)?))
+        let what = answer.what.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok((stream, what))
     };
-    let greeted = timeout(PATIENCE, greet).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    match greeted.map_err(NoLink::Unreachable)? {
+    let late = |_| Err(NoLink::Unreachable(io::ErrorKind::TimedOut.into()));
+    match timeout(PATIENCE, greet).await.unwrap_or_else(late)? {
         (_, What::Refused(refusal)) => Err(NoLink::Refused(refusal)),
         (stream, What::Welcome(hello)) => {
             // With `to` 0 any node may answer; it must be the one that its certificate names.
@@ -114,11 +125,11 @@ pub(crate) async fn open(
 }
 
 /// The client's side of the TLS handshake, if there is TLS. `to`: the node that must answer; 0: any.
-async fn connect_tls(socket: TcpStream, to: u64, tls: Option<&NodeTls>) -> io::Result<PeerStream> {
+async fn connect_tls(socket: TcpStream, to: u64, tls: Option<&NodeTls>) -> Result<PeerStream, NoLink> {
     let Some(tls) = tls else { return Ok(PeerStream::Left(socket)) };
-    let stream = tls.connect_peer(socket).await.map_err(explain)?;
-    tls.check_node(stream.get_ref().1.peer_certificates(), to).map_err(io::Error::other)?;
-    Ok(PeerStream::Right(Box::new(TlsStream::Client(stream))))
+    let stream = PeerStream::Right(Box::new(TlsStream::Client(tls.connect_peer(socket).await.map_err(explain)?)));
+    certified(&stream, to, Some(tls)).map_err(NoLink::Unwanted)?;
+    Ok(stream)
 }
 
 /// Says what to look at if a TLS handshake fails.
@@ -131,7 +142,7 @@ fn explain(error: io::Error) -> io::Error {
     )
 }
 
-/// Checks that the certificate at the other end is that of node `node`.
+/// Checks that the certificate at the other end is that of node `node`; 0: of any node of the cluster.
 fn certified(stream: &PeerStream, node: u64, tls: Option<&NodeTls>) -> Result<(), Refusal> {
     let (PeerStream::Right(stream), Some(tls)) = (stream, tls) else { return Ok(()) };
     tls.check_node(stream.get_ref().1.peer_certificates(), node).map_err(|text| Refusal {
@@ -214,8 +225,17 @@ async fn write(stream: &mut (impl AsyncWrite + Unpin), message: &impl Message) -
 }
 
 async fn read<M: Message + Default>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<M> {
-    let length = stream.read_u32_le().await? as usize;
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).await?;
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    if matches!(length, [TLS_ALERT | TLS_HANDSHAKE, 3, 1..=4, _]) {
+        return Err(invalid(
+            "the other side speaks TLS, and this node was started without: give both nodes certificates (`--tls-cert`, \
+             `--tls-key`, `--tls-ca`), or neither"
+                .to_owned(),
+        ));
+    }
+    let length = u32::from_le_bytes(length) as usize;
     if length > GREETING_BYTES_MAX {
         return Err(invalid(format!(
             "a greeting of {length} bytes; at most {GREETING_BYTES_MAX} are allowed: is it the address for clients?"

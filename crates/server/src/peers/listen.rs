@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use lockkeeper_wire::peer::{Hello, Lane, RefusalCode};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
 use super::handshake::{self, Greeter, NoGuest};
 use crate::tls::PeerStream;
+use crate::unauthenticated::Unauthenticated;
 
-/// Most handshakes with unidentified nodes at the same time.
-const GREETINGS_MAX: usize = 64;
+/// Most handshakes with unidentified nodes at the same time; half of them from one address.
+const GREETINGS_MAX: usize = 128;
 /// The pause after a failed accept, for want of file descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Most refusals that are remembered: unidentified nodes can cause any number of different texts.
@@ -52,10 +52,8 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
     take: impl Fn(N, PeerStream, Hello) + Clone + Send + 'static,
 ) {
     let said = Arc::new(Mutex::new(LoggedRefusals::default()));
-    let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
+    let greetings = Unauthenticated::new(GREETINGS_MAX);
     loop {
-        // Never fails: the semaphore is never closed.
-        let Ok(permit) = greetings.clone().acquire_owned().await else { return };
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -63,6 +61,11 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
+        };
+        // Closed at once rather than left in the queue: behind it other nodes would wait for those that say nothing.
+        let Some(place) = greetings.place(address.ip()) else {
+            tracing::debug!(%address, "a connection from {address} was closed at once: too many are in their handshakes");
+            continue;
         };
         let (own, take, said, number) = (own.clone(), take.clone(), said.clone(), number());
         tokio::spawn(async move {
@@ -85,7 +88,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
                     }
                 }
             }
-            drop(permit);
+            drop(place);
         });
     }
 }

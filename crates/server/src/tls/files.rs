@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// The largest file that is read, in bytes: far more than any chain has.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+use super::names::CertificateNames;
+use crate::files::{FileError, read, unusable};
 
 /// The paths of a node's TLS files, each in PEM.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,38 +29,6 @@ impl fmt::Display for TlsFiles {
     }
 }
 
-/// Why files can't be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TlsError {
-    /// A file can't be read.
-    #[error("`{}` can't be read: {source}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// A file has no usable content.
-    #[error("`{}` can't be used: {why}", file.display())]
-    Unusable {
-        /// The file.
-        file: PathBuf,
-        /// Its fault.
-        why: String,
-    },
-    /// The certificate names another node, or a node of another cluster, than this one.
-    #[error("`{}` is the certificate of {found}, and this is {wanted}", file.display())]
-    OtherNames {
-        /// The file.
-        file: PathBuf,
-        /// The node in the certificate.
-        found: String,
-        /// This node.
-        wanted: String,
-    },
-}
-
 /// The contents of the files.
 #[derive(PartialEq, Eq)]
 pub(super) struct Material {
@@ -76,46 +45,41 @@ impl fmt::Debug for Material {
 }
 
 /// A certificate chain, its key, and the authorities.
-type Parsed = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>, RootCertStore);
+pub(super) struct Parsed {
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) key: PrivateKeyDer<'static>,
+    pub(super) roots: RootCertStore,
+    /// The earliest end of an authority.
+    pub(super) authority_expires: SystemTime,
+}
 
 impl Material {
-    pub(super) fn read(files: &TlsFiles) -> Result<Self, TlsError> {
+    pub(super) fn read(files: &TlsFiles) -> Result<Self, FileError> {
         Ok(Self { certificate: read(&files.certificate)?, key: read(&files.key)?, ca: read(&files.ca)? })
     }
 
-    pub(super) fn parse(&self, files: &TlsFiles) -> Result<Parsed, TlsError> {
+    pub(super) fn parse(&self, files: &TlsFiles) -> Result<Parsed, FileError> {
         let chain = certificates(&self.certificate, &files.certificate)?;
         let key = PrivateKeyDer::from_pem_slice(&self.key)
             .map_err(|error| unusable(&files.key, format!("it has no private key in PEM: {error}")))?;
         let mut roots = RootCertStore::empty();
-        for authority in certificates(&self.ca, &files.ca)? {
+        let authorities = certificates(&self.ca, &files.ca)?;
+        let ends: Result<Vec<_>, _> =
+            authorities.iter().map(|it| CertificateNames::of(it).map(|names| names.expires())).collect();
+        let ends = ends.map_err(|why| unusable(&files.ca, why))?;
+        for authority in authorities {
             roots.add(authority).map_err(|error| unusable(&files.ca, error.to_string()))?;
         }
-        Ok((chain, key, roots))
+        let authority_expires = ends.into_iter().min().unwrap_or(SystemTime::UNIX_EPOCH);
+        Ok(Parsed { chain, key, roots, authority_expires })
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    use std::io::Read;
-    let failed = |source| TlsError::Read { file: path.to_owned(), source };
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(failed)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(unusable(path, format!("it has more than {FILE_BYTES_MAX} bytes")));
-    }
-    Ok(bytes)
-}
-
-fn certificates(bytes: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn certificates(bytes: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
     let found = found.map_err(|error| unusable(path, format!("it is no PEM: {error}")))?;
     if found.is_empty() {
         return Err(unusable(path, "it has no certificate in PEM".to_owned()));
     }
     Ok(found)
-}
-
-fn unusable(path: &Path, why: String) -> TlsError {
-    TlsError::Unusable { file: path.to_owned(), why }
 }

@@ -9,6 +9,7 @@ mod names;
 mod stream;
 
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -25,14 +26,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
-pub use files::{TlsError, TlsFiles};
+pub use files::TlsFiles;
 pub use names::{CertificateNames, NodeName};
 pub(crate) use stream::{PeerStream, Transport};
 
-use files::Material;
+use crate::files::{FileError, Reload};
+use files::{Material, Parsed};
 
-/// How often the files are compared with those in use.
-const LOOK: Duration = Duration::from_secs(10);
 /// The time that a client's connection has for its TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -48,6 +48,8 @@ const PEER_PROTOCOL: &[u8] = b"lockkeeper-peer";
 pub(crate) struct NodeTls {
     files: TlsFiles,
     current: Mutex<Arc<Loaded>>,
+    /// Of the certificate, and of the authorities.
+    warned: Mutex<[Option<Warned>; 2]>,
 }
 
 #[derive(Debug)]
@@ -55,6 +57,8 @@ struct Loaded {
     material: Material,
     name: NodeName,
     expires: SystemTime,
+    /// The earliest end of an authority.
+    authority_expires: SystemTime,
     clients: Arc<ServerConfig>,
     peers_in: Arc<ServerConfig>,
     peers_out: Arc<ClientConfig>,
@@ -66,9 +70,13 @@ impl NodeTls {
     ///
     /// # Errors
     /// A file can't be read or is not usable.
-    pub(crate) fn load(files: &TlsFiles) -> Result<Arc<Self>, TlsError> {
+    pub(crate) fn load(files: &TlsFiles) -> Result<Arc<Self>, FileError> {
         let loaded = Loaded::new(Material::read(files)?, files)?;
-        Ok(Arc::new(Self { files: files.clone(), current: Mutex::new(Arc::new(loaded)) }))
+        Ok(Arc::new(Self {
+            files: files.clone(),
+            current: Mutex::new(Arc::new(loaded)),
+            warned: Mutex::default(),
+        }))
     }
 
     /// The names in this node's certificate.
@@ -76,74 +84,9 @@ impl NodeTls {
         self.current().name.clone()
     }
 
-    /// Reads the files again. Returns whether they have changed; then new connections use the new ones. Unusable files
-    /// change nothing.
-    ///
-    /// # Errors
-    /// As [`NodeTls::load`], and if the new certificate has other names than the old one.
-    pub(crate) fn reload(&self) -> Result<bool, TlsError> {
-        let material = Material::read(&self.files)?;
-        let current = self.current();
-        if material == current.material {
-            return Ok(false);
-        }
-        let loaded = Loaded::new(material, &self.files)?;
-        if loaded.name != current.name {
-            return Err(TlsError::OtherNames {
-                file: self.files.certificate.clone(),
-                found: loaded.name.to_string(),
-                wanted: current.name.to_string(),
-            });
-        }
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
-        Ok(true)
-    }
-
-    /// Reloads changed files, for as long as it is polled; at once after `wake`.
-    pub(crate) async fn keep_current(self: Arc<Self>, wake: Arc<tokio::sync::Notify>) {
-        let mut failed = None;
-        let mut warned = None;
-        loop {
-            self.warn_of_end(&mut warned);
-            let is_asked = tokio::select! {
-                () = tokio::time::sleep(LOOK) => false,
-                () = wake.notified() => true,
-            };
-            match self.reload() {
-                Ok(true) => {
-                    failed = None;
-                    tracing::info!("new TLS files are in use for new connections: {}", self.files);
-                }
-                Ok(false) => {
-                    failed = None;
-                    if is_asked {
-                        tracing::info!("the TLS files have not changed: {}", self.files);
-                    }
-                }
-                Err(error) => {
-                    // Files that are just being replaced don't fit together: the same error is logged once, and at SIGHUP.
-                    let text = error.to_string();
-                    if is_asked || failed.as_ref() != Some(&text) {
-                        tracing::error!(%error, "the new TLS files are not used, the old ones stay in force: {error}");
-                    }
-                    failed = Some(text);
-                }
-            }
-        }
-    }
-
-    /// Logs that the certificate ends, once for each of [`WARN_DAYS`]; `warned` is the last of them.
-    fn warn_of_end(&self, warned: &mut Option<u64>) {
-        let expires = self.current().expires;
-        let days = expires.duration_since(SystemTime::now()).map_or(0, |left| left.as_secs() / DAY.as_secs());
-        let due = WARN_DAYS.into_iter().find(|warn| days < *warn);
-        if due != *warned {
-            *warned = due;
-            if due.is_some() {
-                let files = &self.files;
-                tracing::warn!(days, "the certificate of this node ends in {days} days: renew it ({files})");
-            }
-        }
+    /// When the certificate ends.
+    pub(crate) fn expires(&self) -> SystemTime {
+        self.current().expires
     }
 
     /// The handshake of a connection of a client, within [`HANDSHAKE`].
@@ -214,6 +157,73 @@ impl NodeTls {
     }
 }
 
+impl Reload for NodeTls {
+    /// New connections use the new files. Also an error: the new certificate has other names than the old one.
+    fn reload(&self) -> Result<bool, FileError> {
+        let material = Material::read(&self.files)?;
+        let current = self.current();
+        if material == current.material {
+            return Ok(false);
+        }
+        let loaded = Loaded::new(material, &self.files)?;
+        if loaded.name != current.name {
+            return Err(FileError::OtherNames {
+                file: self.files.certificate.clone(),
+                found: loaded.name.to_string(),
+                wanted: current.name.to_string(),
+            });
+        }
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
+        Ok(true)
+    }
+
+    fn names(&self) -> String {
+        format!("TLS: {}", self.files)
+    }
+
+    /// Warns of the end of the certificate and of the authorities, once for each of [`WARN_DAYS`] and after it.
+    fn looked(&self) {
+        let (certificate, authority) = {
+            let current = self.current();
+            (current.expires, current.authority_expires)
+        };
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let [of_certificate, of_authority] = &mut *warned;
+        warn_of_end(&self.files.certificate, "the certificate of this node", certificate, of_certificate);
+        warn_of_end(&self.files.ca, "an authority of this node", authority, of_authority);
+    }
+}
+
+/// The last warning of an end that was logged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Warned {
+    Days(u64),
+    Ended,
+}
+
+fn warn_of_end(file: &Path, what: &str, expires: SystemTime, warned: &mut Option<Warned>) {
+    let left = expires.duration_since(SystemTime::now()).ok().filter(|left| !left.is_zero());
+    let days = left.map(|left| left.as_secs() / DAY.as_secs());
+    let due = match days {
+        None => Some(Warned::Ended),
+        Some(days) => WARN_DAYS.into_iter().find(|warn| days < *warn).map(Warned::Days),
+    };
+    if due == *warned {
+        return;
+    }
+    *warned = due;
+    let file = file.display();
+    match (due, days) {
+        (Some(Warned::Ended), _) => {
+            tracing::error!("{what} has ended: no new connection is possible until it is renewed (`{file}`)");
+        }
+        (Some(_), Some(days)) => {
+            tracing::warn!(days, "{what} ends in {days} days: renew it (`{file}`)");
+        }
+        _ => {}
+    }
+}
+
 /// The opening side of a handshake. Nodes are identified by the names in their certificates, so the server name has no
 /// meaning.
 async fn connect(config: Arc<ClientConfig>, socket: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
@@ -222,9 +232,9 @@ async fn connect(config: Arc<ClientConfig>, socket: TcpStream) -> io::Result<cli
 }
 
 impl Loaded {
-    fn new(material: Material, files: &TlsFiles) -> Result<Self, TlsError> {
-        let (chain, key, roots) = material.parse(files)?;
-        let unusable = |why: String| TlsError::Unusable { file: files.certificate.clone(), why };
+    fn new(material: Material, files: &TlsFiles) -> Result<Self, FileError> {
+        let Parsed { chain, key, roots, authority_expires } = material.parse(files)?;
+        let unusable = |why: String| FileError::Unusable { file: files.certificate.clone(), why };
         let provider = Arc::new(ring::default_provider());
         let roots = Arc::new(roots);
         let names = chain.first().ok_or_else(|| unusable("it has no certificate".to_owned()))?;
@@ -245,10 +255,10 @@ impl Loaded {
             let builder = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
             // A client without a certificate is refused in words, by the answer to its calls.
             let builder = if is_client { builder.allow_unauthenticated() } else { builder };
-            let unusable = |why: String| TlsError::Unusable { file: files.ca.clone(), why };
+            let unusable = |why: String| FileError::Unusable { file: files.ca.clone(), why };
             builder.build().map_err(|error| unusable(error.to_string()))
         };
-        let to_serve = |protocol: &[u8]| -> Result<Arc<ServerConfig>, TlsError> {
+        let to_serve = |protocol: &[u8]| -> Result<Arc<ServerConfig>, FileError> {
             let guests: Arc<dyn ClientCertVerifier> = guests(protocol == CLIENT_PROTOCOL)?;
             let mut config = ServerConfig::builder_with_provider(provider.clone())
                 .with_protocol_versions(&[&TLS13])
@@ -260,7 +270,7 @@ impl Loaded {
             config.send_tls13_tickets = 0;
             Ok(Arc::new(config))
         };
-        let to_connect = |protocol: &[u8]| -> Result<Arc<ClientConfig>, TlsError> {
+        let to_connect = |protocol: &[u8]| -> Result<Arc<ClientConfig>, FileError> {
             let mut config = ClientConfig::builder_with_provider(provider.clone())
                 .with_protocol_versions(&[&TLS13])
                 .map_err(|error| unusable(error.to_string()))?
@@ -278,6 +288,7 @@ impl Loaded {
             peers_out: to_connect(PEER_PROTOCOL)?,
             forwards: to_connect(CLIENT_PROTOCOL)?,
             expires: names.expires(),
+            authority_expires,
             name,
             material,
         })

@@ -45,7 +45,7 @@ impl SimNode {
         process.reading.remove(&stream);
         for packet in process.sockets.remove(&stream).unwrap_or_default() {
             let event = match packet {
-                Up::Open => Event::StreamOpened(stream),
+                Up::Open => Event::StreamOpened { stream, identity: Box::default() },
                 Up::Closed => Event::StreamClosed { stream, by_client: true },
                 Up::Frame(items) => {
                     let requests = items.into_iter().map(Request::try_from).collect();

@@ -99,6 +99,9 @@ pub struct OpenSession {
     pub linger_ms: u64,
     #[prost(string, tag = "5")]
     pub label: ::prost::alloc::string::String,
+    /// Who the client is, as the service has authenticated it; empty: unknown.
+    #[prost(string, tag = "6")]
+    pub identity: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExpireSession {}

@@ -428,6 +428,9 @@ pub enum RefusedCode {
     NotHeld = 4,
     /// An operator must act: tokens have run out, or rules are unknown.
     Operator = 5,
+    /// The client may not do this: ask for the permission. An acquire that is refused so may have been granted earlier, if
+    /// it was sent before the permission was taken away: send a `finish` for it.
+    Denied = 6,
 }
 impl RefusedCode {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -442,6 +445,7 @@ impl RefusedCode {
             Self::Limit => "REFUSED_CODE_LIMIT",
             Self::NotHeld => "REFUSED_CODE_NOT_HELD",
             Self::Operator => "REFUSED_CODE_OPERATOR",
+            Self::Denied => "REFUSED_CODE_DENIED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -453,6 +457,7 @@ impl RefusedCode {
             "REFUSED_CODE_LIMIT" => Some(Self::Limit),
             "REFUSED_CODE_NOT_HELD" => Some(Self::NotHeld),
             "REFUSED_CODE_OPERATOR" => Some(Self::Operator),
+            "REFUSED_CODE_DENIED" => Some(Self::Denied),
             _ => None,
         }
     }
@@ -576,6 +581,9 @@ pub struct Hold {
     pub break_by: ::prost::alloc::string::String,
     #[prost(string, tag = "13")]
     pub break_reason: ::prost::alloc::string::String,
+    /// Who the session's client is, as the service has authenticated it; empty: unknown.
+    #[prost(string, tag = "14")]
+    pub identity: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Waiter {
@@ -589,6 +597,9 @@ pub struct Waiter {
     pub subtree: bool,
     #[prost(bytes = "vec", tag = "5")]
     pub meta: ::prost::alloc::vec::Vec<u8>,
+    /// See Hold.
+    #[prost(string, tag = "6")]
+    pub identity: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListRequest {
@@ -648,6 +659,9 @@ pub struct Session {
     /// The rest of its ttl on the leader's lease clock; never below 0.
     #[prost(uint64, tag = "8")]
     pub left_ms: u64,
+    /// See Hold.
+    #[prost(string, tag = "9")]
+    pub identity: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchRequest {
@@ -776,6 +790,13 @@ pub struct StatusResponse {
     /// Ids of former members.
     #[prost(uint64, repeated, tag = "17")]
     pub removed: ::prost::alloc::vec::Vec<u64>,
+    /// When this node's certificate ends, in seconds since 1970; 0: it has none.
+    #[prost(uint64, tag = "18")]
+    pub certificate_ends: u64,
+    /// The SHA-256 of this node's file of permissions, in hexadecimal digits; empty: it has none, and everybody may do
+    /// everything.
+    #[prost(string, tag = "19")]
+    pub permissions: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MembersRequest {}

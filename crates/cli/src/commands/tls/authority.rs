@@ -10,8 +10,11 @@ use std::time::{Duration, SystemTime};
 use lockkeeper_server::NodeName;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
+    KeyPair, KeyUsagePurpose, PublicKeyData, SanType, date_time_ymd,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::exit::{CANNOT_CREATE, CONFIG, Failure, INTERNAL};
 
@@ -110,7 +113,13 @@ impl Authority {
             Failure::new(CONFIG, format!("`{}` can't be used: {error}", dir.join(name).display()))
         };
         let key = KeyPair::from_pem(&read(KEY)?).map_err(|error| unusable(KEY, error))?;
-        let issuer = Issuer::from_ca_cert_pem(&read(CERTIFICATE)?, key);
+        // While authorities are exchanged, the file has two of them.
+        let certificate = of_key(&read(CERTIFICATE)?, &key).ok_or_else(|| {
+            let [certificate, key] = [CERTIFICATE, KEY].map(|name| dir.join(name));
+            let [certificate, key] = [certificate.display(), key.display()];
+            Failure::new(CONFIG, format!("`{certificate}` has no certificate of the key `{key}`"))
+        })?;
+        let issuer = Issuer::from_ca_cert_der(&certificate, key);
         Ok(Self { dir: dir.to_owned(), issuer: issuer.map_err(|error| unusable(CERTIFICATE, error))? })
     }
 
@@ -166,6 +175,15 @@ fn params(common_name: &str, days: u64) -> CertificateParams {
     params.not_after = date_time_ymd(1970, 1, 1) + now + DAY * u32::try_from(days).unwrap_or(u32::MAX);
     params.use_authority_key_identifier_extension = true;
     params
+}
+
+/// The certificate of a text in PEM that is of this key.
+fn of_key(pem: &str, key: &KeyPair) -> Option<CertificateDer<'static>> {
+    let own = key.subject_public_key_info();
+    let is_own = |certificate: &CertificateDer<'_>| {
+        X509Certificate::from_der(certificate).is_ok_and(|(_, it)| it.public_key().raw == own)
+    };
+    CertificateDer::pem_slice_iter(pem.as_bytes()).flatten().find(is_own)
 }
 
 /// Writes a file in one step: a node that reads it at this moment finds the old or the new content. It never has more

@@ -263,6 +263,7 @@ impl FileSession {
             lock_delay_ms: u64::try_from(self.lock_delay.as_millis()).unwrap_or(u64::MAX),
             linger_ms: 0,
             label: self.label.clone(),
+            identity: Box::default(),
         }
     }
 

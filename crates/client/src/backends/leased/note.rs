@@ -111,6 +111,7 @@ pub(crate) fn shown_holder(
     revoked: Option<Revocation>,
 ) -> HolderInfo {
     HolderInfo {
+        identity: String::new(),
         token,
         mode,
         subtree: false,
@@ -129,5 +130,6 @@ pub(crate) fn shown_holder(
 /// A waiter, for display.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub(crate) fn shown_waiter(mode: ModeKind, owner: String, note: Option<Note>) -> WaiterInfo {
-    WaiterInfo { owner, mode, meta: note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default() }
+    let meta = note.map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default();
+    WaiterInfo { owner, identity: String::new(), mode, meta }
 }

@@ -370,6 +370,7 @@ impl MemoryState {
                 lock_delay_ms: client.spec.lock_delay.as_millis() as u64,
                 linger_ms: client.spec.linger.as_millis() as u64,
                 label: client.label.as_str().into(),
+                identity: Box::default(),
             }),
             now,
         );

@@ -287,6 +287,7 @@ impl Hold {
     pub(super) fn shown(&self, slot: Option<Slot>, left: Duration, now: u64) -> HolderInfo {
         let over = self.is_over(left);
         HolderInfo {
+            identity: String::new(),
             token: self.token,
             mode: if slot.is_some() { ModeKind::Permit } else { ModeKind::Exclusive },
             subtree: false,
@@ -307,6 +308,7 @@ impl Hold {
 /// Another client's lock, for display.
 pub(super) fn foreign_holder(shown: String) -> HolderInfo {
     HolderInfo {
+        identity: String::new(),
         token: None,
         mode: ModeKind::Exclusive,
         subtree: false,
@@ -327,7 +329,7 @@ pub(super) fn waiter(record: &[u8]) -> Option<WaiterInfo> {
     line(&mut rest)?;
     line(&mut rest)?;
     let mode = if mode == "exclusive" { ModeKind::Exclusive } else { ModeKind::Permit };
-    Some(WaiterInfo { owner, mode, meta: decode_meta(rest) })
+    Some(WaiterInfo { owner, identity: String::new(), mode, meta: decode_meta(rest) })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Converts the service's descriptions of locks, sessions and nodes into the library's types.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use lockkeeper_wire::v1;
@@ -57,19 +57,26 @@ fn hold(hold: v1::Hold) -> Result<HolderInfo, BackendError> {
             v1::HoldState::Unspecified => return Err(nonsense("the state of a hold is unknown")),
         },
         owner: hold.label,
+        identity: hold.identity,
         meta: decode_meta(&hold.meta),
         value: hold.value,
     })
 }
 
 fn waiter(waiter: v1::Waiter) -> Result<WaiterInfo, BackendError> {
-    Ok(WaiterInfo { mode: mode(waiter.mode())?, owner: waiter.label, meta: decode_meta(&waiter.meta) })
+    Ok(WaiterInfo {
+        mode: mode(waiter.mode())?,
+        owner: waiter.label,
+        identity: waiter.identity,
+        meta: decode_meta(&waiter.meta),
+    })
 }
 
 pub(super) fn session(session: v1::Session) -> SessionInfo {
     SessionInfo {
         id: session.id,
         owner: session.label,
+        identity: session.identity,
         ttl: Duration::from_millis(session.ttl_ms),
         lock_delay: Duration::from_millis(session.lock_delay_ms),
         linger: Duration::from_millis(session.linger_ms),
@@ -98,6 +105,9 @@ pub(super) fn status(status: v1::StatusResponse) -> ServiceStatus {
         rules: status.rules,
         members: status.members.into_iter().map(super::cluster::node).collect(),
         removed: status.removed,
+        certificate_ends: (status.certificate_ends > 0)
+            .then(|| SystemTime::UNIX_EPOCH + Duration::from_secs(status.certificate_ends)),
+        permissions: Some(status.permissions).filter(|digest| !digest.is_empty()),
     }
 }
 

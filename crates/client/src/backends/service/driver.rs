@@ -5,16 +5,18 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_wire::FRAME_BYTES_MAX;
 use lockkeeper_wire::v1::{StreamEndReason, lockkeeper_client::LockkeeperClient};
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 
 use super::addresses::{Address, Addresses};
 use super::carrier::StreamEnding;
+use super::credentials::{Bearer, Credentials};
 use super::failures::{NodeFailure, Why, cause};
 use super::shared::{Cut, ServiceShared, StreamRequests};
-use crate::backends::grpc_tls::{self, GrpcTls};
+use crate::backends::grpc_tls;
 use crate::observe;
 
-pub(super) type GrpcClient = LockkeeperClient<Channel>;
+pub(super) type GrpcClient = LockkeeperClient<InterceptedService<Channel, Bearer>>;
 
 /// Limit for connecting to a node before the next one is tried; shorter if a ttl leaves less time.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
@@ -55,7 +57,7 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
         // nodes.
         let limit =
             shared.least_ttl().map_or(CONNECT_LIMIT, |ttl| (ttl / 6).clamp(CONNECT_LIMIT_MIN, CONNECT_LIMIT));
-        let over = match connect(&address, limit, shared.tls.as_ref()).await {
+        let over = match connect(&address, limit, &shared.credentials).await {
             Ok(client) => carry(&shared, client).await,
             Err(failure) => Over::Lost { why: failure.why, worked: false },
         };
@@ -221,11 +223,11 @@ fn over(cut: Cut, worked: bool) -> Over {
 pub(super) async fn connect(
     address: &Address,
     limit: Duration,
-    tls: Option<&GrpcTls>,
+    credentials: &Credentials,
 ) -> Result<GrpcClient, NodeFailure> {
     let failure = |why| NodeFailure { node: address.to_string(), why };
     let failed = |error: tonic::transport::Error| failure(Why::Silent(cause(&error)));
-    let endpoint = grpc_tls::endpoint(address.as_str(), tls)
+    let endpoint = grpc_tls::endpoint(address.as_str(), credentials.tls.as_ref())
         .map_err(failed)?
         .connect_timeout(limit)
         .tcp_nodelay(true)
@@ -238,7 +240,7 @@ pub(super) async fn connect(
         Ok(connected) => connected.map_err(failed)?,
         Err(_) => return Err(failure(Why::no_answer(limit))),
     };
-    Ok(LockkeeperClient::new(channel).max_decoding_message_size(FRAME_BYTES_MAX))
+    Ok(LockkeeperClient::with_interceptor(channel, credentials.bearer()).max_decoding_message_size(FRAME_BYTES_MAX))
 }
 
 /// Used only to spread load and pauses, so 0 is good enough if the system has no random bytes.

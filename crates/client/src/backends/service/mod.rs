@@ -10,6 +10,7 @@ mod caller_runtimes;
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod carrier;
 mod cluster;
+mod credentials;
 mod describe;
 mod driver;
 mod failures;
@@ -27,7 +28,6 @@ use lockkeeper_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, Conn};
-use crate::backends::grpc_tls::GrpcTls;
 use crate::backup::Backup;
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::cluster::{ClusterInfo, MembersChange, NodeReport};
@@ -40,6 +40,7 @@ use crate::url::Url;
 use crate::watch::{Watch, WatchEvent};
 use addresses::Addresses;
 use carrier::SessionKey;
+use credentials::Credentials;
 use driver::{GrpcClient, random};
 use shared::Owner;
 use unary::{Asker, Repeat};
@@ -49,15 +50,10 @@ const WAITERS_SHOWN: u32 = 20;
 /// Maximum number of locks or sessions in one answer.
 const PAGE: u32 = 1000;
 
-/// The scheme with TLS, and the hint for who gives files of TLS with the other one.
-const TLS_SCHEME: &str = "lockkeepers";
-const WITHOUT_TLS: &str = "of use without TLS: write `lockkeepers://`";
-
 /// Creates a client, if any node answers.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let addresses = Addresses::of(url, random())?;
-    let tls = GrpcTls::of(url, TLS_SCHEME, "service-tls", WITHOUT_TLS)?;
-    let owner = Owner::start(addresses, tls)?;
+    let owner = Owner::start(addresses, Credentials::of(url)?)?;
     let asker = Asker::new(owner.lease_thread.clone(), owner.shared.clone());
     unary::probe(&asker).await?;
     owner.lease_thread.run(Box::pin(driver::drive(owner.shared.clone())));

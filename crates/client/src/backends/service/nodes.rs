@@ -5,21 +5,21 @@ use std::collections::BTreeSet;
 use tokio::task::JoinSet;
 
 use super::addresses::{Address, LEARNT_MAX};
+use super::credentials::Credentials;
 use super::describe;
 use super::search::reach;
 use super::unary::Asker;
 use crate::backend::BoxFuture;
-use crate::backends::grpc_tls::GrpcTls;
 use crate::cluster::NodeReport;
 use crate::error::BackendError;
 
 /// Calls the nodes of the URL, then those that they name as members.
 pub(super) fn ask_all(asker: &Asker) -> BoxFuture<Result<Vec<NodeReport>, BackendError>> {
-    let (of_url, tls) = (asker.addresses().of_url(), asker.tls());
+    let (of_url, credentials) = (asker.addresses().of_url(), asker.credentials());
     let reports = asker.run(async move {
-        let mut reports = statuses(of_url.clone(), tls.clone()).await;
+        let mut reports = statuses(of_url.clone(), credentials.clone()).await;
         let others = not_asked(&reports, &of_url);
-        reports.extend(statuses(others, tls).await);
+        reports.extend(statuses(others, credentials).await);
         reports
     });
     Box::pin(reports)
@@ -41,12 +41,12 @@ fn not_asked(reports: &[NodeReport], asked: &[Address]) -> Vec<Address> {
 }
 
 /// Calls these nodes at once. The reports are in the order of the addresses.
-async fn statuses(addresses: Vec<Address>, tls: Option<GrpcTls>) -> Vec<NodeReport> {
+async fn statuses(addresses: Vec<Address>, credentials: Credentials) -> Vec<NodeReport> {
     let mut calls = JoinSet::new();
     for (at, address) in addresses.into_iter().enumerate() {
-        let tls = tls.clone();
+        let credentials = credentials.clone();
         calls.spawn(async move {
-            let (answers, status) = match reach(&address, tls.as_ref()).await {
+            let (answers, status) = match reach(&address, &credentials).await {
                 Ok(node) => (true, Ok(describe::status(node.status))),
                 Err(failure) => (!failure.is_silent(), Err(failure.why.to_string())),
             };

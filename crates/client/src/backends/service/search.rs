@@ -10,9 +10,9 @@ use lockkeeper_wire::v1::{StatusRequest, StatusResponse};
 use tokio::task::JoinSet;
 
 use super::addresses::{Address, Addresses};
+use super::credentials::Credentials;
 use super::driver::{CONNECT_LIMIT, GrpcClient, connect};
 use super::failures::{self, NodeFailure, Why};
-use crate::backends::grpc_tls::GrpcTls;
 
 /// Time limit for a node's answer to one call.
 pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ const NEXT_AFTER: Duration = Duration::from_millis(300);
 /// A search in rounds over all nodes. Dropping it cancels the calls in flight.
 pub(super) struct Search {
     pub(super) addresses: Addresses,
-    tls: Option<GrpcTls>,
+    credentials: Credentials,
     /// The error of each node in this round, for users.
     pub(super) failures: Vec<NodeFailure>,
     under_way: JoinSet<(Address, Result<AnsweringNode, NodeFailure>)>,
@@ -35,9 +35,9 @@ pub(super) struct Search {
 
 impl Search {
     /// Starts a search with its first round.
-    pub(super) fn among(addresses: Addresses, tls: Option<GrpcTls>) -> Self {
+    pub(super) fn among(addresses: Addresses, credentials: Credentials) -> Self {
         let left = addresses.count();
-        Self { addresses, tls, failures: Vec::new(), under_way: JoinSet::new(), asked: Vec::new(), left }
+        Self { addresses, credentials, failures: Vec::new(), under_way: JoinSet::new(), asked: Vec::new(), left }
     }
 
     /// Starts a new round, in which all nodes may be called again.
@@ -83,9 +83,9 @@ impl Search {
             if !self.asked.contains(&address) {
                 self.left -= 1;
                 self.asked.push(address.clone());
-                let tls = self.tls.clone();
+                let credentials = self.credentials.clone();
                 self.under_way.spawn(async move {
-                    let reached = reach(&address, tls.as_ref()).await;
+                    let reached = reach(&address, &credentials).await;
                     (address, reached)
                 });
                 return;
@@ -101,13 +101,13 @@ pub(super) struct AnsweringNode {
 }
 
 /// Connects to a node and requests its status.
-pub(super) async fn reach(address: &Address, tls: Option<&GrpcTls>) -> Result<AnsweringNode, NodeFailure> {
-    let client = connect(address, CONNECT_LIMIT, tls).await?;
+pub(super) async fn reach(address: &Address, credentials: &Credentials) -> Result<AnsweringNode, NodeFailure> {
+    let client = connect(address, CONNECT_LIMIT, credentials).await?;
     let mut asked = client.clone();
     let answer = asked.status(StatusRequest {});
     let why = match tokio::time::timeout(NODE_LIMIT, answer).await {
         Ok(Ok(answer)) => return Ok(AnsweringNode { client, status: answer.into_inner() }),
-        Ok(Err(status)) => failures::explained(address, Why::of(&status), tls.is_some()).await,
+        Ok(Err(status)) => failures::explained(address, Why::of(&status), credentials.tls.is_some()).await,
         Err(_) => Why::no_answer(NODE_LIMIT),
     };
     Err(NodeFailure { node: address.to_string(), why })

@@ -15,12 +15,12 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tonic::codegen::tokio_stream::Stream;
 
+use super::credentials::Credentials;
 use super::addresses::{Address, Addresses};
 use super::caller_runtimes::{Batch, CallerRuntimes};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
 use super::failures::{self, NodeFailure, Why};
 use crate::backend::{Call, CallError};
-use crate::backends::grpc_tls::GrpcTls;
 use crate::error::BackendError;
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
@@ -39,8 +39,8 @@ pub(super) struct ServiceShared {
     state: Mutex<SharedState>,
     /// The addresses of the nodes, shared by the driver and unary calls.
     addresses: Mutex<Addresses>,
-    /// For connections to all nodes; `None` for `lockkeeper://`.
-    pub(super) tls: Option<GrpcTls>,
+    /// For connections to all nodes.
+    pub(super) credentials: Credentials,
     runtimes: CallerRuntimes,
 }
 
@@ -66,7 +66,7 @@ pub(super) enum Cut {
 }
 
 impl ServiceShared {
-    pub(super) fn new(addresses: Addresses, tls: Option<GrpcTls>) -> Arc<Self> {
+    pub(super) fn new(addresses: Addresses, credentials: Credentials) -> Arc<Self> {
         let clock = Clock::Boot;
         Arc::new_cyclic(|shared| Self {
             alarm: clock.alarm(),
@@ -83,7 +83,7 @@ impl ServiceShared {
                 scratch: Vec::new(),
             }),
             addresses: Mutex::new(addresses),
-            tls,
+            credentials,
             runtimes: CallerRuntimes::new(shared.clone()),
         })
     }
@@ -301,9 +301,9 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    pub(super) fn start(addresses: Addresses, tls: Option<GrpcTls>) -> Result<Self, BackendError> {
+    pub(super) fn start(addresses: Addresses, credentials: Credentials) -> Result<Self, BackendError> {
         let lease_thread = IO.get("lockkeeper-service")?;
-        let shared = ServiceShared::new(addresses, tls);
+        let shared = ServiceShared::new(addresses, credentials);
         lease_thread.run(Box::pin(shared.clone().keep_time()));
         Ok(Self { shared, lease_thread })
     }

@@ -8,12 +8,12 @@ use tokio::time::Instant;
 use tonic::{Code, Response, Status, Streaming};
 
 use super::addresses::{Address, Addresses};
+use super::credentials::Credentials;
 use super::driver::{GrpcClient, random};
 use super::failures::{self, LEADER_METADATA, NodeFailure, Why, cause};
 use super::search::{NODE_LIMIT, Search};
 use super::shared::ServiceShared;
 use crate::backend::BoxFuture;
-use crate::backends::grpc_tls::GrpcTls;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::io::LeaseThread;
 
@@ -53,8 +53,8 @@ impl Asker {
         self.shared.addresses().anew()
     }
 
-    pub(super) fn tls(&self) -> Option<GrpcTls> {
-        self.shared.tls.clone()
+    pub(super) fn credentials(&self) -> Credentials {
+        self.shared.credentials.clone()
     }
 
     /// Runs `work` on the library's thread.
@@ -138,7 +138,7 @@ async fn find<T, F>(
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
-    let mut search = Search::among(asker.addresses(), asker.tls());
+    let mut search = Search::among(asker.addresses(), asker.credentials());
     let limit = Instant::now() + ASK_LIMIT;
     let rounds_max = if asking == Repeat::Again { usize::MAX } else { 1 };
     for _round in 0..rounds_max {
@@ -191,7 +191,7 @@ pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
     let probing = asker.clone();
     let found = asker.run(async move {
         let asker = probing;
-        let mut search = Search::among(asker.addresses(), asker.tls());
+        let mut search = Search::among(asker.addresses(), asker.credentials());
         match search.next().await {
             Some((address, client)) => {
                 *asker.good() = Some((address.clone(), client));

@@ -21,6 +21,10 @@ fn frame(stream: StreamId, requests: usize) -> Event {
     Event::Frame(stream, vec![request; requests])
 }
 
+fn opened(stream: StreamId) -> Event {
+    Event::StreamOpened { stream, identity: Box::default() }
+}
+
 fn asked(ask: u64) -> Event {
     Event::Asked(AskId(ask), Question::Sessions { max: 1, after: 0 })
 }
@@ -34,7 +38,7 @@ fn taken(parked: &mut Parked) -> Vec<Who> {
 fn events_of_waiting_clients_are_returned_in_order() {
     let mut parked = Parked::default();
     for event in
-        [Event::StreamOpened(ONE), Event::StreamOpened(TWO), asked(3), frame(TWO, 1), frame(ONE, 1), asked(4)]
+        [opened(ONE), opened(TWO), asked(3), frame(TWO, 1), frame(ONE, 1), asked(4)]
     {
         assert_eq!(parked.push(at(0), event), None);
     }
@@ -48,8 +52,8 @@ fn events_of_waiting_clients_are_returned_in_order() {
 #[test]
 fn each_client_waits_for_its_own_time_limit() {
     let mut parked = Parked::default();
-    parked.push(at(0), Event::StreamOpened(ONE));
-    parked.push(at(600), Event::StreamOpened(TWO));
+    parked.push(at(0), opened(ONE));
+    parked.push(at(600), opened(TWO));
     parked.push(at(900), frame(ONE, 3));
     assert!(parked.take_late(at(999), at(1_000)).is_empty());
     assert_eq!(parked.take_late(at(1_000), at(1_000)), [Who::Stream(ONE)]);
@@ -76,7 +80,7 @@ fn cancelled_call_is_not_late() {
 fn clients_beyond_the_limits_are_redirected() {
     let mut parked = Parked::default();
     for stream in 0..WAITING_MAX as u64 {
-        assert_eq!(parked.push(at(0), Event::StreamOpened(StreamId(stream))), None);
+        assert_eq!(parked.push(at(0), opened(StreamId(stream))), None);
     }
     assert_eq!(parked.push(at(0), asked(9)), Some(Who::Ask(AskId(9))));
     let fits = (BYTES_MAX - parked.bytes) / FIXED - 1;
@@ -84,7 +88,7 @@ fn clients_beyond_the_limits_are_redirected() {
     assert_eq!(parked.push(at(0), frame(TWO, 1)), Some(Who::Stream(TWO)));
     assert_eq!(parked.push(at(0), frame(TWO, 1)), None, "told once");
     assert_eq!(parked.take_late(at(1_000), at(1_000)).len(), WAITING_MAX - 1);
-    assert_eq!(parked.push(at(1_000), Event::StreamOpened(TWO)), None, "there is room again");
+    assert_eq!(parked.push(at(1_000), opened(TWO)), None, "there is room again");
 }
 
 /// One node of three, partitioned from the other two.
@@ -175,7 +179,7 @@ fn named(outputs: &[Output]) -> (&str, u64) {
 #[test]
 fn without_a_leader_clients_wait_a_second_then_are_redirected_without_an_address() {
     let mut replica = cut_off();
-    let come = vec![Event::StreamOpened(ONE), frame(ONE, 1), asked(7), Event::StreamOpened(TWO)];
+    let come = vec![opened(ONE), frame(ONE, 1), asked(7), opened(TWO)];
     let mut told = turn(&mut replica, 500, come);
     told.extend(turn(&mut replica, 600, vec![Event::StreamClosed { stream: TWO, by_client: true }]));
     for now in (620..1_500).step_by(20) {
@@ -196,10 +200,10 @@ fn without_a_leader_clients_wait_a_second_then_are_redirected_without_an_address
 #[test]
 fn waiting_clients_are_redirected_once_a_leader_is_known() {
     let mut replica = cut_off();
-    assert_eq!(turn(&mut replica, 20, vec![Event::StreamOpened(ONE), frame(ONE, 1)]), []);
+    assert_eq!(turn(&mut replica, 20, vec![opened(ONE), frame(ONE, 1)]), []);
     assert_eq!(named(&turn(&mut replica, 40, vec![heartbeat()])), ("node2:5625", 5));
     assert_eq!(
-        named(&turn(&mut replica, 60, vec![Event::StreamOpened(TWO), frame(TWO, 1)])),
+        named(&turn(&mut replica, 60, vec![opened(TWO), frame(TWO, 1)])),
         ("node2:5625", 5)
     );
     let told = turn(&mut replica, 80, vec![asked(1)]);
@@ -211,14 +215,14 @@ fn waiting_clients_are_redirected_once_a_leader_is_known() {
 fn disconnected_or_silent_leader_is_not_named() {
     let mut replica = cut_off();
     turn(&mut replica, 20, vec![heartbeat()]);
-    assert_eq!(turn(&mut replica, 40, vec![Event::PeerDown(2), Event::StreamOpened(ONE)]), []);
+    assert_eq!(turn(&mut replica, 40, vec![Event::PeerDown(2), opened(ONE)]), []);
     assert_eq!(replica.follows(), None);
     let up = Event::PeerUp { node: 2, rules_max: 1, client_address: "moved:1".into() };
     assert_eq!(named(&turn(&mut replica, 60, vec![up])), ("moved:1", 5), "it was the network");
     for now in (80..320).step_by(20) {
         assert_eq!(turn(&mut replica, now, Vec::new()), []);
     }
-    assert_eq!(turn(&mut replica, 320, vec![Event::StreamOpened(TWO)]), [], "an election is due");
+    assert_eq!(turn(&mut replica, 320, vec![opened(TWO)]), [], "an election is due");
     assert_eq!(replica.follows(), None);
 }
 
@@ -235,7 +239,7 @@ fn waiting_clients_are_served_by_this_node_once_elected() {
     };
     let comes = Event::Frame(ONE, vec![Request::Open(open)]);
     let (mut told, mut agreed) =
-        turn_with_peers(&mut replica, 20, vec![Event::StreamOpened(ONE), comes, asked(7)]);
+        turn_with_peers(&mut replica, 20, vec![opened(ONE), comes, asked(7)]);
     for now in (40..1_000).step_by(20) {
         let (more, agrees) = turn_with_peers(&mut replica, now, vec![Event::Peer(agreed)]);
         told.extend(more);
@@ -259,7 +263,7 @@ fn waiting_clients_are_served_by_this_node_once_elected() {
 #[test]
 fn stopping_node_redirects_waiting_clients() {
     let mut replica = cut_off();
-    assert_eq!(turn(&mut replica, 500, vec![Event::StreamOpened(ONE)]), []);
+    assert_eq!(turn(&mut replica, 500, vec![opened(ONE)]), []);
     let told = turn(&mut replica, 520, vec![Event::ShutDown]);
     assert!(matches!(told[..], [Output::EndStream(ONE, _)]), "{told:?}");
 }

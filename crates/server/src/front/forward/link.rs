@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
+use std::sync::{MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -30,7 +31,11 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// The connection to the leader, shared by all calls with one answer. Calls that are answered by streams have a
 /// connection each: a node accepts only some hundred streams on a connection, and streams last long.
 #[derive(Default)]
-pub(in crate::front) struct Links(Mutex<Option<(String, ForwardConnection)>>);
+pub(in crate::front) struct Links {
+    open: Mutex<Option<(String, ForwardConnection)>>,
+    /// The last failure that was logged.
+    said: std::sync::Mutex<String>,
+}
 
 impl Links {
     /// Returns the open connection to this address, or opens one. Concurrent callers wait for the same one.
@@ -40,7 +45,7 @@ impl Links {
         address: &str,
         tls: Option<&NodeTls>,
     ) -> io::Result<ForwardConnection> {
-        let mut open = self.0.lock().await;
+        let mut open = self.open.lock().await;
         if let Some((whose, link)) = &*open
             && whose == address
             && !link.0.is_closed()
@@ -50,7 +55,22 @@ impl Links {
         *open = None;
         let link = dial(leader, address, tls).await?;
         *open = Some((address.to_owned(), link.clone()));
+        self.said().clear();
         Ok(link)
+    }
+
+    /// Logs why no connection could be opened: once, since a call is tried again every few milliseconds.
+    pub(super) fn failed(&self, leader: u64, address: &str, why: &io::Error) {
+        let text = format!("calls can't be passed on to node {leader} at {address}: {why}");
+        let mut said = self.said();
+        if *said != text {
+            tracing::warn!(leader, address, "{text}");
+            *said = text;
+        }
+    }
+
+    fn said(&self) -> MutexGuard<'_, String> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

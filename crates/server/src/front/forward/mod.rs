@@ -26,6 +26,7 @@ use tonic::service::Routes;
 use tower_service::Service as _;
 
 use super::Front;
+use super::caller::{Caller, IDENTITY, authorize};
 use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
 use crate::inbox::ReplicaStatus;
 use link::ForwardError;
@@ -77,24 +78,33 @@ fn kind(path: &str) -> Option<CallKind> {
     }
 }
 
-/// Answers a call, on this node or by the leader.
+/// Answers a call, on this node or by the leader, if the caller may make it.
 pub(super) async fn route(
     front: Arc<Front>,
     mut routes: Routes,
+    caller: Caller,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    let kind = kind(request.uri().path());
-    let leads = *front.state().borrow() == ReplicaStatus::Ready;
-    let is_mine = request.headers().contains_key(FORWARDED) || (leads && kind == Some(CallKind::Stream));
-    match kind {
-        // Unary calls take this path also while this node leads: it may lose the leadership before it has answered.
-        Some(kind) if !is_mine => match Forwarding::new(front, kind, request).await {
-            Ok(call) => call.answer(routes).await,
-            Err(status) => Err(status),
+    let path = request.uri().path();
+    let Some(kind) = kind(path) else {
+        return match authorize(&front, &caller, path, &[]) {
+            Ok(()) => answered(routes.call(request).await),
+            Err(status) => status.into_http(),
+        };
+    };
+    let answer = async {
+        let leads = *front.state().borrow() == ReplicaStatus::Ready;
+        let is_mine = request.headers().contains_key(FORWARDED) || (leads && kind == CallKind::Stream);
+        let call = Forwarding::new(front, kind, caller, request).await?;
+        authorize(&call.front, &call.caller, call.parts.uri.path(), &call.body)?;
+        if is_mine {
+            let body = Body::new(Full::new(call.body));
+            return Ok(answered(routes.call(Request::from_parts(call.parts, body)).await));
         }
-        .unwrap_or_else(Status::into_http),
-        _ => answered(routes.call(request).await),
-    }
+        // Unary calls take this path also while this node leads: it may lose the leadership before it has answered.
+        call.answer(routes).await
+    };
+    answer.await.unwrap_or_else(Status::into_http)
 }
 
 fn answered(answer: Result<Response<Body>, std::convert::Infallible>) -> Response<Body> {
@@ -106,6 +116,7 @@ fn answered(answer: Result<Response<Body>, std::convert::Infallible>) -> Respons
 struct Forwarding {
     front: Arc<Front>,
     kind: CallKind,
+    caller: Caller,
     parts: Parts,
     body: Bytes,
     /// The caller's deadline, at most [`PATIENCE`] after the call began.
@@ -114,7 +125,12 @@ struct Forwarding {
 }
 
 impl Forwarding {
-    async fn new(front: Arc<Front>, kind: CallKind, request: Request<Incoming>) -> Result<Self, Status> {
+    async fn new(
+        front: Arc<Front>,
+        kind: CallKind,
+        caller: Caller,
+        request: Request<Incoming>,
+    ) -> Result<Self, Status> {
         front.check_serving()?;
         let begun = Instant::now();
         let (parts, body) = request.into_parts();
@@ -129,7 +145,7 @@ impl Forwarding {
                     "the call did not arrive whole, or has more than {CALL_BYTES_MAX} bytes, which no call needs; send less"
                 ))
             })?;
-        Ok(Self { front, kind, parts, body: body.to_bytes(), until, has_timeout: timeout.is_some() })
+        Ok(Self { front, kind, caller, parts, body: body.to_bytes(), until, has_timeout: timeout.is_some() })
     }
 
     async fn answer(self, mut routes: Routes) -> Result<Response<Body>, Status> {
@@ -201,7 +217,7 @@ impl Forwarding {
             match link {
                 Ok(mut link) => link.send(request).await,
                 Err(why) => {
-                    tracing::debug!(leader, address, "a call can't be passed on: {why}");
+                    self.front.links.failed(leader, address, &why);
                     Err(ForwardError::Unsent)
                 }
             }
@@ -242,6 +258,16 @@ impl Forwarding {
         let headers = request.headers_mut();
         headers.clone_from(&self.parts.headers);
         headers.remove(http::header::CONTENT_LENGTH);
+        headers.remove(IDENTITY);
+        if self.front.tls.is_some() {
+            // The leader believes this node's certificate. Without TLS it checks the caller's token itself.
+            headers.remove(http::header::AUTHORIZATION);
+            let identity = HeaderValue::from_bytes(self.caller.identity.as_str().as_bytes());
+            headers.insert(
+                IDENTITY,
+                identity.map_err(|error| Status::internal(format!("an identity is no header: {error}")))?,
+            );
+        }
         if let Ok(by) = HeaderValue::from_str(&self.front.about.incarnation) {
             headers.insert(FORWARDED, by);
         }

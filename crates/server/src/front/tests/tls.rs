@@ -3,31 +3,45 @@
 
 use std::net::Shutdown;
 use std::path::Path;
+use std::sync::Arc;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
 };
+use rustls::crypto::ring;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore};
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::{Event, Frames, Rig, is_keep_alive, local};
 use crate::tls::{NodeName, NodeTls, TlsFiles};
 
-/// The TLS of node 1, with which it connects to itself: a node is also a client.
-fn tls(folder: &Path) -> std::sync::Arc<NodeTls> {
+/// The TLS of node 1, and of a client.
+struct Certificates {
+    node: Arc<NodeTls>,
+    client: TlsConnector,
+}
+
+fn certificates(folder: &Path) -> Certificates {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::default();
-    params.distinguished_name = rcgen::DistinguishedName::new();
+    let issue = |names: Vec<SanType>| {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.subject_alt_names = names;
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        (params.signed_by(&key, &authority).unwrap(), key)
+    };
     let name = NodeName { cluster: "test".to_owned(), node: 1 };
-    params.subject_alt_names = vec![SanType::URI(name.uri().as_str().try_into().unwrap())];
-    params.extended_key_usages =
-        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-    let certificate = params.signed_by(&key, &authority).unwrap();
+    let host = SanType::DnsName("localhost".try_into().unwrap());
+    let (certificate, key) = issue(vec![SanType::URI(name.uri().as_str().try_into().unwrap()), host]);
     let files = TlsFiles {
         certificate: folder.join("node.pem"),
         key: folder.join("node.key"),
@@ -36,7 +50,17 @@ fn tls(folder: &Path) -> std::sync::Arc<NodeTls> {
     std::fs::write(&files.certificate, certificate.pem()).unwrap();
     std::fs::write(&files.key, key.serialize_pem()).unwrap();
     std::fs::write(&files.ca, authority.pem()).unwrap();
-    NodeTls::load(&files).unwrap()
+    let (certificate, key) = issue(vec![SanType::DnsName("billing".try_into().unwrap())]);
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.der().clone()).unwrap();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![certificate.der().clone()], key.into())
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Certificates { node: NodeTls::load(&files).unwrap(), client: Arc::new(config).into() }
 }
 
 /// A client that writes each byte itself, after a TLS handshake.
@@ -46,9 +70,9 @@ struct TlsClient {
 }
 
 impl TlsClient {
-    async fn connect(rig: &Rig) -> Self {
+    async fn connect(rig: &Rig, tls: &TlsConnector) -> Self {
         let socket = TcpStream::connect(rig.address).await.unwrap();
-        let stream = rig.front.tls.as_ref().unwrap().connect_client(socket).await.unwrap();
+        let stream = tls.connect("localhost".try_into().unwrap(), socket).await.unwrap();
         Self { stream, frames: Frames { is_first: true } }
     }
 
@@ -65,8 +89,9 @@ impl TlsClient {
 async fn barrier_over_tls_waits_for_all_records_that_had_arrived() {
     let folder = tempfile::tempdir().unwrap();
     local(async {
-        let mut rig = Rig::start_with(Some(tls(folder.path()))).await;
-        let mut client = TlsClient::connect(&rig).await;
+        let tls = certificates(folder.path());
+        let mut rig = Rig::start_with(Some(tls.node)).await;
+        let mut client = TlsClient::connect(&rig, &tls.client).await;
         client.says(1).await;
         assert!(is_keep_alive(&rig.events(2).await[1], 1));
         rig.drain(1);
@@ -97,7 +122,7 @@ async fn barrier_over_tls_waits_for_all_records_that_had_arrived() {
 async fn barrier_does_not_wait_for_a_tls_handshake_that_goes_no_further() {
     let folder = tempfile::tempdir().unwrap();
     local(async {
-        let mut rig = Rig::start_with(Some(tls(folder.path()))).await;
+        let mut rig = Rig::start_with(Some(certificates(folder.path()).node)).await;
         let mut half = TcpStream::connect(rig.address).await.unwrap();
         half.write_all(&[0x16, 3, 1]).await.unwrap();
         rig.drain(1);
@@ -110,8 +135,9 @@ async fn barrier_does_not_wait_for_a_tls_handshake_that_goes_no_further() {
 async fn ended_by(end: impl AsyncFnOnce(&mut TlsClient)) -> bool {
     let folder = tempfile::tempdir().unwrap();
     local(async {
-        let mut rig = Rig::start_with(Some(tls(folder.path()))).await;
-        let mut client = TlsClient::connect(&rig).await;
+        let tls = certificates(folder.path());
+        let mut rig = Rig::start_with(Some(tls.node)).await;
+        let mut client = TlsClient::connect(&rig, &tls.client).await;
         client.says(7).await;
         assert!(is_keep_alive(&rig.events(2).await[1], 7));
         end(&mut client).await;
@@ -139,4 +165,36 @@ async fn bare_fin_under_tls_counts_as_closed_by_client() {
         SockRef::from(client.stream.get_ref().0).shutdown(Shutdown::Write).unwrap();
     };
     assert!(ended_by(close).await);
+}
+
+/// The last request and the end of the connection arrive together: the request counts before the end does, also with a
+/// barrier in between.
+#[tokio::test]
+async fn request_that_arrives_together_with_fin_is_handed_on_before_the_barrier_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    local(async {
+        let tls = certificates(folder.path());
+        let mut rig = Rig::start_with(Some(tls.node)).await;
+        let mut client = TlsClient::connect(&rig, &tls.client).await;
+        client.says(1).await;
+        assert!(is_keep_alive(&rig.events(2).await[1], 1));
+        let (socket, tls) = client.stream.get_mut();
+        for id in 2..5 {
+            std::io::Write::write_all(&mut tls.writer(), &client.frames.next(id)).unwrap();
+        }
+        let mut bytes = Vec::new();
+        while tls.wants_write() {
+            tls.write_tls(&mut bytes).unwrap();
+        }
+        assert_eq!(socket.try_write(&bytes).unwrap(), bytes.len());
+        SockRef::from(&*socket).shutdown(Shutdown::Write).unwrap();
+        rig.drain(1);
+        let events = &rig.events(7).await[2..];
+        for (event, id) in events.iter().zip(2..5) {
+            assert!(is_keep_alive(event, id), "{id}: {events:?}");
+        }
+        let drained = events.iter().position(|event| matches!(event, Event::Drained(1)));
+        assert!(drained.is_some_and(|at| at >= 3), "{events:?}");
+    })
+    .await;
 }

@@ -92,6 +92,7 @@ impl Seen {
     fn holder(&self) -> HolderInfo {
         let revoked = self.note.as_ref().and_then(|note| note.revoked.clone());
         HolderInfo {
+            identity: String::new(),
             token: self.token(),
             mode: self.mode,
             subtree: false,
@@ -120,7 +121,12 @@ fn info(name: LockName, seen: &[Seen]) -> LockInfo {
     holders.sort_by_key(|holder| holder.token);
     let waiting = || seen.iter().filter(|seen| !seen.granted);
     let waiters = waiting().take(WAITERS_SHOWN);
-    let waiter = |seen: &Seen| WaiterInfo { owner: seen.owner(), mode: seen.mode, meta: seen.meta() };
+    let waiter = |seen: &Seen| WaiterInfo {
+        owner: seen.owner(),
+        identity: String::new(),
+        mode: seen.mode,
+        meta: seen.meta(),
+    };
     LockInfo {
         name,
         holder_count: holders.len(),

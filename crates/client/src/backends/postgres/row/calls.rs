@@ -170,13 +170,14 @@ pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
         let Some(held) = held else {
             let total: i64 = column(row, 12)?;
             lock.waiter_count = usize::try_from(total).unwrap_or(0);
-            lock.waiters.push(WaiterInfo { owner, mode, meta });
+            lock.waiters.push(WaiterInfo { owner, identity: String::new(), mode, meta });
             continue;
         };
         let (slot, age): (i32, Option<i64>) = (column(row, 3)?, column(row, 5)?);
         let state = state(row)?;
         lock.holder_count += 1;
         lock.holders.push(HolderInfo {
+                identity: String::new(),
             value: Vec::new(),
             token: token(held),
             mode,

@@ -103,6 +103,7 @@ pub(super) fn answer(what: What) -> Result<Option<Answer>, Nonsense> {
 pub(super) fn refusal(refused: &v1::Refused) -> BackendError {
     let kind = match refused.code() {
         RefusedCode::Operator | RefusedCode::Unspecified => BackendErrorKind::Operator,
+        RefusedCode::Denied => BackendErrorKind::Denied,
         RefusedCode::Invalid | RefusedCode::Permits | RefusedCode::Limit | RefusedCode::NotHeld => {
             BackendErrorKind::Refused
         }

@@ -6,13 +6,14 @@ use std::sync::mpsc;
 use super::stand_in::StandIn;
 use super::*;
 use crate::backends::service::addresses::Addresses;
+use crate::backends::service::credentials::Credentials;
 use crate::backends::service::search::Search;
 
 /// A search over these nodes in their order.
 fn search(nodes: [SocketAddr; 2]) -> Search {
     let [one, two] = nodes;
     let url = format!("lockkeeper://{one},{two}").parse().unwrap();
-    Search::among(Addresses::of(&url, 0).unwrap(), None)
+    Search::among(Addresses::of(&url, 0).unwrap(), Credentials::default())
 }
 
 /// The first node behaves as a process stopped by SIGSTOP, for which the kernel still accepts connections.

@@ -80,7 +80,7 @@ impl Peer {
                         self.tell(at, session, Seq(0), What::KeptAlive(v1::KeptAlive { id, revoked }));
                     }
                 }
-                Request::Command { session, seq, command } => {
+                Request::Command { session, seq, command } | Request::Denied { session, seq, command, .. } => {
                     if self.is_at(at, session, seq) {
                         let reply = self.apply(command);
                         if let Some(reply) = reply {
@@ -108,7 +108,7 @@ impl Peer {
     }
 
     fn open(&mut self, at: At, open: &Open) {
-        let Some(Reply::Opened { session }) = self.apply(open.command(hash(&open.secret))) else {
+        let Some(Reply::Opened { session }) = self.apply(open.command(hash(&open.secret), "")) else {
             panic!("not opened")
         };
         let (ttl_ms, linger_ms, deadline_ms) = (open.ttl_ms, open.linger_ms, self.now_ms + open.ttl_ms);

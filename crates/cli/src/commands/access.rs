@@ -1,0 +1,158 @@
+//! `token` and `access`: the files by which nodes know their clients, and what these may do.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use lockkeeper_server::access::{Action, Decision, Identity, NewToken, NewTokenError, Permissions};
+use serde_json::json;
+use tempfile::NamedTempFile;
+
+use crate::args::{AccessCheck, AccessCommand, ActionArg, TokenCommand, TokenList, TokenOf};
+use crate::exit::{CANNOT_CREATE, CONFIG, Failure, INTERNAL, IO, NO, OK, USAGE};
+use crate::{output, settings};
+
+/// The first line of a new file.
+const HEADER: &str = "# Tokens of clients, made by `lockkeeper token add`: name, salt, hash.\n";
+
+pub(super) fn token(command: &TokenCommand) -> Result<u8, Failure> {
+    match command {
+        TokenCommand::Add(args) => add(args),
+        TokenCommand::Remove(args) => remove(args),
+        TokenCommand::List(args) => list(args),
+    }
+}
+
+pub(super) fn access(command: &AccessCommand) -> Result<u8, Failure> {
+    match command {
+        AccessCommand::Check(args) => check(args),
+    }
+}
+
+fn add(args: &TokenOf) -> Result<u8, Failure> {
+    let made = NewToken::make(&args.name).map_err(|error| {
+        let code = if matches!(error, NewTokenError::Random(_)) { INTERNAL } else { USAGE };
+        Failure::new(code, error.to_string())
+    })?;
+    let mut text = match fs::read_to_string(&args.file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => HEADER.to_owned(),
+        Err(error) => return Err(unreadable(&args.file, &error)),
+    };
+    if names(&text).any(|name| name == args.name) {
+        let why = format!(
+            "`{}` has a token of `{}` already: remove it first (`lockkeeper token remove`)",
+            args.file.display(),
+            args.name
+        );
+        return Err(Failure::new(CANNOT_CREATE, why));
+    }
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text.push_str(&made.line);
+    text.push('\n');
+    replace(&args.file, &text)?;
+    // Only the token: so that it can be redirected into the client's file.
+    output::line(&made.token)?;
+    Ok(OK)
+}
+
+fn remove(args: &TokenOf) -> Result<u8, Failure> {
+    let text = read(&args.file)?;
+    let is_of = |line: &str| line.trim().split(':').next() == Some(args.name.as_str());
+    let kept: String = text.lines().filter(|line| !is_of(line)).map(|line| format!("{line}\n")).collect();
+    if !text.lines().any(is_of) {
+        let why = format!("`{}` has no token of `{}`", args.file.display(), args.name);
+        return Err(Failure::new(NO, why));
+    }
+    replace(&args.file, &kept)?;
+    output::line(format!("the token of `{}` is removed", args.name))?;
+    Ok(OK)
+}
+
+fn list(args: &TokenList) -> Result<u8, Failure> {
+    let text = read(&args.file)?;
+    if args.json {
+        output::json(&names(&text).map(|name| json!({ "name": name })).collect())?;
+        return Ok(OK);
+    }
+    for name in names(&text) {
+        output::line(name)?;
+    }
+    Ok(OK)
+}
+
+/// The names of the clients in a file of tokens.
+fn names(text: &str) -> impl Iterator<Item = &str> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.filter_map(|line| line.split(':').next())
+}
+
+fn check(args: &AccessCheck) -> Result<u8, Failure> {
+    let text = read(&args.file)?;
+    let file = args.file.display();
+    let permissions = Permissions::parse(&text)
+        .map_err(|why| Failure::new(CONFIG, format!("`{file}` can't be used: {}", why.trim_end())))?;
+    let identity = match args.identity.as_str() {
+        "anonymous" => Identity::ANONYMOUS,
+        name => Identity::new(name).map_err(|error| Failure::new(USAGE, error.to_string()))?,
+    };
+    let action = match args.action {
+        ActionArg::Acquire => Action::Acquire,
+        ActionArg::Read => Action::Read,
+        ActionArg::Break => Action::Break,
+        ActionArg::Limit => Action::Limit,
+        ActionArg::Admin => Action::Admin,
+    };
+    let name = args.name.as_deref().map(settings::lock_name).transpose()?;
+    if action == Action::Admin && name.is_some() {
+        let why = "`admin` is about the whole service, so it has no name: leave it out".to_owned();
+        return Err(Failure::new(USAGE, why));
+    }
+    let decision = permissions.of(&identity).decide(action, name.as_ref());
+    let (line, why) = match decision {
+        Decision::Allowed { line } => (Some(line), "allows it"),
+        Decision::Revoked { line } => (Some(line), "revokes the client"),
+        _ => (None, "no rule allows it"),
+    };
+    let code = if decision.is_allowed() { OK } else { NO };
+    if args.json {
+        output::json(&json!({ "allowed": decision.is_allowed(), "line": line, "why": why }))?;
+        return Ok(code);
+    }
+    let verdict = if decision.is_allowed() { "allowed" } else { "denied" };
+    output::line(match line {
+        Some(line) => {
+            let text = text.lines().nth(line - 1).unwrap_or_default().trim();
+            format!("{verdict}: line {line} of `{file}` {why}: {text}")
+        }
+        None => format!("{verdict}: {why} in `{file}`"),
+    })?;
+    Ok(code)
+}
+
+fn read(file: &Path) -> Result<String, Failure> {
+    fs::read_to_string(file).map_err(|error| unreadable(file, &error))
+}
+
+fn unreadable(file: &Path, error: &std::io::Error) -> Failure {
+    Failure::system(CONFIG, &format!("cannot read `{}`", file.display()), error)
+}
+
+/// Replaces a file at once: a node that reads it sees the old one or the new one. Keeps its mode; a new one is for its
+/// owner only.
+fn replace(file: &Path, text: &str) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::system(IO, &format!("cannot write `{}`", file.display()), &error)
+    };
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mode = fs::metadata(file).map_or(0o600, |found| found.permissions().mode());
+    let mut temporary = NamedTempFile::new_in(folder).map_err(failed)?;
+    temporary.write_all(text.as_bytes()).map_err(failed)?;
+    temporary.as_file().set_permissions(fs::Permissions::from_mode(mode)).map_err(failed)?;
+    temporary.as_file().sync_all().map_err(failed)?;
+    temporary.persist(file).map_err(|error| failed(error.error))?;
+    Ok(())
+}

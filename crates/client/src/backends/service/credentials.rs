@@ -1,0 +1,116 @@
+//! How a client shows the nodes who it is: by its certificate, or by a token.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::{Request, Status};
+
+use crate::backends::grpc_tls::GrpcTls;
+use crate::backends::tls_files::TLS_PARAMETERS;
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::url::Url;
+
+/// The scheme with TLS, and the hint for who gives files of TLS with the other one.
+const TLS_SCHEME: &str = "lockkeepers";
+const WITHOUT_TLS: &str = "of use without TLS: write `lockkeepers://`";
+const TOKEN_FILE: &str = "token-file";
+const TOKEN_ENV: &str = "token-env";
+/// The largest token file that is read, in bytes.
+const TOKEN_BYTES_MAX: usize = 4 << 10;
+
+/// The parameters, for the list of those that the scheme has.
+pub(super) const PARAMETERS: [&str; 5] =
+    [TLS_PARAMETERS[0], TLS_PARAMETERS[1], TLS_PARAMETERS[2], TOKEN_FILE, TOKEN_ENV];
+
+/// TLS and the token of a client, for connections to all nodes.
+#[derive(Clone, Default)]
+pub(super) struct Credentials {
+    /// `None` for `lockkeeper://`.
+    pub(super) tls: Option<GrpcTls>,
+    token: Option<Arc<Token>>,
+}
+
+/// A token and its source.
+struct Token {
+    file: Option<String>,
+    current: Mutex<MetadataValue<Ascii>>,
+}
+
+impl Credentials {
+    /// The credentials in a URL.
+    ///
+    /// # Errors
+    /// A file or variable is missing or can't be used, or a parameter does not fit the scheme.
+    pub(super) fn of(url: &Url) -> Result<Self, ConnectError> {
+        let tls = GrpcTls::of(url, TLS_SCHEME, "service-tls", WITHOUT_TLS)?;
+        let file: Option<String> = url.parameter(TOKEN_FILE, "the path of a file")?;
+        let variable: Option<String> = url.parameter(TOKEN_ENV, "the name of an environment variable")?;
+        let token = match (file, variable) {
+            (None, None) => None,
+            (Some(file), None) => {
+                let current = Mutex::new(read(&file)?);
+                Some(Token { file: Some(file), current })
+            }
+            (None, Some(variable)) => {
+                let text = std::env::var(&variable)
+                    .map_err(|_| url.bad_part(format!("{TOKEN_ENV}={variable}"), "a variable that is set"))?;
+                let current = Mutex::new(header(&text, &format!("the variable `{variable}`"))?);
+                Some(Token { file: None, current })
+            }
+            (Some(_), Some(_)) => {
+                return Err(url.bad_part(TOKEN_ENV, "of use beside `token-file`: give one of them").into());
+            }
+        };
+        Ok(Self { tls, token: token.map(Arc::new) })
+    }
+
+    /// The token for the calls of a new connection. Its file is read again; if that fails, the token that was read before
+    /// is used.
+    pub(super) fn bearer(&self) -> Bearer {
+        let Some(token) = &self.token else { return Bearer(None) };
+        let mut current = token.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = &token.file {
+            match read(file) {
+                Ok(new) => *current = new,
+                Err(error) => tracing::warn!(%error, "lockkeeper: the token in use stays in use: {error}"),
+            }
+        }
+        Bearer(Some(current.clone()))
+    }
+}
+
+fn read(file: &str) -> Result<MetadataValue<Ascii>, BackendError> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        let what = format!("`{file}` can't be read: {error}; name a file with a token");
+        BackendError::caused(BackendErrorKind::Operator, what, error)
+    })?;
+    header(&text, &format!("`{file}`"))
+}
+
+/// The header with a token. Errors do not contain the token.
+fn header(text: &str, source: &str) -> Result<MetadataValue<Ascii>, BackendError> {
+    let text = text.trim();
+    let value = (!text.is_empty() && text.len() <= TOKEN_BYTES_MAX)
+        .then(|| MetadataValue::try_from(format!("Bearer {text}")).ok())
+        .flatten();
+    let mut value = value.ok_or_else(|| {
+        let what = format!("{source} has no token: one line as `lockkeeper token add` prints it is wanted");
+        BackendError::new(BackendErrorKind::Operator, what)
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Adds the token to each call.
+#[derive(Clone)]
+pub(super) struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}

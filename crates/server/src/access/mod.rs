@@ -1,0 +1,180 @@
+//! Who callers are, and what they may do: tokens, permissions, and the files with them.
+//!
+//! Responsible for: a decision is made at the node that terminates the caller's connection, with that node's files; it is
+//! bounded in work; and new files hold for everything that is asked from then on.
+
+mod identity;
+mod permissions;
+mod tokens;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lockkeeper_core::LockName;
+
+pub use identity::{Identity, IdentityError};
+pub use permissions::{Action, Decision, Permissions, Rights};
+pub(crate) use tokens::Tokens;
+pub use tokens::{NewToken, NewTokenError};
+
+use crate::files::{FileError, Reload, read, unusable};
+
+/// Most callers whose rights are remembered; with more, they are computed anew.
+const REMEMBERED_MAX: usize = 4_096;
+
+/// The files by which a node knows its callers, and what they may do.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct AccessFiles {
+    /// The tokens; `None`: there are none.
+    pub tokens: Option<PathBuf>,
+    /// The permissions; `None`: every caller may do everything.
+    pub permissions: Option<PathBuf>,
+}
+
+/// The files in use.
+pub(crate) struct Access {
+    files: AccessFiles,
+    current: Mutex<Arc<Loaded>>,
+}
+
+struct Loaded {
+    /// The contents of both files.
+    content: [Vec<u8>; 2],
+    tokens: Tokens,
+    permissions: Option<Permissions>,
+    rights: Mutex<HashMap<Identity, Arc<Rights>>>,
+}
+
+impl Access {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// A file can't be read or is not usable.
+    pub(crate) fn load(files: &AccessFiles) -> Result<Arc<Self>, FileError> {
+        let loaded = Loaded::new(contents(files)?, files)?;
+        Ok(Arc::new(Self { files: files.clone(), current: Mutex::new(Arc::new(loaded)) }))
+    }
+
+    /// Whether callers may show tokens.
+    pub(crate) fn takes_tokens(&self) -> bool {
+        self.files.tokens.is_some()
+    }
+
+    /// The caller that shows this token.
+    pub(crate) fn caller(&self, token: &str) -> Option<Identity> {
+        self.current().tokens.caller(token)
+    }
+
+    /// The digest of the permissions; `None`: there are none.
+    pub(crate) fn digest(&self) -> Option<String> {
+        self.current().permissions.as_ref().map(|permissions| permissions.digest().to_owned())
+    }
+
+    /// What a caller may do by the files that are in use now; `None`: everything.
+    pub(crate) fn rights(&self, caller: &Identity) -> Option<Arc<Rights>> {
+        let current = self.current();
+        let permissions = current.permissions.as_ref()?;
+        let mut known = lock(&current.rights);
+        if let Some(rights) = known.get(caller) {
+            return Some(rights.clone());
+        }
+        if known.len() >= REMEMBERED_MAX {
+            known.clear();
+        }
+        let rights = Arc::new(permissions.of(caller));
+        known.insert(caller.clone(), rights.clone());
+        Some(rights)
+    }
+
+    fn current(&self) -> Arc<Loaded> {
+        lock(&self.current).clone()
+    }
+}
+
+/// Checks whether the rights of a caller allow this; `name` `None` stands for all names.
+///
+/// # Errors
+/// Why not, in words for the caller.
+pub(crate) fn check(
+    rights: &Rights,
+    caller: &Identity,
+    action: Action,
+    name: Option<&LockName>,
+) -> Result<(), String> {
+    let what = match (action, name) {
+        (Action::Admin, _) => "do what needs the permission `admin`".to_owned(),
+        (Action::Acquire, Some(name)) => format!("acquire `{name}`"),
+        (Action::Read, Some(name)) => format!("read `{name}`"),
+        (Action::Read, None) => "read all names".to_owned(),
+        (Action::Break, Some(name)) => format!("break holds of `{name}`"),
+        (Action::Limit, Some(name)) => format!("set the limit of `{name}`"),
+        (action, None) => format!("{action} all names"),
+    };
+    match rights.decide(action, name) {
+        Decision::Allowed { .. } => Ok(()),
+        Decision::Revoked { .. } => Err(format!("{caller} may do nothing: it is revoked")),
+        Decision::NotAllowed => Err(format!(
+            "{caller} may not {what}: this node's permissions do not allow it; ask its operators"
+        )),
+    }
+}
+
+impl Reload for Access {
+    fn reload(&self) -> Result<bool, FileError> {
+        let content = contents(&self.files)?;
+        if content == self.current().content {
+            return Ok(false);
+        }
+        let loaded = Loaded::new(content, &self.files)?;
+        *lock(&self.current) = Arc::new(loaded);
+        Ok(true)
+    }
+
+    fn names(&self) -> String {
+        let current = self.current();
+        let mut names = Vec::new();
+        if let Some(file) = &self.files.tokens {
+            names.push(format!("`{}` ({} tokens)", file.display(), current.tokens.len()));
+        }
+        if let (Some(file), Some(permissions)) = (&self.files.permissions, &current.permissions) {
+            names.push(format!("`{}` (SHA-256 {})", file.display(), permissions.digest()));
+        }
+        names.join(", ")
+    }
+}
+
+/// The contents of both files; empty for a file that is not given.
+fn contents(files: &AccessFiles) -> Result<[Vec<u8>; 2], FileError> {
+    let content = |file: &Option<PathBuf>| file.as_ref().map_or(Ok(Vec::new()), |file| read(file));
+    Ok([content(&files.tokens)?, content(&files.permissions)?])
+}
+
+impl Loaded {
+    fn new(content: [Vec<u8>; 2], files: &AccessFiles) -> Result<Self, FileError> {
+        let [tokens, permissions] = &content;
+        let tokens = match &files.tokens {
+            None => Tokens::default(),
+            Some(file) => {
+                let text = text(tokens, file)?;
+                Tokens::parse(text).map_err(|why| unusable(file, why))?
+            }
+        };
+        let permissions = match &files.permissions {
+            None => None,
+            Some(file) => {
+                let text = text(permissions, file)?;
+                Some(Permissions::parse(text).map_err(|why| unusable(file, why))?)
+            }
+        };
+        Ok(Self { content, tokens, permissions, rights: Mutex::default() })
+    }
+}
+
+fn text<'content>(content: &'content [u8], file: &PathBuf) -> Result<&'content str, FileError> {
+    std::str::from_utf8(content).map_err(|error| unusable(file, format!("it is no text in UTF-8: {error}")))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

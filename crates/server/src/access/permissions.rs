@@ -1,0 +1,414 @@
+//! The file of permissions: who may do what with which names.
+//!
+//! ```toml
+//! revoked = ["old-laptop"]                  # may do nothing, whatever else is said
+//!
+//! [groups]
+//! shop = ["billing", "orders-*"]            # a `*` at the end stands for any rest
+//!
+//! [[allow]]
+//! who = ["group:shop", "alice"]             # `*`: everybody with an identity; `anonymous`: everybody else
+//! actions = ["acquire", "read"]             # also: "break", "limit", "admin"
+//! names = ["orders", "stock/eu"]            # these and all below them; `*`: all
+//! ```
+//!
+//! What no rule allows is denied. Rules only add, so their order has no meaning.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::ops::Range;
+
+use lockkeeper_core::LockName;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use toml::Spanned;
+
+use super::identity::{ANONYMOUS, Identity};
+use super::tokens::hex;
+
+/// The largest file, in bytes. It bounds the work of every decision, and of reading the file.
+pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
+/// Most rules of a file.
+const RULES_MAX: usize = 4_096;
+const GROUP: &str = "group:";
+const ALL: &str = "*";
+
+/// What a caller wants to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Action {
+    /// Acquire locks of a name.
+    Acquire,
+    /// See the state of a name: describe, list, watch, check a token.
+    Read,
+    /// Break a hold of a name.
+    Break,
+    /// Set the number of a name's permits.
+    Limit,
+    /// Change the cluster, and make backups. Has no name.
+    Admin,
+}
+
+impl Action {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Acquire, Self::Read, Self::Break, Self::Limit, Self::Admin];
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Acquire => "acquire",
+            Self::Read => "read",
+            Self::Break => "break",
+            Self::Limit => "limit",
+            Self::Admin => "admin",
+        })
+    }
+}
+
+/// A decision, with the line of the file that is its reason.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Decision {
+    /// The rule at this line allows it.
+    Allowed {
+        /// Counted from 1.
+        line: usize,
+    },
+    /// The caller is among the revoked, at this line.
+    Revoked {
+        /// Counted from 1.
+        line: usize,
+    },
+    /// No rule allows it.
+    NotAllowed,
+}
+
+impl Decision {
+    /// Whether it allows.
+    #[must_use]
+    pub fn is_allowed(self) -> bool {
+        matches!(self, Self::Allowed { .. })
+    }
+}
+
+/// A file of permissions.
+pub struct Permissions {
+    groups: BTreeMap<String, Vec<String>>,
+    revoked: Vec<(String, usize)>,
+    rules: Vec<Rule>,
+    digest: String,
+}
+
+struct Rule {
+    line: usize,
+    who: Vec<String>,
+    actions: Vec<Action>,
+    /// Empty texts stand for all names.
+    names: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    groups: BTreeMap<String, Vec<String>>,
+    #[serde(default)]
+    revoked: Vec<Spanned<String>>,
+    #[serde(default)]
+    allow: Vec<Spanned<Allow>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Allow {
+    who: Vec<String>,
+    actions: Vec<Action>,
+    #[serde(default)]
+    names: Vec<String>,
+}
+
+impl Permissions {
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// What is wrong, and in which line.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > FILE_BYTES_MAX {
+            return Err(format!("it has {} bytes, at most {FILE_BYTES_MAX} are allowed", text.len()));
+        }
+        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        if file.allow.len() > RULES_MAX {
+            return Err(format!("it has {} rules, at most {RULES_MAX} are allowed", file.allow.len()));
+        }
+        for (group, members) in &file.groups {
+            for member in members {
+                pattern(member, None).map_err(|why| format!("the group `{group}`: {why}"))?;
+            }
+        }
+        let mut permissions = Self {
+            revoked: Vec::new(),
+            rules: Vec::new(),
+            groups: file.groups,
+            digest: hex(&Sha256::digest(text)),
+        };
+        for revoked in file.revoked {
+            let line = line(text, revoked.span());
+            let who = revoked.into_inner();
+            pattern(&who, None).map_err(|why| format!("line {line}: {why}"))?;
+            permissions.revoked.push((who, line));
+        }
+        for allow in file.allow {
+            let line = line(text, allow.span());
+            let rule = permissions.rule(line, allow.into_inner()).map_err(|why| format!("line {line}: {why}"))?;
+            permissions.rules.push(rule);
+        }
+        Ok(permissions)
+    }
+
+    fn rule(&self, line: usize, allow: Allow) -> Result<Rule, String> {
+        let Allow { who, actions, names } = allow;
+        for who in &who {
+            pattern(who, Some(&self.groups))?;
+        }
+        let needs_name = actions.iter().any(|action| *action != Action::Admin);
+        if who.is_empty() || actions.is_empty() || (needs_name && names.is_empty()) {
+            let names = if needs_name { " and `names` (`[\"*\"]` for all)" } else { "" };
+            return Err(format!("a rule needs `who`, `actions`{names}"));
+        }
+        let mut prefixes = Vec::new();
+        for name in names {
+            if name == ALL {
+                prefixes.push(String::new());
+                continue;
+            }
+            LockName::parse(&name).map_err(|error| {
+                format!("`names` has {name:?}: {error}; a name covers itself and all below it, `*` stands for all")
+            })?;
+            prefixes.push(name);
+        }
+        Ok(Rule { line, who, actions, names: prefixes })
+    }
+
+    /// The SHA-256 of the file, in hexadecimal digits.
+    #[must_use]
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// What a caller may do. The work is proportional to the file's size, and done once for each caller.
+    #[must_use]
+    pub fn of(&self, caller: &Identity) -> Rights {
+        let revoked = self.revoked.iter().find(|(pattern, _)| matches(pattern, caller));
+        let mut rights = Rights { revoked: revoked.map(|(_, line)| *line), ..Rights::default() };
+        for rule in &self.rules {
+            if !rule.who.iter().any(|who| self.includes(who, caller)) {
+                continue;
+            }
+            for action in &rule.actions {
+                if *action == Action::Admin {
+                    rights.admin.get_or_insert(rule.line);
+                    continue;
+                }
+                for name in &rule.names {
+                    rights.names.entry(name.as_str().into()).or_default()[*action as usize].get_or_insert(rule.line);
+                }
+            }
+        }
+        rights
+    }
+
+    fn includes(&self, who: &str, caller: &Identity) -> bool {
+        match who.strip_prefix(GROUP) {
+            Some(group) => {
+                let members = self.groups.get(group);
+                members.is_some_and(|members| members.iter().any(|member| matches(member, caller)))
+            }
+            None => matches(who, caller),
+        }
+    }
+}
+
+/// Without the names of callers.
+impl fmt::Debug for Permissions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permissions").field("digest", &self.digest).finish_non_exhaustive()
+    }
+}
+
+/// What one caller may do.
+#[derive(Default, Debug)]
+pub struct Rights {
+    revoked: Option<usize>,
+    admin: Option<usize>,
+    /// By name; the empty one stands for all. For each action but `admin` the line that allows it.
+    names: HashMap<Box<str>, [Option<usize>; 4]>,
+}
+
+impl Rights {
+    /// Whether the caller may do this with the name and all below it; `None` stands for all names. The work is
+    /// proportional to the number of the name's segments.
+    #[must_use]
+    pub fn decide(&self, action: Action, name: Option<&LockName>) -> Decision {
+        if let Some(line) = self.revoked {
+            return Decision::Revoked { line };
+        }
+        let line = if action == Action::Admin { self.admin } else { self.line(action, name) };
+        line.map_or(Decision::NotAllowed, |line| Decision::Allowed { line })
+    }
+
+    fn line(&self, action: Action, name: Option<&LockName>) -> Option<usize> {
+        let of = |name: &str| self.names.get(name)?[action as usize];
+        let mut above = name.map_or("", LockName::as_str);
+        loop {
+            if let Some(line) = of(above) {
+                return Some(line);
+            }
+            if above.is_empty() {
+                return None;
+            }
+            above = above.rsplit_once('/').map_or("", |(above, _)| above);
+        }
+    }
+
+    /// Whether the caller is revoked.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.is_some()
+    }
+
+    /// Whether the caller may do nothing at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.revoked.is_some() || (self.admin.is_none() && self.names.is_empty())
+    }
+}
+
+/// Checks the pattern of a caller. `groups`: groups are allowed, and must exist.
+fn pattern(who: &str, groups: Option<&BTreeMap<String, Vec<String>>>) -> Result<(), String> {
+    if who == ALL || who == ANONYMOUS {
+        return Ok(());
+    }
+    match (who.strip_prefix(GROUP), groups) {
+        (Some(group), Some(groups)) if groups.contains_key(group) => Ok(()),
+        (Some(group), Some(_)) => Err(format!("there is no group `{group}` in `[groups]`")),
+        (Some(_), None) => Err(format!("{who:?} is a group; groups have members only, and all of them are listed")),
+        (None, _) => {
+            let name = who.strip_suffix(ALL).unwrap_or(who);
+            Identity::new(name).map(drop).map_err(|error| format!("{who:?} is no caller: {error}"))
+        }
+    }
+}
+
+/// Whether a pattern includes a caller.
+fn matches(pattern: &str, caller: &Identity) -> bool {
+    if pattern == ANONYMOUS || caller == &Identity::ANONYMOUS {
+        return pattern == ANONYMOUS && caller == &Identity::ANONYMOUS;
+    }
+    match pattern.strip_suffix(ALL) {
+        Some(begin) => caller.as_str().starts_with(begin),
+        None => caller.as_str() == pattern,
+    }
+}
+
+/// The line at which a span begins, from 1.
+fn line(text: &str, span: Range<usize>) -> usize {
+    text.as_bytes()[..span.start.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = r#"revoked = [
+    "old-laptop",
+]
+
+[groups]
+shop = ["billing", "orders-*"]
+
+[[allow]]
+who = ["group:shop"]
+actions = ["acquire", "read"]
+names = ["orders", "stock/eu"]
+
+[[allow]]
+who = ["*"]
+actions = ["read"]
+names = ["*"]
+
+[[allow]]
+who = ["root"]
+actions = ["admin"]
+
+[[allow]]
+who = ["anonymous"]
+actions = ["acquire"]
+names = ["public"]
+"#;
+
+    fn decide(who: &str, action: Action, name: &str) -> Decision {
+        let who = if who == ANONYMOUS { Identity::ANONYMOUS } else { Identity::new(who).unwrap() };
+        let name = (!name.is_empty()).then(|| LockName::parse(name).unwrap());
+        Permissions::parse(FILE).unwrap().of(&who).decide(action, name.as_ref())
+    }
+
+    #[test]
+    fn decision_names_the_line_of_its_rule() {
+        use Action::{Acquire, Admin, Break, Read};
+        let allowed = |line| Decision::Allowed { line };
+        for (who, action, name, wanted) in [
+            ("billing", Acquire, "orders", allowed(8)),
+            ("billing", Acquire, "orders/42/items", allowed(8)),
+            ("orders-7", Acquire, "stock/eu", allowed(8)),
+            ("billing", Acquire, "ordersX", Decision::NotAllowed),
+            ("billing", Acquire, "stock", Decision::NotAllowed),
+            ("billing", Acquire, "", Decision::NotAllowed),
+            ("billing", Break, "orders", Decision::NotAllowed),
+            ("billing", Read, "orders", allowed(8)),
+            ("billing", Read, "", allowed(13)),
+            ("somebody", Read, "stock/us", allowed(13)),
+            ("somebody", Acquire, "orders", Decision::NotAllowed),
+            ("root", Admin, "", allowed(18)),
+            ("billing", Admin, "", Decision::NotAllowed),
+            ("old-laptop", Read, "orders", Decision::Revoked { line: 2 }),
+            ("anonymous", Acquire, "public/a", allowed(22)),
+            ("anonymous", Read, "public/a", Decision::NotAllowed),
+            ("billing", Acquire, "public", Decision::NotAllowed),
+        ] {
+            assert_eq!(decide(who, action, name), wanted, "{who} {action} {name}");
+        }
+    }
+
+    #[test]
+    fn file_without_rules_denies_everything() {
+        let rights = Permissions::parse("").unwrap().of(&Identity::new("root").unwrap());
+        assert!(rights.is_empty());
+        assert!(Action::ALL.iter().all(|action| !rights.decide(*action, None).is_allowed()));
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_line() {
+        for (text, why) in [
+            ("[[allow]]\nwho=[\"a\"]\nactions=[\"read\"]", "line 1: a rule needs `who`, `actions` and `names`"),
+            ("\n[[allow]]\nwho=[]\nactions=[\"admin\"]", "line 2: a rule needs `who`, `actions`"),
+            (
+                "[[allow]]\nwho=[\"group:x\"]\nactions=[\"read\"]\nnames=[\"*\"]",
+                "line 1: there is no group `x` in `[groups]`",
+            ),
+            ("[groups]\nx=[\"group:y\"]", "the group `x`: \"group:y\" is a group"),
+            ("revoked=[\n\"a b\"]", "line 2: \"a b\" is no caller"),
+            ("[[allow]]\nwho=[\"a\"]\nactions=[\"read\"]\nnames=[\"a/\"]", "line 1: `names` has \"a/\""),
+        ] {
+            let error = Permissions::parse(text).err().unwrap_or_default();
+            assert!(error.starts_with(why), "{text}: {error}");
+        }
+        for text in ["[[allow]]\nwho=[\"a\"]\nactions=[\"write\"]", "allowed = 1", "[[allow"] {
+            let error = Permissions::parse(text).err().unwrap_or_default();
+            assert!(error.contains("line"), "{error}");
+        }
+        let long = "#".repeat(FILE_BYTES_MAX + 1);
+        assert!(Permissions::parse(&long).err().unwrap_or_default().contains("at most"));
+    }
+}

@@ -1,0 +1,116 @@
+//! The small files that a node is given: certificates, tokens, permissions. They are read again while it runs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+/// The largest file that is read, in bytes.
+pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
+/// How often the files are compared with those in use.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Why a file that a node is given can't be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// A file can't be read.
+    #[error("`{}` can't be read: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A file has no usable content.
+    #[error("`{}` can't be used: {}", file.display(), why.trim_end())]
+    Unusable {
+        /// The file.
+        file: PathBuf,
+        /// Its fault.
+        why: String,
+    },
+    /// The certificate names another node, or a node of another cluster, than this one.
+    #[error("`{}` is the certificate of {found}, and this is {wanted}", file.display())]
+    OtherNames {
+        /// The file.
+        file: PathBuf,
+        /// The node in the certificate.
+        found: String,
+        /// This node.
+        wanted: String,
+    },
+}
+
+/// Reads a file of at most [`FILE_BYTES_MAX`].
+///
+/// # Errors
+/// It can't be read, or is larger.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+    use std::io::Read;
+    let failed = |source| FileError::Read { file: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(failed)?;
+    file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() > FILE_BYTES_MAX {
+        return Err(unusable(path, format!("it has more than {FILE_BYTES_MAX} bytes")));
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn unusable(path: &Path, why: String) -> FileError {
+    FileError::Unusable { file: path.to_owned(), why }
+}
+
+/// Files in use that can be exchanged while the node runs.
+pub(crate) trait Reload: Send + Sync + 'static {
+    /// Reads the files again, and returns whether they have changed. Unusable files change nothing. Blocks.
+    ///
+    /// # Errors
+    /// The files can't be used.
+    fn reload(&self) -> Result<bool, FileError>;
+
+    /// What the files are for, and their names.
+    fn names(&self) -> String;
+
+    /// Called after each look at the files: logs what else there is to say of them.
+    fn looked(&self) {}
+}
+
+/// Reloads changed files, for as long as it is polled; at once after `wake`.
+pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>) {
+    let mut failed: Vec<Option<String>> = files.iter().map(|_| None).collect();
+    loop {
+        files.iter().for_each(|it| it.looked());
+        let is_asked = tokio::select! {
+            () = tokio::time::sleep(LOOK) => false,
+            () = wake.notified() => true,
+        };
+        for (it, failed) in files.iter().zip(&mut failed) {
+            let read = it.clone();
+            // On a thread of its own: a file system may not answer.
+            let Ok(reloaded) = tokio::task::spawn_blocking(move || read.reload()).await else { continue };
+            let names = it.names();
+            match reloaded {
+                Ok(has_changed) => {
+                    *failed = None;
+                    if has_changed {
+                        tracing::info!("new files are in use from now on: {names}");
+                    } else if is_asked {
+                        tracing::info!("the files have not changed: {names}");
+                    }
+                }
+                Err(error) => {
+                    // Files that are just being replaced don't fit together: the same error is logged once, and at
+                    // SIGHUP.
+                    let text = error.to_string();
+                    if is_asked || failed.as_ref() != Some(&text) {
+                        tracing::error!(%error, "the new files are not used, the old ones stay in force: {error}");
+                    }
+                    *failed = Some(text);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Who makes a call, and whether it may.
+
+use http::HeaderMap;
+use lockkeeper_core::LockName;
+use lockkeeper_wire::v1;
+use prost::Message;
+use tonic::Status;
+
+use super::Front;
+use super::api;
+use super::connection::Connection;
+use super::forward::FORWARDED;
+use crate::access::{Action, Identity};
+use crate::tls::{CertificateNames, NodeName};
+
+/// The header with the identity of a forwarded call's caller. Believed only from other nodes' certificates.
+pub(super) const IDENTITY: &str = "lockkeeper-identity";
+/// The health service, which needs no identity.
+const HEALTH: &str = "/grpc.health.v1.Health/";
+
+/// Who makes a call.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    pub(super) identity: Identity,
+    /// Another node has checked what the caller may do, and passed the call on.
+    pub(super) is_checked: bool,
+}
+
+/// What a client's certificate says.
+#[derive(Debug)]
+pub(super) enum Certified {
+    Client(Identity),
+    Node(NodeName),
+    /// It names nobody, in words for the client.
+    Nobody(String),
+}
+
+impl Certified {
+    pub(super) fn of(certificate: &[u8]) -> Self {
+        let names = match CertificateNames::of(certificate) {
+            Ok(names) => names,
+            Err(why) => return Self::Nobody(format!("your certificate can't be read: {why}")),
+        };
+        match (names.node(), names.identity()) {
+            (Some(node), _) => Self::Node(node.clone()),
+            (None, None) => Self::Nobody("your certificate has no name".to_owned()),
+            (None, Some(name)) => match Identity::new(name) {
+                Ok(identity) => Self::Client(identity),
+                Err(error) => Self::Nobody(format!("your certificate names nobody: {error}")),
+            },
+        }
+    }
+}
+
+/// Whether a call may be made by anybody.
+pub(super) fn is_open_to_all(path: &str) -> bool {
+    path.starts_with(HEALTH)
+}
+
+/// Identifies the caller: by its token if it shows one, else by its certificate. Without TLS, a caller without a token is
+/// anonymous.
+///
+/// # Errors
+/// The refusal of a caller that is nobody, or not who it claims to be.
+pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<Caller, Status> {
+    let front = connection.front();
+    let of = |identity| Ok(Caller { identity, is_checked: false });
+    if let Some(Certified::Node(node)) = connection.certified.get() {
+        return forwarded(front, node, headers);
+    }
+    if let Some(value) = headers.get(http::header::AUTHORIZATION) {
+        if !front.access.takes_tokens() {
+            return Err(Status::unauthenticated(
+                "this node takes no tokens: it was started without `--tokens FILE`",
+            ));
+        }
+        let token = value.to_str().ok().and_then(|value| value.strip_prefix("Bearer "));
+        return match token.and_then(|token| front.access.caller(token.trim())) {
+            Some(identity) => {
+                connection.authenticated();
+                of(identity)
+            }
+            None => Err(Status::unauthenticated(
+                "this node does not know the token: it is not in its file (`lockkeeper token add NAME` makes one)",
+            )),
+        };
+    }
+    match connection.certified.get() {
+        Some(Certified::Client(identity)) => of(identity.clone()),
+        Some(Certified::Nobody(why)) => Err(Status::unauthenticated(why)),
+        Some(Certified::Node(_)) => Err(Status::internal("a node's call was not recognized: a bug")),
+        None if front.tls.is_none() => of(Identity::ANONYMOUS),
+        None if front.access.takes_tokens() => Err(Status::unauthenticated(
+            "this service accepts only clients with a certificate or a token: add `?tls-cert=FILE&tls-key=FILE` or \
+             `?token-file=FILE` to the URL",
+        )),
+        None => Err(Status::unauthenticated(
+            "this service accepts only clients with a certificate: add `?tls-cert=FILE&tls-key=FILE` to the URL \
+             (`lockkeeper tls issue --client NAME` makes one)",
+        )),
+    }
+}
+
+/// The caller of a call that another node passes on. The certificate of a node is not a client's.
+fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Caller, Status> {
+    let own = front.tls.as_ref().map(|tls| tls.name().cluster);
+    if own.as_ref() != Some(&node.cluster) {
+        return Err(Status::permission_denied(format!("your certificate is of {node}, which is not this cluster")));
+    }
+    if front.directory.get().is_some_and(|directory| directory.has_removed(node.node)) {
+        return Err(Status::permission_denied(format!("your certificate is of {node}, which was removed")));
+    }
+    if !headers.contains_key(FORWARDED) {
+        return Err(Status::permission_denied(format!(
+            "your certificate is of {node}: a client needs one of its own (`lockkeeper tls issue --client NAME`)"
+        )));
+    }
+    let name = headers.get(IDENTITY).map(|name| String::from_utf8_lossy(name.as_bytes()));
+    let identity = match name.as_deref() {
+        None | Some("") => Identity::ANONYMOUS,
+        Some(name) => Identity::new(name)
+            .map_err(|error| Status::invalid_argument(format!("`{IDENTITY}` is none: {error}")))?,
+    };
+    Ok(Caller { identity, is_checked: true })
+}
+
+/// Checks whether the caller may make this call. Calls without a permission of their own need some other one.
+///
+/// # Errors
+/// The refusal; or the body is no message of the call.
+pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8]) -> Result<(), Status> {
+    if caller.is_checked {
+        return Ok(());
+    }
+    let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
+    let denied = |text| Err(Status::permission_denied(text));
+    match needed(path, body)? {
+        Some((action, name)) => {
+            match crate::access::check(&rights, &caller.identity, action, name.as_ref()) {
+                Ok(()) => Ok(()),
+                Err(text) => denied(text),
+            }
+        }
+        None if rights.is_empty() => {
+            denied(format!("{} may do nothing here: this node's permissions do not name it", caller.identity))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The permission that a call needs; without a name it is for all names.
+fn needed(path: &str, body: &[u8]) -> Result<Option<(Action, Option<LockName>)>, Status> {
+    let Some(call) = path.strip_prefix("/lockkeeper.v1.Lockkeeper/") else { return Ok(None) };
+    let (action, name) = match call {
+        "Describe" => (Action::Read, Some(api::name("name", &message::<v1::DescribeRequest>(body)?.name)?)),
+        "List" => (Action::Read, api::optional_name("prefix", &message::<v1::ListRequest>(body)?.prefix)?),
+        "ListSessions" => (Action::Read, None),
+        "Watch" => (Action::Read, api::optional_name("prefix", &message::<v1::WatchRequest>(body)?.prefix)?),
+        "CheckToken" => (Action::Read, Some(api::name("name", &message::<v1::CheckTokenRequest>(body)?.name)?)),
+        "Break" => (Action::Break, Some(api::name("name", &message::<v1::BreakRequest>(body)?.name)?)),
+        "SetLimit" => (Action::Limit, Some(api::name("name", &message::<v1::SetLimitRequest>(body)?.name)?)),
+        "Backup" | "ChangeMembers" | "Transfer" => (Action::Admin, None),
+        _ => return Ok(None),
+    };
+    Ok(Some((action, name)))
+}
+
+/// The message of a unary call's body: a byte for compression, which this service does not offer, the length, and it.
+fn message<M: Message + Default>(body: &[u8]) -> Result<M, Status> {
+    const HEAD: usize = 5;
+    let bytes = body.split_at_checked(HEAD).and_then(|(head, bytes)| {
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        (head[0] == 0 && length == bytes.len()).then_some(bytes)
+    });
+    let message = bytes.and_then(|bytes| M::decode(bytes).ok());
+    message.ok_or_else(|| Status::invalid_argument("the call's message can't be read, or is compressed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(message: &impl Message) -> Vec<u8> {
+        let mut body = vec![0];
+        body.extend_from_slice(&(message.encoded_len() as u32).to_be_bytes());
+        message.encode(&mut body).unwrap();
+        body
+    }
+
+    fn path(call: &str) -> String {
+        format!("/lockkeeper.v1.Lockkeeper/{call}")
+    }
+
+    #[test]
+    fn every_call_of_the_service_has_its_permission() {
+        let name = "orders/42".to_owned();
+        let describe = body(&v1::DescribeRequest { name: name.clone(), ..Default::default() });
+        let orders = Some(LockName::parse(&name).unwrap());
+        assert_eq!(needed(&path("Describe"), &describe).unwrap(), Some((Action::Read, orders.clone())));
+        let order = body(&v1::BreakRequest { name: name.clone(), ..Default::default() });
+        assert_eq!(needed(&path("Break"), &order).unwrap(), Some((Action::Break, orders.clone())));
+        let limit = body(&v1::SetLimitRequest { name, ..Default::default() });
+        assert_eq!(needed(&path("SetLimit"), &limit).unwrap(), Some((Action::Limit, orders)));
+        let all = body(&v1::ListRequest::default());
+        for call in ["List", "Watch", "ListSessions"] {
+            assert_eq!(needed(&path(call), &all).unwrap(), Some((Action::Read, None)), "{call}");
+        }
+        for call in ["Backup", "ChangeMembers", "Transfer"] {
+            assert_eq!(needed(&path(call), &all).unwrap(), Some((Action::Admin, None)), "{call}");
+        }
+        for call in ["Status", "Members", "Session"] {
+            assert_eq!(needed(&path(call), &all).unwrap(), None, "{call}");
+        }
+    }
+
+    #[test]
+    fn body_that_hides_its_message_is_refused() {
+        let whole = body(&v1::DescribeRequest { name: "a".to_owned(), ..Default::default() });
+        let mut compressed = whole.clone();
+        compressed[0] = 1;
+        let two = [whole.clone(), whole.clone()].concat();
+        for wrong in [&[][..], &whole[..3], &whole[..whole.len() - 1], &compressed, &two] {
+            assert!(needed(&path("Describe"), wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
