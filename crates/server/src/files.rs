@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use crate::audit::{Audit, Record};
+
 /// The largest file that is read, in bytes.
 pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
 /// How often the files are compared with those in use.
@@ -79,7 +81,7 @@ pub(crate) trait Reload: Send + Sync + 'static {
 }
 
 /// Reloads changed files, for as long as it is polled; at once after `wake`.
-pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>) {
+pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>, audit: Arc<Audit>) {
     let mut failed: Vec<Option<String>> = files.iter().map(|_| None).collect();
     loop {
         files.iter().for_each(|it| it.looked());
@@ -97,6 +99,8 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>)
                     *failed = None;
                     if has_changed {
                         tracing::info!("new files are in use from now on: {names}");
+                        let result = "done".to_owned();
+                        audit.done(Record { what: "reload", detail: names, result, ..Record::default() }).await;
                     } else if is_asked {
                         tracing::info!("the files have not changed: {names}");
                     }
@@ -106,6 +110,9 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>)
                     // SIGHUP.
                     let text = error.to_string();
                     if is_asked || failed.as_ref() != Some(&text) {
+                        let (reason, result) = (text.clone(), "failed".to_owned());
+                        let record = Record { what: "reload", detail: names, reason, result, ..Record::default() };
+                        audit.done(record).await;
                         tracing::error!(%error, "the new files are not used, the old ones stay in force: {error}");
                     }
                     *failed = Some(text);

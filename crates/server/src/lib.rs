@@ -16,6 +16,7 @@
 //! (P9) are defined in `docs/SAFETY.md`, other rules (M2, T1) in `docs/table-rules.md`.
 
 pub mod access;
+mod audit;
 pub mod backup;
 mod clock;
 mod data;

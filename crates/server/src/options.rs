@@ -36,6 +36,8 @@ pub struct ServerOptions {
     pub tls: Option<TlsFiles>,
     /// The files by which callers are identified, and that say what they may do.
     pub access: AccessFiles,
+    /// The file of the audit trail; `None`: it is in the log only.
+    pub audit: Option<PathBuf>,
     /// The id of this node; by default the id in its certificate or in its data, or 1.
     pub node: Option<u64>,
     /// Peer addresses of the nodes of a new cluster, by id, this node included. If the data directory has a cluster
@@ -71,6 +73,7 @@ impl ServerOptions {
             insecure: false,
             tls: None,
             access: AccessFiles::default(),
+            audit: None,
             node: None,
             cluster: BTreeMap::new(),
             join: None,

@@ -26,6 +26,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::access::{Access, AccessFiles};
+use crate::audit::Audit;
 use crate::clock;
 use crate::data::{self, Addresses, Data, DirectoryContents, Unusable};
 use crate::disk::DataDirectory;
@@ -94,6 +95,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
         return Err(ServeError::Nodes { why });
     }
     let access = Access::load(&options.access)?;
+    let audit = Audit::open(options.audit.as_deref())?;
     let connections_max = raise_file_limit(options.connections_max, 1);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -106,7 +108,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
     if options.access != AccessFiles::default() {
         files.push(access.clone());
     }
-    tokio::spawn(keep_current(files, hangups()?));
+    tokio::spawn(keep_current(files, hangups()?, audit.clone()));
     // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
@@ -148,7 +150,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
         }
     };
     let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
-    let front = Front::new(node.inbox.clone(), node.about.clone(), tls, access);
+    let front = Front::new(node.inbox.clone(), node.about.clone(), tls, access, audit);
     let result = runtime.block_on(serve(node, front, listener, address, connections_max, signals, ready));
     drop(entered);
     // Connections that did not end in time are dropped here.

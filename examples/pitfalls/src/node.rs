@@ -1,46 +1,57 @@
-//! A node of our own lock service, in the script's process.
+//! A node of our own lock service, as a process of its own.
 
-use std::sync::mpsc;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 
-use lockkeeper_server::{Running, ServerOptions};
+use serde::Deserialize;
 use tempfile::TempDir;
 
 use crate::Result;
+use crate::scene::Scene;
 
-/// A running node; stopped when dropped.
+/// A running node; killed when dropped.
 pub(crate) struct Node {
-    running: Running,
+    process: Child,
+    url: String,
     _data: TempDir,
 }
 
+/// The line that `serve --json` prints when the node serves.
+#[derive(Deserialize)]
+struct Serves {
+    locks: String,
+}
+
 impl Node {
-    /// Starts a node on a free port of loopback.
-    pub(crate) fn start() -> Result<Self> {
+    /// Starts a node on a free port of loopback, by the program that plays: `lockkeeper` itself.
+    pub(crate) fn start(scene: &Scene<'_>) -> Result<Self> {
         let data = tempfile::tempdir()?;
-        let options = ServerOptions {
-            listen: "127.0.0.1:0".to_owned(),
-            ..ServerOptions::new(data.path().join("data"))
-        };
-        let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || {
-            let started = sender.clone();
-            // The receiver waits for the first message only.
-            let ended = lockkeeper_server::run(options, move |running| drop(started.send(Ok(running))));
-            drop(sender.send(
-                ended.err().map_or(Err("the node has ended".to_owned()), |error| Err(error.to_string())),
-            ));
-        });
-        Ok(Self { running: receiver.recv()??, _data: data })
+        let mut process = Command::new(scene.program())
+            .args(["serve", "--listen", "127.0.0.1:0", "--json", "--log-level", "error", "--data"])
+            .arg(data.path().join("data"))
+            .stdout(Stdio::piped())
+            // Ctrl-C must reach the script only.
+            .process_group(0)
+            .spawn()?;
+        let mut line = String::new();
+        let stdout = process.stdout.take().ok_or("a node was started without its pipe")?;
+        BufReader::new(stdout).read_line(&mut line)?;
+        let serves = serde_json::from_str::<Serves>(&line);
+        let mut node = Self { process, url: String::new(), _data: data };
+        node.url = serves.map_err(|error| format!("the node does not serve: {error} in {line:?}"))?.locks;
+        Ok(node)
     }
 
     /// Its URL.
     pub(crate) fn url(&self) -> String {
-        format!("lockkeeper://{}", self.running.address())
+        self.url.clone()
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.running.stop();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }

@@ -128,6 +128,11 @@ impl Scene<'_> {
         self.urls.insert(server, url.into());
     }
 
+    /// The program that plays.
+    pub(crate) fn program(&self) -> &OsStr {
+        self.command[0]
+    }
+
     /// Starts an actor, which runs until it reaches one of `stops` or its end, and waits until then.
     pub(crate) fn start(&mut self, actor: &'static str, stops: &'static [&'static str]) -> Result<Reached> {
         self.start_by(&[], actor, stops)

@@ -59,6 +59,9 @@ pub struct Serve {
     /// Who may do what with which names, in TOML; without it every client may do everything
     #[arg(long, value_name = "FILE")]
     pub permissions: Option<PathBuf>,
+    /// Append what operators do, and who is refused, to this file: a JSON object per line
+    #[arg(long, value_name = "FILE")]
+    pub audit: Option<PathBuf>,
     /// Listen where other machines can reach it, although there is no encryption and no authentication
     #[arg(long)]
     pub insecure: bool,

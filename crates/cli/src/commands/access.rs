@@ -125,12 +125,22 @@ fn check(args: &AccessCheck) -> Result<u8, Failure> {
     let verdict = if decision.is_allowed() { "allowed" } else { "denied" };
     output::line(match line {
         Some(line) => {
-            let text = text.lines().nth(line - 1).unwrap_or_default().trim();
-            format!("{verdict}: line {line} of `{file}` {why}: {text}")
+            format!("{verdict}: line {line} of `{file}` {why}: {}", rule(&text, line))
         }
         None => format!("{verdict}: {why} in `{file}`"),
     })?;
     Ok(code)
+}
+
+/// The rule that begins at a line, on one line.
+fn rule(text: &str, line: usize) -> String {
+    let mut lines = text.lines().skip(line - 1).map(str::trim);
+    let first = lines.next().unwrap_or_default();
+    if !first.starts_with("[[") {
+        return first.to_owned();
+    }
+    let rest: Vec<&str> = lines.take_while(|line| !line.is_empty() && !line.starts_with('[')).collect();
+    rest.join(", ")
 }
 
 fn read(file: &Path) -> Result<String, Failure> {

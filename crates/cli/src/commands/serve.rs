@@ -51,6 +51,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         insecure: args.insecure,
         tls,
         access: AccessFiles { tokens: args.tokens, permissions: args.permissions },
+        audit: args.audit,
         node: args.node,
         cluster,
         join: args.join,

@@ -138,7 +138,10 @@ impl Permissions {
         if text.len() > FILE_BYTES_MAX {
             return Err(format!("it has {} bytes, at most {FILE_BYTES_MAX} are allowed", text.len()));
         }
-        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        let file: File = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or_else(String::new, |span| format!("line {}: ", line(text, span)));
+            format!("{line}{}", error.message())
+        })?;
         if file.allow.len() > RULES_MAX {
             return Err(format!("it has {} rules, at most {RULES_MAX} are allowed", file.allow.len()));
         }

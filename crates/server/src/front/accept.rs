@@ -26,6 +26,7 @@ use super::api::Api;
 use super::caller::{Certified, identify, is_open_to_all};
 use super::connection::{Above, Connection, Socket, Starting, TlsSocket};
 use super::forward;
+use crate::access::Identity;
 use crate::tls::NodeTls;
 use crate::unauthenticated::Unauthenticated;
 
@@ -281,7 +282,12 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
         }
         let caller = match identify(&self.connection, request.headers()) {
             Ok(caller) => caller,
-            Err(refusal) => return Box::pin(std::future::ready(Ok(refusal.into_http()))),
+            Err(refusal) => {
+                let address = self.connection.address.map(|it| it.to_string()).unwrap_or_default();
+                let audit = &self.connection.front().audit;
+                audit.refused("unauthenticated", &Identity::ANONYMOUS, address, refusal.message());
+                return Box::pin(std::future::ready(Ok(refusal.into_http())));
+            }
         };
         request.extensions_mut().insert(caller.clone());
         // Registered on the connection's own task, at once: no drain barrier passes before a new session stream has

@@ -14,6 +14,7 @@ use super::backup::Parts;
 use super::caller::Caller;
 use super::connection::{Connection, Starting};
 use crate::access::Identity;
+use crate::audit::Record;
 use super::stream::{StreamResponses, stream_end};
 use super::watch::{Watcher, Watching};
 use super::{Ask, Front};
@@ -141,7 +142,8 @@ impl Lockkeeper for Api {
         request: Request<v1::BreakRequest>,
     ) -> Result<Response<v1::BreakResponse>, Status> {
         let (metadata, extensions, mut asked) = request.into_parts();
-        asked.by = author(&caller(&extensions)?.identity, asked.by);
+        let from = caller(&extensions)?.clone();
+        asked.by = author(&from.identity, asked.by);
         let audited = asked.clone();
         let question = Question::Break(Break {
             name: name("name", &asked.name)?,
@@ -153,9 +155,10 @@ impl Lockkeeper for Api {
         match self.0.ask(&metadata, question).await? {
             Answer::Broken(response) => {
                 let v1::BreakRequest { name, token, reason, by, now } = audited;
-                let result = response.result().as_str_name();
-                // Quoted: a text from a client must not look like another line of the log.
-                tracing::info!(token, now, result, "break of `{name}`, token {token}, by {by:?}: {reason:?}");
+                let detail = if now { format!("now, by {by}") } else { format!("by {by}") };
+                let result = response.result().as_str_name().to_owned();
+                let record = Record { name, token: Some(token), detail, reason, result, ..by_caller("break", &from) };
+                self.0.audit.done(record).await;
                 Ok(Response::new(response))
             }
             _ => Err(unexpected()),
@@ -166,16 +169,24 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::SetLimitRequest>,
     ) -> Result<Response<v1::SetLimitResponse>, Status> {
-        let (metadata, _, asked) = request.into_parts();
+        let (metadata, extensions, asked) = request.into_parts();
+        let from = caller(&extensions)?;
         let question = Question::SetLimit { name: name("name", &asked.name)?, limit: asked.permits };
         match self.0.ask(&metadata, question).await? {
-            Answer::LimitSet => Ok(Response::new(v1::SetLimitResponse {})),
+            Answer::LimitSet => {
+                let detail = asked.permits.map_or("removed".to_owned(), |permits| format!("{permits} permits"));
+                let record = Record { name: asked.name, detail, ..by_caller("set-limit", from) };
+                self.0.audit.done(record).await;
+                Ok(Response::new(v1::SetLimitResponse {}))
+            }
             _ => Err(unexpected()),
         }
     }
 
     async fn backup(&self, request: Request<v1::BackupRequest>) -> Result<Response<Parts>, Status> {
-        self.0.backup(request.metadata()).await.map(Response::new)
+        let parts = self.0.backup(request.metadata()).await?;
+        self.0.audit.done(by_caller("backup", caller(request.extensions())?)).await;
+        Ok(Response::new(parts))
     }
 
     async fn members(
@@ -197,19 +208,24 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::ChangeMembersRequest>,
     ) -> Result<Response<v1::ChangeMembersResponse>, Status> {
-        let (metadata, _, asked) = request.into_parts();
-        let change = match asked.what {
-            Some(change_members_request::What::Remove(node)) => Change::Remove(node),
+        let (metadata, extensions, asked) = request.into_parts();
+        let from = caller(&extensions)?;
+        let (change, detail) = match asked.what {
+            Some(change_members_request::What::Remove(node)) => (Change::Remove(node), format!("remove {node}")),
             Some(change_members_request::What::Add(new)) => {
+                let detail = format!("add {}={}", new.node, new.peer_address);
                 // Fails here unless this node leads. The leader then identifies the node by connecting to the given
                 // address: if two machines claim this id, the one at the address is added.
                 self.0.ask(&metadata, Question::Members).await?;
-                Change::Add(self.0.candidate(new).await?)
+                (Change::Add(self.0.candidate(new).await?), detail)
             }
             None => return Err(Status::invalid_argument("neither `add` nor `remove` is given")),
         };
         match self.0.ask(&metadata, Question::Change(change)).await? {
-            Answer::Changed => Ok(Response::new(v1::ChangeMembersResponse {})),
+            Answer::Changed => {
+                self.0.audit.done(Record { detail, ..by_caller("members", from) }).await;
+                Ok(Response::new(v1::ChangeMembersResponse {}))
+            }
             _ => Err(unexpected()),
         }
     }
@@ -218,10 +234,15 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::TransferRequest>,
     ) -> Result<Response<v1::TransferResponse>, Status> {
-        let (metadata, _, asked) = request.into_parts();
+        let (metadata, extensions, asked) = request.into_parts();
+        let from = caller(&extensions)?;
         let to = Some(asked.node).filter(|node| *node > 0);
         match self.0.ask(&metadata, Question::Transfer { to }).await? {
-            Answer::Transferred { leader } => Ok(Response::new(v1::TransferResponse { leader })),
+            Answer::Transferred { leader } => {
+                let detail = format!("to node {leader}");
+                self.0.audit.done(Record { detail, ..by_caller("transfer", from) }).await;
+                Ok(Response::new(v1::TransferResponse { leader }))
+            }
             _ => Err(unexpected()),
         }
     }
@@ -258,6 +279,17 @@ fn author(identity: &Identity, says: String) -> String {
             let both = format!("{identity} ({says})");
             if both.len() > limits::LABEL_BYTES_MAX { identity.to_owned() } else { both }
         }
+    }
+}
+
+/// The record of what a caller has done.
+fn by_caller(what: &'static str, caller: &Caller) -> Record {
+    Record {
+        what,
+        identity: caller.identity.to_string(),
+        address: caller.address.clone(),
+        result: "done".to_owned(),
+        ..Record::default()
     }
 }
 

@@ -15,6 +15,8 @@ use crate::tls::{CertificateNames, NodeName};
 
 /// The header with the identity of a forwarded call's caller. Believed only from other nodes' certificates.
 pub(super) const IDENTITY: &str = "lockkeeper-identity";
+/// The header with the address of a forwarded call's caller, for the audit trail.
+pub(super) const ADDRESS: &str = "lockkeeper-address";
 /// The health service, which needs no identity.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 
@@ -22,6 +24,8 @@ const HEALTH: &str = "/grpc.health.v1.Health/";
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub(super) identity: Identity,
+    /// The address of its connection; with a forwarded call, to the node that passes it on.
+    pub(super) address: String,
     /// Another node has checked what the caller may do, and passed the call on.
     pub(super) is_checked: bool,
 }
@@ -64,7 +68,8 @@ pub(super) fn is_open_to_all(path: &str) -> bool {
 /// The refusal of a caller that is nobody, or not who it claims to be.
 pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<Caller, Status> {
     let front = connection.front();
-    let of = |identity| Ok(Caller { identity, is_checked: false });
+    let address = connection.address.map(|address| address.to_string()).unwrap_or_default();
+    let of = |identity| Ok(Caller { identity, address, is_checked: false });
     if let Some(Certified::Node(node)) = connection.certified.get() {
         return forwarded(front, node, headers);
     }
@@ -121,7 +126,8 @@ fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Call
         Some(name) => Identity::new(name)
             .map_err(|error| Status::invalid_argument(format!("`{IDENTITY}` is none: {error}")))?,
     };
-    Ok(Caller { identity, is_checked: true })
+    let address = headers.get(ADDRESS).map(|it| String::from_utf8_lossy(it.as_bytes()).into_owned());
+    Ok(Caller { identity, address: address.unwrap_or_default(), is_checked: true })
 }
 
 /// Checks whether the caller may make this call. Calls without a permission of their own need some other one.
@@ -133,7 +139,10 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
         return Ok(());
     }
     let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
-    let denied = |text| Err(Status::permission_denied(text));
+    let denied = |text: String| {
+        front.audit.refused("denied", &caller.identity, caller.address.clone(), &text);
+        Err(Status::permission_denied(text))
+    };
     match needed(path, body)? {
         Some((action, name)) => {
             match crate::access::check(&rights, &caller.identity, action, name.as_ref()) {

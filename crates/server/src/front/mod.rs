@@ -34,6 +34,7 @@ use tokio::sync::{oneshot, watch as shown};
 use tokio_util::sync::CancellationToken;
 
 use crate::access::{Access, Identity};
+use crate::audit::Audit;
 use crate::disk::DataDirectory;
 use crate::inbox::{Inbox, ReplicaStatus};
 use crate::observe;
@@ -73,6 +74,7 @@ pub(crate) struct Front {
     pub(crate) tls: Option<Arc<NodeTls>>,
     /// Who callers are, and what they may do.
     pub(crate) access: Arc<Access>,
+    pub(crate) audit: Arc<Audit>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -112,6 +114,7 @@ impl Front {
         about: About,
         tls: Option<Arc<NodeTls>>,
         access: Arc<Access>,
+        audit: Arc<Audit>,
     ) -> Arc<Self> {
         Arc::new(Self {
             inbox,
@@ -121,6 +124,7 @@ impl Front {
             directory: OnceLock::new(),
             tls,
             access,
+            audit,
             stopping: CancellationToken::new(),
             registry: Mutex::default(),
             last_id: AtomicU64::new(0),

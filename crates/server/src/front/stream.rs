@@ -218,6 +218,8 @@ impl SessionStream {
                 access::check(&rights, &self.identity, Action::Acquire, Some(name)).err()
             });
             if let Some(text) = denied {
+                let address = self.connection.address.map(|it| it.to_string()).unwrap_or_default();
+                self.connection.front().audit.refused("denied", &self.identity, address, &text);
                 let refused = v1::Refused { code: v1::RefusedCode::Denied.into(), text, secret_prefix: 0 };
                 let command = Command::Acquire(acquire.clone());
                 *request = Request::Denied { session: *session, seq: *seq, command, refused };

@@ -20,6 +20,7 @@ use tokio::task::{AbortHandle, LocalSet};
 
 use super::{About, Acceptor, Front, pump};
 use crate::access::{Access, AccessFiles};
+use crate::audit::Audit;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::tls::NodeTls;
 
@@ -45,7 +46,7 @@ impl Rig {
         let address = listener.local_addr().unwrap();
         let about = About { cluster: String::new(), incarnation: String::new(), clients: Default::default() };
         let access = Access::load(&AccessFiles::default()).unwrap();
-        let front = Front::new(Arc::new(Inbox::default()), about, tls, access);
+        let front = Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(None).unwrap());
         let (_, health) = tonic_health::server::health_reporter();
         let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());

@@ -80,7 +80,7 @@ fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
     scene.serve("account", redis.url());
     // The value of a leader, which says who it is, is an ability that Redis lacks.
-    let node = Node::start()?;
+    let node = Node::start(scene)?;
     scene.serve("locks", node.url());
     scene.start("A", &["chosen"])?;
     scene.pause("A")?;

@@ -66,7 +66,7 @@ async fn right(actor: &mut Actor) -> Result {
 
 fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    let node = Node::start()?;
+    let node = Node::start(scene)?;
     let shared = tempfile::tempdir()?;
     scene.serve("account", redis.url());
     scene.serve("locks", node.url());

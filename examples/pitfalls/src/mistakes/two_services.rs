@@ -39,24 +39,30 @@ async fn wrong(actor: &mut Actor) -> Result {
 
 async fn right(actor: &mut Actor) -> Result {
     let old = actor.locks("old").await?.fenced()?;
-    let guard = actor.acquire(&old.mutex("account").ttl(TTL)).await?;
-    actor.say("has the lock of the old service")?;
-    let mut also = None;
-    if actor.name() != "A" {
-        let new = actor.locks("new").await?;
-        also = Some(actor.acquire(&new.mutex("account").ttl(TTL)).await?);
-        actor.say("has the lock of the new service too")?;
+    loop {
+        let guard = actor.acquire(&old.mutex("account").ttl(TTL)).await?;
+        actor.say("has the lock of the old service")?;
+        let mut also = None;
+        if actor.name() != "A" {
+            let new = actor.locks("new").await?;
+            also = Some(actor.acquire(&new.mutex("account").ttl(TTL)).await?);
+            actor.say("has the lock of the new service too")?;
+        }
+        let is_done = account::section(actor, &guard, Duration::ZERO).await?;
+        if let Some(also) = also {
+            actor.release(also).await?;
+        }
+        actor.release(guard).await?;
+        if is_done {
+            return Ok(());
+        }
+        actor.say("acquires the locks again")?;
     }
-    account::section(actor, &guard, Duration::ZERO).await?;
-    if let Some(also) = also {
-        actor.release(also).await?;
-    }
-    actor.release(guard).await
 }
 
 fn script(scene: &mut Scene<'_>) -> Result<Verdict> {
     let redis = account::server();
-    let node = Node::start()?;
+    let node = Node::start(scene)?;
     scene.serve("account", redis.url());
     scene.serve("old", account::locks_at(&redis));
     scene.serve("new", node.url());

@@ -26,7 +26,7 @@ use tonic::service::Routes;
 use tower_service::Service as _;
 
 use super::Front;
-use super::caller::{Caller, IDENTITY, authorize};
+use super::caller::{ADDRESS, Caller, IDENTITY, authorize};
 use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
 use crate::inbox::ReplicaStatus;
 use link::ForwardError;
@@ -267,6 +267,10 @@ impl Forwarding {
                 IDENTITY,
                 identity.map_err(|error| Status::internal(format!("an identity is no header: {error}")))?,
             );
+            headers.remove(ADDRESS);
+            if let Ok(address) = HeaderValue::from_str(&self.caller.address) {
+                headers.insert(ADDRESS, address);
+            }
         }
         if let Ok(by) = HeaderValue::from_str(&self.front.about.incarnation) {
             headers.insert(FORWARDED, by);
