@@ -1,5 +1,6 @@
 //! Tests of the program as users run it: real processes, exit codes, texts, files.
 
+mod access;
 mod advise;
 mod backups;
 mod bad_input;

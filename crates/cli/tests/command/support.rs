@@ -122,6 +122,13 @@ impl Ended {
         }
     }
 
+    /// Its output, of a program that has succeeded.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.code, 0, "{self:?}");
+        serde_json::from_str(&self.out).expect("JSON")
+    }
+
     /// Asserts a failure under `--json`: one object.
     #[track_caller]
     pub(crate) fn is_json_error(&self, code: u8, words: &[&str]) {

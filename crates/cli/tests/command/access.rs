@@ -1,0 +1,242 @@
+//! Who may do what: identities from certificates and tokens, permissions, the audit trail, as an operator sets them up.
+
+use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, LOST, NO, OK, PERMISSION, USAGE};
+use lockkeeper_rig::Port;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::node::Node;
+use crate::support::{CommandExt, Ended, Place, wait_until};
+
+const PERMISSIONS: &str = r#"[groups]
+shop = ["billing"]
+
+[[allow]]
+who = ["group:shop"]
+actions = ["acquire", "read"]
+names = ["orders"]
+
+[[allow]]
+who = ["reports"]
+actions = ["read"]
+names = ["*"]
+
+[[allow]]
+who = ["client"]
+actions = ["acquire", "read", "break", "limit", "admin"]
+names = ["*"]
+"#;
+
+/// Two nodes over TLS with tokens, permissions and an audit trail each; a token of `reports`, a certificate of `billing`.
+struct Shop {
+    place: Place,
+    nodes: Vec<Node>,
+}
+
+impl Shop {
+    fn open() -> Self {
+        let place = Place::new();
+        for made in ["tls init tls --nodes 3", "tls issue tls --client billing"] {
+            assert_eq!(place.ran(made).code, i32::from(OK));
+        }
+        let token = place.ran("token add reports --file tokens");
+        assert_eq!(token.code, i32::from(OK), "{token:?}");
+        std::fs::write(place.path("reports.token"), token.out).unwrap();
+        std::fs::write(place.path("permissions"), PERMISSIONS).unwrap();
+        let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
+        let list = (1..).zip(&ports).map(|(node, port)| format!("{node}=127.0.0.1:{}", port.number()));
+        let list = list.collect::<Vec<_>>().join(",");
+        // Without `--node`: the certificate says which node it is.
+        let starting: Vec<_> = (1..=3)
+            .map(|node| {
+                let (listen, [cert, key]) =
+                    (place.address(), ["pem", "key"].map(|end| format!("tls/node-{node}.{end}")));
+                let audit = format!("audit-{node}");
+                let options = [
+                    ["--listen", &listen],
+                    ["--cluster", &list],
+                    ["--tls-cert", &cert],
+                    ["--tls-key", &key],
+                    ["--tls-ca", "tls/ca.pem"],
+                    ["--tokens", "tokens"],
+                    ["--permissions", "permissions"],
+                    ["--audit", &audit],
+                ];
+                place.begin(&format!("node{node}"), &options.concat())
+            })
+            .collect();
+        Self { place, nodes: starting.into_iter().map(crate::node::Starting::ready).collect() }
+    }
+
+    /// The URL of node `at`, as somebody's.
+    fn url(&self, at: usize, who: &str) -> String {
+        let files = match who {
+            "nobody" => String::new(),
+            "reports" => "&token-file=reports.token".to_owned(),
+            who => format!("&tls-cert=tls/{who}.pem&tls-key=tls/{who}.key"),
+        };
+        format!("{}?tls-ca=tls/ca.pem{files}", self.nodes[at].url())
+    }
+
+    /// Runs a command at node `at` as somebody.
+    fn ran(&self, at: usize, who: &str, command: &str) -> Ended {
+        let url = self.url(at, who);
+        self.place.bare(command.split(' ').chain(["--locks", &url])).ended()
+    }
+
+    fn audited(&self, at: usize) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.place.path(&format!("audit-{}", at + 1))).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Changes the permissions of all nodes, and waits until they use them.
+    fn permits(&self, text: &str) {
+        let reloads = |it: &Self, at: usize| it.audited(at).iter().filter(|line| line["what"] == "reload").count();
+        let before: Vec<usize> = (0..3).map(|at| reloads(self, at)).collect();
+        std::fs::write(self.place.path("permissions.new"), text).unwrap();
+        std::fs::rename(self.place.path("permissions.new"), self.place.path("permissions")).unwrap();
+        for (at, node) in self.nodes.iter().enumerate() {
+            node.signal(Signal::SIGHUP);
+            wait_until("the node reads its files", || reloads(self, at) > before[at]);
+        }
+    }
+}
+
+/// At each node: one leads, the others pass calls on.
+#[test]
+fn each_caller_may_do_what_the_permissions_say_at_any_node() {
+    let shop = Shop::open();
+    for at in 0..3 {
+        let url = shop.url(at, "billing");
+        let holder = shop.place.bare(["run", "--locks", &url, "orders/42", "--", "sleep", "60"]).started();
+        let shown = || shop.ran(at, "reports", "show orders/42 --json").json();
+        wait_until("billing holds the lock", || shown()["holders"][0]["identity"] == "billing");
+        let token = shown()["holders"][0]["token"].to_string();
+        let sessions = shop.ran(at, "reports", "sessions --json").json();
+        assert_eq!(sessions[0]["identity"], "billing", "{sessions}");
+        shop.ran(at, "billing", "ls").is_one_line(PERMISSION, &["billing may not read all names"]);
+        assert_eq!(shop.ran(at, "billing", "ls orders").code, i32::from(OK));
+        let order = format!("break orders/42 --token {token} --reason late");
+        for who in ["billing", "reports"] {
+            let denied = format!("{who} may not break holds of `orders/42`");
+            shop.ran(at, who, &order).is_one_line(PERMISSION, &[&denied]);
+        }
+        for command in ["cluster transfer", "backup saved"] {
+            shop.ran(at, "reports", command).is_one_line(PERMISSION, &["needs the permission `admin`"]);
+        }
+        shop.ran(at, "billing", "set-limit orders/gpu 4").is_one_line(PERMISSION, &["may not set the limit"]);
+        shop.ran(at, "nobody", "ls orders").is_one_line(PERMISSION, &["a certificate or a token"]);
+        shop.ran(at, "node-1", "ls orders").is_one_line(PERMISSION, &["your certificate is of node 1"]);
+        // The holder is told who has broken its hold, and the leader's trail has it.
+        assert_eq!(shop.ran(at, "client", &order).code, i32::from(OK));
+        assert!(holder.ended().err.contains("client"));
+        let breaks = (0..3).flat_map(|at| shop.audited(at)).filter(|line| line["what"] == "break");
+        let breaks: Vec<Value> = breaks.filter(|line| line["token"].to_string() == token).collect();
+        assert_eq!(breaks.len(), 1, "{breaks:?}");
+        assert_eq!((&breaks[0]["identity"], &breaks[0]["reason"]), (&"client".into(), &"late".into()));
+        assert!(breaks[0]["detail"].as_str().unwrap().contains("by client"), "{breaks:?}");
+        let refused = shop.audited(at).into_iter().filter(|line| line["result"] == "refused");
+        assert!(refused.count() > 0);
+    }
+}
+
+#[test]
+fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions() {
+    let shop = Shop::open();
+    let run = |who: &str, name: &str| {
+        let url = shop.url(0, who);
+        shop.place.bare(["run", "--locks", &url, name, "--", "true"]).ended()
+    };
+    assert_eq!(run("billing", "orders/1").code, i32::from(OK));
+    run("billing", "stock").is_one_line(PERMISSION, &["billing may not acquire `stock`"]);
+    run("reports", "orders/1").is_one_line(PERMISSION, &["reports may not acquire `orders/1`"]);
+
+    let url = shop.url(0, "billing");
+    let holder = shop.place.bare(["run", "--locks", &url, "--ttl", "3s", "orders/7", "--", "sleep", "60"]).started();
+    let holders = || shop.ran(0, "client", "show orders/7 --json").json()["holders"].as_array().unwrap().len();
+    wait_until("billing holds the lock", || holders() == 1);
+    // Without the right to acquire, what it has stays.
+    shop.permits(&PERMISSIONS.replace("names = [\"orders\"]", "names = [\"other\"]"));
+    run("billing", "orders/8").is_one_line(PERMISSION, &["billing may not acquire `orders/8`"]);
+    assert_eq!(holders(), 1);
+    // Revoked, it loses that too.
+    shop.permits(&format!("revoked = [\"billing\"]\n{PERMISSIONS}"));
+    wait_until("its session ends", || holders() == 0);
+    assert_eq!(holder.ended().code, i32::from(LOST));
+    run("billing", "orders/8").is_one_line(PERMISSION, &["billing may do nothing"]);
+    // A file that can't be used changes nothing.
+    std::fs::write(shop.place.path("permissions"), "[[allow").unwrap();
+    shop.nodes[0].signal(Signal::SIGHUP);
+    let failed = || shop.audited(0).iter().any(|line| line["result"] == "failed");
+    wait_until("the file is read", failed);
+    assert_eq!(run("client", "orders/8").code, i32::from(OK));
+    // Only this node's differ from the others' until they read the same.
+    std::fs::write(shop.place.path("permissions"), format!("{PERMISSIONS}\n# later\n")).unwrap();
+    shop.nodes[0].signal(Signal::SIGHUP);
+    let status = || shop.ran(0, "client", "cluster status --json").json()["warnings"].to_string();
+    wait_until("the difference is seen", || status().contains("different files of permissions"));
+}
+
+#[test]
+fn token_of_a_plain_node_identifies_too_and_can_be_removed() {
+    let place = Place::new();
+    let token = place.ran("token add reports --file tokens");
+    std::fs::write(place.path("reports.token"), &token.out).unwrap();
+    std::fs::write(place.path("permissions"), PERMISSIONS).unwrap();
+    let listen = place.address();
+    let node = place.begin("node", &["--listen", &listen, "--tokens", "tokens", "--permissions", "permissions"]).ready();
+    let ls = |more: &str| {
+        let url = format!("{}{more}", node.url());
+        place.bare(["ls", "--locks", &url]).ended()
+    };
+    assert_eq!(ls("?token-file=reports.token").code, i32::from(OK));
+    let by_variable = format!("{}?token-env=SHOP_TOKEN", node.url());
+    let mut by_variable = place.bare(["ls", "--locks", &by_variable]);
+    assert_eq!(by_variable.env("SHOP_TOKEN", token.out.trim()).ended().code, i32::from(OK));
+    ls("").is_one_line(PERMISSION, &["anonymous may do nothing here"]);
+    std::fs::write(place.path("wrong.token"), token.out.replace(".reports.", ".nobody.")).unwrap();
+    ls("?token-file=wrong.token").is_one_line(PERMISSION, &["does not know the token"]);
+    assert_eq!(place.ran("token remove reports --file tokens").code, i32::from(OK));
+    node.signal(Signal::SIGHUP);
+    wait_until("the token is refused", || ls("?token-file=reports.token").code == i32::from(PERMISSION));
+}
+
+#[test]
+fn token_file_is_made_listed_and_never_has_a_token() {
+    let place = Place::new();
+    let made = place.ran("token add billing --file tokens");
+    let token = made.out.trim().to_owned();
+    assert!(made.err.is_empty() && token.starts_with("lkt.billing."), "{made:?}");
+    let secret = token.rsplit_once('.').unwrap().1;
+    assert!(!std::fs::read_to_string(place.path("tokens")).unwrap().contains(secret));
+    place.ran("token add billing --file tokens").is_one_line(CANNOT_CREATE, &["has a token of `billing` already"]);
+    place.ran("token add a:b --file tokens").is_one_line(USAGE, &["may not have `:`"]);
+    assert_eq!(place.ran("token add reports --file tokens").code, i32::from(OK));
+    assert_eq!(place.ran("token list --file tokens").out, "billing\nreports\n");
+    place.ran("token remove nobody --file tokens").is_one_line(NO, &["has no token of `nobody`"]);
+    assert_eq!(place.ran("token remove billing --file tokens").code, i32::from(OK));
+    assert_eq!(place.ran("token list --file tokens --json").json()[0]["name"], "reports");
+}
+
+#[test]
+fn access_check_answers_with_the_line_that_decides() {
+    let place = Place::new();
+    std::fs::write(place.path("permissions"), format!("revoked = [\"old\"]\n\n{PERMISSIONS}")).unwrap();
+    let check = |what: &str| place.ran(&format!("access check {what} --file permissions"));
+    let allowed = check("billing acquire orders/42");
+    assert_eq!(allowed.code, i32::from(OK));
+    assert_eq!(
+        allowed.out,
+        "allowed: line 6 of `permissions` allows it: who = [\"group:shop\"], actions = [\"acquire\", \"read\"], names = \
+         [\"orders\"]\n"
+    );
+    let denied = check("billing acquire stock");
+    assert_eq!((denied.code, &*denied.out), (i32::from(NO), "denied: no rule allows it in `permissions`\n"));
+    let revoked = check("old read orders");
+    assert_eq!(revoked.code, i32::from(NO));
+    assert_eq!(revoked.out, "denied: line 1 of `permissions` revokes the client: revoked = [\"old\"]\n");
+    assert_eq!(check("client admin --json").json()["line"], 16);
+    check("client admin orders").is_one_line(USAGE, &["`admin` is about the whole service"]);
+    std::fs::write(place.path("permissions"), "\nallow = 3").unwrap();
+    check("a read").is_one_line(CONFIG, &["`permissions` can't be used: line 2"]);
+}
