@@ -42,6 +42,11 @@ impl std::fmt::Debug for Password {
 
 /// Printed in place of a password.
 const HIDDEN: &str = "***";
+/// Parameters that name the source of the password.
+const PASSWORD_FILE: &str = "password-file";
+const PASSWORD_ENV: &str = "password-env";
+/// The schemes of services without users, or with other credentials.
+const WITHOUT_PASSWORD: [&str; 5] = ["dynamodb", "file", "lockkeeper", "lockkeepers", "memory"];
 /// Parameters whose values are secret.
 const SECRET: [&str; 2] = ["password", "sslpassword"];
 
@@ -152,6 +157,35 @@ impl Url {
         let Some(value) = self.query.get(key) else { return Ok(None) };
         let bad = || UrlError::BadPart { url: self.to_string(), part: format!("{key}={value}"), wanted };
         value.parse().map(Some).map_err(|_| bad())
+    }
+
+    /// Takes the password from the file or the environment variable that a parameter names, if there is one: a URL is shown
+    /// in lists of processes. Of a scheme without passwords these are unknown parameters, as any other.
+    ///
+    /// # Errors
+    /// [`UrlError::BadPart`] if there is another password, or none to be found there.
+    pub(crate) fn find_password(&mut self) -> Result<(), UrlError> {
+        if WITHOUT_PASSWORD.contains(&self.scheme.as_str()) {
+            return Ok(());
+        }
+        let file = self.query.remove(PASSWORD_FILE);
+        let variable = self.query.remove(PASSWORD_ENV);
+        let (part, found) = match (file, variable) {
+            (None, None) => return Ok(()),
+            (Some(file), None) => (format!("{PASSWORD_FILE}={file}"), std::fs::read_to_string(&file).ok()),
+            (None, Some(variable)) => (format!("{PASSWORD_ENV}={variable}"), std::env::var(&variable).ok()),
+            (Some(_), Some(_)) => {
+                return Err(self.bad_part(PASSWORD_ENV, "of use beside `password-file`: give one of them"));
+            }
+        };
+        if self.password.is_some() || self.query.contains_key(SECRET[0]) {
+            return Err(self.bad_part(part, "of use in a URL with a password: give one of them"));
+        }
+        let found =
+            found.map(|text| text.trim_end_matches(['\r', '\n']).to_owned()).filter(|text| !text.is_empty());
+        let wanted = "a file that can be read, or a variable that is set, with a password";
+        self.password = Some(Password(found.ok_or_else(|| self.bad_part(part, wanted))?));
+        Ok(())
     }
 
     /// Refuses every parameter that is not one of `known`.
@@ -366,6 +400,35 @@ mod tests {
         assert_eq!(url.parameter::<String>("x", "text").unwrap().as_deref(), Some("/"));
         assert!(parse("memory:").unwrap().hosts.is_empty());
         assert_eq!(parse("file:///var/lib/x").unwrap().path, "/var/lib/x");
+    }
+
+    #[test]
+    fn password_is_found_in_a_file_or_a_variable() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("password");
+        std::fs::write(&file, "a:b@c/?\n").unwrap();
+        let of = |text: String| {
+            let mut url = parse(&text).unwrap();
+            url.find_password().map(|()| url)
+        };
+        let url = of(format!("redis://u@h?password-file={}", file.display())).unwrap();
+        assert_eq!(url.password.as_ref().unwrap().reveal(), "a:b@c/?");
+        assert_eq!(url.to_string(), "redis://u:***@h");
+        assert!(url.only_parameters(&[]).is_ok());
+        // A variable that each process has.
+        assert_eq!(
+            of("redis://h?password-env=PATH".to_owned()).unwrap().password.unwrap().reveal(),
+            std::env::var("PATH").unwrap()
+        );
+        for (text, why) in [
+            ("redis://u:p@h?password-env=PATH", "`password-env=PATH`"),
+            ("redis://h?password-env=LOCKKEEPER_NOT_SET", "a variable that is set"),
+            ("redis://h?password-file=/nowhere/x", "`password-file=/nowhere/x`"),
+            ("redis://h?password-file=/x&password-env=Y", "give one of them"),
+        ] {
+            let error = of(text.to_owned()).unwrap_err().to_string();
+            assert!(error.contains(why) && !error.contains(":p@"), "{error}");
+        }
     }
 
     #[test]

@@ -24,8 +24,14 @@ fn name(text: &str) -> LockName {
 fn open(table: &mut Table, secret: usize) -> Reply {
     let mut secret_hash = [0; 32];
     secret_hash[..8].copy_from_slice(&secret.to_le_bytes());
-    let open =
-        OpenSession { secret_hash, ttl_ms: 10_000, lock_delay_ms: 1000, linger_ms: 0, label: Box::default(), identity: Box::default() };
+    let open = OpenSession {
+        secret_hash,
+        ttl_ms: 10_000,
+        lock_delay_ms: 1000,
+        linger_ms: 0,
+        label: Box::default(),
+        identity: Box::default(),
+    };
     table.apply(Command::OpenSession(open), &mut Effects::new())
 }
 

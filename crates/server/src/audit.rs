@@ -101,7 +101,13 @@ impl Audit {
     }
 
     /// Records that a caller was refused, unless too many were within [`PERIOD`].
-    pub(crate) fn refused(self: &Arc<Self>, what: &'static str, identity: &Identity, address: String, why: &str) {
+    pub(crate) fn refused(
+        self: &Arc<Self>,
+        what: &'static str,
+        identity: &Identity,
+        address: String,
+        why: &str,
+    ) {
         let left_out = {
             let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
             if refusals.since.elapsed() >= PERIOD {
@@ -205,7 +211,9 @@ mod tests {
         let path = folder.path().join("audit");
         let audit = Audit::open(Some(&path)).unwrap();
         let reason = "hangs\n{\"what\":\"break\"}".to_owned();
-        audit.done(Record { what: "break", reason: reason.clone(), token: Some(7), ..Record::default() }).await;
+        audit
+            .done(Record { what: "break", reason: reason.clone(), token: Some(7), ..Record::default() })
+            .await;
         let lines = lines(&path);
         assert_eq!(lines.len(), 1);
         assert_eq!((&lines[0]["what"], &lines[0]["token"]), (&"break".into(), &7.into()));

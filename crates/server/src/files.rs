@@ -100,7 +100,9 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                     if has_changed {
                         tracing::info!("new files are in use from now on: {names}");
                         let result = "done".to_owned();
-                        audit.done(Record { what: "reload", detail: names, result, ..Record::default() }).await;
+                        audit
+                            .done(Record { what: "reload", detail: names, result, ..Record::default() })
+                            .await;
                     } else if is_asked {
                         tracing::info!("the files have not changed: {names}");
                     }
@@ -111,7 +113,8 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                     let text = error.to_string();
                     if is_asked || failed.as_ref() != Some(&text) {
                         let (reason, result) = (text.clone(), "failed".to_owned());
-                        let record = Record { what: "reload", detail: names, reason, result, ..Record::default() };
+                        let record =
+                            Record { what: "reload", detail: names, reason, result, ..Record::default() };
                         audit.done(record).await;
                         tracing::error!(%error, "the new files are not used, the old ones stay in force: {error}");
                     }

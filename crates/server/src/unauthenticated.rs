@@ -95,9 +95,13 @@ mod tests {
     #[test]
     fn addresses_of_one_network_count_together_and_nothing_is_kept_of_closed_connections() {
         let limit = Unauthenticated::new(2);
-        let places = ["2001:db8::1", "2001:db8::ffff:1", "::ffff:192.0.2.1"].map(|it| limit.place(it.parse().unwrap()));
+        let places = ["2001:db8::1", "2001:db8::ffff:1", "::ffff:192.0.2.1"]
+            .map(|it| limit.place(it.parse().unwrap()));
         assert!(places[0].is_some() && places[1].is_none() && places[2].is_some());
-        assert!(limit.place("192.0.2.1".parse().unwrap()).is_none(), "it is the same address as the mapped one");
+        assert!(
+            limit.place("192.0.2.1".parse().unwrap()).is_none(),
+            "it is the same address as the mapped one"
+        );
         drop(places);
         assert!(limit.open.lock().unwrap().by_source.is_empty());
     }

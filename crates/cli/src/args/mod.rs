@@ -104,7 +104,9 @@ pub enum Command {
     #[command(subcommand)]
     Token(TokenCommand),
     /// Try out a file of permissions for clients of our own service
-    #[command(after_help = "Example:\n  lockkeeper access check billing acquire orders/42 --file permissions.toml")]
+    #[command(
+        after_help = "Example:\n  lockkeeper access check billing acquire orders/42 --file permissions.toml"
+    )]
     #[command(subcommand)]
     Access(AccessCommand),
     /// Check fencing tokens in front of an HTTP service that can't

@@ -154,9 +154,8 @@ fn unreadable(file: &Path, error: &std::io::Error) -> Failure {
 /// Replaces a file at once: a node that reads it sees the old one or the new one. Keeps its mode; a new one is for its
 /// owner only.
 fn replace(file: &Path, text: &str) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| {
-        Failure::system(IO, &format!("cannot write `{}`", file.display()), &error)
-    };
+    let failed =
+        |error: std::io::Error| Failure::system(IO, &format!("cannot write `{}`", file.display()), &error);
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mode = fs::metadata(file).map_or(0o600, |found| found.permissions().mode());
     let mut temporary = NamedTempFile::new_in(folder).map_err(failed)?;

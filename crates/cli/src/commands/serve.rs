@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
-use lockkeeper_server::disk::DirectoryError;
 use lockkeeper_server::access::AccessFiles;
+use lockkeeper_server::disk::DirectoryError;
 use lockkeeper_server::{Running, ServeError, ServerOptions, TlsFiles};
 use serde_json::json;
 use tracing_subscriber::Layer;

@@ -91,7 +91,8 @@ impl Shop {
 
     /// Changes the permissions of all nodes, and waits until they use them.
     fn permits(&self, text: &str) {
-        let reloads = |it: &Self, at: usize| it.audited(at).iter().filter(|line| line["what"] == "reload").count();
+        let reloads =
+            |it: &Self, at: usize| it.audited(at).iter().filter(|line| line["what"] == "reload").count();
         let before: Vec<usize> = (0..3).map(|at| reloads(self, at)).collect();
         std::fs::write(self.place.path("permissions.new"), text).unwrap();
         std::fs::rename(self.place.path("permissions.new"), self.place.path("permissions")).unwrap();
@@ -152,8 +153,10 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     run("reports", "orders/1").is_one_line(PERMISSION, &["reports may not acquire `orders/1`"]);
 
     let url = shop.url(0, "billing");
-    let holder = shop.place.bare(["run", "--locks", &url, "--ttl", "3s", "orders/7", "--", "sleep", "60"]).started();
-    let holders = || shop.ran(0, "client", "show orders/7 --json").json()["holders"].as_array().unwrap().len();
+    let holder =
+        shop.place.bare(["run", "--locks", &url, "--ttl", "3s", "orders/7", "--", "sleep", "60"]).started();
+    let holders =
+        || shop.ran(0, "client", "show orders/7 --json").json()["holders"].as_array().unwrap().len();
     wait_until("billing holds the lock", || holders() == 1);
     // Without the right to acquire, what it has stays.
     shop.permits(&PERMISSIONS.replace("names = [\"orders\"]", "names = [\"other\"]"));
@@ -184,7 +187,9 @@ fn token_of_a_plain_node_identifies_too_and_can_be_removed() {
     std::fs::write(place.path("reports.token"), &token.out).unwrap();
     std::fs::write(place.path("permissions"), PERMISSIONS).unwrap();
     let listen = place.address();
-    let node = place.begin("node", &["--listen", &listen, "--tokens", "tokens", "--permissions", "permissions"]).ready();
+    let node = place
+        .begin("node", &["--listen", &listen, "--tokens", "tokens", "--permissions", "permissions"])
+        .ready();
     let ls = |more: &str| {
         let url = format!("{}{more}", node.url());
         place.bare(["ls", "--locks", &url]).ended()
@@ -209,7 +214,9 @@ fn token_file_is_made_listed_and_never_has_a_token() {
     assert!(made.err.is_empty() && token.starts_with("lkt.billing."), "{made:?}");
     let secret = token.rsplit_once('.').unwrap().1;
     assert!(!std::fs::read_to_string(place.path("tokens")).unwrap().contains(secret));
-    place.ran("token add billing --file tokens").is_one_line(CANNOT_CREATE, &["has a token of `billing` already"]);
+    place
+        .ran("token add billing --file tokens")
+        .is_one_line(CANNOT_CREATE, &["has a token of `billing` already"]);
     place.ran("token add a:b --file tokens").is_one_line(USAGE, &["may not have `:`"]);
     assert_eq!(place.ran("token add reports --file tokens").code, i32::from(OK));
     assert_eq!(place.ran("token list --file tokens").out, "billing\nreports\n");

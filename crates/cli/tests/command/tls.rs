@@ -165,7 +165,7 @@ fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing
     let renewed = place.ran("tls renew tls --days 5");
     assert_eq!(renewed.code, i32::from(OK), "{renewed:?}");
     node.signal(Signal::SIGHUP);
-    wait_until("the new files are in use", || node.log().contains("new TLS files are in use"));
+    wait_until("the new files are in use", || node.log().contains("new files are in use from now on: TLS"));
     wait_until("the end is near", || node.log().contains("the certificate of this node ends in 4 days"));
     assert_eq!(place.ran("ls").code, i32::from(OK), "new connections use them");
 
@@ -174,7 +174,7 @@ fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing
     std::fs::write(&certificate, "nonsense").unwrap();
     node.signal(Signal::SIGHUP);
     wait_until("the bad file is refused", || {
-        node.log().contains("the new TLS files are not used, the old ones stay in force")
+        node.log().contains("the new files are not used, the old ones stay in force")
     });
     assert_eq!(place.ran("ls").code, i32::from(OK), "the old ones are in use");
     std::fs::write(&certificate, good).unwrap();

@@ -42,7 +42,8 @@ impl GrpcTls {
         if let Some(files) = &files {
             // Otherwise files that can't be used would look like a service that does not answer.
             Endpoint::from_static("https://localhost").tls_config(configuration(files)).map_err(|error| {
-                let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), |it| it.to_string());
+                let cause =
+                    std::error::Error::source(&error).map_or_else(|| error.to_string(), |it| it.to_string());
                 let what = format!("the files of `tls-ca`, `tls-cert` and `tls-key` can't be used: {cause}");
                 BackendError::caused(BackendErrorKind::Operator, what, error)
             })?;

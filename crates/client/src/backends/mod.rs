@@ -184,7 +184,8 @@ impl BackendEntry {
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
     let schemes = || BACKENDS.iter().flat_map(|entry| entry.schemes);
     let known: Vec<&str> = schemes().map(|scheme| scheme.name).collect();
-    let url = Url::parse(url, &known)?;
+    let mut url = Url::parse(url, &known)?;
+    url.find_password()?;
     if let Some(connect) = BackendEntry::of(&url.scheme).and_then(|entry| entry.connect) {
         return connect(&url).await;
     }

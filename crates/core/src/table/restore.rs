@@ -143,7 +143,10 @@ impl Table {
             return refuse(format!("session {id} has confirmed more than was seen of it"));
         }
         if !state.identity.is_empty() && self.rules < limits::RULES_WITH_IDENTITY {
-            return refuse(format!("session {id} has an identity, which rules version {} does not know", self.rules));
+            return refuse(format!(
+                "session {id} has an identity, which rules version {} does not know",
+                self.rules
+            ));
         }
         let mut last = None;
         for kept in &state.kept {

@@ -230,8 +230,13 @@ impl Node {
     }
 
     pub(crate) fn stream(&mut self, number: u64) -> StreamId {
+        self.stream_of(number, "")
+    }
+
+    /// A stream of a client whose identity is known.
+    pub(crate) fn stream_of(&mut self, number: u64, identity: &str) -> StreamId {
         let stream = StreamId(number);
-        self.turn(vec![Event::StreamOpened { stream, identity: Box::default() }]);
+        self.turn(vec![Event::StreamOpened { stream, identity: identity.into() }]);
         stream
     }
 

@@ -2,6 +2,7 @@
 
 use lockkeeper_core::{Break, Page, Token};
 use lockkeeper_replica::{Answer, Event, Question};
+use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use crate::harness::{Node, SECRET};
@@ -68,6 +69,62 @@ fn repeated_open_returns_the_same_session() {
     };
     let heard = node.send(again, vec![lockkeeper_wire::request::Request::Open(open).into()]);
     assert_eq!(heard[0].session, first);
+}
+
+/// Also with its secret, and after a restart: the identity is in the table (S4).
+#[test]
+fn session_of_an_identity_is_attached_and_opened_again_by_it_only() {
+    let mut node = Node::new();
+    let own = node.stream_of(1, "billing");
+    let session = node.open(own, 1, 10_000, 0);
+    let token = granted(&node.send(own, vec![acquire(session, 1, "x", true)]));
+    let mut node = node.restart();
+    for (stream, other) in [(1, "reports"), (2, "")] {
+        let thief = node.stream_of(stream, other);
+        let open = lockkeeper_wire::request::Open {
+            secret: [1; 16],
+            ttl_ms: 10_000,
+            lock_delay_ms: 0,
+            linger_ms: 0,
+            label: String::new(),
+            attach: 9,
+        };
+        let open = lockkeeper_wire::request::Request::Open(open).into();
+        for item in [attach(session, 1, 9), open] {
+            let heard = bodies(node.send(thief, vec![item]));
+            let denied = i32::from(v1::RefusedCode::Denied);
+            assert!(matches!(&heard[..], [(_, What::Refused(it))] if it.code == denied), "{heard:?}");
+        }
+    }
+    let own = node.stream_of(3, "billing");
+    let heard = node.send(own, vec![attach(session, 1, 2), acquire(session, 1, "x", true)]);
+    let held = heard.into_iter().find(|item| item.seq == 1).unwrap();
+    assert_eq!(granted(&[held]), token);
+    let Answer::Sessions(listed) = node.ask(Question::Sessions { max: 1, after: 0 }) else { panic!() };
+    assert_eq!(listed.sessions[0].identity, "billing");
+}
+
+/// A client that lost a permission and repeats an earlier acquire must not take a lock that it holds for a denied one.
+#[test]
+fn denied_acquire_is_refused_unless_it_repeats_one_that_was_seen() {
+    let mut node = Node::new();
+    let stream = node.stream_of(1, "billing");
+    let session = node.open(stream, 1, 10_000, 0);
+    let token = granted(&node.send(stream, vec![acquire(session, 1, "x", true)]));
+    let deny = |node: &mut Node, seq| {
+        let item = acquire(session, seq, "x", true);
+        let Ok(Request::Command { session, seq, command }) = Request::try_from(item) else { panic!() };
+        let code = v1::RefusedCode::Denied.into();
+        let refused = v1::Refused { code, text: "no".to_owned(), secret_prefix: 0 };
+        node.turn(vec![Event::Frame(stream, vec![Request::Denied { session, seq, command, refused }])]);
+        node.heard(stream)
+    };
+    assert_eq!(granted(&deny(&mut node, 1)), token);
+    let heard = bodies(deny(&mut node, 2));
+    assert!(matches!(&heard[..], [(_, What::Refused(it))] if it.text == "no"), "{heard:?}");
+    // It has used up no number (R6): with the permission it is granted or queued.
+    let heard = bodies(node.send(stream, vec![acquire(session, 2, "y", true)]));
+    assert!(matches!(heard[..], [(_, What::Granted(_))]), "{heard:?}");
 }
 
 #[test]

@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn only_printable_names_of_bounded_length_are_identities() {
-        for good in ["billing", "lockkeeper:client/billing", "spiffe://shop/ns/a", "Müller", &"x".repeat(256)] {
+        for good in ["billing", "lockkeeper:client/billing", "spiffe://shop/ns/a", "Müller", &"x".repeat(256)]
+        {
             assert_eq!(Identity::new(good).unwrap().as_str(), good);
         }
         for bad in ["", "anonymous", "a b", "a\n", "a*", "a\u{7f}", &"x".repeat(257)] {

@@ -164,7 +164,8 @@ impl Permissions {
         }
         for allow in file.allow {
             let line = line(text, allow.span());
-            let rule = permissions.rule(line, allow.into_inner()).map_err(|why| format!("line {line}: {why}"))?;
+            let rule =
+                permissions.rule(line, allow.into_inner()).map_err(|why| format!("line {line}: {why}"))?;
             permissions.rules.push(rule);
         }
         Ok(permissions)
@@ -187,7 +188,9 @@ impl Permissions {
                 continue;
             }
             LockName::parse(&name).map_err(|error| {
-                format!("`names` has {name:?}: {error}; a name covers itself and all below it, `*` stands for all")
+                format!(
+                    "`names` has {name:?}: {error}; a name covers itself and all below it, `*` stands for all"
+                )
             })?;
             prefixes.push(name);
         }
@@ -215,7 +218,8 @@ impl Permissions {
                     continue;
                 }
                 for name in &rule.names {
-                    rights.names.entry(name.as_str().into()).or_default()[*action as usize].get_or_insert(rule.line);
+                    rights.names.entry(name.as_str().into()).or_default()[*action as usize]
+                        .get_or_insert(rule.line);
                 }
             }
         }
@@ -296,7 +300,9 @@ fn pattern(who: &str, groups: Option<&BTreeMap<String, Vec<String>>>) -> Result<
     match (who.strip_prefix(GROUP), groups) {
         (Some(group), Some(groups)) if groups.contains_key(group) => Ok(()),
         (Some(group), Some(_)) => Err(format!("there is no group `{group}` in `[groups]`")),
-        (Some(_), None) => Err(format!("{who:?} is a group; groups have members only, and all of them are listed")),
+        (Some(_), None) => {
+            Err(format!("{who:?} is a group; groups have members only, and all of them are listed"))
+        }
         (None, _) => {
             let name = who.strip_suffix(ALL).unwrap_or(who);
             Identity::new(name).map(drop).map_err(|error| format!("{who:?} is no caller: {error}"))
@@ -385,6 +391,19 @@ names = ["public"]
     }
 
     #[test]
+    fn example_of_the_security_page_is_a_file() {
+        let page = include_str!("../../../../docs/security.md");
+        let example = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+        let permissions = Permissions::parse(example).unwrap();
+        let of = |who: &str, action, name: &str| {
+            let name = LockName::parse(name).unwrap();
+            permissions.of(&Identity::new(who).unwrap()).decide(action, Some(&name)).is_allowed()
+        };
+        assert!(of("orders-7", Action::Acquire, "stock/eu/1") && of("alice", Action::Read, "orders"));
+        assert!(!of("old-laptop", Action::Read, "orders") && !of("alice", Action::Break, "orders"));
+    }
+
+    #[test]
     fn file_without_rules_denies_everything() {
         let rights = Permissions::parse("").unwrap().of(&Identity::new("root").unwrap());
         assert!(rights.is_empty());
@@ -394,7 +413,10 @@ names = ["public"]
     #[test]
     fn mistakes_are_named_with_their_line() {
         for (text, why) in [
-            ("[[allow]]\nwho=[\"a\"]\nactions=[\"read\"]", "line 1: a rule needs `who`, `actions` and `names`"),
+            (
+                "[[allow]]\nwho=[\"a\"]\nactions=[\"read\"]",
+                "line 1: a rule needs `who`, `actions` and `names`",
+            ),
             ("\n[[allow]]\nwho=[]\nactions=[\"admin\"]", "line 2: a rule needs `who`, `actions`"),
             (
                 "[[allow]]\nwho=[\"group:x\"]\nactions=[\"read\"]\nnames=[\"*\"]",

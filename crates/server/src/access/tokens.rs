@@ -183,7 +183,10 @@ mod tests {
         for (text, why) in [
             (format!("{good}\nb"), "line 2: it is not `NAME:SALT:HASH`"),
             (format!("{good}\n{good}"), "line 2: `a` has a token already"),
-            ("b:12:34".to_owned(), "line 1: the salt has 2 hexadecimal digits, the hash 2; 32 and 64 are needed"),
+            (
+                "b:12:34".to_owned(),
+                "line 1: the salt has 2 hexadecimal digits, the hash 2; 32 and 64 are needed",
+            ),
             (good.replacen("a:", "anonymous:", 1), "line 1: the name `anonymous`"),
         ] {
             let error = Tokens::parse(&text).err().unwrap_or_default();

@@ -18,8 +18,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 use tonic::body::Body;
 use tonic::service::Routes;
-use tower_service::Service as _;
 use tonic_health::pb::health_server::{Health, HealthServer};
+use tower_service::Service as _;
 
 use super::Front;
 use super::api::Api;
@@ -146,7 +146,10 @@ impl Acceptor {
         if self.front.tls.is_some() {
             place = address.and_then(|address| self.unauthenticated.place(address.ip()));
             if place.is_none() {
-                tracing::debug!(?address, "a connection was closed at once: too many are in their handshakes");
+                tracing::debug!(
+                    ?address,
+                    "a connection was closed at once: too many are in their handshakes"
+                );
                 return;
             }
         }

@@ -13,11 +13,11 @@ use super::ask::unexpected;
 use super::backup::Parts;
 use super::caller::Caller;
 use super::connection::{Connection, Starting};
-use crate::access::Identity;
-use crate::audit::Record;
 use super::stream::{StreamResponses, stream_end};
 use super::watch::{Watcher, Watching};
 use super::{Ask, Front};
+use crate::access::Identity;
+use crate::audit::Record;
 
 const PAGE_DEFAULT: u32 = 100;
 const PAGE_MAX: u32 = 1000;
@@ -157,7 +157,8 @@ impl Lockkeeper for Api {
                 let v1::BreakRequest { name, token, reason, by, now } = audited;
                 let detail = if now { format!("now, by {by}") } else { format!("by {by}") };
                 let result = response.result().as_str_name().to_owned();
-                let record = Record { name, token: Some(token), detail, reason, result, ..by_caller("break", &from) };
+                let record =
+                    Record { name, token: Some(token), detail, reason, result, ..by_caller("break", &from) };
                 self.0.audit.done(record).await;
                 Ok(Response::new(response))
             }
@@ -174,7 +175,8 @@ impl Lockkeeper for Api {
         let question = Question::SetLimit { name: name("name", &asked.name)?, limit: asked.permits };
         match self.0.ask(&metadata, question).await? {
             Answer::LimitSet => {
-                let detail = asked.permits.map_or("removed".to_owned(), |permits| format!("{permits} permits"));
+                let detail =
+                    asked.permits.map_or("removed".to_owned(), |permits| format!("{permits} permits"));
                 let record = Record { name: asked.name, detail, ..by_caller("set-limit", from) };
                 self.0.audit.done(record).await;
                 Ok(Response::new(v1::SetLimitResponse {}))
@@ -211,7 +213,9 @@ impl Lockkeeper for Api {
         let (metadata, extensions, asked) = request.into_parts();
         let from = caller(&extensions)?;
         let (change, detail) = match asked.what {
-            Some(change_members_request::What::Remove(node)) => (Change::Remove(node), format!("remove {node}")),
+            Some(change_members_request::What::Remove(node)) => {
+                (Change::Remove(node), format!("remove {node}"))
+            }
             Some(change_members_request::What::Add(new)) => {
                 let detail = format!("add {}={}", new.node, new.peer_address);
                 // Fails here unless this node leads. The leader then identifies the node by connecting to the given

@@ -110,7 +110,9 @@ pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<C
 fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Caller, Status> {
     let own = front.tls.as_ref().map(|tls| tls.name().cluster);
     if own.as_ref() != Some(&node.cluster) {
-        return Err(Status::permission_denied(format!("your certificate is of {node}, which is not this cluster")));
+        return Err(Status::permission_denied(format!(
+            "your certificate is of {node}, which is not this cluster"
+        )));
     }
     if front.directory.get().is_some_and(|directory| directory.has_removed(node.node)) {
         return Err(Status::permission_denied(format!("your certificate is of {node}, which was removed")));
@@ -165,7 +167,9 @@ fn needed(path: &str, body: &[u8]) -> Result<Option<(Action, Option<LockName>)>,
         "List" => (Action::Read, api::optional_name("prefix", &message::<v1::ListRequest>(body)?.prefix)?),
         "ListSessions" => (Action::Read, None),
         "Watch" => (Action::Read, api::optional_name("prefix", &message::<v1::WatchRequest>(body)?.prefix)?),
-        "CheckToken" => (Action::Read, Some(api::name("name", &message::<v1::CheckTokenRequest>(body)?.name)?)),
+        "CheckToken" => {
+            (Action::Read, Some(api::name("name", &message::<v1::CheckTokenRequest>(body)?.name)?))
+        }
         "Break" => (Action::Break, Some(api::name("name", &message::<v1::BreakRequest>(body)?.name)?)),
         "SetLimit" => (Action::Limit, Some(api::name("name", &message::<v1::SetLimitRequest>(body)?.name)?)),
         "Backup" | "ChangeMembers" | "Transfer" => (Action::Admin, None),

@@ -17,9 +17,9 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::Front;
+use super::caller::Certified;
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
-use super::caller::Certified;
 use crate::unauthenticated::Place;
 
 /// Most calls of a connection whose answers are unsent; an answer has up to about 400 KiB. Further calls wait

@@ -29,7 +29,8 @@ use crate::unauthenticated::{Place, Unauthenticated};
 const CONNECTION_LIFE: Duration = Duration::from_secs(30);
 
 /// The answer to a client without a certificate, with TLS: tokens and addresses of nodes are of no use to it yet.
-const UNKNOWN: &str = "this node waits for its cluster, and tells only clients with a certificate what it waits for";
+const UNKNOWN: &str =
+    "this node waits for its cluster, and tells only clients with a certificate what it waits for";
 
 /// Refuses every call with the text of `waits_for`, until it is dropped; health checks are answered. At most
 /// `connections_max` connections are open at once; the others are closed at once.

@@ -164,7 +164,11 @@ impl Front {
         self.last_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    fn open_connection(self: &Arc<Self>, address: Option<SocketAddr>, place: Option<Place>) -> Arc<Connection> {
+    fn open_connection(
+        self: &Arc<Self>,
+        address: Option<SocketAddr>,
+        place: Option<Place>,
+    ) -> Arc<Connection> {
         let connection = Arc::new(Connection::new(self.next_id(), self.clone(), address, place));
         let barrier = self.barrier.load(Ordering::Relaxed);
         if barrier > 0 {

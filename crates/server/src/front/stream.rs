@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use lockkeeper_replica::{Event, StreamId};
 use lockkeeper_core::Command;
+use lockkeeper_replica::{Event, StreamId};
 use lockkeeper_wire::request::{self, Request};
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 use tokio::time::{MissedTickBehavior, interval};
@@ -213,10 +213,13 @@ impl SessionStream {
             return Err(format!("{} may do nothing: it is revoked", self.identity));
         }
         for request in &mut requests {
-            let Request::Command { session, seq, command: Command::Acquire(acquire) } = request else { continue };
-            let denied = acquire.names.iter().find_map(|name| {
-                access::check(&rights, &self.identity, Action::Acquire, Some(name)).err()
-            });
+            let Request::Command { session, seq, command: Command::Acquire(acquire) } = request else {
+                continue;
+            };
+            let denied = acquire
+                .names
+                .iter()
+                .find_map(|name| access::check(&rights, &self.identity, Action::Acquire, Some(name)).err());
             if let Some(text) = denied {
                 let address = self.connection.address.map(|it| it.to_string()).unwrap_or_default();
                 self.connection.front().audit.refused("denied", &self.identity, address, &text);

@@ -127,7 +127,8 @@ pub(crate) async fn open(
 /// The client's side of the TLS handshake, if there is TLS. `to`: the node that must answer; 0: any.
 async fn connect_tls(socket: TcpStream, to: u64, tls: Option<&NodeTls>) -> Result<PeerStream, NoLink> {
     let Some(tls) = tls else { return Ok(PeerStream::Left(socket)) };
-    let stream = PeerStream::Right(Box::new(TlsStream::Client(tls.connect_peer(socket).await.map_err(explain)?)));
+    let stream =
+        PeerStream::Right(Box::new(TlsStream::Client(tls.connect_peer(socket).await.map_err(explain)?)));
     certified(&stream, to, Some(tls)).map_err(NoLink::Unwanted)?;
     Ok(stream)
 }

@@ -35,7 +35,8 @@ fn grants(role: &str) -> String {
 /// # Errors
 /// [`ConnectError`]: a bad address, an unreachable server, or a user without the privilege.
 pub async fn init(url: &str, role: Option<&str>) -> Result<(), ConnectError> {
-    let url = Url::parse(url, &["postgres", "postgresql"])?;
+    let mut url = Url::parse(url, &["postgres", "postgresql"])?;
+    url.find_password()?;
     if !matches!(url.scheme.as_str(), "postgres" | "postgresql") {
         return Err(url.bad_part(url.scheme.clone(), "`postgres:`, where a schema can be made").into());
     }

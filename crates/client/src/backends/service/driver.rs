@@ -240,7 +240,8 @@ pub(super) async fn connect(
         Ok(connected) => connected.map_err(failed)?,
         Err(_) => return Err(failure(Why::no_answer(limit))),
     };
-    Ok(LockkeeperClient::with_interceptor(channel, credentials.bearer()).max_decoding_message_size(FRAME_BYTES_MAX))
+    Ok(LockkeeperClient::with_interceptor(channel, credentials.bearer())
+        .max_decoding_message_size(FRAME_BYTES_MAX))
 }
 
 /// Used only to spread load and pauses, so 0 is good enough if the system has no random bytes.

@@ -37,7 +37,14 @@ impl Search {
     /// Starts a search with its first round.
     pub(super) fn among(addresses: Addresses, credentials: Credentials) -> Self {
         let left = addresses.count();
-        Self { addresses, credentials, failures: Vec::new(), under_way: JoinSet::new(), asked: Vec::new(), left }
+        Self {
+            addresses,
+            credentials,
+            failures: Vec::new(),
+            under_way: JoinSet::new(),
+            asked: Vec::new(),
+            left,
+        }
     }
 
     /// Starts a new round, in which all nodes may be called again.
@@ -101,7 +108,10 @@ pub(super) struct AnsweringNode {
 }
 
 /// Connects to a node and requests its status.
-pub(super) async fn reach(address: &Address, credentials: &Credentials) -> Result<AnsweringNode, NodeFailure> {
+pub(super) async fn reach(
+    address: &Address,
+    credentials: &Credentials,
+) -> Result<AnsweringNode, NodeFailure> {
     let client = connect(address, CONNECT_LIMIT, credentials).await?;
     let mut asked = client.clone();
     let answer = asked.status(StatusRequest {});

@@ -15,10 +15,10 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tonic::codegen::tokio_stream::Stream;
 
-use super::credentials::Credentials;
 use super::addresses::{Address, Addresses};
 use super::caller_runtimes::{Batch, CallerRuntimes};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
+use super::credentials::Credentials;
 use super::failures::{self, NodeFailure, Why};
 use crate::backend::{Call, CallError};
 use crate::error::BackendError;

@@ -169,8 +169,14 @@ impl World {
             }
             let secret_hash = client.secret;
             let ttl_ms = TTL.as_millis() as u64;
-            let open =
-                core::OpenSession { secret_hash, ttl_ms, lock_delay_ms: 0, linger_ms: 0, label: "c".into(), identity: "".into() };
+            let open = core::OpenSession {
+                secret_hash,
+                ttl_ms,
+                lock_delay_ms: 0,
+                linger_ms: 0,
+                label: "c".into(),
+                identity: "".into(),
+            };
             let Reply::Opened { session } = self.apply(Command::OpenSession(open)) else {
                 panic!("not opened")
             };

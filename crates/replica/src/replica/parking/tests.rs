@@ -37,9 +37,7 @@ fn taken(parked: &mut Parked) -> Vec<Who> {
 #[test]
 fn events_of_waiting_clients_are_returned_in_order() {
     let mut parked = Parked::default();
-    for event in
-        [opened(ONE), opened(TWO), asked(3), frame(TWO, 1), frame(ONE, 1), asked(4)]
-    {
+    for event in [opened(ONE), opened(TWO), asked(3), frame(TWO, 1), frame(ONE, 1), asked(4)] {
         assert_eq!(parked.push(at(0), event), None);
     }
     parked.leaves(Who::Stream(ONE));
@@ -202,10 +200,7 @@ fn waiting_clients_are_redirected_once_a_leader_is_known() {
     let mut replica = cut_off();
     assert_eq!(turn(&mut replica, 20, vec![opened(ONE), frame(ONE, 1)]), []);
     assert_eq!(named(&turn(&mut replica, 40, vec![heartbeat()])), ("node2:5625", 5));
-    assert_eq!(
-        named(&turn(&mut replica, 60, vec![opened(TWO), frame(TWO, 1)])),
-        ("node2:5625", 5)
-    );
+    assert_eq!(named(&turn(&mut replica, 60, vec![opened(TWO), frame(TWO, 1)])), ("node2:5625", 5));
     let told = turn(&mut replica, 80, vec![asked(1)]);
     assert_eq!(told, [Output::Answer(AskId(1), Answer::NotLeader { leader: 2 })]);
 }
@@ -238,8 +233,7 @@ fn waiting_clients_are_served_by_this_node_once_elected() {
         attach: 1,
     };
     let comes = Event::Frame(ONE, vec![Request::Open(open)]);
-    let (mut told, mut agreed) =
-        turn_with_peers(&mut replica, 20, vec![opened(ONE), comes, asked(7)]);
+    let (mut told, mut agreed) = turn_with_peers(&mut replica, 20, vec![opened(ONE), comes, asked(7)]);
     for now in (40..1_000).step_by(20) {
         let (more, agrees) = turn_with_peers(&mut replica, now, vec![Event::Peer(agreed)]);
         told.extend(more);

@@ -26,8 +26,8 @@ use tonic::service::Routes;
 use tower_service::Service as _;
 
 use super::Front;
-use super::caller::{ADDRESS, Caller, IDENTITY, authorize};
 use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
+use super::caller::{ADDRESS, Caller, IDENTITY, authorize};
 use crate::inbox::ReplicaStatus;
 use link::ForwardError;
 pub(super) use link::Links;

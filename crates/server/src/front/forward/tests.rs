@@ -151,7 +151,13 @@ impl Follower {
             leader.iter().map(|leader| (LEADER, leader.to_string())).collect();
         let about = About { cluster: String::new(), incarnation: "0f".to_owned(), clients };
         let access = crate::access::Access::load(&Default::default()).unwrap();
-        let front = Front::new(Arc::new(Inbox::default()), about, None, access, crate::audit::Audit::open(None).unwrap());
+        let front = Front::new(
+            Arc::new(Inbox::default()),
+            about,
+            None,
+            access,
+            crate::audit::Audit::open(None).unwrap(),
+        );
         let (_, health) = tonic_health::server::health_reporter();
         let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());

@@ -12,8 +12,8 @@ use rustls::crypto::ring;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore};
 use socket2::SockRef;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -24,6 +24,8 @@ use crate::tls::{NodeName, NodeTls, TlsFiles};
 struct Certificates {
     node: Arc<NodeTls>,
     client: TlsConnector,
+    /// A client without a certificate.
+    stranger: TlsConnector,
 }
 
 fn certificates(folder: &Path) -> Certificates {
@@ -53,14 +55,22 @@ fn certificates(folder: &Path) -> Certificates {
     let (certificate, key) = issue(vec![SanType::DnsName("billing".try_into().unwrap())]);
     let mut roots = RootCertStore::empty();
     roots.add(authority.der().clone()).unwrap();
-    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_protocol_versions(&[&TLS13])
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_client_auth_cert(vec![certificate.der().clone()], key.into())
-        .unwrap();
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    Certificates { node: NodeTls::load(&files).unwrap(), client: Arc::new(config).into() }
+    let builder = || {
+        ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&TLS13])
+            .unwrap()
+            .with_root_certificates(roots.clone())
+    };
+    let connector = |mut config: ClientConfig| {
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        TlsConnector::from(Arc::new(config))
+    };
+    let client = builder().with_client_auth_cert(vec![certificate.der().clone()], key.into()).unwrap();
+    Certificates {
+        node: NodeTls::load(&files).unwrap(),
+        client: connector(client),
+        stranger: connector(builder().with_no_client_auth()),
+    }
 }
 
 /// A client that writes each byte itself, after a TLS handshake.
@@ -195,6 +205,100 @@ async fn request_that_arrives_together_with_fin_is_handed_on_before_the_barrier_
         }
         let drained = events.iter().position(|event| matches!(event, Event::Drained(1)));
         assert!(drained.is_some_and(|at| at >= 3), "{events:?}");
+    })
+    .await;
+}
+
+/// Half of the places of connections without a certificate, of which the test's node has 100.
+const PLACES_OF_SOURCE: usize = 50;
+
+#[tokio::test]
+async fn silent_connections_of_one_address_keep_no_other_address_out() {
+    let folder = tempfile::tempdir().unwrap();
+    local(async {
+        let tls = certificates(folder.path());
+        let mut rig = Rig::start_with(Some(tls.node)).await;
+        let mut silent = Vec::new();
+        for _ in 0..PLACES_OF_SOURCE {
+            silent.push(TcpStream::connect(rig.address).await.unwrap());
+        }
+        // One more is closed at once.
+        let mut more = TcpStream::connect(rig.address).await.unwrap();
+        assert!(matches!(more.read(&mut [0]).await, Ok(0) | Err(_)));
+        assert_eq!(rig.front.connections(), PLACES_OF_SOURCE);
+        let elsewhere = TcpSocket::new_v4().unwrap();
+        elsewhere.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let socket = elsewhere.connect(rig.address).await.unwrap();
+        let stream = tls.client.connect("localhost".try_into().unwrap(), socket).await.unwrap();
+        let mut client = TlsClient { stream, frames: Frames { is_first: true } };
+        client.says(1).await;
+        assert!(is_keep_alive(&rig.events(2).await[1], 1));
+        // Once some are gone there is room again, and one with a certificate takes none of it for long.
+        drop(silent);
+        let mut certified = Vec::new();
+        for id in 0..PLACES_OF_SOURCE as u64 + 10 {
+            let mut client = loop {
+                let socket = TcpStream::connect(rig.address).await.unwrap();
+                // The node may not have noticed yet that the silent ones are gone.
+                match tls.client.connect("localhost".try_into().unwrap(), socket).await {
+                    Ok(stream) => break TlsClient { stream, frames: Frames { is_first: true } },
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            };
+            client.says(id).await;
+            certified.push(client);
+        }
+    })
+    .await;
+}
+
+/// The status of a call without a certificate: in the headers, or in the trailers.
+async fn status_of_stranger(rig: &Rig, tls: &TlsConnector, path: &str, body: usize) -> String {
+    let socket = TcpStream::connect(rig.address).await.unwrap();
+    let stream = tls.connect("localhost".try_into().unwrap(), socket).await.unwrap();
+    let (requests, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::task::spawn_local(connection);
+    let request = http::Request::post(format!("https://localhost{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap();
+    let (answer, mut stream) = requests.ready().await.unwrap().send_request(request, false).unwrap();
+    let mut message = vec![0];
+    message.extend_from_slice(&u32::try_from(body).unwrap().to_be_bytes());
+    message.resize(5 + body, 0);
+    // The node may have answered before it has read everything.
+    let _ = stream.send_data(bytes::Bytes::from(message), true);
+    let mut answer = answer.await.unwrap();
+    if let Some(status) = answer.headers().get("grpc-status") {
+        return status.to_str().unwrap().to_owned();
+    }
+    while let Some(part) = answer.body_mut().data().await {
+        part.unwrap();
+    }
+    let trailers = answer.body_mut().trailers().await.unwrap().unwrap();
+    trailers["grpc-status"].to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn stranger_is_answered_by_the_health_service_only_and_in_small_messages() {
+    let folder = tempfile::tempdir().unwrap();
+    local(async {
+        let tls = certificates(folder.path());
+        let rig = Rig::start_with(Some(tls.node)).await;
+        let health = "/grpc.health.v1.Health/Check";
+        assert_eq!(status_of_stranger(&rig, &tls.stranger, health, 0).await, "0");
+        let large = status_of_stranger(&rig, &tls.stranger, health, 5_000).await;
+        assert_eq!(large, (tonic::Code::OutOfRange as i32).to_string());
+        let refused = (tonic::Code::Unauthenticated as i32).to_string();
+        for path in [
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            "/lockkeeper.v1.Lockkeeper/Status",
+            "/lockkeeper.v1.Lockkeeper/Session",
+            "/",
+        ] {
+            assert_eq!(status_of_stranger(&rig, &tls.stranger, path, 0).await, refused, "{path}");
+        }
     })
     .await;
 }

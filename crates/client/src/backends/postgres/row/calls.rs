@@ -177,7 +177,7 @@ pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
         let state = state(row)?;
         lock.holder_count += 1;
         lock.holders.push(HolderInfo {
-                identity: String::new(),
+            identity: String::new(),
             value: Vec::new(),
             token: token(held),
             mode,
