@@ -112,7 +112,7 @@ fn each_caller_may_do_what_the_permissions_say_at_any_node() {
         let holder = shop.place.bare(["run", "--locks", &url, "orders/42", "--", "sleep", "60"]).started();
         let shown = || shop.ran(at, "reports", "show orders/42 --json").json();
         wait_until("billing holds the lock", || shown()["holders"][0]["identity"] == "billing");
-        let token = shown()["holders"][0]["token"].to_string();
+        let token = shown()["holders"][0]["token"].clone();
         let sessions = shop.ran(at, "reports", "sessions --json").json();
         assert_eq!(sessions[0]["identity"], "billing", "{sessions}");
         shop.ran(at, "billing", "ls").is_one_line(PERMISSION, &["billing may not read all names"]);
@@ -132,7 +132,7 @@ fn each_caller_may_do_what_the_permissions_say_at_any_node() {
         assert_eq!(shop.ran(at, "client", &order).code, i32::from(OK));
         assert!(holder.ended().err.contains("client"));
         let breaks = (0..3).flat_map(|at| shop.audited(at)).filter(|line| line["what"] == "break");
-        let breaks: Vec<Value> = breaks.filter(|line| line["token"].to_string() == token).collect();
+        let breaks: Vec<Value> = breaks.filter(|line| line["token"] == token).collect();
         assert_eq!(breaks.len(), 1, "{breaks:?}");
         assert_eq!((&breaks[0]["identity"], &breaks[0]["reason"]), (&"client".into(), &"late".into()));
         assert!(breaks[0]["detail"].as_str().unwrap().contains("by client"), "{breaks:?}");

@@ -8,7 +8,7 @@ mod permissions;
 mod tokens;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::LockName;
@@ -171,7 +171,7 @@ impl Loaded {
     }
 }
 
-fn text<'content>(content: &'content [u8], file: &PathBuf) -> Result<&'content str, FileError> {
+fn text<'content>(content: &'content [u8], file: &Path) -> Result<&'content str, FileError> {
     std::str::from_utf8(content).map_err(|error| unusable(file, format!("it is no text in UTF-8: {error}")))
 }
 
