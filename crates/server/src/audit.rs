@@ -26,7 +26,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// A line of the trail. Fields that do not apply are left out.
 #[derive(Clone, Default, Debug, Serialize)]
-pub(crate) struct Record {
+pub(crate) struct AuditRecord {
     pub(crate) what: &'static str,
     pub(crate) identity: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -47,7 +47,7 @@ pub(crate) struct Record {
 struct Line<'record> {
     time: String,
     #[serde(flatten)]
-    record: &'record Record,
+    record: &'record AuditRecord,
 }
 
 /// The trail of a node.
@@ -83,8 +83,8 @@ impl Audit {
     }
 
     /// Records what was done; returns once it is on disk.
-    pub(crate) async fn done(&self, record: Record) {
-        let Record { what, identity, address, name, token, detail, reason, result } = &record;
+    pub(crate) async fn done(&self, record: AuditRecord) {
+        let AuditRecord { what, identity, address, name, token, detail, reason, result } = &record;
         // Quoted: a text from a client must not look like another line of the log.
         tracing::info!(
             what,
@@ -122,20 +122,20 @@ impl Audit {
         };
         let detail = if left_out > 0 { format!("and {left_out} before it") } else { String::new() };
         tracing::warn!(?address, left_out, "refused: {why:?}");
-        let record = Record {
+        let record = AuditRecord {
             what,
             identity: identity.to_string(),
             address,
             detail,
             reason: why.to_owned(),
             result: "refused".to_owned(),
-            ..Record::default()
+            ..AuditRecord::default()
         };
         let audit = self.clone();
         tokio::spawn(async move { audit.write(record, false).await });
     }
 
-    async fn write(&self, record: Record, sync: bool) {
+    async fn write(&self, record: AuditRecord, sync: bool) {
         let Some(file) = self.file.clone() else { return };
         // On a thread of its own: a disk may take long.
         let written = tokio::task::spawn_blocking(move || {
@@ -158,7 +158,7 @@ impl AuditFile {
         Ok(Self { path: path.to_owned(), file, bytes })
     }
 
-    fn append(&mut self, record: &Record, sync: bool) -> io::Result<()> {
+    fn append(&mut self, record: &AuditRecord, sync: bool) -> io::Result<()> {
         let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         let mut line = serde_json::to_vec(&Line { time, record })?;
         line.push(b'\n');
@@ -212,7 +212,12 @@ mod tests {
         let audit = Audit::open(Some(&path)).unwrap();
         let reason = "hangs\n{\"what\":\"break\"}".to_owned();
         audit
-            .done(Record { what: "break", reason: reason.clone(), token: Some(7), ..Record::default() })
+            .done(AuditRecord {
+                what: "break",
+                reason: reason.clone(),
+                token: Some(7),
+                ..AuditRecord::default()
+            })
             .await;
         let lines = lines(&path);
         assert_eq!(lines.len(), 1);
@@ -247,7 +252,7 @@ mod tests {
         let mut file = AuditFile::open(&path).unwrap();
         for number in 0..u64::from(KEPT) + 3 {
             file.bytes = FILE_BYTES_MAX;
-            file.append(&Record { token: Some(number), ..Record::default() }, true).unwrap();
+            file.append(&AuditRecord { token: Some(number), ..AuditRecord::default() }, true).unwrap();
         }
         assert_eq!(lines(&path)[0]["token"], 6);
         assert_eq!(lines(&numbered(&path, 1))[0]["token"], 5);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::audit::{Audit, Record};
+use crate::audit::{Audit, AuditRecord};
 
 /// The largest file that is read, in bytes.
 pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
@@ -101,7 +101,12 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                         tracing::info!("new files are in use from now on: {names}");
                         let result = "done".to_owned();
                         audit
-                            .done(Record { what: "reload", detail: names, result, ..Record::default() })
+                            .done(AuditRecord {
+                                what: "reload",
+                                detail: names,
+                                result,
+                                ..AuditRecord::default()
+                            })
                             .await;
                     } else if is_asked {
                         tracing::info!("the files have not changed: {names}");
@@ -113,8 +118,13 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                     let text = error.to_string();
                     if is_asked || failed.as_ref() != Some(&text) {
                         let (reason, result) = (text.clone(), "failed".to_owned());
-                        let record =
-                            Record { what: "reload", detail: names, reason, result, ..Record::default() };
+                        let record = AuditRecord {
+                            what: "reload",
+                            detail: names,
+                            reason,
+                            result,
+                            ..AuditRecord::default()
+                        };
                         audit.done(record).await;
                         tracing::error!(%error, "the new files are not used, the old ones stay in force: {error}");
                     }

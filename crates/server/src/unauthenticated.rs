@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Unauthenticated {
     most: usize,
     most_of_source: usize,
-    open: Mutex<Open>,
+    open: Mutex<PlaceCounts>,
 }
 
 #[derive(Default, Debug)]
-struct Open {
+struct PlaceCounts {
     all: usize,
     /// Has only sources with a connection, so it is no larger than `all`.
     by_source: HashMap<IpAddr, usize>,
@@ -23,7 +23,7 @@ struct Open {
 
 /// A connection's place; dropped when a certificate was accepted, or with the connection.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct UnauthenticatedPlace {
     limit: Arc<Unauthenticated>,
     source: IpAddr,
 }
@@ -35,7 +35,7 @@ impl Unauthenticated {
     }
 
     /// A place for a new connection; `None` if there is none for this address.
-    pub(crate) fn place(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
+    pub(crate) fn place(self: &Arc<Self>, address: IpAddr) -> Option<UnauthenticatedPlace> {
         let source = source(address);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.all >= self.most {
@@ -47,11 +47,11 @@ impl Unauthenticated {
         }
         *count += 1;
         open.all += 1;
-        Some(Place { limit: self.clone(), source })
+        Some(UnauthenticatedPlace { limit: self.clone(), source })
     }
 }
 
-impl Drop for Place {
+impl Drop for UnauthenticatedPlace {
     fn drop(&mut self) {
         let mut open = self.limit.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.all -= 1;

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use lockkeeper_server::access::{Action, Decision, Identity, NewToken, NewTokenError, Permissions};
+use lockkeeper_server::access::{Decision, Identity, NewToken, NewTokenError, Permission, Permissions};
 use serde_json::json;
 use tempfile::NamedTempFile;
 
@@ -100,14 +100,14 @@ fn check(args: &AccessCheck) -> Result<u8, Failure> {
         name => Identity::new(name).map_err(|error| Failure::new(USAGE, error.to_string()))?,
     };
     let action = match args.action {
-        ActionArg::Acquire => Action::Acquire,
-        ActionArg::Read => Action::Read,
-        ActionArg::Break => Action::Break,
-        ActionArg::Limit => Action::Limit,
-        ActionArg::Admin => Action::Admin,
+        ActionArg::Acquire => Permission::Acquire,
+        ActionArg::Read => Permission::Read,
+        ActionArg::Break => Permission::Break,
+        ActionArg::Limit => Permission::Limit,
+        ActionArg::Admin => Permission::Admin,
     };
     let name = args.name.as_deref().map(settings::lock_name).transpose()?;
-    if action == Action::Admin && name.is_some() {
+    if action == Permission::Admin && name.is_some() {
         let why = "`admin` is about the whole service, so it has no name: leave it out".to_owned();
         return Err(Failure::new(USAGE, why));
     }

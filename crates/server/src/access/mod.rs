@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lockkeeper_core::LockName;
 
 pub use identity::{Identity, IdentityError};
-pub use permissions::{Action, Decision, Permissions, Rights};
+pub use permissions::{Decision, Permission, Permissions, Rights};
 pub(crate) use tokens::Tokens;
 pub use tokens::{NewToken, NewTokenError};
 
@@ -99,16 +99,16 @@ impl Access {
 pub(crate) fn check(
     rights: &Rights,
     caller: &Identity,
-    action: Action,
+    action: Permission,
     name: Option<&LockName>,
 ) -> Result<(), String> {
     let what = match (action, name) {
-        (Action::Admin, _) => "do what needs the permission `admin`".to_owned(),
-        (Action::Acquire, Some(name)) => format!("acquire `{name}`"),
-        (Action::Read, Some(name)) => format!("read `{name}`"),
-        (Action::Read, None) => "read all names".to_owned(),
-        (Action::Break, Some(name)) => format!("break holds of `{name}`"),
-        (Action::Limit, Some(name)) => format!("set the limit of `{name}`"),
+        (Permission::Admin, _) => "do what needs the permission `admin`".to_owned(),
+        (Permission::Acquire, Some(name)) => format!("acquire `{name}`"),
+        (Permission::Read, Some(name)) => format!("read `{name}`"),
+        (Permission::Read, None) => "read all names".to_owned(),
+        (Permission::Break, Some(name)) => format!("break holds of `{name}`"),
+        (Permission::Limit, Some(name)) => format!("set the limit of `{name}`"),
         (action, None) => format!("{action} all names"),
     };
     match rights.decide(action, name) {

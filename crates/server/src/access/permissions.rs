@@ -37,7 +37,7 @@ const ALL: &str = "*";
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
-pub enum Action {
+pub enum Permission {
     /// Acquire locks of a name.
     Acquire,
     /// See the state of a name: describe, list, watch, check a token.
@@ -50,12 +50,12 @@ pub enum Action {
     Admin,
 }
 
-impl Action {
+impl Permission {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Acquire, Self::Read, Self::Break, Self::Limit, Self::Admin];
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for Permission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Acquire => "acquire",
@@ -104,7 +104,7 @@ pub struct Permissions {
 struct Rule {
     line: usize,
     who: Vec<String>,
-    actions: Vec<Action>,
+    actions: Vec<Permission>,
     /// Empty texts stand for all names.
     names: Vec<String>,
 }
@@ -124,7 +124,7 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Allow {
     who: Vec<String>,
-    actions: Vec<Action>,
+    actions: Vec<Permission>,
     #[serde(default)]
     names: Vec<String>,
 }
@@ -176,7 +176,7 @@ impl Permissions {
         for who in &who {
             pattern(who, Some(&self.groups))?;
         }
-        let needs_name = actions.iter().any(|action| *action != Action::Admin);
+        let needs_name = actions.iter().any(|action| *action != Permission::Admin);
         if who.is_empty() || actions.is_empty() || (needs_name && names.is_empty()) {
             let names = if needs_name { " and `names` (`[\"*\"]` for all)" } else { "" };
             return Err(format!("a rule needs `who`, `actions`{names}"));
@@ -213,7 +213,7 @@ impl Permissions {
                 continue;
             }
             for action in &rule.actions {
-                if *action == Action::Admin {
+                if *action == Permission::Admin {
                     rights.admin.get_or_insert(rule.line);
                     continue;
                 }
@@ -257,15 +257,15 @@ impl Rights {
     /// Whether the caller may do this with the name and all below it; `None` stands for all names. The work is
     /// proportional to the number of the name's segments.
     #[must_use]
-    pub fn decide(&self, action: Action, name: Option<&LockName>) -> Decision {
+    pub fn decide(&self, action: Permission, name: Option<&LockName>) -> Decision {
         if let Some(line) = self.revoked {
             return Decision::Revoked { line };
         }
-        let line = if action == Action::Admin { self.admin } else { self.line(action, name) };
+        let line = if action == Permission::Admin { self.admin } else { self.line(action, name) };
         line.map_or(Decision::NotAllowed, |line| Decision::Allowed { line })
     }
 
-    fn line(&self, action: Action, name: Option<&LockName>) -> Option<usize> {
+    fn line(&self, action: Permission, name: Option<&LockName>) -> Option<usize> {
         let of = |name: &str| self.names.get(name)?[action as usize];
         let mut above = name.map_or("", LockName::as_str);
         loop {
@@ -357,7 +357,7 @@ actions = ["acquire"]
 names = ["public"]
 "#;
 
-    fn decide(who: &str, action: Action, name: &str) -> Decision {
+    fn decide(who: &str, action: Permission, name: &str) -> Decision {
         let who = if who == ANONYMOUS { Identity::ANONYMOUS } else { Identity::new(who).unwrap() };
         let name = (!name.is_empty()).then(|| LockName::parse(name).unwrap());
         Permissions::parse(FILE).unwrap().of(&who).decide(action, name.as_ref())
@@ -365,7 +365,7 @@ names = ["public"]
 
     #[test]
     fn decision_names_the_line_of_its_rule() {
-        use Action::{Acquire, Admin, Break, Read};
+        use Permission::{Acquire, Admin, Break, Read};
         let allowed = |line| Decision::Allowed { line };
         for (who, action, name, wanted) in [
             ("billing", Acquire, "orders", allowed(8)),
@@ -399,15 +399,15 @@ names = ["public"]
             let name = LockName::parse(name).unwrap();
             permissions.of(&Identity::new(who).unwrap()).decide(action, Some(&name)).is_allowed()
         };
-        assert!(of("orders-7", Action::Acquire, "stock/eu/1") && of("alice", Action::Read, "orders"));
-        assert!(!of("old-laptop", Action::Read, "orders") && !of("alice", Action::Break, "orders"));
+        assert!(of("orders-7", Permission::Acquire, "stock/eu/1") && of("alice", Permission::Read, "orders"));
+        assert!(!of("old-laptop", Permission::Read, "orders") && !of("alice", Permission::Break, "orders"));
     }
 
     #[test]
     fn file_without_rules_denies_everything() {
         let rights = Permissions::parse("").unwrap().of(&Identity::new("root").unwrap());
         assert!(rights.is_empty());
-        assert!(Action::ALL.iter().all(|action| !rights.decide(*action, None).is_allowed()));
+        assert!(Permission::ALL.iter().all(|action| !rights.decide(*action, None).is_allowed()));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::stream::{StreamResponses, stream_end};
 use super::watch::{Watcher, Watching};
 use super::{Ask, Front};
 use crate::access::Identity;
-use crate::audit::Record;
+use crate::audit::AuditRecord;
 
 const PAGE_DEFAULT: u32 = 100;
 const PAGE_MAX: u32 = 1000;
@@ -157,8 +157,14 @@ impl Lockkeeper for Api {
                 let v1::BreakRequest { name, token, reason, by, now } = audited;
                 let detail = if now { format!("now, by {by}") } else { format!("by {by}") };
                 let result = response.result().as_str_name().to_owned();
-                let record =
-                    Record { name, token: Some(token), detail, reason, result, ..by_caller("break", &from) };
+                let record = AuditRecord {
+                    name,
+                    token: Some(token),
+                    detail,
+                    reason,
+                    result,
+                    ..by_caller("break", &from)
+                };
                 self.0.audit.done(record).await;
                 Ok(Response::new(response))
             }
@@ -177,7 +183,7 @@ impl Lockkeeper for Api {
             Answer::LimitSet => {
                 let detail =
                     asked.permits.map_or("removed".to_owned(), |permits| format!("{permits} permits"));
-                let record = Record { name: asked.name, detail, ..by_caller("set-limit", from) };
+                let record = AuditRecord { name: asked.name, detail, ..by_caller("set-limit", from) };
                 self.0.audit.done(record).await;
                 Ok(Response::new(v1::SetLimitResponse {}))
             }
@@ -227,7 +233,7 @@ impl Lockkeeper for Api {
         };
         match self.0.ask(&metadata, Question::Change(change)).await? {
             Answer::Changed => {
-                self.0.audit.done(Record { detail, ..by_caller("members", from) }).await;
+                self.0.audit.done(AuditRecord { detail, ..by_caller("members", from) }).await;
                 Ok(Response::new(v1::ChangeMembersResponse {}))
             }
             _ => Err(unexpected()),
@@ -244,7 +250,7 @@ impl Lockkeeper for Api {
         match self.0.ask(&metadata, Question::Transfer { to }).await? {
             Answer::Transferred { leader } => {
                 let detail = format!("to node {leader}");
-                self.0.audit.done(Record { detail, ..by_caller("transfer", from) }).await;
+                self.0.audit.done(AuditRecord { detail, ..by_caller("transfer", from) }).await;
                 Ok(Response::new(v1::TransferResponse { leader }))
             }
             _ => Err(unexpected()),
@@ -287,13 +293,13 @@ fn author(identity: &Identity, says: String) -> String {
 }
 
 /// The record of what a caller has done.
-fn by_caller(what: &'static str, caller: &Caller) -> Record {
-    Record {
+fn by_caller(what: &'static str, caller: &Caller) -> AuditRecord {
+    AuditRecord {
         what,
         identity: caller.identity.to_string(),
         address: caller.address.clone(),
         result: "done".to_owned(),
-        ..Record::default()
+        ..AuditRecord::default()
     }
 }
 

@@ -10,7 +10,7 @@ use super::Front;
 use super::api;
 use super::connection::Connection;
 use super::forward::FORWARDED;
-use crate::access::{Action, Identity};
+use crate::access::{Identity, Permission};
 use crate::tls::{CertificateNames, NodeName};
 
 /// The header with the identity of a forwarded call's caller. Believed only from other nodes' certificates.
@@ -160,19 +160,27 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
 }
 
 /// The permission that a call needs; without a name it is for all names.
-fn needed(path: &str, body: &[u8]) -> Result<Option<(Action, Option<LockName>)>, Status> {
+fn needed(path: &str, body: &[u8]) -> Result<Option<(Permission, Option<LockName>)>, Status> {
     let Some(call) = path.strip_prefix("/lockkeeper.v1.Lockkeeper/") else { return Ok(None) };
     let (action, name) = match call {
-        "Describe" => (Action::Read, Some(api::name("name", &message::<v1::DescribeRequest>(body)?.name)?)),
-        "List" => (Action::Read, api::optional_name("prefix", &message::<v1::ListRequest>(body)?.prefix)?),
-        "ListSessions" => (Action::Read, None),
-        "Watch" => (Action::Read, api::optional_name("prefix", &message::<v1::WatchRequest>(body)?.prefix)?),
-        "CheckToken" => {
-            (Action::Read, Some(api::name("name", &message::<v1::CheckTokenRequest>(body)?.name)?))
+        "Describe" => {
+            (Permission::Read, Some(api::name("name", &message::<v1::DescribeRequest>(body)?.name)?))
         }
-        "Break" => (Action::Break, Some(api::name("name", &message::<v1::BreakRequest>(body)?.name)?)),
-        "SetLimit" => (Action::Limit, Some(api::name("name", &message::<v1::SetLimitRequest>(body)?.name)?)),
-        "Backup" | "ChangeMembers" | "Transfer" => (Action::Admin, None),
+        "List" => {
+            (Permission::Read, api::optional_name("prefix", &message::<v1::ListRequest>(body)?.prefix)?)
+        }
+        "ListSessions" => (Permission::Read, None),
+        "Watch" => {
+            (Permission::Read, api::optional_name("prefix", &message::<v1::WatchRequest>(body)?.prefix)?)
+        }
+        "CheckToken" => {
+            (Permission::Read, Some(api::name("name", &message::<v1::CheckTokenRequest>(body)?.name)?))
+        }
+        "Break" => (Permission::Break, Some(api::name("name", &message::<v1::BreakRequest>(body)?.name)?)),
+        "SetLimit" => {
+            (Permission::Limit, Some(api::name("name", &message::<v1::SetLimitRequest>(body)?.name)?))
+        }
+        "Backup" | "ChangeMembers" | "Transfer" => (Permission::Admin, None),
         _ => return Ok(None),
     };
     Ok(Some((action, name)))
@@ -209,17 +217,17 @@ mod tests {
         let name = "orders/42".to_owned();
         let describe = body(&v1::DescribeRequest { name: name.clone(), ..Default::default() });
         let orders = Some(LockName::parse(&name).unwrap());
-        assert_eq!(needed(&path("Describe"), &describe).unwrap(), Some((Action::Read, orders.clone())));
+        assert_eq!(needed(&path("Describe"), &describe).unwrap(), Some((Permission::Read, orders.clone())));
         let order = body(&v1::BreakRequest { name: name.clone(), ..Default::default() });
-        assert_eq!(needed(&path("Break"), &order).unwrap(), Some((Action::Break, orders.clone())));
+        assert_eq!(needed(&path("Break"), &order).unwrap(), Some((Permission::Break, orders.clone())));
         let limit = body(&v1::SetLimitRequest { name, ..Default::default() });
-        assert_eq!(needed(&path("SetLimit"), &limit).unwrap(), Some((Action::Limit, orders)));
+        assert_eq!(needed(&path("SetLimit"), &limit).unwrap(), Some((Permission::Limit, orders)));
         let all = body(&v1::ListRequest::default());
         for call in ["List", "Watch", "ListSessions"] {
-            assert_eq!(needed(&path(call), &all).unwrap(), Some((Action::Read, None)), "{call}");
+            assert_eq!(needed(&path(call), &all).unwrap(), Some((Permission::Read, None)), "{call}");
         }
         for call in ["Backup", "ChangeMembers", "Transfer"] {
-            assert_eq!(needed(&path(call), &all).unwrap(), Some((Action::Admin, None)), "{call}");
+            assert_eq!(needed(&path(call), &all).unwrap(), Some((Permission::Admin, None)), "{call}");
         }
         for call in ["Status", "Members", "Session"] {
             assert_eq!(needed(&path(call), &all).unwrap(), None, "{call}");

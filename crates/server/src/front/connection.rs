@@ -20,7 +20,7 @@ use super::Front;
 use super::caller::Certified;
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
-use crate::unauthenticated::Place;
+use crate::unauthenticated::UnauthenticatedPlace;
 
 /// Most calls of a connection whose answers are unsent; an answer has up to about 400 KiB. Further calls wait
 /// before their questions go to the replica, so a client that does not read costs some MiB, for any number of
@@ -43,7 +43,7 @@ pub(super) struct Connection {
     /// The address at the other end.
     pub(super) address: Option<SocketAddr>,
     /// Its place among the connections without a certificate or token, on a port with TLS.
-    place: Mutex<Option<Place>>,
+    place: Mutex<Option<UnauthenticatedPlace>>,
     /// Cancelled when this node closes the connection.
     pub(super) kill: CancellationToken,
 }
@@ -61,7 +61,12 @@ struct ConnectionState {
 }
 
 impl Connection {
-    pub(super) fn new(id: u64, front: Arc<Front>, address: Option<SocketAddr>, place: Option<Place>) -> Self {
+    pub(super) fn new(
+        id: u64,
+        front: Arc<Front>,
+        address: Option<SocketAddr>,
+        place: Option<UnauthenticatedPlace>,
+    ) -> Self {
         Self {
             id,
             front,
@@ -85,7 +90,7 @@ impl Connection {
         self.place().is_some()
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<Place>> {
+    fn place(&self) -> MutexGuard<'_, Option<UnauthenticatedPlace>> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

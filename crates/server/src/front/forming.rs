@@ -23,7 +23,7 @@ use super::accept::{
 };
 use super::caller::is_open_to_all;
 use crate::tls::NodeTls;
-use crate::unauthenticated::{Place, Unauthenticated};
+use crate::unauthenticated::{Unauthenticated, UnauthenticatedPlace};
 
 /// The longest life of a connection: there is nothing to keep it for.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30);
@@ -72,7 +72,7 @@ pub(crate) async fn answer_while_forming(
 async fn accept(
     socket: TcpStream,
     tls: Option<Arc<NodeTls>>,
-    place: Option<Place>,
+    place: Option<UnauthenticatedPlace>,
     routes: Routes,
     waits_for: watch::Receiver<String>,
 ) {

@@ -40,7 +40,7 @@ use crate::inbox::{Inbox, ReplicaStatus};
 use crate::observe;
 use crate::peers::Directory;
 use crate::tls::NodeTls;
-use crate::unauthenticated::Place;
+use crate::unauthenticated::UnauthenticatedPlace;
 use connection::Connection;
 use stream::SessionStream;
 use watch::Watcher;
@@ -167,7 +167,7 @@ impl Front {
     fn open_connection(
         self: &Arc<Self>,
         address: Option<SocketAddr>,
-        place: Option<Place>,
+        place: Option<UnauthenticatedPlace>,
     ) -> Arc<Connection> {
         let connection = Arc::new(Connection::new(self.next_id(), self.clone(), address, place));
         let barrier = self.barrier.load(Ordering::Relaxed);

@@ -19,7 +19,7 @@ use tonic::codegen::tokio_stream::Stream as _;
 use tonic::{Status, Streaming};
 
 use super::connection::Connection;
-use crate::access::{self, Action, Identity};
+use crate::access::{self, Identity, Permission};
 use crate::observe;
 
 /// Above this many unsent answers, about 8 MiB, a client must keep reading: see [`LOOKS_MAX`].
@@ -216,10 +216,9 @@ impl SessionStream {
             let Request::Command { session, seq, command: Command::Acquire(acquire) } = request else {
                 continue;
             };
-            let denied = acquire
-                .names
-                .iter()
-                .find_map(|name| access::check(&rights, &self.identity, Action::Acquire, Some(name)).err());
+            let denied = acquire.names.iter().find_map(|name| {
+                access::check(&rights, &self.identity, Permission::Acquire, Some(name)).err()
+            });
             if let Some(text) = denied {
                 let address = self.connection.address.map(|it| it.to_string()).unwrap_or_default();
                 self.connection.front().audit.refused("denied", &self.identity, address, &text);
