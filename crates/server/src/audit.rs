@@ -86,17 +86,11 @@ impl Audit {
     pub(crate) async fn done(&self, record: AuditRecord) {
         let AuditRecord { what, identity, address, name, token, detail, reason, result } = &record;
         // Quoted: a text from a client must not look like another line of the log.
-        tracing::info!(
-            what,
-            ?identity,
-            ?address,
-            ?name,
-            token,
-            ?detail,
-            ?reason,
-            result,
-            "audit: {what} by {identity:?}: {result}"
-        );
+        let of = if name.is_empty() { String::new() } else { format!(" of `{name}`") };
+        let token = token.map_or_else(String::new, |token| format!(", token {token}"));
+        let texts = [detail, reason].into_iter().filter(|text| !text.is_empty());
+        let texts: String = texts.map(|text| format!("{text:?}: ")).collect();
+        tracing::info!(address, "{what}{of}{token}, by {identity:?}: {texts}{result}");
         self.write(record, true).await;
     }
 

@@ -97,11 +97,11 @@ impl Decision {
 pub struct Permissions {
     groups: BTreeMap<String, Vec<String>>,
     revoked: Vec<(String, usize)>,
-    rules: Vec<Rule>,
+    rules: Vec<PermissionRule>,
     digest: String,
 }
 
-struct Rule {
+struct PermissionRule {
     line: usize,
     who: Vec<String>,
     actions: Vec<Permission>,
@@ -171,7 +171,7 @@ impl Permissions {
         Ok(permissions)
     }
 
-    fn rule(&self, line: usize, allow: Allow) -> Result<Rule, String> {
+    fn rule(&self, line: usize, allow: Allow) -> Result<PermissionRule, String> {
         let Allow { who, actions, names } = allow;
         for who in &who {
             pattern(who, Some(&self.groups))?;
@@ -194,7 +194,7 @@ impl Permissions {
             })?;
             prefixes.push(name);
         }
-        Ok(Rule { line, who, actions, names: prefixes })
+        Ok(PermissionRule { line, who, actions, names: prefixes })
     }
 
     /// The SHA-256 of the file, in hexadecimal digits.

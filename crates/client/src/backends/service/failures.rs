@@ -21,10 +21,19 @@ const FOREIGN: &str = "something else listens there, which does not speak Lockke
 const SPEAKS_TLS: &str = "it speaks TLS: write `lockkeepers://`";
 /// How the TLS library reports that the other side has ended the connection.
 const ALERT: &str = "received fatal alert";
-/// The failure of a server that ends a TLS connection. Whether its alert is reported, or only that the connection has
-/// ended, depends on the order of threads.
+/// The alerts about this client's certificate, and the texts instead.
+const ALERTS: [(&str, &str); 5] = [
+    ("UnknownCA", UNSIGNED),
+    ("BadCertificate", UNSIGNED),
+    ("DecryptError", UNSIGNED),
+    ("CertificateUnknown", UNSIGNED),
+    ("CertificateExpired", "this client's certificate has ended (`lockkeeper tls show FILE`)"),
+];
+const UNSIGNED: &str = "its authority has not signed this client's certificate (`lockkeeper tls show FILE`)";
+/// The failure of a server that ends a TLS connection without a reason. Whether its alert is reported, or only that the
+/// connection has ended, depends on the order of threads.
 const TURNED_AWAY: &str = "it ends the connection at once: perhaps its authority has not signed this client's certificate \
-                           (`lockkeeper tls show FILE`)";
+                           (`lockkeeper tls show FILE`), or it has too many connections";
 /// How the TLS library reports that the other side does not speak TLS, and the text instead.
 const NO_TLS: (&str, &str) =
     ("received corrupt message", "it does not speak TLS; if it is a node without, write `lockkeeper://`");
@@ -58,7 +67,10 @@ pub(super) fn cause(error: &dyn Error) -> String {
 /// reports the bytes that it could not read, or only that the connection is closed, depends on the order of threads.
 pub(super) async fn explained(address: &Address, why: Why, has_tls: bool) -> Why {
     match &why {
-        Why::Silent(text) if has_tls && text.contains(ALERT) => Why::Silent(TURNED_AWAY.to_owned()),
+        Why::Silent(text) if has_tls && text.contains(ALERT) => {
+            let known = ALERTS.iter().find(|(alert, _)| text.contains(alert));
+            known.map_or(why.clone(), |(_, text)| Why::Silent((*text).to_owned()))
+        }
         Why::Silent(text) if CLOSED.contains(&text.as_str()) || text == FOREIGN => {
             let found = if has_tls { Some(TURNED_AWAY) } else { protocol(address).await };
             found.map_or(why, |text| Why::Silent(text.to_owned()))
