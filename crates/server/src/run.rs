@@ -465,6 +465,13 @@ async fn serve(
     let mut state = front.state();
     tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone()));
     tokio::spawn(acceptor.run());
+    let of_revoked = front.clone();
+    tokio::spawn(async move {
+        loop {
+            of_revoked.access.changed().await;
+            of_revoked.end_revoked();
+        }
+    });
     let (refused, mut refusal) = tokio::sync::mpsc::unbounded_channel();
     if let Some(Talk { listener, directory, handover, bulk, to_send }) = node.talk.take() {
         // Never fails: set only here.

@@ -1,5 +1,7 @@
 //! Who may do what: identities from certificates and tokens, permissions, the audit trail, as an operator sets them up.
 
+use std::io::{BufRead, BufReader};
+
 use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, LOST, NO, OK, PERMISSION, USAGE};
 use lockkeeper_rig::Port;
 use nix::sys::signal::Signal;
@@ -158,12 +160,17 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     let holders =
         || shop.ran(0, "client", "show orders/7 --json").json()["holders"].as_array().unwrap().len();
     wait_until("billing holds the lock", || holders() == 1);
+    let mut watch = shop.place.bare(["watch", "orders", "--locks", &url]).started();
+    let mut first = String::new();
+    BufReader::new(watch.child_mut().stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.contains("orders/7"), "{first}");
     // Without the right to acquire, what it has stays.
     shop.permits(&PERMISSIONS.replace("names = [\"orders\"]", "names = [\"other\"]"));
     run("billing", "orders/8").is_one_line(PERMISSION, &["billing may not acquire `orders/8`"]);
     assert_eq!(holders(), 1);
     // Revoked, it loses that too.
     shop.permits(&format!("revoked = [\"billing\"]\n{PERMISSIONS}"));
+    watch.ended().is_one_line(PERMISSION, &["billing may do nothing: it is revoked"]);
     wait_until("its session ends", || holders() == 0);
     assert_eq!(holder.ended().code, i32::from(LOST));
     run("billing", "orders/8").is_one_line(PERMISSION, &["billing may do nothing"]);

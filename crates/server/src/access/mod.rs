@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::LockName;
+use tokio::sync::Notify;
 
 pub use identity::{Identity, IdentityError};
 pub use permissions::{Decision, Permission, Permissions, Rights};
@@ -36,6 +37,8 @@ pub struct AccessFiles {
 pub(crate) struct Access {
     files: AccessFiles,
     current: Mutex<Arc<Loaded>>,
+    /// Notified when other files are in use.
+    changed: Notify,
 }
 
 struct Loaded {
@@ -53,7 +56,19 @@ impl Access {
     /// A file can't be read or is not usable.
     pub(crate) fn load(files: &AccessFiles) -> Result<Arc<Self>, FileError> {
         let loaded = Loaded::new(contents(files)?, files)?;
-        Ok(Arc::new(Self { files: files.clone(), current: Mutex::new(Arc::new(loaded)) }))
+        let current = Mutex::new(Arc::new(loaded));
+        Ok(Arc::new(Self { files: files.clone(), current, changed: Notify::new() }))
+    }
+
+    /// Completes when other files are in use than at the last completion. For one task.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// The refusal of a caller that is revoked by the files in use now; `None`: it is not.
+    pub(crate) fn revoked(&self, caller: &Identity) -> Option<String> {
+        let rights = self.rights(caller)?;
+        rights.is_revoked().then(|| revoked(caller))
     }
 
     /// Whether callers may show tokens.
@@ -113,11 +128,15 @@ pub(crate) fn check(
     };
     match rights.decide(action, name) {
         Decision::Allowed { .. } => Ok(()),
-        Decision::Revoked { .. } => Err(format!("{caller} may do nothing: it is revoked")),
+        Decision::Revoked { .. } => Err(revoked(caller)),
         Decision::NotAllowed => Err(format!(
             "{caller} may not {what}: this node's permissions do not allow it; ask its operators"
         )),
     }
+}
+
+fn revoked(caller: &Identity) -> String {
+    format!("{caller} may do nothing: it is revoked")
 }
 
 impl Reload for Access {
@@ -128,6 +147,7 @@ impl Reload for Access {
         }
         let loaded = Loaded::new(content, &self.files)?;
         *lock(&self.current) = Arc::new(loaded);
+        self.changed.notify_one();
         Ok(true)
     }
 

@@ -118,9 +118,10 @@ impl Lockkeeper for Api {
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Watching>, Status> {
         let (_, mut extensions, asked) = request.into_parts();
         let connection = extension::<Connection>(&mut extensions)?;
+        let identity = caller(&extensions)?.identity.clone();
         let prefix = optional_name("prefix", &asked.prefix)?;
         self.0.check_serving()?;
-        let watcher = Arc::new(Watcher::new(connection));
+        let watcher = Arc::new(Watcher::new(connection, identity));
         let waits = self.0.wait_for(Ask::Watch(watcher.clone()), Question::Watch { prefix });
         Ok(Response::new(Watching { watcher, waits }))
     }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_replica::{Answer, AskId, Event, Question};
-use lockkeeper_wire::v1::RefusedCode;
+use lockkeeper_wire::v1::{RefusedCode, StreamEndReason};
 use tokio::sync::oneshot;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
+use super::stream::stream_end;
 use super::{Ask, Front};
 
 /// The time limit of a call, even if the caller's deadline is later: while no node leads there is no answer.
@@ -77,6 +78,24 @@ impl Front {
             return Err(shuts_down());
         }
         Ok(())
+    }
+
+    /// Ends the streams and watches of callers that are revoked by the files in use now.
+    pub(crate) fn end_revoked(&self) {
+        let registry = self.registry();
+        let streams: Vec<_> = registry.streams.values().cloned().collect();
+        let watchers: Vec<_> = registry.asks.values().filter_map(Ask::watcher).collect();
+        drop(registry);
+        for stream in streams {
+            if let Some(refusal) = self.access.revoked(stream.identity()) {
+                stream.end(stream_end(StreamEndReason::Protocol, refusal));
+            }
+        }
+        for watcher in watchers {
+            if let Some(refusal) = self.access.revoked(&watcher.identity) {
+                watcher.stop(Status::permission_denied(refusal));
+            }
+        }
     }
 
     /// Ends all watches, which would otherwise last until their callers end them.

@@ -153,6 +153,9 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
             }
         }
         None if rights.is_empty() => {
+            if let Some(refusal) = front.access.revoked(&caller.identity) {
+                return denied(refusal);
+            }
             denied(format!("{} may do nothing here: this node's permissions do not name it", caller.identity))
         }
         None => Ok(()),

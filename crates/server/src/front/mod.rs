@@ -108,6 +108,15 @@ enum Ask {
     Watch(Arc<Watcher>),
 }
 
+impl Ask {
+    fn watcher(&self) -> Option<Arc<Watcher>> {
+        match self {
+            Self::Watch(watcher) => Some(watcher.clone()),
+            Self::Once(_) => None,
+        }
+    }
+}
+
 impl Front {
     pub(crate) fn new(
         inbox: Arc<Inbox>,

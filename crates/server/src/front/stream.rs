@@ -124,6 +124,11 @@ impl SessionStream {
         self.end(stream_end(StreamEndReason::TooSlow, text));
     }
 
+    /// Who its client is.
+    pub(super) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
     /// Sends `end` as the last item; nothing more is read.
     pub(super) fn end(&self, end: v1::StreamEnd) {
         let mut state = self.lock();
@@ -209,8 +214,9 @@ impl SessionStream {
     /// The client is revoked, in words for it.
     fn permitted(&self, mut requests: Vec<Request>) -> Result<Vec<Request>, String> {
         let Some(rights) = self.connection.front().access.rights(&self.identity) else { return Ok(requests) };
-        if rights.is_revoked() {
-            return Err(format!("{} may do nothing: it is revoked", self.identity));
+        // One that was revoked while it opened this stream.
+        if let Some(refusal) = self.connection.front().access.revoked(&self.identity) {
+            return Err(refusal);
         }
         for request in &mut requests {
             let Request::Command { session, seq, command: Command::Acquire(acquire) } = request else {

@@ -12,10 +12,13 @@ use tonic::Status;
 
 use super::ask::{Waits, refusal};
 use super::connection::{Connection, WATCHED_BYTES_MAX};
+use crate::access::Identity;
 
 /// The unsent changes of one watch.
 pub(super) struct Watcher {
     connection: Arc<Connection>,
+    /// Who watches.
+    pub(super) identity: Identity,
     state: Mutex<WatchBuffer>,
 }
 
@@ -32,8 +35,8 @@ struct WatchBuffer {
 }
 
 impl Watcher {
-    pub(super) fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, state: Mutex::default() }
+    pub(super) fn new(connection: Arc<Connection>, identity: Identity) -> Self {
+        Self { connection, identity, state: Mutex::default() }
     }
 
     pub(super) fn deliver(&self, changes: Vec<WatchResponse>) {
