@@ -231,3 +231,41 @@ fn mode(path: &Path) -> u32 {
     use std::os::unix::fs::PermissionsExt;
     std::fs::metadata(path).unwrap().permissions().mode() & 0o777
 }
+
+/// As docs/operating.md says, under "Another authority", with a lock that is held all the time.
+#[test]
+fn authority_is_exchanged_without_a_restart() {
+    let (place, node) = Place::new().certified(1).over_certified_node();
+    let holder = place.holder("kept", &[]);
+    let cluster = place.ran("tls show tls/node-1.pem --json").json()["cluster"].as_str().unwrap().to_owned();
+    assert_eq!(place.ran(&format!("tls init new --cluster-name {cluster}")).code, i32::from(OK));
+    let copy = |from: &[&str], to: &str| {
+        let texts = from.iter().map(|it| std::fs::read_to_string(place.path(it)).unwrap());
+        let text = texts.collect::<String>();
+        std::fs::write(place.path(&format!("{to}.new")), text).unwrap();
+        std::fs::rename(place.path(&format!("{to}.new")), place.path(to)).unwrap();
+    };
+    let reloads = || node.log().matches("new files are in use from now on: TLS").count();
+    let reload = || {
+        let before = reloads();
+        node.signal(Signal::SIGHUP);
+        wait_until("the node uses its files", || reloads() > before);
+    };
+    let listed =
+        |client: &str| place.listed_at(&with_files(&node.url(), "tls", &format!("{client}/client"))).code;
+    copy(&["tls/ca.pem", "new/ca.pem"], "tls/ca.pem");
+    reload();
+    assert_eq!([listed("tls"), listed("new")], [0, 0]);
+    // Both are in one file, and the key is of one.
+    assert_eq!(place.ran("tls issue tls --client late").code, i32::from(OK));
+    copy(&["new/node-1.key"], "tls/node-1.key");
+    copy(&["new/node-1.pem"], "tls/node-1.pem");
+    reload();
+    assert_eq!([listed("tls"), listed("new")], [0, 0]);
+    copy(&["new/ca.pem"], "tls/ca.pem");
+    reload();
+    assert_eq!([listed("tls"), listed("new")], [i32::from(UNAVAILABLE), 0]);
+    let shown =
+        place.bare(["show", "kept", "--locks", &with_files(&node.url(), "tls", "new/client")]).ended();
+    assert!(shown.out.contains(&format!("token {}", holder.token)), "{shown:?}");
+}
