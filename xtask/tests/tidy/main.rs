@@ -169,6 +169,26 @@ fn every_relative_link_leads_to_a_file_and_a_heading_that_exist() {
     report(&problems);
 }
 
+/// The last column of the table in docs/security.md.
+#[test]
+fn tests_that_the_security_page_names_exist() {
+    let text = std::fs::read_to_string(root().join("docs/security.md")).unwrap();
+    let rows = text.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 3);
+    let names = rows.flat_map(|row| row.rsplit(" | ").next().unwrap().split('`').skip(1).step_by(2));
+    let names: BTreeSet<&str> = names.collect();
+    assert!(names.len() > 5, "{names:?}");
+    let sources = texts("rs");
+    let missing = names.into_iter().filter(|name| {
+        let is_defined = format!("fn {name}()");
+        !sources.iter().any(|(_, text)| text.contains(&is_defined))
+    });
+    report(
+        &missing
+            .map(|name| format!("docs/security.md names the test `{name}`, which is none"))
+            .collect::<Vec<_>>(),
+    );
+}
+
 #[test]
 fn book_has_every_page_of_the_docs_once() {
     let mut listed = page("docs/SUMMARY.md").links;
