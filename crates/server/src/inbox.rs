@@ -30,7 +30,8 @@ pub(crate) fn weight(event: &Event) -> usize {
 
 fn request_weight(request: &Request) -> usize {
     let bytes = match request {
-        Request::Command { command: Command::Acquire(it), .. } => {
+        Request::Command { command: Command::Acquire(it), .. }
+        | Request::Denied { command: Command::Acquire(it), .. } => {
             let names: usize = it.names.iter().map(|name| name.as_str().len()).sum();
             names + it.value.len() + it.meta.len()
         }
