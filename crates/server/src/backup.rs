@@ -15,6 +15,7 @@ use lockkeeper_wire::store::{Founding, Member};
 use crate::data::{first_tokens, id, random};
 use crate::disk::{DataDirectory, DataFile, names_in};
 use crate::error::ServeError;
+use crate::hex::hex;
 
 /// A summary of a backup.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -213,10 +214,6 @@ fn check_empty(data: &Path) -> Result<(), RestoreError> {
         Some(found) => Err(RestoreError::NotEmpty { data: data.to_owned(), found }),
         None => Ok(()),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Formats the error, with its cause if it has one.

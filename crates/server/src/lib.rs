@@ -25,6 +25,7 @@ mod disk_worker;
 mod error;
 mod files;
 mod front;
+mod hex;
 mod inbox;
 mod leadership;
 mod node;

@@ -34,6 +34,7 @@ use crate::disk_worker::Chores;
 use crate::error::ServeError;
 use crate::files::{Reload, keep_current};
 use crate::front::{About, Acceptor, Front, answer_while_forming, pump};
+use crate::hex::hex;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::Leadership;
 use crate::node::NodeThread;
@@ -426,10 +427,6 @@ fn about(founding: &Founding, members: &Members, advertised: &str) -> About {
     // This node's address may have changed since the bootstrap.
     clients.insert(founding.node, advertised.to_owned());
     About { cluster: hex(&founding.cluster), incarnation: hex(&founding.incarnation), clients }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn config(founding: &Founding, options: &ServerOptions) -> Config {

@@ -61,7 +61,7 @@ Examples:
 pub struct AccessCheck {
     /// The client's name, from its certificate or token; `anonymous` for one without
     pub identity: String,
-    /// What it wants to do
+    /// The action, as in the file
     pub action: ActionArg,
     /// The lock's name, with all below it; none stands for all names
     pub name: Option<OsString>,

@@ -29,7 +29,7 @@ actions = ["acquire", "read", "break", "limit", "admin"]
 names = ["*"]
 "#;
 
-/// Two nodes over TLS with tokens, permissions and an audit trail each; a token of `reports`, a certificate of `billing`.
+/// Three nodes over TLS with tokens, permissions and an audit trail each; a token of `reports`, a certificate of `billing`.
 struct Shop {
     place: Place,
     nodes: Vec<Node>,
@@ -70,7 +70,7 @@ impl Shop {
         Self { place, nodes: starting.into_iter().map(crate::node::Starting::ready).collect() }
     }
 
-    /// The URL of node `at`, as somebody's.
+    /// The URL of node `at` with the credentials of the client `who`.
     fn url(&self, at: usize, who: &str) -> String {
         let files = match who {
             "nobody" => String::new(),
@@ -80,7 +80,7 @@ impl Shop {
         format!("{}?tls-ca=tls/ca.pem{files}", self.nodes[at].url())
     }
 
-    /// Runs a command at node `at` as somebody.
+    /// Runs a command at node `at` with the credentials of the client `who`.
     fn ran(&self, at: usize, who: &str, command: &str) -> Ended {
         let url = self.url(at, who);
         self.place.bare(command.split(' ').chain(["--locks", &url])).ended()
@@ -130,7 +130,7 @@ fn each_caller_may_do_what_the_permissions_say_at_any_node() {
         shop.ran(at, "billing", "set-limit orders/gpu 4").is_one_line(PERMISSION, &["may not set the limit"]);
         shop.ran(at, "nobody", "ls orders").is_one_line(PERMISSION, &["a certificate or a token"]);
         shop.ran(at, "node-1", "ls orders").is_one_line(PERMISSION, &["your certificate is of node 1"]);
-        // The holder is told who has broken its hold, and the leader's trail has it.
+        // The holder learns who broke its hold, and the leader's audit trail has a record.
         assert_eq!(shop.ran(at, "client", &order).code, i32::from(OK));
         assert!(holder.ended().err.contains("client"));
         let breaks = (0..3).flat_map(|at| shop.audited(at)).filter(|line| line["what"] == "break");
@@ -164,7 +164,7 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     let mut first = String::new();
     BufReader::new(watch.child_mut().stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
     assert!(first.contains("orders/7"), "{first}");
-    // Without the right to acquire, what it has stays.
+    // A withdrawn permission does not end holds.
     shop.permits(&PERMISSIONS.replace("names = [\"orders\"]", "names = [\"other\"]"));
     run("billing", "orders/8").is_one_line(PERMISSION, &["billing may not acquire `orders/8`"]);
     assert_eq!(holders(), 1);

@@ -38,7 +38,7 @@ impl Table {
     }
 
     /// Whether a client with this identity, which knows the secret, may use the session (S4): its own, or one that was
-    /// opened without an identity. Nobody may use a session that isn't live.
+    /// opened without an identity. False if the session isn't live.
     #[must_use]
     pub fn admits(&self, session: SessionId, identity: &str) -> bool {
         let session = self.sessions.get(session);

@@ -252,14 +252,7 @@ impl Node {
 
     /// Opens a session with a secret made of `number`, and attaches it.
     pub(crate) fn open(&mut self, stream: StreamId, number: u8, ttl: u64, linger: u64) -> u64 {
-        let open = Open {
-            secret: [number; 16],
-            ttl_ms: ttl,
-            lock_delay_ms: 0,
-            linger_ms: linger,
-            label: format!("client {number}"),
-            attach: 1,
-        };
+        let open = Open { ttl_ms: ttl, linger_ms: linger, ..opening(number, 1) };
         let heard = self.send(stream, vec![Request::Open(open).into()]);
         let [v1::ServerItem { session, what: Some(What::Opened(_)), .. }] = heard[..] else {
             panic!("not opened: {heard:?}")
@@ -308,4 +301,16 @@ impl Node {
 
 pub(crate) fn frame(stream: StreamId, items: Vec<v1::ClientItem>) -> Event {
     Event::Frame(stream, items.into_iter().map(|item| Request::try_from(item).unwrap()).collect())
+}
+
+/// The opening of a session with a secret made of `number`.
+pub(crate) fn opening(number: u8, attach: u64) -> Open {
+    Open {
+        secret: [number; 16],
+        ttl_ms: 10_000,
+        lock_delay_ms: 0,
+        linger_ms: 0,
+        label: format!("client {number}"),
+        attach,
+    }
 }

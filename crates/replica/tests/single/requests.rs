@@ -5,7 +5,7 @@ use lockkeeper_replica::{Answer, Event, Question};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, server_item::What};
 
-use crate::harness::{Node, SECRET};
+use crate::harness::{Node, SECRET, opening};
 use crate::items::{acquire, attach, bodies, finish, granted, keep_alive};
 
 #[test]
@@ -59,15 +59,7 @@ fn repeated_open_returns_the_same_session() {
     let stream = node.stream(1);
     let first = node.open(stream, 1, 10_000, 0);
     let again = node.stream(2);
-    let open = lockkeeper_wire::request::Open {
-        secret: [1; 16],
-        ttl_ms: 10_000,
-        lock_delay_ms: 0,
-        linger_ms: 0,
-        label: String::new(),
-        attach: 2,
-    };
-    let heard = node.send(again, vec![lockkeeper_wire::request::Request::Open(open).into()]);
+    let heard = node.send(again, vec![Request::Open(opening(1, 2)).into()]);
     assert_eq!(heard[0].session, first);
 }
 
@@ -81,16 +73,7 @@ fn session_of_an_identity_is_attached_and_opened_again_by_it_only() {
     let mut node = node.restart();
     for (stream, other) in [(1, "reports"), (2, "")] {
         let thief = node.stream_of(stream, other);
-        let open = lockkeeper_wire::request::Open {
-            secret: [1; 16],
-            ttl_ms: 10_000,
-            lock_delay_ms: 0,
-            linger_ms: 0,
-            label: String::new(),
-            attach: 9,
-        };
-        let open = lockkeeper_wire::request::Request::Open(open).into();
-        for item in [attach(session, 1, 9), open] {
+        for item in [attach(session, 1, 9), Request::Open(opening(1, 9)).into()] {
             let heard = bodies(node.send(thief, vec![item]));
             let denied = i32::from(v1::RefusedCode::Denied);
             assert!(matches!(&heard[..], [(_, What::Refused(it))] if it.code == denied), "{heard:?}");

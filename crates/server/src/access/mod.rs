@@ -1,4 +1,4 @@
-//! Who callers are, and what they may do: tokens, permissions, and the files with them.
+//! Authentication by tokens, and authorization by permissions; the files with both.
 //!
 //! Responsible for: a decision is made at the node that terminates the caller's connection, with that node's files; it is
 //! bounded in work; and new files hold for everything that is asked from then on.
@@ -21,7 +21,7 @@ pub use tokens::{NewToken, NewTokenError};
 
 use crate::files::{FileError, Reload, read, unusable};
 
-/// Most callers whose rights are remembered; with more, they are computed anew.
+/// The size of the cache of callers' rights; a full cache is emptied.
 const REMEMBERED_MAX: usize = 4_096;
 
 /// The files by which a node knows its callers, and what they may do.
@@ -117,25 +117,30 @@ pub(crate) fn check(
     action: Permission,
     name: Option<&LockName>,
 ) -> Result<(), String> {
-    let what = match (action, name) {
-        (Permission::Admin, _) => "do what needs the permission `admin`".to_owned(),
-        (Permission::Acquire, Some(name)) => format!("acquire `{name}`"),
-        (Permission::Read, Some(name)) => format!("read `{name}`"),
-        (Permission::Read, None) => "read all names".to_owned(),
-        (Permission::Break, Some(name)) => format!("break holds of `{name}`"),
-        (Permission::Limit, Some(name)) => format!("set the limit of `{name}`"),
-        (action, None) => format!("{action} all names"),
-    };
     match rights.decide(action, name) {
         Decision::Allowed { .. } => Ok(()),
         Decision::Revoked { .. } => Err(revoked(caller)),
         Decision::NotAllowed => Err(format!(
-            "{caller} may not {what}: this node's permissions do not allow it; ask its operators"
+            "{caller} may not {}: this node's permissions do not allow it; ask its operators",
+            in_words(action, name)
         )),
     }
 }
 
-fn revoked(caller: &Identity) -> String {
+/// What a caller wants to do, after "may not".
+fn in_words(action: Permission, name: Option<&LockName>) -> String {
+    match (action, name) {
+        (Permission::Admin, _) => "do what needs the permission `admin`".to_owned(),
+        (Permission::Acquire, Some(name)) => format!("acquire `{name}`"),
+        (Permission::Read, Some(name)) => format!("read `{name}`"),
+        (Permission::Break, Some(name)) => format!("break holds of `{name}`"),
+        (Permission::Limit, Some(name)) => format!("set the limit of `{name}`"),
+        (action, None) => format!("{action} all names"),
+    }
+}
+
+/// The refusal of a revoked caller.
+pub(crate) fn revoked(caller: &Identity) -> String {
     format!("{caller} may do nothing: it is revoked")
 }
 

@@ -24,10 +24,9 @@ use sha2::{Digest, Sha256};
 use toml::Spanned;
 
 use super::identity::{ANONYMOUS, Identity};
-use super::tokens::hex;
+use crate::files::FILE_BYTES_MAX;
+use crate::hex::hex;
 
-/// The largest file, in bytes. It bounds the work of every decision, and of reading the file.
-pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
 /// Most rules of a file.
 const RULES_MAX: usize = 4_096;
 const GROUP: &str = "group:";
@@ -208,18 +207,16 @@ impl Permissions {
     pub fn of(&self, caller: &Identity) -> Rights {
         let revoked = self.revoked.iter().find(|(pattern, _)| matches(pattern, caller));
         let mut rights = Rights { revoked: revoked.map(|(_, line)| *line), ..Rights::default() };
+        let all_names = [String::new()];
         for rule in &self.rules {
             if !rule.who.iter().any(|who| self.includes(who, caller)) {
                 continue;
             }
             for action in &rule.actions {
-                if *action == Permission::Admin {
-                    rights.admin.get_or_insert(rule.line);
-                    continue;
-                }
-                for name in &rule.names {
-                    rights.names.entry(name.as_str().into()).or_default()[*action as usize]
-                        .get_or_insert(rule.line);
+                let names: &[String] = if *action == Permission::Admin { &all_names } else { &rule.names };
+                for name in names {
+                    let lines = rights.names.entry(name.as_str().into()).or_default();
+                    lines[*action as usize].get_or_insert(rule.line);
                 }
             }
         }
@@ -248,9 +245,8 @@ impl fmt::Debug for Permissions {
 #[derive(Default, Debug)]
 pub struct Rights {
     revoked: Option<usize>,
-    admin: Option<usize>,
-    /// By name; the empty one stands for all. For each action but `admin` the line that allows it.
-    names: HashMap<Box<str>, [Option<usize>; 4]>,
+    /// By name; the empty one stands for all, and is the one of `admin`. For each action the line that allows it.
+    names: HashMap<Box<str>, [Option<usize>; Permission::ALL.len()]>,
 }
 
 impl Rights {
@@ -261,19 +257,14 @@ impl Rights {
         if let Some(line) = self.revoked {
             return Decision::Revoked { line };
         }
-        let line = if action == Permission::Admin { self.admin } else { self.line(action, name) };
-        line.map_or(Decision::NotAllowed, |line| Decision::Allowed { line })
-    }
-
-    fn line(&self, action: Permission, name: Option<&LockName>) -> Option<usize> {
-        let of = |name: &str| self.names.get(name)?[action as usize];
+        let line_of = |name: &str| self.names.get(name)?[action as usize];
         let mut above = name.map_or("", LockName::as_str);
         loop {
-            if let Some(line) = of(above) {
-                return Some(line);
+            if let Some(line) = line_of(above) {
+                return Decision::Allowed { line };
             }
             if above.is_empty() {
-                return None;
+                return Decision::NotAllowed;
             }
             above = above.rsplit_once('/').map_or("", |(above, _)| above);
         }
@@ -288,7 +279,7 @@ impl Rights {
     /// Whether the caller may do nothing at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.revoked.is_some() || (self.admin.is_none() && self.names.is_empty())
+        self.revoked.is_some() || self.names.is_empty()
     }
 }
 

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::identity::{Identity, IdentityError};
+use crate::hex::hex;
 
 /// How a token begins, so that scanners for secrets can find it.
 const PREFIX: &str = "lkt.";
@@ -134,10 +135,6 @@ impl Tokens {
 
 fn hash(salt: &[u8; SALT_BYTES], secret: &[u8; SECRET_BYTES]) -> [u8; HASH_BYTES] {
     Sha256::new().chain_update(salt).chain_update(secret).finalize().into()
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,6 @@ use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use lockkeeper_wire::FRAME_BYTES_MAX;
 use socket2::SockRef;
-use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
@@ -286,8 +286,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
         let caller = match identify(&self.connection, request.headers()) {
             Ok(caller) => caller,
             Err(refusal) => {
-                let address = self.connection.address.map(|it| it.to_string()).unwrap_or_default();
-                let audit = &self.connection.front().audit;
+                let (audit, address) = (&self.connection.front().audit, self.connection.address());
                 audit.refused("unauthenticated", &Identity::ANONYMOUS, address, refusal.message());
                 return Box::pin(std::future::ready(Ok(refusal.into_http())));
             }

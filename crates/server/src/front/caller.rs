@@ -68,8 +68,7 @@ pub(super) fn is_open_to_all(path: &str) -> bool {
 /// The refusal of a caller that is nobody, or not who it claims to be.
 pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<Caller, Status> {
     let front = connection.front();
-    let address = connection.address.map(|address| address.to_string()).unwrap_or_default();
-    let of = |identity| Ok(Caller { identity, address, is_checked: false });
+    let of = |identity| Ok(Caller { identity, address: connection.address(), is_checked: false });
     if let Some(Certified::Node(node)) = connection.certified.get() {
         return forwarded(front, node, headers);
     }

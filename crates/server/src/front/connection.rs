@@ -41,7 +41,7 @@ pub(super) struct Connection {
     /// What the client's certificate says, if it has shown one.
     pub(super) certified: OnceLock<Certified>,
     /// The address at the other end.
-    pub(super) address: Option<SocketAddr>,
+    address: Option<SocketAddr>,
     /// Its place among the connections without a certificate or token, on a port with TLS.
     place: Mutex<Option<UnauthenticatedPlace>>,
     /// Cancelled when this node closes the connection.
@@ -78,6 +78,11 @@ impl Connection {
             place: Mutex::new(place),
             kill: CancellationToken::new(),
         }
+    }
+
+    /// The address at the other end, for people; empty if it is unknown.
+    pub(super) fn address(&self) -> String {
+        self.address.map(|address| address.to_string()).unwrap_or_default()
     }
 
     /// To be called when the client has shown who it is.

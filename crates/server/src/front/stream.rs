@@ -208,15 +208,17 @@ impl SessionStream {
         self.finish();
     }
 
-    /// Marks acquires that the client may not make as denied. Everything else is about what it has.
+    /// Marks the acquires that the client lacks a permission for as denied. Other requests concern its own holds, and
+    /// need none.
     ///
     /// # Errors
     /// The client is revoked, in words for it.
     fn permitted(&self, mut requests: Vec<Request>) -> Result<Vec<Request>, String> {
-        let Some(rights) = self.connection.front().access.rights(&self.identity) else { return Ok(requests) };
+        let front = self.connection.front();
+        let Some(rights) = front.access.rights(&self.identity) else { return Ok(requests) };
         // One that was revoked while it opened this stream.
-        if let Some(refusal) = self.connection.front().access.revoked(&self.identity) {
-            return Err(refusal);
+        if rights.is_revoked() {
+            return Err(access::revoked(&self.identity));
         }
         for request in &mut requests {
             let Request::Command { session, seq, command: Command::Acquire(acquire) } = request else {
@@ -226,8 +228,7 @@ impl SessionStream {
                 access::check(&rights, &self.identity, Permission::Acquire, Some(name)).err()
             });
             if let Some(text) = denied {
-                let address = self.connection.address.map(|it| it.to_string()).unwrap_or_default();
-                self.connection.front().audit.refused("denied", &self.identity, address, &text);
+                front.audit.refused("denied", &self.identity, self.connection.address(), &text);
                 let refused = v1::Refused { code: v1::RefusedCode::Denied.into(), text, secret_prefix: 0 };
                 let command = Command::Acquire(acquire.clone());
                 *request = Request::Denied { session: *session, seq: *seq, command, refused };

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::credentials::PARAMETERS;
+use crate::backends::tls_files::TLS_PARAMETERS;
 use crate::error::ConnectError;
 use crate::url::{Host, Url};
 
@@ -60,7 +61,7 @@ pub struct Addresses {
 impl Addresses {
     /// `random` selects the first node, so that many clients do not all start at the same one.
     pub(super) fn of(url: &Url, random: u64) -> Result<Self, ConnectError> {
-        url.only_parameters(&PARAMETERS)?;
+        url.only_parameters(&[&TLS_PARAMETERS[..], &PARAMETERS].concat())?;
         if url.user.is_some() || url.password.is_some() {
             let wanted = "of use: this service asks nobody who they are yet; leave the login out";
             return Err(url.bad_part("user:password@", wanted).into());

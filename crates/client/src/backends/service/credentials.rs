@@ -7,7 +7,6 @@ use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
 use crate::backends::grpc_tls::GrpcTls;
-use crate::backends::tls_files::TLS_PARAMETERS;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Url;
 
@@ -19,9 +18,8 @@ const TOKEN_ENV: &str = "token-env";
 /// The largest token file that is read, in bytes.
 const TOKEN_BYTES_MAX: usize = 4 << 10;
 
-/// The parameters, for the list of those that the scheme has.
-pub(super) const PARAMETERS: [&str; 5] =
-    [TLS_PARAMETERS[0], TLS_PARAMETERS[1], TLS_PARAMETERS[2], TOKEN_FILE, TOKEN_ENV];
+/// The parameters beside those of TLS, for the list of those that the scheme has.
+pub(super) const PARAMETERS: [&str; 2] = [TOKEN_FILE, TOKEN_ENV];
 
 /// TLS and the token of a client, for connections to all nodes.
 #[derive(Clone, Default)]

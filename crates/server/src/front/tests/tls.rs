@@ -91,6 +91,31 @@ impl TlsClient {
         self.stream.write_all(&bytes).await.unwrap();
         self.stream.flush().await.unwrap();
     }
+
+    /// Writes several records in one segment, without a turn of the node's tasks in between: loopback takes it at once.
+    fn says_at_once(&mut self, ids: std::ops::Range<u64>) {
+        let (socket, tls) = self.stream.get_mut();
+        for id in ids {
+            std::io::Write::write_all(&mut tls.writer(), &self.frames.next(id)).unwrap();
+        }
+        let mut bytes = Vec::new();
+        while tls.wants_write() {
+            tls.write_tls(&mut bytes).unwrap();
+        }
+        assert_eq!(socket.try_write(&bytes).unwrap(), bytes.len());
+    }
+
+    /// Sends FIN, without TLS' own end.
+    fn finishes(&self) {
+        SockRef::from(self.stream.get_ref().0).shutdown(Shutdown::Write).unwrap();
+    }
+
+    /// Asserts that the first events are its keep-alives with these ids.
+    fn assert_said(events: &[Event], ids: std::ops::Range<u64>) {
+        for (event, id) in events.iter().zip(ids) {
+            assert!(is_keep_alive(event, id), "{id}: {events:?}");
+        }
+    }
 }
 
 /// As for a plain connection, but the barrier begins once the runtime has read the socket: three keep-alives arrive as
@@ -107,21 +132,10 @@ async fn barrier_over_tls_waits_for_all_records_that_had_arrived() {
         rig.drain(1);
         assert!(matches!(rig.events(3).await[2], Event::Drained(1)));
 
-        // Written without a turn of the node's tasks in between: loopback takes it at once.
-        let (socket, tls) = client.stream.get_mut();
-        for id in 2..5 {
-            std::io::Write::write_all(&mut tls.writer(), &client.frames.next(id)).unwrap();
-        }
-        let mut bytes = Vec::new();
-        while tls.wants_write() {
-            tls.write_tls(&mut bytes).unwrap();
-        }
-        assert_eq!(socket.try_write(&bytes).unwrap(), bytes.len());
+        client.says_at_once(2..5);
         rig.drain(2);
         let events = &rig.events(7).await[3..];
-        for (event, id) in events.iter().zip(2..5) {
-            assert!(is_keep_alive(event, id), "{id}: {events:?}");
-        }
+        TlsClient::assert_said(events, 2..5);
         assert!(matches!(events[3], Event::Drained(2)), "{events:?}");
     })
     .await;
@@ -172,7 +186,7 @@ async fn tls_close_notify_counts_as_closed_by_client() {
 #[tokio::test]
 async fn bare_fin_under_tls_counts_as_closed_by_client() {
     let close = async |client: &mut TlsClient| {
-        SockRef::from(client.stream.get_ref().0).shutdown(Shutdown::Write).unwrap();
+        client.finishes();
     };
     assert!(ended_by(close).await);
 }
@@ -188,21 +202,11 @@ async fn request_that_arrives_together_with_fin_is_handed_on_before_the_barrier_
         let mut client = TlsClient::connect(&rig, &tls.client).await;
         client.says(1).await;
         assert!(is_keep_alive(&rig.events(2).await[1], 1));
-        let (socket, tls) = client.stream.get_mut();
-        for id in 2..5 {
-            std::io::Write::write_all(&mut tls.writer(), &client.frames.next(id)).unwrap();
-        }
-        let mut bytes = Vec::new();
-        while tls.wants_write() {
-            tls.write_tls(&mut bytes).unwrap();
-        }
-        assert_eq!(socket.try_write(&bytes).unwrap(), bytes.len());
-        SockRef::from(&*socket).shutdown(Shutdown::Write).unwrap();
+        client.says_at_once(2..5);
+        client.finishes();
         rig.drain(1);
         let events = &rig.events(7).await[2..];
-        for (event, id) in events.iter().zip(2..5) {
-            assert!(is_keep_alive(event, id), "{id}: {events:?}");
-        }
+        TlsClient::assert_said(events, 2..5);
         let drained = events.iter().position(|event| matches!(event, Event::Drained(1)));
         assert!(drained.is_some_and(|at| at >= 3), "{events:?}");
     })
