@@ -1,16 +1,20 @@
 //! The audit trail: who has broken a hold, set a limit, changed the cluster, and who was refused. One JSON object per
 //! line in a file, and the same in the log.
 //!
-//! Responsible for: a break is on disk before its caller gets the answer; the file's size is bounded; refusals, which
-//! anybody can cause, are limited in rate, and those left out are counted.
+//! Responsible for: what was done is on disk before its caller gets the answer; the records of a node are in the order of
+//! their events; the files' size is bounded; refusals, which anybody can cause, are limited in rate, and those left out
+//! are counted. A disk that does not answer holds up only those who wait for their records.
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::access::Identity;
 use crate::files::FileError;
@@ -19,10 +23,12 @@ use crate::files::FileError;
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// How many renamed files are kept, as `FILE.1` to `FILE.4`.
 const KEPT: u32 = 4;
-/// Most refusals that are recorded in [`PERIOD`]. At this rate it takes them more than a week to fill the files, so that
-/// nobody can push other records out of them unseen.
+/// Most refusals of one kind that are recorded in [`PERIOD`]. The files have room for refusals of all kinds, with names of
+/// the largest size, for five days at least: nobody can push other records out of them unseen.
 const REFUSALS_MAX: u32 = 10;
-const PERIOD: Duration = Duration::from_secs(10);
+const PERIOD: Duration = Duration::from_secs(60);
+/// Most records that wait for the disk; further refusals are left out and counted.
+const QUEUE_MAX: usize = 256;
 
 /// A line of the trail. Fields that do not apply are left out.
 #[derive(Clone, Default, Debug, Serialize)]
@@ -52,9 +58,19 @@ struct Line<'record> {
 
 /// The trail of a node.
 pub(crate) struct Audit {
-    /// `None`: records are in the log only.
-    file: Option<Arc<Mutex<AuditFile>>>,
-    refusals: Mutex<Refusals>,
+    /// To the thread that writes the file. `None`: records are in the log only.
+    queue: Option<mpsc::Sender<Entry>>,
+    refusals: Mutex<HashMap<&'static str, Refusals>>,
+}
+
+/// A record on its way to the file.
+struct Entry {
+    time: SystemTime,
+    record: AuditRecord,
+    /// Whether it must be on disk before the next one is written.
+    sync: bool,
+    /// Who waits until it is written.
+    written: Option<oneshot::Sender<io::Result<()>>>,
 }
 
 struct AuditFile {
@@ -75,45 +91,49 @@ impl Audit {
     /// # Errors
     /// The file can't be written.
     pub(crate) fn open(path: Option<&Path>) -> Result<Arc<Self>, FileError> {
-        let file = path.map(AuditFile::open).transpose()?;
-        Ok(Arc::new(Self {
-            file: file.map(|file| Arc::new(Mutex::new(file))),
-            refusals: Mutex::new(Refusals { since: Instant::now(), recorded: 0, left_out: 0 }),
-        }))
+        let queue = path.map(|path| {
+            let failed = |source| FileError::Write { file: path.to_owned(), source };
+            let file = AuditFile::open(path).map_err(failed)?;
+            let (queue, entries) = mpsc::channel(QUEUE_MAX);
+            let writer = thread::Builder::new().name("audit".to_owned());
+            writer.spawn(move || write_entries(file, entries)).map_err(failed)?;
+            Ok(queue)
+        });
+        Ok(Arc::new(Self { queue: queue.transpose()?, refusals: Mutex::default() }))
     }
 
     /// Records what was done; returns once it is on disk.
-    pub(crate) async fn done(&self, record: AuditRecord) {
-        let AuditRecord { what, identity, address, name, token, detail, reason, result } = &record;
-        // Quoted: a text from a client must not look like another line of the log.
-        let of = if name.is_empty() { String::new() } else { format!(" of `{name}`") };
-        let token = token.map_or_else(String::new, |token| format!(", token {token}"));
-        let texts = [detail, reason].into_iter().filter(|text| !text.is_empty());
-        let texts: String = texts.map(|text| format!("{text:?}: ")).collect();
-        tracing::info!(address, "{what}{of}{token}, by {identity:?}: {texts}{result}");
-        self.write(record, true).await;
+    ///
+    /// # Errors
+    /// The file can't be written. The record is in the log all the same.
+    pub(crate) async fn done(&self, record: AuditRecord) -> io::Result<()> {
+        record.log();
+        let Some(queue) = &self.queue else { return Ok(()) };
+        let (written, result) = oneshot::channel();
+        let gone = || io::Error::other("the thread that writes it has ended");
+        queue.send(Entry::new(record, true, Some(written))).await.map_err(|_| gone())?;
+        result.await.map_err(|_| gone())?
+    }
+
+    /// Records what was done, without waiting for the disk.
+    pub(crate) fn note(&self, record: AuditRecord) {
+        record.log();
+        self.enqueue(Entry::new(record, true, None));
     }
 
     /// Records that a caller was refused, unless too many were within [`PERIOD`].
-    pub(crate) fn refused(
-        self: &Arc<Self>,
-        what: &'static str,
-        identity: &Identity,
-        address: String,
-        why: &str,
-    ) {
-        let left_out = {
-            let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-            if refusals.since.elapsed() >= PERIOD {
-                (refusals.since, refusals.recorded) = (Instant::now(), 0);
-            }
-            if refusals.recorded >= REFUSALS_MAX {
-                refusals.left_out += 1;
-                return;
-            }
-            refusals.recorded += 1;
-            std::mem::take(&mut refusals.left_out)
-        };
+    pub(crate) fn refused(&self, what: &'static str, identity: &Identity, address: String, why: &str) {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Refusals { since: Instant::now(), recorded: 0, left_out: 0 };
+        let refusals = refusals.entry(what).or_insert_with(new);
+        if refusals.since.elapsed() >= PERIOD {
+            (refusals.since, refusals.recorded) = (Instant::now(), 0);
+        }
+        if refusals.recorded >= REFUSALS_MAX {
+            refusals.left_out += 1;
+            return;
+        }
+        let left_out = refusals.left_out;
         let detail = if left_out > 0 { format!("and {left_out} before it") } else { String::new() };
         tracing::warn!(?address, left_out, "refused: {why:?}");
         let record = AuditRecord {
@@ -125,63 +145,119 @@ impl Audit {
             result: "refused".to_owned(),
             ..AuditRecord::default()
         };
-        let audit = self.clone();
-        tokio::spawn(async move { audit.write(record, false).await });
+        refusals.recorded += 1;
+        refusals.left_out = 0;
+        if !self.enqueue(Entry::new(record, false, None)) {
+            refusals.left_out = left_out + 1;
+        }
     }
 
-    async fn write(&self, record: AuditRecord, sync: bool) {
-        let Some(file) = self.file.clone() else { return };
-        // On a thread of its own: a disk may take long.
-        let written = tokio::task::spawn_blocking(move || {
-            file.lock().unwrap_or_else(PoisonError::into_inner).append(&record, sync)
-        });
-        match written.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "the audit trail can't be written: {error}"),
-            // The runtime ends.
-            Err(_) => {}
+    /// Whether there was room in the queue.
+    fn enqueue(&self, entry: Entry) -> bool {
+        let Some(queue) = &self.queue else { return true };
+        let result = queue.try_send(entry);
+        if let Err(mpsc::error::TrySendError::Full(entry)) = &result {
+            tracing::error!(
+                what = entry.record.what,
+                "a record is missing in the audit trail: its disk does not answer"
+            );
+        }
+        result.is_ok()
+    }
+}
+
+impl AuditRecord {
+    fn log(&self) {
+        let Self { what, identity, address, name, token, detail, reason, result } = self;
+        // Quoted: a text from a client must not look like another line of the log.
+        let of = if name.is_empty() { String::new() } else { format!(" of `{name}`") };
+        let token = token.map_or_else(String::new, |token| format!(", token {token}"));
+        let by = if identity.is_empty() { String::new() } else { format!(", by {identity:?}") };
+        let texts = [detail, reason].into_iter().filter(|text| !text.is_empty());
+        let texts: String = texts.map(|text| format!("{text:?}: ")).collect();
+        tracing::info!(address, "{what}{of}{token}{by}: {texts}{result}");
+    }
+}
+
+impl Entry {
+    fn new(record: AuditRecord, sync: bool, written: Option<oneshot::Sender<io::Result<()>>>) -> Self {
+        Self { time: SystemTime::now(), record, sync, written }
+    }
+}
+
+/// Writes records until the trail is dropped.
+fn write_entries(mut file: AuditFile, mut entries: mpsc::Receiver<Entry>) {
+    while let Some(entry) = entries.blocking_recv() {
+        let result = file.append(entry.time, &entry.record, entry.sync);
+        if let Err(error) = &result {
+            tracing::error!(%error, "the audit trail can't be written: {error}");
+        }
+        if let Some(written) = entry.written {
+            // Fails if nobody waits any more.
+            let _ = written.send(result);
         }
     }
 }
 
 impl AuditFile {
-    fn open(path: &Path) -> Result<Self, FileError> {
-        let failed = |source| FileError::Read { file: path.to_owned(), source };
-        let file = append_to(path).map_err(failed)?;
-        let bytes = file.metadata().map_err(failed)?.len();
+    fn open(path: &Path) -> io::Result<Self> {
+        let mut file = append_to(path)?;
+        let mut bytes = file.metadata()?.len();
+        // A record that a crash has cut off must not spoil the next one.
+        if bytes > 0 {
+            let mut last = [0];
+            file.seek(SeekFrom::End(-1))?;
+            file.read_exact(&mut last)?;
+            if last != *b"\n" {
+                file.write_all(b"\n")?;
+                bytes += 1;
+            }
+        }
         Ok(Self { path: path.to_owned(), file, bytes })
     }
 
-    fn append(&mut self, record: &AuditRecord, sync: bool) -> io::Result<()> {
-        let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+    fn append(&mut self, time: SystemTime, record: &AuditRecord, sync: bool) -> io::Result<()> {
+        let time = humantime::format_rfc3339_millis(time).to_string();
         let mut line = serde_json::to_vec(&Line { time, record })?;
         line.push(b'\n');
         if self.bytes + line.len() as u64 > FILE_BYTES_MAX {
             self.rotate()?;
         }
-        self.file.write_all(&line)?;
+        if let Err(error) = self.file.write_all(&line) {
+            // Part of the line may be there, if the disk is full.
+            self.file.set_len(self.bytes)?;
+            return Err(error);
+        }
         self.bytes += line.len() as u64;
         if sync { self.file.sync_data() } else { Ok(()) }
     }
 
+    /// Renames the files, and begins a new one. May be repeated after a failure.
     fn rotate(&mut self) -> io::Result<()> {
         self.file.sync_data()?;
-        for number in (1..KEPT).rev() {
-            match fs::rename(numbered(&self.path, number), numbered(&self.path, number + 1)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
+        // Otherwise an earlier call has renamed it, and could not begin a new one.
+        if self.path.try_exists()? {
+            for number in (1..KEPT).rev() {
+                match fs::rename(numbered(&self.path, number), numbered(&self.path, number + 1)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
             }
+            fs::rename(&self.path, numbered(&self.path, 1))?;
         }
-        fs::rename(&self.path, numbered(&self.path, 1))?;
         self.file = append_to(&self.path)?;
-        self.bytes = 0;
+        self.bytes = self.file.metadata()?.len();
         Ok(())
     }
 }
 
+/// Opens a file to append to it; a new one is in its directory, on disk, when this returns.
 fn append_to(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    let directory = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(directory)?.sync_all()?;
+    Ok(file)
 }
 
 fn numbered(path: &Path, number: u32) -> PathBuf {
@@ -205,14 +281,9 @@ mod tests {
         let path = folder.path().join("audit");
         let audit = Audit::open(Some(&path)).unwrap();
         let reason = "hangs\n{\"what\":\"break\"}".to_owned();
-        audit
-            .done(AuditRecord {
-                what: "break",
-                reason: reason.clone(),
-                token: Some(7),
-                ..AuditRecord::default()
-            })
-            .await;
+        let record =
+            AuditRecord { what: "break", reason: reason.clone(), token: Some(7), ..AuditRecord::default() };
+        audit.done(record).await.unwrap();
         let lines = lines(&path);
         assert_eq!(lines.len(), 1);
         assert_eq!((&lines[0]["what"], &lines[0]["token"]), (&"break".into(), &7.into()));
@@ -221,22 +292,61 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusals_are_limited_and_those_left_out_are_counted() {
+    async fn refusals_are_limited_by_kind_and_those_left_out_are_counted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
         let audit = Audit::open(Some(&path)).unwrap();
-        let refuse = || audit.refused("denied", &Identity::ANONYMOUS, String::new(), "no");
-        (0..REFUSALS_MAX + 500).for_each(|_| refuse());
-        audit.refusals.lock().unwrap().since -= PERIOD;
-        refuse();
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while lines(&path).len() <= REFUSALS_MAX as usize {
-            assert!(Instant::now() < deadline, "the refusals were to be written");
-            tokio::task::yield_now().await;
-        }
+        let refuse = |what| audit.refused(what, &Identity::ANONYMOUS, String::new(), "no");
+        (0..REFUSALS_MAX + 500).for_each(|_| refuse("denied"));
+        refuse("unauthenticated");
+        audit.refusals.lock().unwrap().get_mut("denied").unwrap().since -= PERIOD;
+        refuse("denied");
+        // It is written after them.
+        audit.done(AuditRecord::default()).await.unwrap();
         let lines = lines(&path);
-        assert_eq!(lines.len(), REFUSALS_MAX as usize + 1);
-        assert!(lines.iter().any(|line| line["detail"] == "and 500 before it"), "{lines:?}");
+        assert_eq!(lines.len(), REFUSALS_MAX as usize + 3);
+        let [.., other, last, _] = &lines[..] else { panic!("{lines:?}") };
+        assert_eq!(
+            (&other["what"], &last["detail"]),
+            (&"unauthenticated".into(), &"and 500 before it".into())
+        );
+    }
+
+    fn numbered_record(number: u64) -> AuditRecord {
+        AuditRecord { token: Some(number), ..AuditRecord::default() }
+    }
+
+    #[test]
+    fn record_that_a_crash_has_cut_off_does_not_spoil_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        fs::write(&path, "{\"what\":\"bre").unwrap();
+        AuditFile::open(&path).unwrap().append(SystemTime::now(), &numbered_record(7), true).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let last: serde_json::Value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
+        assert_eq!(last["token"], 7);
+    }
+
+    /// `/dev/full` takes no byte.
+    #[tokio::test]
+    async fn record_that_is_not_written_is_an_error() {
+        let audit = Audit::open(Some(Path::new("/dev/full"))).unwrap();
+        assert!(audit.done(numbered_record(1)).await.is_err());
+    }
+
+    #[test]
+    fn rotation_that_failed_half_way_loses_no_file_when_it_is_repeated() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        let mut file = AuditFile::open(&path).unwrap();
+        file.append(SystemTime::now(), &numbered_record(1), true).unwrap();
+        // What is left if the new file can't be opened.
+        fs::rename(&path, numbered(&path, 1)).unwrap();
+        file.bytes = FILE_BYTES_MAX;
+        file.append(SystemTime::now(), &numbered_record(2), true).unwrap();
+        assert_eq!(lines(&path)[0]["token"], 2);
+        assert_eq!(lines(&numbered(&path, 1))[0]["token"], 1);
+        assert!(!numbered(&path, 2).exists());
     }
 
     #[test]
@@ -246,7 +356,7 @@ mod tests {
         let mut file = AuditFile::open(&path).unwrap();
         for number in 0..u64::from(KEPT) + 3 {
             file.bytes = FILE_BYTES_MAX;
-            file.append(&AuditRecord { token: Some(number), ..AuditRecord::default() }, true).unwrap();
+            file.append(SystemTime::now(), &numbered_record(number), true).unwrap();
         }
         assert_eq!(lines(&path)[0]["token"], 6);
         assert_eq!(lines(&numbered(&path, 1))[0]["token"], 5);

@@ -25,6 +25,14 @@ pub enum FileError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// A file can't be written.
+    #[error("`{}` can't be written: {source}", file.display())]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// A file has no usable content.
     #[error("`{}` can't be used: {}", file.display(), why.trim_end())]
     Unusable {
@@ -98,16 +106,9 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                 Ok(has_changed) => {
                     *failed = None;
                     if has_changed {
-                        tracing::info!("new files are in use from now on: {names}");
                         let result = "done".to_owned();
-                        audit
-                            .done(AuditRecord {
-                                what: "reload",
-                                detail: names,
-                                result,
-                                ..AuditRecord::default()
-                            })
-                            .await;
+                        let what = "reload";
+                        audit.note(AuditRecord { what, detail: names, result, ..AuditRecord::default() });
                     } else if is_asked {
                         tracing::info!("the files have not changed: {names}");
                     }
@@ -117,16 +118,16 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                     // SIGHUP.
                     let text = error.to_string();
                     if is_asked || failed.as_ref() != Some(&text) {
+                        tracing::error!(%error, "the new files are not used, the old ones stay in force: {error}");
                         let (reason, result) = (text.clone(), "failed".to_owned());
-                        let record = AuditRecord {
-                            what: "reload",
+                        let what = "reload";
+                        audit.note(AuditRecord {
+                            what,
                             detail: names,
                             reason,
                             result,
                             ..AuditRecord::default()
-                        };
-                        audit.done(record).await;
-                        tracing::error!(%error, "the new files are not used, the old ones stay in force: {error}");
+                        });
                     }
                     *failed = Some(text);
                 }

@@ -96,6 +96,12 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
         return Err(ServeError::Nodes { why });
     }
     let access = Access::load(&options.access)?;
+    if tls.is_none() && options.access.tokens.is_some() && options.access.permissions.is_none() {
+        tracing::warn!(
+            "who shows no token may do everything: clients need one only with TLS, or with a file of permissions \
+             (`--permissions FILE`)"
+        );
+    }
     let audit = Audit::open(options.audit.as_deref())?;
     let connections_max = raise_file_limit(options.connections_max, 1);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -462,11 +468,11 @@ async fn serve(
     let mut state = front.state();
     tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone()));
     tokio::spawn(acceptor.run());
-    let of_revoked = front.clone();
+    let of_denied = front.clone();
     tokio::spawn(async move {
         loop {
-            of_revoked.access.changed().await;
-            of_revoked.end_revoked();
+            of_denied.access.changed().await;
+            of_denied.end_denied();
         }
     });
     let (refused, mut refusal) = tokio::sync::mpsc::unbounded_channel();

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
 use lockkeeper_server::access::{Decision, Identity, NewToken, NewTokenError, Permission, Permissions};
@@ -151,17 +151,30 @@ fn unreadable(file: &Path, error: &std::io::Error) -> Failure {
     Failure::system(CONFIG, &format!("cannot read `{}`", file.display()), error)
 }
 
-/// Replaces a file at once: a node that reads it sees the old one or the new one. Keeps its mode; a new one is for its
-/// owner only.
+/// Replaces a file at once: a node that reads it sees the old one or the new one. Keeps its owner and its mode; a new one is
+/// for its owner only.
 fn replace(file: &Path, text: &str) -> Result<(), Failure> {
     let failed =
         |error: std::io::Error| Failure::system(IO, &format!("cannot write `{}`", file.display()), &error);
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mode = fs::metadata(file).map_or(0o600, |found| found.permissions().mode());
+    let old = match fs::metadata(file) {
+        Ok(old) => Some(old),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(failed(error)),
+    };
+    // Not the link itself, if it is one.
+    let target = if old.is_some() { fs::canonicalize(file).map_err(failed)? } else { file.to_owned() };
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut temporary = NamedTempFile::new_in(folder).map_err(failed)?;
     temporary.write_all(text.as_bytes()).map_err(failed)?;
+    if let Some(old) = &old {
+        let new = temporary.as_file().metadata().map_err(failed)?;
+        if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
+            fchown(temporary.as_file(), Some(old.uid()), Some(old.gid())).map_err(failed)?;
+        }
+    }
+    let mode = old.map_or(0o600, |old| old.mode() & 0o7777);
     temporary.as_file().set_permissions(fs::Permissions::from_mode(mode)).map_err(failed)?;
     temporary.as_file().sync_all().map_err(failed)?;
-    temporary.persist(file).map_err(|error| failed(error.error))?;
+    temporary.persist(&target).map_err(|error| failed(error.error))?;
     Ok(())
 }

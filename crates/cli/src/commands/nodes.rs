@@ -159,8 +159,9 @@ pub(super) fn warnings(nodes: &[NodeReport]) -> Vec<String> {
         let is_plain = status.as_ref().is_ok_and(|status| status.certificate_ends.is_none());
         if is_plain && !is_loopback(address) {
             said.push(format!(
-                "{address} is reached over a network without encryption, and asks nobody who they are: whoever \
-                 reaches it can hold and break every lock; keep strangers out by other means"
+                "{address} is reached over a network without encryption: whoever is in between can read and change \
+                 what is sent, tokens too, and without a file of permissions whoever reaches it can hold and break \
+                 every lock; use TLS (docs/operating.md)"
             ));
         }
         let status = match status {

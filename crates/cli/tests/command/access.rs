@@ -1,6 +1,8 @@
 //! Who may do what: identities from certificates and tokens, permissions, the audit trail, as an operator sets them up.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 
 use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, LOST, NO, OK, PERMISSION, USAGE};
 use lockkeeper_rig::Port;
@@ -187,6 +189,35 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     wait_until("the difference is seen", || status().contains("different files of permissions"));
 }
 
+/// At the node that leads, and at those that pass the watch on.
+#[test]
+fn removed_token_ends_the_watches_of_its_owner_at_every_node() {
+    let shop = Shop::open();
+    let held = shop.url(0, "client");
+    let holder = shop.place.bare(["run", "--locks", &held, "orders/1", "--", "sleep", "60"]).started();
+    wait_until("it is held", || shop.ran(0, "reports", "ls orders").out.contains("orders/1"));
+    let watches: Vec<_> = (0..3)
+        .map(|at| {
+            let mut watch =
+                shop.place.bare(["watch", "orders", "--locks", &shop.url(at, "reports")]).started();
+            let mut first = String::new();
+            BufReader::new(watch.child_mut().stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
+            assert!(first.contains("orders/1"), "{first}");
+            watch
+        })
+        .collect();
+    // Another token of the same name is another token.
+    assert_eq!(shop.place.ran("token remove reports --file tokens").code, i32::from(OK));
+    assert_eq!(shop.place.ran("token add reports --file tokens").code, i32::from(OK));
+    for (at, watch) in watches.into_iter().enumerate() {
+        shop.nodes[at].signal(Signal::SIGHUP);
+        watch.ended().is_one_line(PERMISSION, &["reports may do nothing: its token was removed"]);
+        let denied = |line: &Value| line["what"] == "denied" && line["identity"] == "reports";
+        wait_until("it is recorded", || shop.audited(at).iter().any(denied));
+    }
+    drop(holder);
+}
+
 #[test]
 fn token_of_a_plain_node_identifies_too_and_can_be_removed() {
     let place = Place::new();
@@ -224,12 +255,29 @@ fn token_file_is_made_listed_and_never_has_a_token() {
     place
         .ran("token add billing --file tokens")
         .is_one_line(CANNOT_CREATE, &["has a token of `billing` already"]);
-    place.ran("token add a:b --file tokens").is_one_line(USAGE, &["may not have `:`"]);
+    for name in ["a:b", "Müller"] {
+        place.ran(&format!("token add {name} --file tokens")).is_one_line(USAGE, &["ASCII characters only"]);
+    }
     assert_eq!(place.ran("token add reports --file tokens").code, i32::from(OK));
     assert_eq!(place.ran("token list --file tokens").out, "billing\nreports\n");
     place.ran("token remove nobody --file tokens").is_one_line(NO, &["has no token of `nobody`"]);
     assert_eq!(place.ran("token remove billing --file tokens").code, i32::from(OK));
     assert_eq!(place.ran("token list --file tokens --json").json()[0]["name"], "reports");
+    // Through a link, the file that it names is changed, and keeps its owner and mode.
+    let file = place.path("tokens");
+    let of = |path: &Path| std::fs::metadata(path).map(|it| (it.uid(), it.gid(), it.mode())).unwrap();
+    if nix::unistd::Uid::effective().is_root() {
+        std::os::unix::fs::chown(&file, Some(1234), Some(1234)).unwrap();
+    }
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let before = of(&file);
+    std::os::unix::fs::symlink(&file, place.path("link")).unwrap();
+    assert_eq!(place.ran("token add third --file link").code, i32::from(OK));
+    assert!(std::fs::symlink_metadata(place.path("link")).unwrap().is_symlink());
+    assert_eq!(
+        (place.ran("token list --file tokens").out, of(&file)),
+        ("reports\nthird\n".to_owned(), before)
+    );
 }
 
 #[test]

@@ -165,7 +165,7 @@ fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing
     let renewed = place.ran("tls renew tls --days 5");
     assert_eq!(renewed.code, i32::from(OK), "{renewed:?}");
     node.signal(Signal::SIGHUP);
-    wait_until("the new files are in use", || node.log().contains("new files are in use from now on: TLS"));
+    wait_until("the new files are in use", || node.log().contains("reload: \"TLS"));
     wait_until("the end is near", || node.log().contains("the certificate of this node ends in 4 days"));
     assert_eq!(place.ran("ls").code, i32::from(OK), "new connections use them");
 
@@ -245,7 +245,7 @@ fn authority_is_exchanged_without_a_restart() {
         std::fs::write(place.path(&format!("{to}.new")), text).unwrap();
         std::fs::rename(place.path(&format!("{to}.new")), place.path(to)).unwrap();
     };
-    let reloads = || node.log().matches("new files are in use from now on: TLS").count();
+    let reloads = || node.log().matches("reload: \"TLS").count();
     let reload = || {
         let before = reloads();
         node.signal(Signal::SIGHUP);

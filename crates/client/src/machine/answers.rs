@@ -8,7 +8,7 @@ use super::event::{Answer, CallId, CallKind, Key, NotAcquired, Output, Push, Rel
 use super::hold::{AcquireStage, HoldState, PendingAcquire};
 use super::link::SessionPhase;
 use super::{FinishReply, Finishing, Machine};
-use crate::error::LossCause;
+use crate::error::{BackendErrorKind, LossCause};
 use crate::time::BootInstant;
 
 impl Machine {
@@ -72,7 +72,15 @@ impl Machine {
                 out.push(Output::NotAcquired { key, why: NotAcquired::TimedOut });
             }
             Answer::Busy(busy) => self.refused(key, seq, NotAcquired::Busy(busy), out),
-            Answer::Refused(refusal) => self.refused(key, seq, NotAcquired::Refused(refusal), out),
+            Answer::Refused(refusal) => {
+                // Permissions are checked before the request is looked up, and a connection may have repeated it: the
+                // earlier attempt may have been granted, or may still be on its way.
+                let may_hold = refusal.kind == BackendErrorKind::Denied;
+                self.refused(key, seq, NotAcquired::Refused(refusal), out);
+                if may_hold {
+                    self.finish(seq, None);
+                }
+            }
             // The request ended before its grant arrived (by a break, say), or the service ignored its seq as too low
             // (R5): request the lock again.
             Answer::Finished(_) | Answer::Revoked => self.ask_anew(now, key, seq),

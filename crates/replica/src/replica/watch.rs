@@ -25,12 +25,16 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Whether the watch shows this name: a name at or below the prefix, or above it, since a subtree hold of a name
-    /// above covers the prefix.
-    fn cares_for(&self, name: &LockName) -> bool {
-        self.prefix.as_ref().is_none_or(|prefix| {
-            prefix == name || prefix.is_above(name.as_str()) || name.is_above(prefix.as_str())
-        })
+    /// The names that the watch shows for these changes: those at and below the prefix. After changes above the prefix it
+    /// shows the prefix, since a subtree hold above covers it; the rest of such a lock is none of the watcher's business.
+    fn shown<'changes>(&'changes self, changes: &'changes [LockName]) -> Vec<&'changes LockName> {
+        let Some(prefix) = &self.prefix else { return changes.iter().collect() };
+        let is_inside = |name: &&LockName| prefix == *name || prefix.is_above(name.as_str());
+        let mut shown: Vec<&LockName> = changes.iter().filter(is_inside).collect();
+        if !shown.contains(&prefix) && changes.iter().any(|name| name.is_above(prefix.as_str())) {
+            shown.push(prefix);
+        }
+        shown
     }
 }
 
@@ -95,7 +99,7 @@ impl Replica {
         let max = (CHANGES_PER_TURN / self.watchers.len()).max(1);
         let changes: Vec<LockName> = self.table.take_changes(max);
         for watcher in &self.watchers {
-            let changed = changes.iter().filter(|name| watcher.cares_for(name));
+            let changed = watcher.shown(&changes).into_iter();
             let told: Vec<v1::WatchResponse> =
                 changed.map(|name| response(What::Changed(self.lock(name, LISTED)))).collect();
             if !told.is_empty() {

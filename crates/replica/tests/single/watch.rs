@@ -36,3 +36,32 @@ fn watcher_receives_the_state_then_every_change() {
     node.send(stream, vec![acquire(session, 7, "jobs/c", true)]);
     assert!(node.watched(ask).is_empty());
 }
+
+fn subtree(session: u64, seq: u64, name: &str) -> v1::ClientItem {
+    let mut item = acquire(session, seq, name, true);
+    if let Some(v1::client_item::What::Acquire(acquire)) = &mut item.what {
+        acquire.subtree = true;
+    }
+    item
+}
+
+/// Whoever may watch a name need not be allowed to see the names above it.
+#[test]
+fn change_above_the_prefix_shows_the_prefix_and_only_subtree_holds_that_cover_it() {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, 60_000, 0);
+    let Answer::Watched(told) = node.ask(Question::Watch { prefix: Some("shop/jobs".parse().unwrap()) })
+    else {
+        panic!("not watched")
+    };
+    assert_eq!(names(&told), ["synced"]);
+    let ask = AskId(1);
+    node.send(stream, vec![acquire(session, 1, "shop", true)]);
+    assert_eq!(names(&node.watched(ask)), ["shop/jobs 0 0"], "the hold of `shop` is not shown");
+    node.send(stream, vec![finish(session, 2, 1), subtree(session, 3, "shop")]);
+    let told = node.watched(ask);
+    assert_eq!(names(&told), ["shop/jobs 1 0"]);
+    let What::Changed(lock) = told[0].what.as_ref().unwrap() else { panic!("{told:?}") };
+    assert!(lock.holds[0].subtree, "{lock:?}");
+}

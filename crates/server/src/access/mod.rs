@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 
 pub use identity::{Identity, IdentityError};
 pub use permissions::{Decision, Permission, Permissions, Rights};
-pub(crate) use tokens::Tokens;
 pub use tokens::{NewToken, NewTokenError};
+pub(crate) use tokens::{TokenId, Tokens};
 
 use crate::files::{FileError, Reload, read, unusable};
 
@@ -71,13 +71,22 @@ impl Access {
         rights.is_revoked().then(|| revoked(caller))
     }
 
+    /// Why all that a caller has open must end, by the files in use now; `None`: it need not.
+    pub(crate) fn ended(&self, caller: &Identity, token: Option<&TokenId>) -> Option<String> {
+        if let Some(refusal) = self.revoked(caller) {
+            return Some(refusal);
+        }
+        let is_removed = !self.current().tokens.has(caller, token?);
+        is_removed.then(|| format!("{caller} may do nothing: its token was removed"))
+    }
+
     /// Whether callers may show tokens.
     pub(crate) fn takes_tokens(&self) -> bool {
         self.files.tokens.is_some()
     }
 
-    /// The caller that shows this token.
-    pub(crate) fn caller(&self, token: &str) -> Option<Identity> {
+    /// The caller that shows this token, and what tells the token from others.
+    pub(crate) fn caller(&self, token: &str) -> Option<(Identity, TokenId)> {
         self.current().tokens.caller(token)
     }
 

@@ -14,7 +14,7 @@
 //!
 //! What no rule allows is denied. Rules only add, so their order has no meaning.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 
@@ -208,8 +208,15 @@ impl Permissions {
         let revoked = self.revoked.iter().find(|(pattern, _)| matches(pattern, caller));
         let mut rights = Rights { revoked: revoked.map(|(_, line)| *line), ..Rights::default() };
         let all_names = [String::new()];
+        let has = |members: &[String]| members.iter().any(|member| matches(member, caller));
+        let groups: HashSet<&str> =
+            self.groups.iter().filter(|(_, members)| has(members)).map(|(group, _)| group.as_str()).collect();
         for rule in &self.rules {
-            if !rule.who.iter().any(|who| self.includes(who, caller)) {
+            let is_for = |who: &String| match who.strip_prefix(GROUP) {
+                Some(group) => groups.contains(group),
+                None => matches(who, caller),
+            };
+            if !rule.who.iter().any(is_for) {
                 continue;
             }
             for action in &rule.actions {
@@ -221,16 +228,6 @@ impl Permissions {
             }
         }
         rights
-    }
-
-    fn includes(&self, who: &str, caller: &Identity) -> bool {
-        match who.strip_prefix(GROUP) {
-            Some(group) => {
-                let members = self.groups.get(group);
-                members.is_some_and(|members| members.iter().any(|member| matches(member, caller)))
-            }
-            None => matches(who, caller),
-        }
     }
 }
 

@@ -21,6 +21,10 @@ const HASH_BYTES: usize = 32;
 /// Longest text that is looked at as a token.
 const TOKEN_CHARS_MAX: usize = PREFIX.len() + LABEL_BYTES_MAX + 1 + 2 * SECRET_BYTES;
 
+/// Tells a token from another one of the same name. Not secret: it is what the file has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TokenId([u8; HASH_BYTES]);
+
 /// The tokens of a file, by the names of their callers.
 #[derive(Default)]
 pub(crate) struct Tokens(HashMap<String, Stored>);
@@ -53,8 +57,8 @@ pub enum NewTokenError {
     /// The name is none.
     #[error(transparent)]
     Name(#[from] IdentityError),
-    /// The name has a character that the file uses for itself.
-    #[error("the name of a token may not have `:` or `#`: {0:?}")]
+    /// The name has a character that the file uses for itself, or that can't be sent.
+    #[error("the name of a token may have ASCII characters only, without `:` and `#`: {0:?}")]
     Character(String),
     /// The system's random number generator failed.
     #[error("the system gives no random numbers: {0}")]
@@ -68,7 +72,8 @@ impl NewToken {
     /// [`NewTokenError`].
     pub fn make(name: &str) -> Result<Self, NewTokenError> {
         let identity = Identity::new(name)?;
-        if name.contains([':', '#']) {
+        // The token is sent in a header, which has no other characters.
+        if name.contains([':', '#']) || !name.is_ascii() {
             return Err(NewTokenError::Character(name.to_owned()));
         }
         let (mut salt, mut secret) = ([0; SALT_BYTES], [0; SECRET_BYTES]);
@@ -117,7 +122,7 @@ impl Tokens {
     }
 
     /// The caller that shows this token; `None` if there is none. The time does not depend on the secret.
-    pub(crate) fn caller(&self, token: &str) -> Option<Identity> {
+    pub(crate) fn caller(&self, token: &str) -> Option<(Identity, TokenId)> {
         if token.len() > TOKEN_CHARS_MAX {
             return None;
         }
@@ -125,7 +130,12 @@ impl Tokens {
         let secret: [u8; SECRET_BYTES] = unhex(secret)?;
         let stored = self.0.get(name)?;
         let is_it = hash(&stored.salt, &secret).ct_eq(&stored.hash);
-        bool::from(is_it).then(|| stored.identity.clone())
+        bool::from(is_it).then(|| (stored.identity.clone(), TokenId(stored.hash)))
+    }
+
+    /// Whether the file has this token of the caller.
+    pub(crate) fn has(&self, caller: &Identity, token: &TokenId) -> bool {
+        self.0.get(caller.as_str()).is_some_and(|stored| stored.hash == token.0)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -156,8 +166,8 @@ mod tests {
     fn token_identifies_its_caller_and_no_other_text_does() {
         let [one, two] = ["billing.v2", "reports"].map(|name| NewToken::make(name).unwrap());
         let tokens = Tokens::parse(&format!("# comment\n\n{}\n {}\n", one.line, two.line)).unwrap();
-        assert_eq!(tokens.caller(&one.token).unwrap().as_str(), "billing.v2");
-        assert_eq!(tokens.caller(&two.token).unwrap().as_str(), "reports");
+        assert_eq!(tokens.caller(&one.token).unwrap().0.as_str(), "billing.v2");
+        assert_eq!(tokens.caller(&two.token).unwrap().0.as_str(), "reports");
         let secret = |token: &str| token.rsplit_once('.').unwrap().1.to_owned();
         for other in [
             format!("lkt.billing.v2.{}", secret(&two.token)),
@@ -189,6 +199,8 @@ mod tests {
             let error = Tokens::parse(&text).err().unwrap_or_default();
             assert!(error.starts_with(why), "{error}");
         }
-        assert!(NewToken::make("a:b").is_err() && NewToken::make("#a").is_err());
+        for name in ["a:b", "#a", "Müller"] {
+            assert!(matches!(NewToken::make(name), Err(NewTokenError::Character(_))), "{name}");
+        }
     }
 }

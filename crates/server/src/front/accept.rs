@@ -15,7 +15,9 @@ use lockkeeper_wire::FRAME_BYTES_MAX;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::server::TlsStream;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
@@ -53,6 +55,10 @@ pub(super) const UNAUTHENTICATED_MAX: usize = 1_024;
 /// The limit of a message of the services that come with gRPC, in bytes. They read messages before anybody has checked
 /// who sends them.
 pub(crate) const FOREIGN_MESSAGE_BYTES_MAX: usize = 4 << 10;
+/// Most health checks of a connection at once.
+pub(super) const OPEN_CALLS_MAX: usize = 4;
+/// The time that a health check has to arrive.
+const OPEN_CALL: Duration = Duration::from_secs(10);
 /// The pause after a failed accept.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -280,8 +286,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
         if is_open_to_all(path) {
             // A health check counts as use of the connection.
             drop(self.connection.starting());
-            let mut routes = self.routes.clone();
-            return Box::pin(async move { routes.call(request).await });
+            return Box::pin(answer_anybody(self.connection.clone(), self.routes.clone(), request));
         }
         let caller = match identify(&self.connection, request.headers()) {
             Ok(caller) => caller,
@@ -300,14 +305,9 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
             drop(starting);
             let answers = self.connection.answers.clone();
             return Box::pin(async move {
-                let slot = answers.acquire_owned().await;
+                let slot = answers.acquire_owned().await.ok();
                 let response = forward::route(front, routes, caller, request).await;
-                // The permit is released once the answer is sent, or when the connection drops the answer.
-                let hold = move |frame| {
-                    let _slot = &slot;
-                    frame
-                };
-                Ok(response.map(|body| Body::new(body.map_frame(hold))))
+                Ok(holding(slot, response))
             });
         }
         if forward::opens_session_stream(request.uri().path()) {
@@ -316,4 +316,30 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
         request.extensions_mut().insert(self.connection.clone());
         Box::pin(async move { Ok(forward::route(front, routes, caller, request).await) })
     }
+}
+
+/// Answers a call that anybody may make. A call that does not arrive whole keeps its headers in memory, so there are few
+/// of them, and not for long.
+async fn answer_anybody(
+    connection: Arc<Connection>,
+    mut routes: Routes,
+    request: http::Request<Incoming>,
+) -> Result<http::Response<Body>, Infallible> {
+    let Ok(slot) = connection.open_calls.clone().try_acquire_owned() else {
+        let text = format!("a connection may have {OPEN_CALLS_MAX} health checks at once");
+        return Ok(Status::resource_exhausted(text).into_http());
+    };
+    match tokio::time::timeout(OPEN_CALL, routes.call(request)).await {
+        Ok(response) => response.map(|response| holding(Some(slot), response)),
+        Err(_) => Ok(Status::deadline_exceeded("the call did not arrive whole in its time").into_http()),
+    }
+}
+
+/// The response, which keeps the permit until it is sent, or until the connection drops it.
+fn holding(slot: Option<OwnedSemaphorePermit>, response: http::Response<Body>) -> http::Response<Body> {
+    let hold = move |frame| {
+        let _slot = &slot;
+        frame
+    };
+    response.map(|body| Body::new(body.map_frame(hold)))
 }

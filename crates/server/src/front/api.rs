@@ -9,7 +9,7 @@ use lockkeeper_wire::v1::lockkeeper_server::Lockkeeper;
 use lockkeeper_wire::v1::{self, StreamEndReason, change_members_request};
 use tonic::{Extensions, Request, Response, Status, Streaming};
 
-use super::ask::unexpected;
+use super::ask::{unexpected, unrecorded};
 use super::backup::Parts;
 use super::caller::Caller;
 use super::connection::{Connection, Starting};
@@ -62,12 +62,14 @@ impl Lockkeeper for Api {
     ) -> Result<Response<StreamResponses>, Status> {
         let (_, mut extensions, inbound) = request.into_parts();
         let starting = extension::<Starting>(&mut extensions)?;
-        let identity = caller(&extensions)?.identity.clone();
-        let stream = self.0.open_stream(starting.connection(), identity);
+        let caller = caller(&extensions)?;
+        let stream = self.0.open_stream(starting.connection(), caller.clone());
         tokio::spawn(stream.clone().read(inbound));
         drop(starting);
         if self.0.stopping.is_cancelled() {
             stream.end(stream_end(StreamEndReason::Shutdown, "this node shuts down".to_owned()));
+        } else if let Some(refusal) = self.0.ended(caller) {
+            stream.end(stream_end(StreamEndReason::Denied, refusal));
         }
         Ok(Response::new(StreamResponses(stream)))
     }
@@ -118,11 +120,14 @@ impl Lockkeeper for Api {
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Watching>, Status> {
         let (_, mut extensions, asked) = request.into_parts();
         let connection = extension::<Connection>(&mut extensions)?;
-        let identity = caller(&extensions)?.identity.clone();
+        let caller = caller(&extensions)?.clone();
         let prefix = optional_name("prefix", &asked.prefix)?;
         self.0.check_serving()?;
-        let watcher = Arc::new(Watcher::new(connection, identity));
+        let watcher = Arc::new(Watcher::new(connection, caller.clone()));
         let waits = self.0.wait_for(Ask::Watch(watcher.clone()), Question::Watch { prefix });
+        if let Some(refusal) = self.0.ended(&caller) {
+            watcher.stop(Status::permission_denied(refusal));
+        }
         Ok(Response::new(Watching { watcher, waits }))
     }
 
@@ -145,7 +150,14 @@ impl Lockkeeper for Api {
         let (metadata, extensions, mut asked) = request.into_parts();
         let from = caller(&extensions)?.clone();
         asked.by = author(&from.identity, asked.by);
-        let audited = asked.clone();
+        let detail = if asked.now { format!("now, by {}", asked.by) } else { format!("by {}", asked.by) };
+        let record = AuditRecord {
+            name: asked.name.clone(),
+            token: Some(asked.token),
+            detail,
+            reason: asked.reason.clone(),
+            ..by_caller("break", &from)
+        };
         let question = Question::Break(Break {
             name: name("name", &asked.name)?,
             token: token(asked.token)?,
@@ -153,22 +165,13 @@ impl Lockkeeper for Api {
             by: asked.by.into(),
             now: asked.now,
         });
-        match self.0.ask(&metadata, question).await? {
-            Answer::Broken(response) => {
-                let v1::BreakRequest { name, token, reason, by, now } = audited;
-                let detail = if now { format!("now, by {by}") } else { format!("by {by}") };
-                let result = response.result().as_str_name().to_owned();
-                let record = AuditRecord {
-                    name,
-                    token: Some(token),
-                    detail,
-                    reason,
-                    result,
-                    ..by_caller("break", &from)
-                };
-                self.0.audit.done(record).await;
-                Ok(Response::new(response))
+        let complete = |answer: &Answer, record: &mut AuditRecord| {
+            if let Answer::Broken(response) = answer {
+                record.result = response.result().as_str_name().to_owned();
             }
+        };
+        match self.0.order(&metadata, question, record, complete).await? {
+            Answer::Broken(response) => Ok(Response::new(response)),
             _ => Err(unexpected()),
         }
     }
@@ -180,21 +183,18 @@ impl Lockkeeper for Api {
         let (metadata, extensions, asked) = request.into_parts();
         let from = caller(&extensions)?;
         let question = Question::SetLimit { name: name("name", &asked.name)?, limit: asked.permits };
-        match self.0.ask(&metadata, question).await? {
-            Answer::LimitSet => {
-                let detail =
-                    asked.permits.map_or("removed".to_owned(), |permits| format!("{permits} permits"));
-                let record = AuditRecord { name: asked.name, detail, ..by_caller("set-limit", from) };
-                self.0.audit.done(record).await;
-                Ok(Response::new(v1::SetLimitResponse {}))
-            }
+        let detail = asked.permits.map_or("removed".to_owned(), |permits| format!("{permits} permits"));
+        let record = AuditRecord { name: asked.name, detail, ..by_caller("set-limit", from) };
+        match self.0.order(&metadata, question, record, |_, _| {}).await? {
+            Answer::LimitSet => Ok(Response::new(v1::SetLimitResponse {})),
             _ => Err(unexpected()),
         }
     }
 
     async fn backup(&self, request: Request<v1::BackupRequest>) -> Result<Response<Parts>, Status> {
         let parts = self.0.backup(request.metadata()).await?;
-        self.0.audit.done(by_caller("backup", caller(request.extensions())?)).await;
+        let record = by_caller("backup", caller(request.extensions())?);
+        self.0.audit.done(record).await.map_err(|error| unrecorded(&error))?;
         Ok(Response::new(parts))
     }
 
@@ -232,11 +232,9 @@ impl Lockkeeper for Api {
             }
             None => return Err(Status::invalid_argument("neither `add` nor `remove` is given")),
         };
-        match self.0.ask(&metadata, Question::Change(change)).await? {
-            Answer::Changed => {
-                self.0.audit.done(AuditRecord { detail, ..by_caller("members", from) }).await;
-                Ok(Response::new(v1::ChangeMembersResponse {}))
-            }
+        let record = AuditRecord { detail, ..by_caller("members", from) };
+        match self.0.order(&metadata, Question::Change(change), record, |_, _| {}).await? {
+            Answer::Changed => Ok(Response::new(v1::ChangeMembersResponse {})),
             _ => Err(unexpected()),
         }
     }
@@ -248,12 +246,14 @@ impl Lockkeeper for Api {
         let (metadata, extensions, asked) = request.into_parts();
         let from = caller(&extensions)?;
         let to = Some(asked.node).filter(|node| *node > 0);
-        match self.0.ask(&metadata, Question::Transfer { to }).await? {
-            Answer::Transferred { leader } => {
-                let detail = format!("to node {leader}");
-                self.0.audit.done(AuditRecord { detail, ..by_caller("transfer", from) }).await;
-                Ok(Response::new(v1::TransferResponse { leader }))
+        let record = by_caller("transfer", from);
+        let complete = |answer: &Answer, record: &mut AuditRecord| {
+            if let Answer::Transferred { leader } = answer {
+                record.detail = format!("to node {leader}");
             }
+        };
+        match self.0.order(&metadata, Question::Transfer { to }, record, complete).await? {
+            Answer::Transferred { leader } => Ok(Response::new(v1::TransferResponse { leader })),
             _ => Err(unexpected()),
         }
     }

@@ -8,14 +8,20 @@ use std::time::Duration;
 use lockkeeper_replica::{Answer, AskId, Event, Question};
 use lockkeeper_wire::v1::{RefusedCode, StreamEndReason};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
+use super::caller::Caller;
 use super::stream::stream_end;
 use super::{Ask, Front};
+use crate::audit::AuditRecord;
 
 /// The time limit of a call, even if the caller's deadline is later: while no node leads there is no answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// Most orders of operators that a node has in progress. They go on when their callers have gone away, so the limits of
+/// connections do not bound them.
+pub(super) const ORDERS_MAX: usize = 64;
 /// The metadata key for the leader's client address, set in the refusal of a node that does not lead or that shuts
 /// down. The value is empty if the node shuts down, or does not know the leader's address.
 pub const LEADER_METADATA: &str = "lockkeeper-leader";
@@ -48,7 +54,10 @@ impl Front {
         metadata: &MetadataMap,
         question: Question,
     ) -> Result<Answer, Status> {
-        let patience = deadline(metadata)?.map_or(PATIENCE, |given| given.min(PATIENCE));
+        self.ask_within(patience(metadata)?, question).await
+    }
+
+    async fn ask_within(self: &Arc<Self>, patience: Duration, question: Question) -> Result<Answer, Status> {
         self.check_serving()?;
         let (sender, answer) = oneshot::channel();
         let _waits = self.wait_for(Ask::Once(sender), question);
@@ -66,6 +75,45 @@ impl Front {
         }
     }
 
+    /// Asks for what an operator orders, and records it in the audit trail with its result, also if the caller has gone
+    /// away meanwhile. `complete` adds what the answer says to the record.
+    pub(super) async fn order(
+        self: &Arc<Self>,
+        metadata: &MetadataMap,
+        question: Question,
+        mut record: AuditRecord,
+        complete: impl FnOnce(&Answer, &mut AuditRecord) + Send + 'static,
+    ) -> Result<Answer, Status> {
+        let until = Instant::now() + patience(metadata)?;
+        let late =
+            |_| Status::deadline_exceeded("the call's time is over; whether it had an effect is unknown");
+        let place =
+            tokio::time::timeout_at(until, self.orders.clone().acquire_owned()).await.map_err(late)?;
+        let front = self.clone();
+        let ordered = tokio::spawn(async move {
+            let _place = place;
+            let answer = front.ask_within(PATIENCE, question).await;
+            match &answer {
+                Ok(answer) => complete(answer, &mut record),
+                Err(status) => {
+                    let is_unknown =
+                        matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Internal);
+                    record.result = if is_unknown { "unknown" } else { "refused" }.to_owned();
+                    let separator = if record.detail.is_empty() { "" } else { ": " };
+                    record.detail = format!("{}{separator}{}", record.detail, status.message());
+                }
+            }
+            match front.audit.done(record).await {
+                Ok(()) => answer,
+                Err(error) => answer.and_then(|_| Err(unrecorded(&error))),
+            }
+        });
+        match tokio::time::timeout_at(until, ordered).await.map_err(late)? {
+            Ok(answer) => answer,
+            Err(_) => Err(shuts_down()),
+        }
+    }
+
     pub(super) fn wait_for(self: &Arc<Self>, ask: Ask, question: Question) -> Waits {
         let id = AskId(self.next_id());
         self.registry().asks.insert(id, ask);
@@ -80,22 +128,49 @@ impl Front {
         Ok(())
     }
 
-    /// Ends the streams and watches of callers that are revoked by the files in use now.
-    pub(crate) fn end_revoked(&self) {
+    /// Ends the streams and watches of callers that may do nothing any more, by the files in use now.
+    pub(crate) fn end_denied(&self) {
         let registry = self.registry();
         let streams: Vec<_> = registry.streams.values().cloned().collect();
         let watchers: Vec<_> = registry.asks.values().filter_map(Ask::watcher).collect();
+        let forwarded: Vec<_> =
+            registry.forwarded.iter().map(|(id, (caller, _))| (*id, caller.clone())).collect();
         drop(registry);
         for stream in streams {
-            if let Some(refusal) = self.access.revoked(stream.identity()) {
-                stream.end(stream_end(StreamEndReason::Protocol, refusal));
+            if let Some(refusal) = self.ended(stream.caller()) {
+                stream.end(stream_end(StreamEndReason::Denied, refusal));
             }
         }
         for watcher in watchers {
-            if let Some(refusal) = self.access.revoked(&watcher.identity) {
+            if let Some(refusal) = self.ended(&watcher.caller) {
                 watcher.stop(Status::permission_denied(refusal));
             }
         }
+        for (id, caller) in forwarded {
+            if let Some(refusal) = self.ended(&caller) {
+                self.end_forwarded(id, Status::permission_denied(refusal));
+            }
+        }
+    }
+
+    /// Why the caller may have nothing open, by the files in use now. To be called once a stream is registered: the files
+    /// may have changed since the call was authorized.
+    pub(super) fn ended(&self, caller: &Caller) -> Option<String> {
+        let refusal = self.access.ended(&caller.identity, caller.token.as_ref())?;
+        self.refused("denied", caller, &refusal);
+        Some(refusal)
+    }
+
+    pub(super) fn end_forwarded(&self, id: u64, status: Status) {
+        if let Some((_, end)) = self.registry().forwarded.remove(&id) {
+            // Fails if the caller has gone.
+            let _ = end.send(status);
+        }
+    }
+
+    /// Records that a caller was refused.
+    pub(super) fn refused(&self, what: &'static str, caller: &Caller, why: &str) {
+        self.audit.refused(what, &caller.identity, caller.address.clone(), why);
     }
 
     /// Ends all watches, which would otherwise last until their callers end them.
@@ -104,6 +179,10 @@ impl Front {
             if let Ask::Watch(watcher) = ask {
                 watcher.stop(Status::unavailable("this node shuts down; watch at another"));
             }
+        }
+        for (_, (_, end)) in std::mem::take(&mut self.registry().forwarded) {
+            // Fails if the caller has gone.
+            let _ = end.send(shuts_down());
         }
     }
 }
@@ -155,6 +234,18 @@ pub(super) fn shuts_down() -> Status {
 
 pub(super) fn unexpected() -> Status {
     Status::internal("the replica answered another question: this is a bug of the service")
+}
+
+/// The error of a call that had an effect, of which there is no record.
+pub(super) fn unrecorded(error: &std::io::Error) -> Status {
+    Status::data_loss(format!(
+        "it is done, but this node's audit trail has no record of it: the file can't be written: {error}"
+    ))
+}
+
+/// How long a call waits for its answer.
+fn patience(metadata: &MetadataMap) -> Result<Duration, Status> {
+    Ok(deadline(metadata)?.map_or(PATIENCE, |given| given.min(PATIENCE)))
 }
 
 /// The caller's deadline, in gRPC's format: at most 8 digits and a unit.

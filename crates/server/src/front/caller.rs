@@ -10,7 +10,7 @@ use super::Front;
 use super::api;
 use super::connection::Connection;
 use super::forward::FORWARDED;
-use crate::access::{Identity, Permission};
+use crate::access::{Identity, Permission, TokenId};
 use crate::tls::{CertificateNames, NodeName};
 
 /// The header with the identity of a forwarded call's caller. Believed only from other nodes' certificates.
@@ -24,6 +24,8 @@ const HEALTH: &str = "/grpc.health.v1.Health/";
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub(super) identity: Identity,
+    /// The token that it has shown.
+    pub(super) token: Option<TokenId>,
     /// The address of its connection; with a forwarded call, to the node that passes it on.
     pub(super) address: String,
     /// Another node has checked what the caller may do, and passed the call on.
@@ -68,7 +70,8 @@ pub(super) fn is_open_to_all(path: &str) -> bool {
 /// The refusal of a caller that is nobody, or not who it claims to be.
 pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<Caller, Status> {
     let front = connection.front();
-    let of = |identity| Ok(Caller { identity, address: connection.address(), is_checked: false });
+    let of =
+        |identity, token| Ok(Caller { identity, token, address: connection.address(), is_checked: false });
     if let Some(Certified::Node(node)) = connection.certified.get() {
         return forwarded(front, node, headers);
     }
@@ -80,9 +83,9 @@ pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<C
         }
         let token = value.to_str().ok().and_then(|value| value.strip_prefix("Bearer "));
         return match token.and_then(|token| front.access.caller(token.trim())) {
-            Some(identity) => {
+            Some((identity, token)) => {
                 connection.authenticated();
-                of(identity)
+                of(identity, Some(token))
             }
             None => Err(Status::unauthenticated(
                 "this node does not know the token: it is not in its file (`lockkeeper token add NAME` makes one)",
@@ -90,10 +93,10 @@ pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<C
         };
     }
     match connection.certified.get() {
-        Some(Certified::Client(identity)) => of(identity.clone()),
+        Some(Certified::Client(identity)) => of(identity.clone(), None),
         Some(Certified::Nobody(why)) => Err(Status::unauthenticated(why)),
         Some(Certified::Node(_)) => Err(Status::internal("a node's call was not recognized: a bug")),
-        None if front.tls.is_none() => of(Identity::ANONYMOUS),
+        None if front.tls.is_none() => of(Identity::ANONYMOUS, None),
         None if front.access.takes_tokens() => Err(Status::unauthenticated(
             "this service accepts only clients with a certificate or a token: add `?tls-cert=FILE&tls-key=FILE` or \
              `?token-file=FILE` to the URL",
@@ -122,13 +125,15 @@ fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Call
         )));
     }
     let name = headers.get(IDENTITY).map(|name| String::from_utf8_lossy(name.as_bytes()));
+    // Without a name the other node has checked nothing: it is of a version that knows no permissions.
+    let is_checked = name.is_some();
     let identity = match name.as_deref() {
         None | Some("") => Identity::ANONYMOUS,
         Some(name) => Identity::new(name)
             .map_err(|error| Status::invalid_argument(format!("`{IDENTITY}` is none: {error}")))?,
     };
     let address = headers.get(ADDRESS).map(|it| String::from_utf8_lossy(it.as_bytes()).into_owned());
-    Ok(Caller { identity, address: address.unwrap_or_default(), is_checked: true })
+    Ok(Caller { identity, token: None, address: address.unwrap_or_default(), is_checked })
 }
 
 /// Checks whether the caller may make this call. Calls without a permission of their own need some other one.
@@ -141,7 +146,7 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
     }
     let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
     let denied = |text: String| {
-        front.audit.refused("denied", &caller.identity, caller.address.clone(), &text);
+        front.refused("denied", caller, &text);
         Err(Status::permission_denied(text))
     };
     match needed(path, body)? {

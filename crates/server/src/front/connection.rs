@@ -17,6 +17,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::Front;
+use super::accept::OPEN_CALLS_MAX;
 use super::caller::Certified;
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
@@ -36,6 +37,8 @@ pub(super) struct Connection {
     state: Mutex<ConnectionState>,
     /// Limits the calls with unsent answers.
     pub(super) answers: Arc<Semaphore>,
+    /// Limits the calls that anybody may make.
+    pub(super) open_calls: Arc<Semaphore>,
     /// Unsent bytes of all watches of this connection.
     watched_bytes: AtomicUsize,
     /// What the client's certificate says, if it has shown one.
@@ -72,6 +75,7 @@ impl Connection {
             front,
             state: Mutex::default(),
             answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
+            open_calls: Arc::new(Semaphore::new(OPEN_CALLS_MAX)),
             watched_bytes: AtomicUsize::new(0),
             certified: OnceLock::new(),
             address,

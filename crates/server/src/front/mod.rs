@@ -30,10 +30,11 @@ use std::task::Waker;
 
 use lockkeeper_replica::storage::Snapshots;
 use lockkeeper_replica::{Answer, AskId, Event, StreamId};
-use tokio::sync::{oneshot, watch as shown};
+use tokio::sync::{Semaphore, oneshot, watch as shown};
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 
-use crate::access::{Access, Identity};
+use crate::access::Access;
 use crate::audit::Audit;
 use crate::disk::DataDirectory;
 use crate::inbox::{Inbox, ReplicaStatus};
@@ -41,6 +42,7 @@ use crate::observe;
 use crate::peers::Directory;
 use crate::tls::NodeTls;
 use crate::unauthenticated::UnauthenticatedPlace;
+use caller::Caller;
 use connection::Connection;
 use stream::SessionStream;
 use watch::Watcher;
@@ -75,6 +77,8 @@ pub(crate) struct Front {
     /// Who callers are, and what they may do.
     pub(crate) access: Arc<Access>,
     pub(crate) audit: Arc<Audit>,
+    /// Limits the orders in progress.
+    orders: Arc<Semaphore>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -98,6 +102,8 @@ struct Registry {
     connections: BTreeMap<u64, Arc<Connection>>,
     streams: BTreeMap<StreamId, Arc<SessionStream>>,
     asks: BTreeMap<AskId, Ask>,
+    /// The streams of the leader's that callers read through this node, and how to end them.
+    forwarded: BTreeMap<u64, (Caller, oneshot::Sender<Status>)>,
 }
 
 /// The receiver of a call's answers.
@@ -134,6 +140,7 @@ impl Front {
             tls,
             access,
             audit,
+            orders: Arc::new(Semaphore::new(ask::ORDERS_MAX)),
             stopping: CancellationToken::new(),
             registry: Mutex::default(),
             last_id: AtomicU64::new(0),
@@ -195,9 +202,9 @@ impl Front {
         observe::connections(registry.connections.len());
     }
 
-    fn open_stream(&self, connection: &Arc<Connection>, identity: Identity) -> Arc<SessionStream> {
-        let opened = identity.as_str().into();
-        let stream = SessionStream::new(StreamId(self.next_id()), connection.clone(), identity);
+    fn open_stream(&self, connection: &Arc<Connection>, caller: Caller) -> Arc<SessionStream> {
+        let opened = caller.identity.as_str().into();
+        let stream = SessionStream::new(StreamId(self.next_id()), connection.clone(), caller);
         let mut registry = self.registry();
         registry.streams.insert(stream.id, stream.clone());
         observe::streams(registry.streams.len());

@@ -18,8 +18,9 @@ use tokio::time::{MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::{Status, Streaming};
 
+use super::caller::Caller;
 use super::connection::Connection;
-use crate::access::{self, Identity, Permission};
+use crate::access::{self, Permission};
 use crate::observe;
 
 /// Above this many unsent answers, about 8 MiB, a client must keep reading: see [`LOOKS_MAX`].
@@ -30,7 +31,10 @@ const ITEMS_HARD_MAX: usize = 1 << 20;
 /// not their time: a stall of this process is one check, however long it was (P9).
 const LOOKS_MAX: u32 = 10;
 const LOOK: Duration = Duration::from_millis(500);
-/// Most answers in one frame. An answer has at most about 600 bytes, so a frame stays below the size that clients
+/// The limit of the unsent texts of refusals, in bytes: these are the only long answers that a client gets as many of as it
+/// likes.
+const TEXTS_MAX: usize = 16 << 20;
+/// Most answers in one frame. An answer has at most about 860 bytes, so a frame stays below the size that clients
 /// accept.
 const FRAME_ITEMS_MAX: usize = 4096;
 /// The time that a client has for the first frame of a stream.
@@ -40,13 +44,15 @@ const FIRST_FRAME: Duration = Duration::from_secs(30);
 pub(super) struct SessionStream {
     pub(super) id: StreamId,
     connection: Arc<Connection>,
-    identity: Identity,
+    caller: Caller,
     state: Mutex<StreamBuffer>,
 }
 
 #[derive(Default)]
 struct StreamBuffer {
     items: VecDeque<v1::ServerItem>,
+    /// The bytes of the refusals' texts in `items`.
+    texts: usize,
     /// The number of frames that the client has taken.
     taken: u64,
     /// Whether a task checks that the client reads its very many unsent answers.
@@ -69,8 +75,8 @@ enum StreamClose {
 }
 
 impl SessionStream {
-    pub(super) fn new(id: StreamId, connection: Arc<Connection>, identity: Identity) -> Arc<Self> {
-        let stream = Arc::new(Self { id, connection, identity, state: Mutex::default() });
+    pub(super) fn new(id: StreamId, connection: Arc<Connection>, caller: Caller) -> Arc<Self> {
+        let stream = Arc::new(Self { id, connection, caller, state: Mutex::default() });
         stream.connection.opened(&stream);
         stream
     }
@@ -82,9 +88,10 @@ impl SessionStream {
         if state.is_over {
             return;
         }
+        state.texts += items.iter().map(text_bytes).sum::<usize>();
         state.items.extend(items);
         let count = state.items.len();
-        if count > ITEMS_HARD_MAX {
+        if count > ITEMS_HARD_MAX || state.texts > TEXTS_MAX {
             drop(state);
             return self.too_slow(count);
         }
@@ -118,15 +125,16 @@ impl SessionStream {
             "the client did not read its answers: {count} wait here, {ITEMS_MAX} may; read the stream while you write, then \
              connect again"
         );
-        self.lock().items = VecDeque::new();
+        let mut state = self.lock();
+        (state.items, state.texts) = (VecDeque::new(), 0);
+        drop(state);
         observe::stream_refused("too-slow");
         tracing::warn!(stream = self.id.0, "a client's stream ends: it did not read its answers");
         self.end(stream_end(StreamEndReason::TooSlow, text));
     }
 
-    /// Who its client is.
-    pub(super) fn identity(&self) -> &Identity {
-        &self.identity
+    pub(super) fn caller(&self) -> &Caller {
+        &self.caller
     }
 
     /// Sends `end` as the last item; nothing more is read.
@@ -178,10 +186,7 @@ impl SessionStream {
                         if !refusals.is_empty() {
                             self.deliver(refusals);
                         }
-                        match self.permitted(requests) {
-                            Ok(requests) => front.push(Event::Frame(self.id, requests)),
-                            Err(revoked) => return Poll::Ready(StreamClose::Protocol(revoked)),
-                        }
+                        front.push(Event::Frame(self.id, self.permitted(requests)));
                     }
                     Poll::Ready(Some(Err(status))) => return Poll::Ready(self.failed(&status)),
                     Poll::Ready(None) => return Poll::Ready(StreamClose::ByClient),
@@ -210,31 +215,26 @@ impl SessionStream {
 
     /// Marks the acquires that the client lacks a permission for as denied. Other requests concern its own holds, and
     /// need none.
-    ///
-    /// # Errors
-    /// The client is revoked, in words for it.
-    fn permitted(&self, mut requests: Vec<Request>) -> Result<Vec<Request>, String> {
+    fn permitted(&self, mut requests: Vec<Request>) -> Vec<Request> {
         let front = self.connection.front();
-        let Some(rights) = front.access.rights(&self.identity) else { return Ok(requests) };
-        // One that was revoked while it opened this stream.
-        if rights.is_revoked() {
-            return Err(access::revoked(&self.identity));
-        }
+        let identity = &self.caller.identity;
+        let Some(rights) = front.access.rights(identity) else { return requests };
         for request in &mut requests {
             let Request::Command { session, seq, command: Command::Acquire(acquire) } = request else {
                 continue;
             };
-            let denied = acquire.names.iter().find_map(|name| {
-                access::check(&rights, &self.identity, Permission::Acquire, Some(name)).err()
-            });
+            let denied = acquire
+                .names
+                .iter()
+                .find_map(|name| access::check(&rights, identity, Permission::Acquire, Some(name)).err());
             if let Some(text) = denied {
-                front.audit.refused("denied", &self.identity, self.connection.address(), &text);
+                front.refused("denied", &self.caller, &text);
                 let refused = v1::Refused { code: v1::RefusedCode::Denied.into(), text, secret_prefix: 0 };
                 let command = Command::Acquire(acquire.clone());
                 *request = Request::Denied { session: *session, seq: *seq, command, refused };
             }
         }
-        Ok(requests)
+        requests
     }
 
     /// The reason why a read failed.
@@ -277,6 +277,13 @@ impl SessionStream {
     }
 }
 
+fn text_bytes(item: &v1::ServerItem) -> usize {
+    match &item.what {
+        Some(What::Refused(refused)) => refused.text.len(),
+        _ => 0,
+    }
+}
+
 /// The last item of a stream that this node ends.
 pub(super) fn stream_end(reason: StreamEndReason, text: String) -> v1::StreamEnd {
     v1::StreamEnd { reason: reason.into(), text, ..v1::StreamEnd::default() }
@@ -298,7 +305,8 @@ impl tonic::codegen::tokio_stream::Stream for StreamResponses {
         let mut state = self.0.lock();
         let count = state.items.len().min(FRAME_ITEMS_MAX);
         if count > 0 {
-            let items = state.items.drain(..count).collect();
+            let items: Vec<_> = state.items.drain(..count).collect();
+            state.texts -= items.iter().map(text_bytes).sum::<usize>();
             state.taken += 1;
             return Poll::Ready(Some(Ok(v1::ServerFrame { items })));
         }

@@ -3,6 +3,7 @@
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -13,11 +14,14 @@ use h2::{Reason, SendStream};
 use lockkeeper_replica::{Answer, AskId, Event, Output, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1;
+use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use prost::Message;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, LocalSet};
+use tonic::transport::Endpoint;
 
+use super::accept::OPEN_CALLS_MAX;
 use super::{About, Acceptor, Front, pump};
 use crate::access::{Access, AccessFiles};
 use crate::audit::Audit;
@@ -42,11 +46,15 @@ impl Rig {
     }
 
     async fn start_with(tls: Option<Arc<NodeTls>>) -> Self {
+        Self::start_of(tls, None).await
+    }
+
+    async fn start_of(tls: Option<Arc<NodeTls>>, audit: Option<&Path>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let about = About { cluster: String::new(), incarnation: String::new(), clients: Default::default() };
         let access = Access::load(&AccessFiles::default()).unwrap();
-        let front = Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(None).unwrap());
+        let front = Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(audit).unwrap());
         let (_, health) = tonic_health::server::health_reporter();
         let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());
@@ -394,4 +402,77 @@ fn asked(event: &Event) -> AskId {
         Event::Asked(ask, _) => *ask,
         other => panic!("a call was to come: {other:?}"),
     }
+}
+
+/// Whoever orders something and goes away at once has ordered it all the same.
+#[tokio::test]
+async fn order_of_a_caller_that_does_not_wait_is_in_the_audit_trail_with_its_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let audit = folder.path().join("audit");
+    local(async {
+        let mut rig = Rig::start_of(None, Some(&audit)).await;
+        rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+        let channel =
+            Endpoint::from_shared(format!("http://{}", rig.address)).unwrap().connect().await.unwrap();
+        let mut calls = LockkeeperClient::new(channel);
+        let order = v1::BreakRequest { name: "a".to_owned(), token: 7, ..v1::BreakRequest::default() };
+        let mut order = tonic::Request::new(order);
+        order.set_timeout(Duration::from_nanos(1));
+        let late = calls.r#break(order).await.unwrap_err();
+        assert!(matches!(late.code(), tonic::Code::DeadlineExceeded | tonic::Code::Cancelled), "{late}");
+        let limit = v1::SetLimitRequest { name: "a".to_owned(), permits: Some(2) };
+        let gone = tokio::task::spawn_local(async move { calls.set_limit(limit).await });
+        let (first, second) = {
+            let events = rig.events(2).await;
+            (asked(&events[0]), asked(&events[1]))
+        };
+        gone.abort();
+        assert!(gone.await.is_err());
+        let broken = v1::BreakResponse { result: v1::BreakResult::Done.into(), ..Default::default() };
+        let answers =
+            [Output::Answer(first, Answer::Broken(broken)), Output::Answer(second, Answer::LimitSet)];
+        rig.outbox.put(&mut answers.into(), ReplicaStatus::Ready);
+        let until = tokio::time::Instant::now() + DEADLINE;
+        let text = loop {
+            let text = std::fs::read_to_string(&audit).unwrap();
+            if text.lines().count() == 2 {
+                break text;
+            }
+            assert!(tokio::time::Instant::now() < until, "two records were to come: {text}");
+            tokio::task::yield_now().await;
+        };
+        assert!(text.contains("\"what\":\"break\"") && text.contains("BREAK_RESULT_DONE"), "{text}");
+        assert!(text.contains("\"what\":\"set-limit\""), "{text}");
+    })
+    .await;
+}
+
+/// Calls that anybody may make keep their headers in memory until they have arrived.
+#[tokio::test]
+async fn health_checks_that_never_arrive_whole_are_few() {
+    local(async {
+        let rig = Rig::start().await;
+        let socket = TcpStream::connect(rig.address).await.unwrap();
+        let (requests, connection) = h2::client::handshake(socket).await.unwrap();
+        tokio::task::spawn_local(connection);
+        let mut open = Vec::new();
+        for _ in 0..OPEN_CALLS_MAX + 1 {
+            let request = http::Request::post("http://node/grpc.health.v1.Health/Check")
+                .header("content-type", "application/grpc")
+                .header("te", "trailers")
+                .body(())
+                .unwrap();
+            let mut requests = requests.clone().ready().await.unwrap();
+            open.push(requests.send_request(request, false).unwrap());
+        }
+        let (refused, _) = open.pop().unwrap();
+        let status = refused.await.unwrap().headers()["grpc-status"].clone();
+        assert_eq!(status, (tonic::Code::ResourceExhausted as i32).to_string());
+        // They end by themselves.
+        for (answer, _) in open {
+            let status = answer.await.unwrap().headers()["grpc-status"].clone();
+            assert_eq!(status, (tonic::Code::DeadlineExceeded as i32).to_string());
+        }
+    })
+    .await;
 }

@@ -11,14 +11,14 @@ use prost::Message;
 use tonic::Status;
 
 use super::ask::{Waits, refusal};
+use super::caller::Caller;
 use super::connection::{Connection, WATCHED_BYTES_MAX};
-use crate::access::Identity;
 
 /// The unsent changes of one watch.
 pub(super) struct Watcher {
     connection: Arc<Connection>,
     /// Who watches.
-    pub(super) identity: Identity,
+    pub(super) caller: Caller,
     state: Mutex<WatchBuffer>,
 }
 
@@ -35,8 +35,8 @@ struct WatchBuffer {
 }
 
 impl Watcher {
-    pub(super) fn new(connection: Arc<Connection>, identity: Identity) -> Self {
-        Self { connection, identity, state: Mutex::default() }
+    pub(super) fn new(connection: Arc<Connection>, caller: Caller) -> Self {
+        Self { connection, caller, state: Mutex::default() }
     }
 
     pub(super) fn deliver(&self, changes: Vec<WatchResponse>) {

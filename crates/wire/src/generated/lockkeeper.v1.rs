@@ -475,6 +475,8 @@ pub enum StreamEndReason {
     Protocol = 3,
     /// The client did not read its answers: its buffer in the service is full.
     TooSlow = 4,
+    /// The client may do nothing any more: it is revoked, or its token was removed.
+    Denied = 5,
 }
 impl StreamEndReason {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -488,6 +490,7 @@ impl StreamEndReason {
             Self::Shutdown => "STREAM_END_REASON_SHUTDOWN",
             Self::Protocol => "STREAM_END_REASON_PROTOCOL",
             Self::TooSlow => "STREAM_END_REASON_TOO_SLOW",
+            Self::Denied => "STREAM_END_REASON_DENIED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -498,6 +501,7 @@ impl StreamEndReason {
             "STREAM_END_REASON_SHUTDOWN" => Some(Self::Shutdown),
             "STREAM_END_REASON_PROTOCOL" => Some(Self::Protocol),
             "STREAM_END_REASON_TOO_SLOW" => Some(Self::TooSlow),
+            "STREAM_END_REASON_DENIED" => Some(Self::Denied),
             _ => None,
         }
     }
@@ -1230,7 +1234,8 @@ pub mod lockkeeper_client {
                 .insert(GrpcMethod::new("lockkeeper.v1.Lockkeeper", "ListSessions"));
             self.inner.unary(req, path, codec).await
         }
-        /// The state of the locks at and below a name, then every change. A lock that becomes free is a change too.
+        /// The state of the locks at and below a name, then every change. A lock that becomes free is a change too, and so is a
+        /// subtree hold above the name: it is shown as a hold of the name.
         pub async fn watch(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRequest>,
@@ -1505,7 +1510,8 @@ pub mod lockkeeper_server {
             >
             + std::marker::Send
             + 'static;
-        /// The state of the locks at and below a name, then every change. A lock that becomes free is a change too.
+        /// The state of the locks at and below a name, then every change. A lock that becomes free is a change too, and so is a
+        /// subtree hold above the name: it is shown as a hold of the name.
         async fn watch(
             &self,
             request: tonic::Request<super::WatchRequest>,

@@ -63,7 +63,7 @@ impl Addresses {
     pub(super) fn of(url: &Url, random: u64) -> Result<Self, ConnectError> {
         url.only_parameters(&[&TLS_PARAMETERS[..], &PARAMETERS].concat())?;
         if url.user.is_some() || url.password.is_some() {
-            let wanted = "of use: this service asks nobody who they are yet; leave the login out";
+            let wanted = "of use: this service has no passwords; give a certificate or `token-file=FILE`";
             return Err(url.bad_part("user:password@", wanted).into());
         }
         if url.hosts.is_empty() {

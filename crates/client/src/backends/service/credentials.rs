@@ -1,5 +1,6 @@
 //! How a client shows the nodes who it is: by its certificate, or by a token.
 
+use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tonic::metadata::{Ascii, MetadataValue};
@@ -79,7 +80,10 @@ impl Credentials {
 }
 
 fn read(file: &str) -> Result<MetadataValue<Ascii>, BackendError> {
-    let text = std::fs::read_to_string(file).map_err(|error| {
+    let mut text = String::new();
+    let opened = std::fs::File::open(file);
+    let all = opened.and_then(|file| file.take(TOKEN_BYTES_MAX as u64 + 1).read_to_string(&mut text));
+    all.map_err(|error| {
         let what = format!("`{file}` can't be read: {error}; name a file with a token");
         BackendError::caused(BackendErrorKind::Operator, what, error)
     })?;

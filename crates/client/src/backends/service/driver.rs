@@ -85,7 +85,10 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
                             %address,
                             "the lock service does not understand this client: {text}; use versions that fit"
                         ),
-                        _ => {}
+                        StreamEndReason::Denied => {
+                            tracing::error!(%address, "the lock service refuses this client: {text}");
+                        }
+                        StreamEndReason::TooSlow | StreamEndReason::Unspecified => {}
                     }
                 }
             }
@@ -149,6 +152,7 @@ fn word(ending: &StreamEnding) -> &'static str {
             StreamEndReason::Shutdown => "shutdown",
             StreamEndReason::Protocol => "protocol",
             StreamEndReason::TooSlow => "too-slow",
+            StreamEndReason::Denied => "denied",
             StreamEndReason::NotLeader | StreamEndReason::Unspecified => "not-leader",
         },
     }

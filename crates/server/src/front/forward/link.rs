@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -14,12 +14,13 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::Mutex;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio::sync::{Mutex, oneshot};
 use tonic::Status;
 use tonic::body::Body;
 
+use super::super::Front;
 use super::super::ask::shuts_down;
+use super::super::caller::Caller;
 use crate::tls::NodeTls;
 
 /// A leader that does not accept a connection within this time has most likely lost the leadership.
@@ -129,17 +130,48 @@ impl ForwardConnection {
     }
 }
 
-/// Converts the leader's answer to one for the caller. With `stopping` it ends when this node stops: a stream would
-/// never end by itself.
-pub(super) fn passed(answer: Response<Incoming>, stopping: Option<CancellationToken>) -> Response<Body> {
-    let stopping = stopping.map(|stopping| Box::pin(stopping.cancelled_owned()));
-    answer.map(|body| Body::new(ForwardedBody { body, stopping, is_cut: false }))
+/// A stream of the leader's that a caller reads through this node.
+pub(super) struct ForwardedStream {
+    front: Arc<Front>,
+    id: u64,
+    /// Why this node ends it; a stream would never end by itself.
+    end: oneshot::Receiver<Status>,
 }
 
-/// A body that ends with a status even if the leader dies in the middle of it, or this node stops.
+impl ForwardedStream {
+    pub(super) fn new(front: Arc<Front>, caller: Caller) -> Self {
+        let (sender, end) = oneshot::channel();
+        let id = front.next_id();
+        front.registry().forwarded.insert(id, (caller.clone(), sender));
+        if let Some(refusal) = front.ended(&caller) {
+            front.end_forwarded(id, Status::permission_denied(refusal));
+        }
+        Self { front, id, end }
+    }
+
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        if self.front.stopping.is_cancelled() {
+            return Poll::Ready(shuts_down());
+        }
+        Pin::new(&mut self.end).poll(cx).map(|end| end.unwrap_or_else(|_| shuts_down()))
+    }
+}
+
+impl Drop for ForwardedStream {
+    fn drop(&mut self) {
+        self.front.registry().forwarded.remove(&self.id);
+    }
+}
+
+/// Converts the leader's answer to one for the caller.
+pub(super) fn passed(answer: Response<Incoming>, stream: Option<ForwardedStream>) -> Response<Body> {
+    answer.map(|body| Body::new(ForwardedBody { body, stream, is_cut: false }))
+}
+
+/// A body that ends with a status even if the leader dies in the middle of it, or this node ends it.
 struct ForwardedBody {
     body: Incoming,
-    stopping: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    stream: Option<ForwardedStream>,
     is_cut: bool,
 }
 
@@ -164,10 +196,10 @@ impl hyper::body::Body for ForwardedBody {
         if self.is_cut {
             return Poll::Ready(None);
         }
-        let stops =
-            |stopping: &mut Pin<Box<WaitForCancellationFutureOwned>>| stopping.as_mut().poll(cx).is_ready();
-        if self.stopping.as_mut().is_some_and(stops) {
-            return Poll::Ready(Some(Ok(self.cut(&shuts_down()))));
+        if let Some(stream) = &mut self.stream
+            && let Poll::Ready(status) = stream.poll_end(cx)
+        {
+            return Poll::Ready(Some(Ok(self.cut(&status))));
         }
         Poll::Ready(match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
             Some(Ok(frame)) => Some(Ok(frame)),

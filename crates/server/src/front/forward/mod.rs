@@ -29,8 +29,8 @@ use super::Front;
 use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
 use super::caller::{ADDRESS, Caller, IDENTITY, authorize};
 use crate::inbox::ReplicaStatus;
-use link::ForwardError;
 pub(super) use link::Links;
+use link::{ForwardError, ForwardedStream};
 
 /// The header of a forwarded call: the incarnation of the forwarding node's data directory.
 pub(super) const FORWARDED: &str = "lockkeeper-forwarded";
@@ -231,8 +231,8 @@ impl Forwarding {
         };
         let answer = match answer {
             Ok(Ok(answer)) if !says_not_leader(answer.headers()) => {
-                let stopping = (self.kind == CallKind::Stream).then(|| self.front.stopping.clone());
-                return Ok(Some(link::passed(answer, stopping)));
+                let stream = || ForwardedStream::new(self.front.clone(), self.caller.clone());
+                return Ok(Some(link::passed(answer, (self.kind == CallKind::Stream).then(stream))));
             }
             Ok(Err(ForwardError::Unsent)) => return Ok(None),
             other => other,

@@ -17,7 +17,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Event, Frames, Rig, is_keep_alive, local};
+use super::{DEADLINE, Event, Frames, Rig, is_keep_alive, local};
 use crate::tls::{NodeName, NodeTls, TlsFiles};
 
 /// The TLS of node 1, and of a client.
@@ -240,13 +240,17 @@ async fn silent_connections_of_one_address_keep_no_other_address_out() {
         // Once some are gone there is room again, and one with a certificate takes none of it for long.
         drop(silent);
         let mut certified = Vec::new();
+        let until = tokio::time::Instant::now() + DEADLINE;
         for id in 0..PLACES_OF_SOURCE as u64 + 10 {
             let mut client = loop {
                 let socket = TcpStream::connect(rig.address).await.unwrap();
                 // The node may not have noticed yet that the silent ones are gone.
                 match tls.client.connect("localhost".try_into().unwrap(), socket).await {
                     Ok(stream) => break TlsClient { stream, frames: Frames { is_first: true } },
-                    Err(_) => tokio::task::yield_now().await,
+                    Err(error) => {
+                        assert!(tokio::time::Instant::now() < until, "there was to be room: {error}");
+                        tokio::task::yield_now().await;
+                    }
                 }
             };
             client.says(id).await;
