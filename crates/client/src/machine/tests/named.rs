@@ -129,8 +129,8 @@ fn a_repeated_request_is_sent_after_the_finish_of_the_one_it_replaces() {
 fn a_denied_request_is_finished_since_an_earlier_attempt_may_be_granted() {
     for (kind, finishes) in [(BackendErrorKind::Denied, 1), (BackendErrorKind::Refused, 0)] {
         let mut state = open();
-        let _ = acquire(&mut state, 100, limits());
-        let seq = state.machine.seq_of(KEY).unwrap();
+        let out = acquire(&mut state, 100, limits());
+        let [Output::Call { kind: CallKind::Acquire { seq, .. }, .. }] = out[..] else { panic!("{out:?}") };
         let out = answer(&mut state, 100, &Answer::Refused(BackendError::new(kind, "no")));
         assert!(matches!(out[..], [Output::NotAcquired { why: NotAcquired::Refused(_), .. }, ..]), "{out:?}");
         let is_finish = |output: &&Output| matches!(output, Output::Call { kind: CallKind::Finish { target, .. }, .. } if *target == seq);
