@@ -84,6 +84,15 @@ mod capabilities;
 mod cluster;
 mod error;
 mod fd;
+#[cfg(all(
+    any(test, fuzzing),
+    feature = "file",
+    feature = "redis",
+    feature = "etcd",
+    feature = "zookeeper",
+    feature = "service"
+))]
+pub mod fuzzing;
 mod guard;
 mod info;
 mod io;

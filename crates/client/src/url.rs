@@ -47,6 +47,8 @@ const PASSWORD_FILE: &str = "password-file";
 const PASSWORD_ENV: &str = "password-env";
 /// The schemes of services without users, or with other credentials.
 const WITHOUT_PASSWORD: [&str; 5] = ["dynamodb", "file", "lockkeeper", "lockkeepers", "memory"];
+/// The largest file with a password that is read, in bytes.
+const PASSWORD_BYTES_MAX: usize = 64 << 10;
 /// Parameters whose values are secret.
 const SECRET: [&str; 2] = ["password", "sslpassword"];
 
@@ -172,7 +174,7 @@ impl Url {
         let variable = self.query.remove(PASSWORD_ENV);
         let (part, found) = match (file, variable) {
             (None, None) => return Ok(()),
-            (Some(file), None) => (format!("{PASSWORD_FILE}={file}"), std::fs::read_to_string(&file).ok()),
+            (Some(file), None) => (format!("{PASSWORD_FILE}={file}"), password_in(&file)),
             (None, Some(variable)) => (format!("{PASSWORD_ENV}={variable}"), std::env::var(&variable).ok()),
             (Some(_), Some(_)) => {
                 return Err(self.bad_part(PASSWORD_ENV, "of use beside `password-file`: give one of them"));
@@ -307,8 +309,31 @@ impl std::fmt::Display for Url {
     }
 }
 
-/// The text with its password hidden, for errors.
+/// The text of a file of at most [`PASSWORD_BYTES_MAX`] bytes.
+fn password_in(file: &str) -> Option<String> {
+    use std::io::Read;
+    let mut text = String::new();
+    let file = std::fs::File::open(file).ok()?;
+    file.take(PASSWORD_BYTES_MAX as u64 + 1).read_to_string(&mut text).ok()?;
+    (text.len() <= PASSWORD_BYTES_MAX).then_some(text)
+}
+
+/// The text with its passwords hidden, for errors.
 fn without_password(text: &str) -> String {
+    let mut shown = without_login(text);
+    let Some((_, query)) = text.split_once('?') else { return shown };
+    for pair in query.split('&') {
+        if let Some((key, value)) = pair.split_once('=')
+            && SECRET.contains(&key)
+            && !value.is_empty()
+        {
+            shown = shown.replace(pair, &format!("{key}={HIDDEN}"));
+        }
+    }
+    shown
+}
+
+fn without_login(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("//") else { return text.to_owned() };
     // Up to the last `@` at any position: the text may be an invalid URL because its password contains `/` or `?`.
     match rest.rsplit_once('@').and_then(|(login, end)| Some((login.split_once(':')?.0, end))) {
@@ -433,6 +458,15 @@ mod tests {
 
     #[test]
     fn a_password_is_parsed_and_never_printed() {
+        for wrong in [
+            "postgres://h/db?password=geheim&x",
+            "postgres://h/db?password=geheim&password=geheim",
+            "postgres://h/db?sslpassword=gehe%zz",
+            "postgres://h:port/db?user=u&password=geheim",
+        ] {
+            let error = parse(wrong).unwrap_err().to_string();
+            assert!(!error.contains("gehe"), "{error}");
+        }
         let url = parse("lockkeeper://me:a%3Ab%40c@h:1,[::1]/x").unwrap();
         assert_eq!(url.user.as_deref(), Some("me"));
         assert_eq!(url.password.as_ref().unwrap().reveal(), "a:b@c");

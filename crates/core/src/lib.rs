@@ -10,6 +10,8 @@
 //! Reading order: [`types`], [`name`], [`command`], [`validate`], [`reply`], then [`table`].
 
 pub mod command;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod invariants;
 pub mod limits;
 pub mod name;

@@ -50,6 +50,8 @@ pub mod door;
 pub mod dynamodb;
 #[cfg(any(feature = "store", target_os = "linux"))]
 mod format;
+#[cfg(all(any(test, fuzzing), feature = "http", feature = "object_store", feature = "dynamodb"))]
+pub mod fuzzing;
 #[cfg(feature = "http")]
 pub mod http;
 #[cfg(any(target_os = "linux", feature = "object_store", feature = "store"))]

@@ -8,6 +8,8 @@
 //! is for [`GateOptions::settle`]; past that, the promise (P3) rests on the upstream having ended it.
 
 mod admin;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod headers;
 mod inside;
 mod observe;

@@ -25,6 +25,8 @@ mod disk_worker;
 mod error;
 mod files;
 mod front;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod hex;
 mod inbox;
 mod leadership;

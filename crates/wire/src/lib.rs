@@ -14,6 +14,8 @@ pub mod answer;
 pub mod entry;
 mod fields;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod limits;
 pub mod request;
 

@@ -116,6 +116,20 @@ impl OnceRecord {
     }
 }
 
+#[cfg(all(
+    any(test, fuzzing),
+    feature = "file",
+    feature = "redis",
+    feature = "etcd",
+    feature = "zookeeper",
+    feature = "service"
+))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some(record) = OnceRecord::from_bytes(bytes) {
+        assert_eq!(record.to_bytes(), bytes);
+    }
+}
+
 /// The result of [`Lock::once`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]

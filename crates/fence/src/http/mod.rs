@@ -68,6 +68,13 @@ pub use passage::Pass;
 pub use problem::TYPE_PREFIX;
 pub use service::FencedService;
 
+#[cfg(all(any(test, fuzzing), feature = "http", feature = "object_store", feature = "dynamodb"))]
+pub(crate) fn fuzz_headers(headers: &http::HeaderMap) {
+    if let Ok(Some(read)) = headers::read(headers) {
+        assert!(headers.contains_key(TOKEN), "{read:?}");
+    }
+}
+
 /// Default limit of the time that a request waits for requests with lower tokens to end.
 pub const WAIT_DEFAULT: Duration = Duration::from_secs(5);
 

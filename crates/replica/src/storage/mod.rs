@@ -24,6 +24,8 @@ mod candidate;
 mod error;
 mod format;
 mod founding;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod log;
 mod pieces;
 mod record;

@@ -248,6 +248,15 @@ fn patience(metadata: &MetadataMap) -> Result<Duration, Status> {
     Ok(deadline(metadata)?.map_or(PATIENCE, |given| given.min(PATIENCE)))
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_deadline(text: &str) {
+    let mut metadata = MetadataMap::new();
+    if let Ok(value) = text.parse() {
+        metadata.insert("grpc-timeout", value);
+    }
+    assert!(patience(&metadata).is_ok_and(|patience| patience <= PATIENCE) || deadline(&metadata).is_err());
+}
+
 /// The caller's deadline, in gRPC's format: at most 8 digits and a unit.
 pub(super) fn deadline(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };

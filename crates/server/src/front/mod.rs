@@ -49,6 +49,8 @@ use watch::Watcher;
 
 pub(crate) use accept::Acceptor;
 pub use ask::LEADER_METADATA;
+#[cfg(any(test, fuzzing))]
+pub(crate) use ask::fuzz_deadline;
 pub(crate) use forming::answer_while_forming;
 pub(crate) use pump::pump;
 

@@ -130,7 +130,11 @@ fn encoded(name: &str) -> String {
     name.replace('%', "%25").replace('/', "%2F")
 }
 
+/// `None` for a name that [`encoded`] does not write: its key would be taken for one of another lock.
 fn decoded(name: &str) -> Option<String> {
+    if name.contains('/') {
+        return None;
+    }
     let mut decoded = String::new();
     let mut parts = name.split('%');
     decoded.push_str(parts.next()?);
@@ -143,6 +147,23 @@ fn decoded(name: &str) -> Option<String> {
         decoded.push_str(&part[2..]);
     }
     Some(decoded)
+}
+
+#[cfg(all(
+    any(test, fuzzing),
+    feature = "file",
+    feature = "redis",
+    feature = "etcd",
+    feature = "zookeeper",
+    feature = "service"
+))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    for layout in [Layout::encoded(None), Layout::plain(None), Layout::encoded(Some("locks/"))] {
+        let Some(name) = layout.name_of(bytes) else { continue };
+        let folder = layout.folder(&name);
+        assert!(bytes.starts_with(folder.as_bytes()), "`{name}` is not below `{folder}`");
+        let _ = kind(&folder, bytes);
+    }
 }
 
 #[cfg(test)]

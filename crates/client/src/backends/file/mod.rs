@@ -36,6 +36,16 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+#[cfg(all(
+    any(test, fuzzing),
+    feature = "file",
+    feature = "redis",
+    feature = "etcd",
+    feature = "zookeeper",
+    feature = "service"
+))]
+pub(crate) use state::{fuzz, fuzz_seeds};
+
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -162,6 +162,24 @@ pub(super) fn holders(queue: &[Contender<'_>]) -> usize {
     }
 }
 
+#[cfg(all(
+    any(test, fuzzing),
+    feature = "file",
+    feature = "redis",
+    feature = "etcd",
+    feature = "zookeeper",
+    feature = "service"
+))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let _ = Contender::parse(text);
+    for layout in [NodeLayout::encoded("", Recipe::Mutex), NodeLayout::plain("/locks", Recipe::ReadWrite)] {
+        if let Some(name) = layout.name_of(text) {
+            assert_eq!(layout.name_of(&layout.folder(&name)), Some(name));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

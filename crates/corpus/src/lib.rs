@@ -1,0 +1,55 @@
+//! The corpora of the fuzzers: inputs that reach different code. The tests of each crate replay them in seconds.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The directory with the inputs of a fuzz target, one per file.
+#[must_use]
+pub fn directory(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs").join(target)
+}
+
+/// Runs a fuzz target on its seeds and on all stored inputs.
+///
+/// # Panics
+/// If an input can't be read, if there are none, or if the target panics: the input's file is named first.
+pub fn replay(target: &str, seeds: Vec<Vec<u8>>, run: fn(&[u8])) {
+    for seed in seeds {
+        run(&seed);
+    }
+    let directory = directory(target);
+    let inputs =
+        fs::read_dir(&directory).unwrap_or_else(|error| panic!("`{}`: {error}", directory.display()));
+    let mut count = 0;
+    for input in inputs {
+        let path = input.expect("a directory entry").path();
+        let bytes = fs::read(&path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
+        let named = NamedInput(&path);
+        run(&bytes);
+        std::mem::forget(named);
+        count += 1;
+    }
+    assert!(count > 0, "`{}` has no inputs: `cargo xtask fuzz` makes them", directory.display());
+}
+
+/// Writes the seeds of a fuzz target beside its other inputs, for a fuzzer to begin with.
+///
+/// # Panics
+/// If they can't be written.
+pub fn store(target: &str, seeds: Vec<Vec<u8>>) {
+    let directory = directory(target);
+    fs::create_dir_all(&directory).unwrap_or_else(|error| panic!("`{}`: {error}", directory.display()));
+    for (number, seed) in seeds.into_iter().enumerate() {
+        let path = directory.join(format!("seed-{number}"));
+        fs::write(&path, seed).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
+    }
+}
+
+/// Names the input if the target panics.
+struct NamedInput<'path>(&'path Path);
+
+impl Drop for NamedInput<'_> {
+    fn drop(&mut self) {
+        eprintln!("the input was `{}`", self.0.display());
+    }
+}
