@@ -34,9 +34,9 @@ mod node;
 mod observe;
 mod options;
 mod peers;
+mod places;
 mod run;
 mod tls;
-mod unauthenticated;
 
 pub use error::ServeError;
 pub use files::FileError;

@@ -45,6 +45,11 @@ pub(crate) fn stream_refused(reason: &'static str) {
     metrics::counter!("lockkeeper_streams_refused_total", "reason" => reason).increment(1);
 }
 
+/// Counts what was refused since there are too many of it.
+pub(crate) fn quota_refused(what: &'static str) {
+    metrics::counter!("lockkeeper_quota_refusals_total", "what" => what).increment(1);
+}
+
 /// Reports the state of this process to systemd, if that has started it.
 pub(crate) fn notify(state: sd_notify::NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {

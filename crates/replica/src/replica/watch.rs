@@ -1,6 +1,8 @@
 //! Watches: the initial state in parts, then the state of each lock that has changed. Several changes of a lock may
 //! be sent as one.
 
+use std::collections::HashMap;
+
 use lockkeeper_core::LockName;
 use lockkeeper_wire::v1::{self, watch_response::What};
 
@@ -98,14 +100,19 @@ impl Replica {
         }
         let max = (CHANGES_PER_TURN / self.watchers.len()).max(1);
         let changes: Vec<LockName> = self.table.take_changes(max);
+        // Each lock is described once, for all watches.
+        let mut described: HashMap<&LockName, v1::WatchResponse> = HashMap::new();
+        let mut outputs = Vec::new();
         for watcher in &self.watchers {
             let changed = watcher.shown(&changes).into_iter();
+            let describe = |name| response(What::Changed(self.lock(name, LISTED)));
             let told: Vec<v1::WatchResponse> =
-                changed.map(|name| response(What::Changed(self.lock(name, LISTED)))).collect();
+                changed.map(|name| described.entry(name).or_insert_with(|| describe(name)).clone()).collect();
             if !told.is_empty() {
-                self.outputs.push(Output::Answer(watcher.ask, Answer::Watched(told)));
+                outputs.push(Output::Answer(watcher.ask, Answer::Watched(told)));
             }
         }
+        self.outputs.append(&mut outputs);
     }
 }
 

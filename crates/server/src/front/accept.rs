@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +29,8 @@ use super::caller::{Certified, identify, is_open_to_all};
 use super::connection::{Above, Connection, Socket, Starting, TlsSocket};
 use super::forward;
 use crate::access::Identity;
+use crate::places::{Places, network};
 use crate::tls::NodeTls;
-use crate::unauthenticated::Unauthenticated;
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -68,7 +68,7 @@ pub(crate) struct Acceptor {
     front: Arc<Front>,
     routes: Routes,
     connections_max: usize,
-    unauthenticated: Arc<Unauthenticated>,
+    unauthenticated: Arc<Places<IpAddr>>,
 }
 
 impl Acceptor {
@@ -90,7 +90,7 @@ impl Acceptor {
             .add_service(reflection().build_v1()?.max_decoding_message_size(FOREIGN_MESSAGE_BYTES_MAX))
             .add_service(reflection().build_v1alpha()?.max_decoding_message_size(FOREIGN_MESSAGE_BYTES_MAX))
             .prepare();
-        let unauthenticated = Unauthenticated::new(UNAUTHENTICATED_MAX.min(connections_max));
+        let unauthenticated = Places::new(UNAUTHENTICATED_MAX.min(connections_max));
         Ok(Arc::new(Self { listener, front, routes, connections_max, unauthenticated }))
     }
 
@@ -150,7 +150,7 @@ impl Acceptor {
         }
         let mut place = None;
         if self.front.tls.is_some() {
-            place = address.and_then(|address| self.unauthenticated.place(address.ip()));
+            place = address.and_then(|address| self.unauthenticated.take(Some(network(address.ip()))).ok());
             if place.is_none() {
                 tracing::debug!(
                     ?address,

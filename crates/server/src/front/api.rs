@@ -63,7 +63,7 @@ impl Lockkeeper for Api {
         let (_, mut extensions, inbound) = request.into_parts();
         let starting = extension::<Starting>(&mut extensions)?;
         let caller = caller(&extensions)?;
-        let stream = self.0.open_stream(starting.connection(), caller.clone());
+        let stream = self.0.open_stream(starting.connection(), caller.clone())?;
         tokio::spawn(stream.clone().read(inbound));
         drop(starting);
         if self.0.stopping.is_cancelled() {
@@ -123,7 +123,8 @@ impl Lockkeeper for Api {
         let caller = caller(&extensions)?.clone();
         let prefix = optional_name("prefix", &asked.prefix)?;
         self.0.check_serving()?;
-        let watcher = Arc::new(Watcher::new(connection, caller.clone()));
+        let place = self.0.place("watches", &self.0.watch_places, &caller)?;
+        let watcher = Arc::new(Watcher::new(connection, caller.clone(), place));
         let waits = self.0.wait_for(Ask::Watch(watcher.clone()), Question::Watch { prefix });
         if let Some(refusal) = self.0.ended(&caller) {
             watcher.stop(Status::permission_denied(refusal));

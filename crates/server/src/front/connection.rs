@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -21,7 +21,7 @@ use super::accept::OPEN_CALLS_MAX;
 use super::caller::Certified;
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
-use crate::unauthenticated::UnauthenticatedPlace;
+use crate::places::Place;
 
 /// Most calls of a connection whose answers are unsent; an answer has up to about 400 KiB. Further calls wait
 /// before their questions go to the replica, so a client that does not read costs some MiB, for any number of
@@ -46,7 +46,7 @@ pub(super) struct Connection {
     /// The address at the other end.
     address: Option<SocketAddr>,
     /// Its place among the connections without a certificate or token, on a port with TLS.
-    place: Mutex<Option<UnauthenticatedPlace>>,
+    place: Mutex<Option<Place<IpAddr>>>,
     /// Cancelled when this node closes the connection.
     pub(super) kill: CancellationToken,
 }
@@ -68,7 +68,7 @@ impl Connection {
         id: u64,
         front: Arc<Front>,
         address: Option<SocketAddr>,
-        place: Option<UnauthenticatedPlace>,
+        place: Option<Place<IpAddr>>,
     ) -> Self {
         Self {
             id,
@@ -99,17 +99,20 @@ impl Connection {
         self.place().is_some()
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<UnauthenticatedPlace>> {
+    fn place(&self) -> MutexGuard<'_, Option<Place<IpAddr>>> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds unsent bytes of a watch; returns whether all watches of the connection are within the limit.
+    /// Adds unsent bytes of a watch; returns whether all watches of the connection are within their limit.
     pub(super) fn watch_waits(&self, bytes: usize) -> bool {
-        self.watched_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= WATCHED_BYTES_MAX
+        self.front.unread.add(bytes);
+        let waiting = self.watched_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        waiting <= WATCHED_BYTES_MAX.min(self.front.unread.share())
     }
 
     pub(super) fn watch_sent(&self, bytes: usize) {
         self.watched_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.front.unread.subtract(bytes);
     }
 
     pub(super) fn front(&self) -> &Arc<Front> {

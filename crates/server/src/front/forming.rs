@@ -2,6 +2,7 @@
 //! waits for.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,8 +23,8 @@ use super::accept::{
     ACCEPT_PAUSE, FOREIGN_MESSAGE_BYTES_MAX, HEADER_BYTES_MAX, STREAMS_MAX, UNAUTHENTICATED_MAX,
 };
 use super::caller::is_open_to_all;
+use crate::places::{Place, Places, network};
 use crate::tls::NodeTls;
-use crate::unauthenticated::{Unauthenticated, UnauthenticatedPlace};
 
 /// The longest life of a connection: there is nothing to keep it for.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30);
@@ -42,7 +43,7 @@ pub(crate) async fn answer_while_forming(
     waits_for: watch::Receiver<String>,
 ) -> Infallible {
     let routes = Routes::new(health.max_decoding_message_size(FOREIGN_MESSAGE_BYTES_MAX)).prepare();
-    let unauthenticated = Unauthenticated::new(UNAUTHENTICATED_MAX.min(connections_max));
+    let unauthenticated = Places::new(UNAUTHENTICATED_MAX.min(connections_max));
     // Dropped with this future: all connections end once the cluster exists.
     let mut connections = JoinSet::new();
     loop {
@@ -53,7 +54,7 @@ pub(crate) async fn answer_while_forming(
         match accepted {
             Ok((socket, address)) if connections.len() < connections_max => {
                 let place = match tls {
-                    Some(_) => unauthenticated.place(address.ip()).map(Some),
+                    Some(_) => unauthenticated.take(Some(network(address.ip()))).ok().map(Some),
                     None => Some(None),
                 };
                 if let Some(place) = place {
@@ -72,7 +73,7 @@ pub(crate) async fn answer_while_forming(
 async fn accept(
     socket: TcpStream,
     tls: Option<Arc<NodeTls>>,
-    place: Option<UnauthenticatedPlace>,
+    place: Option<Place<IpAddr>>,
     routes: Routes,
     waits_for: watch::Receiver<String>,
 ) {

@@ -20,10 +20,11 @@ mod pump;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod unread;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
@@ -34,17 +35,18 @@ use tokio::sync::{Semaphore, oneshot, watch as shown};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::access::Access;
+use crate::access::{Access, Identity};
 use crate::audit::Audit;
 use crate::disk::DataDirectory;
 use crate::inbox::{Inbox, ReplicaStatus};
 use crate::observe;
 use crate::peers::Directory;
+use crate::places::{NoPlace, Place, Places};
 use crate::tls::NodeTls;
-use crate::unauthenticated::UnauthenticatedPlace;
 use caller::Caller;
 use connection::Connection;
 use stream::SessionStream;
+use unread::Unread;
 use watch::Watcher;
 
 pub(crate) use accept::Acceptor;
@@ -53,6 +55,11 @@ pub use ask::LEADER_METADATA;
 pub(crate) use ask::fuzz_deadline;
 pub(crate) use forming::answer_while_forming;
 pub(crate) use pump::pump;
+
+/// Most streams of sessions at a node; half of them of one identity.
+const STREAMS_MAX: usize = 1 << 16;
+/// Most watches at a node; half of them of one identity. Each change is sent to each of them.
+const WATCHES_MAX: usize = 1 << 10;
 
 /// Facts about this process that the replica does not have.
 #[derive(Clone, Debug)]
@@ -79,6 +86,11 @@ pub(crate) struct Front {
     /// Who callers are, and what they may do.
     pub(crate) access: Arc<Access>,
     pub(crate) audit: Arc<Audit>,
+    /// What clients have not read.
+    unread: Unread,
+    /// The streams of sessions, by the identities of their clients.
+    stream_places: Arc<Places<Identity>>,
+    watch_places: Arc<Places<Identity>>,
     /// Limits the orders in progress.
     orders: Arc<Semaphore>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
@@ -142,6 +154,9 @@ impl Front {
             tls,
             access,
             audit,
+            unread: Unread::default(),
+            stream_places: Places::new(STREAMS_MAX),
+            watch_places: Places::new(WATCHES_MAX),
             orders: Arc::new(Semaphore::new(ask::ORDERS_MAX)),
             stopping: CancellationToken::new(),
             registry: Mutex::default(),
@@ -185,7 +200,7 @@ impl Front {
     fn open_connection(
         self: &Arc<Self>,
         address: Option<SocketAddr>,
-        place: Option<UnauthenticatedPlace>,
+        place: Option<Place<IpAddr>>,
     ) -> Arc<Connection> {
         let connection = Arc::new(Connection::new(self.next_id(), self.clone(), address, place));
         let barrier = self.barrier.load(Ordering::Relaxed);
@@ -204,15 +219,44 @@ impl Front {
         observe::connections(registry.connections.len());
     }
 
-    fn open_stream(&self, connection: &Arc<Connection>, caller: Caller) -> Arc<SessionStream> {
+    fn open_stream(
+        &self,
+        connection: &Arc<Connection>,
+        caller: Caller,
+    ) -> Result<Arc<SessionStream>, Status> {
+        let place = self.place("streams of sessions", &self.stream_places, &caller)?;
         let opened = caller.identity.as_str().into();
-        let stream = SessionStream::new(StreamId(self.next_id()), connection.clone(), caller);
+        let stream = SessionStream::new(StreamId(self.next_id()), connection.clone(), caller, place);
         let mut registry = self.registry();
         registry.streams.insert(stream.id, stream.clone());
         observe::streams(registry.streams.len());
         drop(registry);
         self.push(Event::StreamOpened { stream: stream.id, identity: opened });
-        stream
+        Ok(stream)
+    }
+
+    /// A place for something of this caller; callers without an identity are not told apart.
+    fn place(
+        &self,
+        what: &'static str,
+        places: &Arc<Places<Identity>>,
+        caller: &Caller,
+    ) -> Result<Place<Identity>, Status> {
+        let identity = Some(&caller.identity).filter(|identity| **identity != Identity::ANONYMOUS);
+        places.take(identity.cloned()).map_err(|none| {
+            observe::quota_refused(what);
+            let text = match none {
+                NoPlace::OfHolder(most) => {
+                    format!(
+                        "{} has {most} {what} at this node, the most that one client may have",
+                        caller.identity
+                    )
+                }
+                NoPlace::InAll(most) => format!("this node has {most} {what}, the most that it allows"),
+            };
+            self.refused("quota", caller, &text);
+            Status::resource_exhausted(format!("{text}; end some"))
+        })
     }
 
     fn forget_stream(&self, id: StreamId) {

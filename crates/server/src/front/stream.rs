@@ -20,8 +20,9 @@ use tonic::{Status, Streaming};
 
 use super::caller::Caller;
 use super::connection::Connection;
-use crate::access::{self, Permission};
+use crate::access::{self, Identity, Permission};
 use crate::observe;
+use crate::places::Place;
 
 /// Above this many unsent answers, about 8 MiB, a client must keep reading: see [`LOOKS_MAX`].
 const ITEMS_MAX: usize = 1 << 16;
@@ -31,9 +32,6 @@ const ITEMS_HARD_MAX: usize = 1 << 20;
 /// not their time: a stall of this process is one check, however long it was (P9).
 const LOOKS_MAX: u32 = 10;
 const LOOK: Duration = Duration::from_millis(500);
-/// The limit of the unsent texts of refusals, in bytes: these are the only long answers that a client gets as many of as it
-/// likes.
-const TEXTS_MAX: usize = 16 << 20;
 /// Most answers in one frame. An answer has at most about 860 bytes, so a frame stays below the size that clients
 /// accept.
 const FRAME_ITEMS_MAX: usize = 4096;
@@ -45,14 +43,15 @@ pub(super) struct SessionStream {
     pub(super) id: StreamId,
     connection: Arc<Connection>,
     caller: Caller,
+    _place: Place<Identity>,
     state: Mutex<StreamBuffer>,
 }
 
 #[derive(Default)]
 struct StreamBuffer {
     items: VecDeque<v1::ServerItem>,
-    /// The bytes of the refusals' texts in `items`.
-    texts: usize,
+    /// The memory of `items`, in bytes: an estimate.
+    bytes: usize,
     /// The number of frames that the client has taken.
     taken: u64,
     /// Whether a task checks that the client reads its very many unsent answers.
@@ -75,8 +74,13 @@ enum StreamClose {
 }
 
 impl SessionStream {
-    pub(super) fn new(id: StreamId, connection: Arc<Connection>, caller: Caller) -> Arc<Self> {
-        let stream = Arc::new(Self { id, connection, caller, state: Mutex::default() });
+    pub(super) fn new(
+        id: StreamId,
+        connection: Arc<Connection>,
+        caller: Caller,
+        place: Place<Identity>,
+    ) -> Arc<Self> {
+        let stream = Arc::new(Self { id, connection, caller, _place: place, state: Mutex::default() });
         stream.connection.opened(&stream);
         stream
     }
@@ -88,10 +92,13 @@ impl SessionStream {
         if state.is_over {
             return;
         }
-        state.texts += items.iter().map(text_bytes).sum::<usize>();
+        let unread = &self.connection.front().unread;
+        let bytes = items.iter().map(memory).sum::<usize>();
+        unread.add(bytes);
+        state.bytes += bytes;
         state.items.extend(items);
         let count = state.items.len();
-        if count > ITEMS_HARD_MAX || state.texts > TEXTS_MAX {
+        if count > ITEMS_HARD_MAX || state.bytes > unread.share() {
             drop(state);
             return self.too_slow(count);
         }
@@ -125,9 +132,7 @@ impl SessionStream {
             "the client did not read its answers: {count} wait here, {ITEMS_MAX} may; read the stream while you write, then \
              connect again"
         );
-        let mut state = self.lock();
-        (state.items, state.texts) = (VecDeque::new(), 0);
-        drop(state);
+        self.forget_items();
         observe::stream_refused("too-slow");
         tracing::warn!(stream = self.id.0, "a client's stream ends: it did not read its answers");
         self.end(stream_end(StreamEndReason::TooSlow, text));
@@ -135,6 +140,12 @@ impl SessionStream {
 
     pub(super) fn caller(&self) -> &Caller {
         &self.caller
+    }
+
+    fn forget_items(&self) {
+        let mut state = self.lock();
+        state.items = VecDeque::new();
+        self.connection.front().unread.subtract(std::mem::take(&mut state.bytes));
     }
 
     /// Sends `end` as the last item; nothing more is read.
@@ -277,10 +288,15 @@ impl SessionStream {
     }
 }
 
-fn text_bytes(item: &v1::ServerItem) -> usize {
-    match &item.what {
-        Some(What::Refused(refused)) => refused.text.len(),
-        _ => 0,
+/// The memory of an answer, in bytes. The others with a text are few.
+fn memory(item: &v1::ServerItem) -> usize {
+    let text = if let Some(What::Refused(refused)) = &item.what { refused.text.len() } else { 0 };
+    size_of::<v1::ServerItem>() + text
+}
+
+impl Drop for SessionStream {
+    fn drop(&mut self) {
+        self.forget_items();
     }
 }
 
@@ -306,7 +322,9 @@ impl tonic::codegen::tokio_stream::Stream for StreamResponses {
         let count = state.items.len().min(FRAME_ITEMS_MAX);
         if count > 0 {
             let items: Vec<_> = state.items.drain(..count).collect();
-            state.texts -= items.iter().map(text_bytes).sum::<usize>();
+            let bytes = items.iter().map(memory).sum::<usize>();
+            state.bytes -= bytes;
+            self.0.connection.front().unread.subtract(bytes);
             state.taken += 1;
             return Poll::Ready(Some(Ok(v1::ServerFrame { items })));
         }

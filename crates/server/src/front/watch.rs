@@ -6,19 +6,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use lockkeeper_replica::Answer;
-use lockkeeper_wire::v1::WatchResponse;
+use lockkeeper_wire::v1::{self, WatchResponse, watch_response::What};
 use prost::Message;
 use tonic::Status;
 
 use super::ask::{Waits, refusal};
 use super::caller::Caller;
 use super::connection::{Connection, WATCHED_BYTES_MAX};
+use crate::access::Identity;
+use crate::places::Place;
 
 /// The unsent changes of one watch.
 pub(super) struct Watcher {
     connection: Arc<Connection>,
     /// Who watches.
     pub(super) caller: Caller,
+    _place: Place<Identity>,
     state: Mutex<WatchBuffer>,
 }
 
@@ -35,8 +38,8 @@ struct WatchBuffer {
 }
 
 impl Watcher {
-    pub(super) fn new(connection: Arc<Connection>, caller: Caller) -> Self {
-        Self { connection, caller, state: Mutex::default() }
+    pub(super) fn new(connection: Arc<Connection>, caller: Caller, place: Place<Identity>) -> Self {
+        Self { connection, caller, _place: place, state: Mutex::default() }
     }
 
     pub(super) fn deliver(&self, changes: Vec<WatchResponse>) {
@@ -44,7 +47,7 @@ impl Watcher {
         if state.is_over {
             return;
         }
-        let bytes = changes.iter().map(WatchResponse::encoded_len).sum::<usize>();
+        let bytes = changes.iter().map(memory).sum::<usize>();
         state.bytes += bytes;
         state.has_asked = false;
         state.changes.extend(changes);
@@ -52,8 +55,8 @@ impl Watcher {
             state.changes.clear();
             self.connection.watch_sent(std::mem::take(&mut state.bytes));
             state.end(Status::resource_exhausted(format!(
-                "the changes were not read fast enough: more than {} MiB wait here for the watches of one connection; watch \
-                 again, from the state as it is",
+                "the changes were not read fast enough: too many wait here for the watches of one connection, of which {} \
+                 MiB are allowed at most; watch again, from the state as it is",
                 WATCHED_BYTES_MAX >> 20
             )));
         }
@@ -98,6 +101,17 @@ impl WatchBuffer {
     }
 }
 
+/// The memory of a change, in bytes: an estimate.
+fn memory(change: &WatchResponse) -> usize {
+    let parts = match &change.what {
+        Some(What::State(lock) | What::Changed(lock)) => {
+            lock.holds.len() * size_of::<v1::Hold>() + lock.waiters.len() * size_of::<v1::Waiter>()
+        }
+        Some(What::Synced(_)) | None => 0,
+    };
+    change.encoded_len() + size_of::<WatchResponse>() + parts
+}
+
 /// The changes that are sent to the client.
 pub(super) struct Watching {
     pub(super) watcher: Arc<Watcher>,
@@ -111,7 +125,7 @@ impl tonic::codegen::tokio_stream::Stream for Watching {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut state = self.watcher.lock();
         if let Some(change) = state.changes.pop_front() {
-            let bytes = change.encoded_len();
+            let bytes = memory(&change);
             state.bytes -= bytes;
             self.watcher.connection.watch_sent(bytes);
             return Poll::Ready(Some(Ok(change)));

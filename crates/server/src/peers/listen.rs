@@ -9,8 +9,8 @@ use lockkeeper_wire::peer::{Hello, Lane, RefusalCode};
 use tokio::net::TcpListener;
 
 use super::handshake::{self, Greeter, NoGuest};
+use crate::places::{Places, network};
 use crate::tls::PeerStream;
-use crate::unauthenticated::Unauthenticated;
 
 /// Most handshakes with unidentified nodes at the same time; half of them from one address.
 const GREETINGS_MAX: usize = 128;
@@ -52,7 +52,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
     take: impl Fn(N, PeerStream, Hello) + Clone + Send + 'static,
 ) {
     let said = Arc::new(Mutex::new(LoggedRefusals::default()));
-    let greetings = Unauthenticated::new(GREETINGS_MAX);
+    let greetings = Places::new(GREETINGS_MAX);
     loop {
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -63,7 +63,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
             }
         };
         // Closed at once rather than left in the queue: behind it other nodes would wait for those that say nothing.
-        let Some(place) = greetings.place(address.ip()) else {
+        let Ok(place) = greetings.take(Some(network(address.ip()))) else {
             tracing::debug!(%address, "a connection from {address} was closed at once: too many are in their handshakes");
             continue;
         };

@@ -1,5 +1,6 @@
 //! A whole node in this process, on a free loopback port, called by the raw generated client.
 
+mod attacks;
 mod calls;
 mod crowds;
 mod harness;

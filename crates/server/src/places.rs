@@ -1,0 +1,117 @@
+//! Limits of how many there may be of something, in all and of one holder: whoever takes many must leave some to others.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::Hash;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Counts what is open, in all and by its holder.
+#[derive(Debug)]
+pub(crate) struct Places<K: Eq + Hash> {
+    most: usize,
+    open: Mutex<PlaceCounts<K>>,
+}
+
+#[derive(Debug)]
+struct PlaceCounts<K> {
+    all: usize,
+    /// Has only holders of a place, so it is no larger than `all`.
+    by_holder: HashMap<K, usize>,
+}
+
+/// One place, free again once this is dropped.
+#[derive(Debug)]
+pub(crate) struct Place<K: Eq + Hash> {
+    places: Arc<Places<K>>,
+    holder: Option<K>,
+}
+
+/// There is no place left: how many there may be, of this holder or in all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NoPlace {
+    OfHolder(usize),
+    InAll(usize),
+}
+
+impl<K: Eq + Hash + Clone> Places<K> {
+    /// Allows `most` at once, and half of them to one holder.
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most, open: Mutex::new(PlaceCounts { all: 0, by_holder: HashMap::new() }) })
+    }
+
+    /// Takes a place; `None`: for a holder that is unknown, so that only all places together are limited.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn take(self: &Arc<Self>, holder: Option<K>) -> Result<Place<K>, NoPlace> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.all >= self.most {
+            return Err(NoPlace::InAll(self.most));
+        }
+        if let Some(holder) = &holder {
+            let most = self.most.div_ceil(2);
+            match open.by_holder.entry(holder.clone()) {
+                Entry::Occupied(count) if *count.get() >= most => return Err(NoPlace::OfHolder(most)),
+                Entry::Occupied(mut count) => *count.get_mut() += 1,
+                Entry::Vacant(count) => drop(count.insert(1)),
+            }
+        }
+        open.all += 1;
+        Ok(Place { places: self.clone(), holder })
+    }
+}
+
+impl<K: Eq + Hash> Drop for Place<K> {
+    fn drop(&mut self) {
+        let mut open = self.places.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.all -= 1;
+        if let Some(holder) = self.holder.take()
+            && let Entry::Occupied(mut count) = open.by_holder.entry(holder)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
+
+/// The network whose connections are counted together. A host with IPv6 usually has all addresses of a /64.
+pub(crate) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6((u128::from(address) & (u128::MAX << 64)).into()),
+        four => four,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_holder_gets_half_of_the_places_and_all_holders_get_all() {
+        let places = Places::new(4);
+        let first = places.take(Some("a")).unwrap();
+        let _second = places.take(Some("a")).unwrap();
+        assert_eq!(places.take(Some("a")).unwrap_err(), NoPlace::OfHolder(2));
+        let _others = (places.take(Some("b")).unwrap(), places.take(None).unwrap());
+        assert_eq!(places.take(Some("c")).unwrap_err(), NoPlace::InAll(4));
+        drop(first);
+        let third = places.take(None).unwrap();
+        assert_eq!(places.take(Some("a")).unwrap_err(), NoPlace::InAll(4));
+        drop(third);
+        assert!(places.take(Some("a")).is_ok());
+    }
+
+    #[test]
+    fn addresses_of_one_network_count_together_and_nothing_is_kept_of_those_that_are_gone() {
+        let address = |text: &str| network(text.parse().unwrap());
+        assert_eq!(address("2001:db8::1"), address("2001:db8::ffff:1"));
+        assert_eq!(address("::ffff:192.0.2.1"), address("192.0.2.1"));
+        assert_ne!(address("192.0.2.1"), address("192.0.2.2"));
+        let places = Places::new(2);
+        drop(places.take(Some(address("2001:db8::1"))).unwrap());
+        assert!(places.open.lock().unwrap().by_holder.is_empty());
+    }
+}

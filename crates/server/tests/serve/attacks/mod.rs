@@ -1,0 +1,94 @@
+//! Attacks on the clients' port of a real node. Each runs for a while beside a witness: a client that acquires and
+//! releases a lock all the time. The witness must lose nothing and must make progress, and the node's memory must stay
+//! within bounds. Each test prints a row: what was sent, for how long, what the witness noticed.
+//!
+//! `LOCKKEEPER_ATTACK_SECONDS=30 cargo nextest run -p lockkeeper-server attacks --no-capture -j 1` runs them for longer.
+
+mod frames;
+mod http2;
+mod messages;
+mod witness;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::harness::{DEADLINE, Server, directory};
+use witness::Witness;
+
+/// How much the memory of this process may grow during an attack, attackers included. The most is for 16 connections with
+/// changes that they do not read, of 16 MiB each.
+const GROWTH_MAX: u64 = 512 << 20;
+
+/// What the attackers have done so far.
+#[derive(Clone, Default)]
+struct Sent(Arc<AtomicU64>);
+
+impl Sent {
+    fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn seconds() -> Duration {
+    let seconds = std::env::var("LOCKKEEPER_ATTACK_SECONDS").ok().map(|text| text.parse().expect("seconds"));
+    Duration::from_secs(seconds.unwrap_or(1))
+}
+
+/// Lets `attackers` tasks run `attack` again and again against a node, beside a witness. `attack` ends when the node has
+/// had enough of it.
+async fn under_attack<F>(what: &str, attackers: usize, attack: impl Fn(SocketAddr, Sent) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let data = directory();
+    let server = Server::start(data.path());
+    let address = server.running.address();
+    let mut witness = Witness::start(&server).await;
+    witness.progress(100).await;
+    let (sent, before) = (Sent::default(), resident());
+    let end = Instant::now() + seconds();
+    let mut tasks = tokio::task::JoinSet::new();
+    (0..attackers).for_each(|_| drop(tasks.spawn(attack(address, sent.clone()))));
+    let mut peak = 0;
+    witness.forget_slowest();
+    while Instant::now() < end {
+        witness.progress(1).await;
+        peak = resident().max(peak);
+        while tasks.try_join_next().is_some() {
+            tasks.spawn(attack(address, sent.clone()));
+        }
+    }
+    // Progress under attack, whatever the attack has cost.
+    let during = witness.progress(20).await;
+    tasks.shutdown().await;
+    witness.progress(100).await;
+    let grown = peak.saturating_sub(before);
+    println!(
+        "| {what} | {} | {} s | {} pairs, slowest {} ms | {} MiB |",
+        sent.get(),
+        seconds().as_secs(),
+        during.pairs,
+        during.slowest.as_millis(),
+        grown >> 20
+    );
+    assert!(sent.get() > 0, "there was no attack");
+    assert!(grown < GROWTH_MAX, "{} MiB of memory for attackers", grown >> 20);
+    witness.end().await;
+    tokio::time::timeout(DEADLINE, server.stop()).await.expect("it stops").unwrap();
+}
+
+/// The memory of this process that is resident, in bytes.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
