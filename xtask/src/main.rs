@@ -4,7 +4,7 @@
 //! Must not contain knowledge about locks: properties of locks are checked by tests.
 //!
 //! Reading order: [`parts`] (`verify` and `fix`), [`api`] (the text of the public API), [`testing`] (`test`), [`tally`] (counting tests), [`needs`]
-//! (required programs and their installation), [`foreign`] (libraries of other languages), [`sim`], [`services`]
+//! (required programs and their installation), [`foreign`] (libraries of other languages), [`sim`], [`mod@fuzz`] (the decoders), [`services`]
 //! (other lock services), [`mod@bench`] (comparison with those), [`mod@dist`] (a release's files), [`book`], [`process`].
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
@@ -15,6 +15,7 @@ mod book;
 mod dist;
 mod features;
 mod foreign;
+mod fuzz;
 mod needs;
 mod parts;
 mod process;
@@ -30,6 +31,7 @@ use clap::{Parser, Subcommand};
 
 use crate::bench::Bench;
 use crate::dist::Dist;
+use crate::fuzz::Fuzz;
 use crate::parts::Part;
 use crate::services::Services;
 use crate::testing::Selection;
@@ -69,6 +71,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Fuzz the decoders; needs a nightly compiler and cargo-fuzz
+    Fuzz(Fuzz),
     /// Start and stop the lock services of others: Redis, PostgreSQL, etcd, ZooKeeper, DynamoDB (emulated)
     #[command(subcommand)]
     Services(Services),
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
         Task::Generate => parts::generate(),
         Task::Test(selection) => testing::run(&selection),
         Task::Sim { args } => sim::run(&args),
+        Task::Fuzz(choice) => fuzz::fuzz(&choice),
         Task::Services(task) => services::run(&task),
         Task::Bench(choice) => bench::run(&choice),
         Task::Dist(choice) => dist::make(&choice),

@@ -22,7 +22,7 @@ struct PlaceCounts<K> {
 
 /// One place, free again once this is dropped.
 #[derive(Debug)]
-pub(crate) struct Place<K: Eq + Hash> {
+pub(crate) struct TakenPlace<K: Eq + Hash> {
     places: Arc<Places<K>>,
     holder: Option<K>,
 }
@@ -44,7 +44,7 @@ impl<K: Eq + Hash + Clone> Places<K> {
     ///
     /// # Errors
     /// There is none.
-    pub(crate) fn take(self: &Arc<Self>, holder: Option<K>) -> Result<Place<K>, NoPlace> {
+    pub(crate) fn take(self: &Arc<Self>, holder: Option<K>) -> Result<TakenPlace<K>, NoPlace> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.all >= self.most {
             return Err(NoPlace::InAll(self.most));
@@ -58,11 +58,11 @@ impl<K: Eq + Hash + Clone> Places<K> {
             }
         }
         open.all += 1;
-        Ok(Place { places: self.clone(), holder })
+        Ok(TakenPlace { places: self.clone(), holder })
     }
 }
 
-impl<K: Eq + Hash> Drop for Place<K> {
+impl<K: Eq + Hash> Drop for TakenPlace<K> {
     fn drop(&mut self) {
         let mut open = self.places.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.all -= 1;

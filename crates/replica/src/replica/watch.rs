@@ -1,7 +1,7 @@
 //! Watches: the initial state in parts, then the state of each lock that has changed. Several changes of a lock may
 //! be sent as one.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use lockkeeper_core::LockName;
 use lockkeeper_wire::v1::{self, watch_response::What};
@@ -101,7 +101,7 @@ impl Replica {
         let max = (CHANGES_PER_TURN / self.watchers.len()).max(1);
         let changes: Vec<LockName> = self.table.take_changes(max);
         // Each lock is described once, for all watches.
-        let mut described: HashMap<&LockName, v1::WatchResponse> = HashMap::new();
+        let mut described: BTreeMap<&LockName, v1::WatchResponse> = BTreeMap::new();
         let mut outputs = Vec::new();
         for watcher in &self.watchers {
             let changed = watcher.shown(&changes).into_iter();

@@ -21,7 +21,7 @@ use super::accept::OPEN_CALLS_MAX;
 use super::caller::Certified;
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
-use crate::places::Place;
+use crate::places::TakenPlace;
 
 /// Most calls of a connection whose answers are unsent; an answer has up to about 400 KiB. Further calls wait
 /// before their questions go to the replica, so a client that does not read costs some MiB, for any number of
@@ -46,7 +46,7 @@ pub(super) struct Connection {
     /// The address at the other end.
     address: Option<SocketAddr>,
     /// Its place among the connections without a certificate or token, on a port with TLS.
-    place: Mutex<Option<Place<IpAddr>>>,
+    place: Mutex<Option<TakenPlace<IpAddr>>>,
     /// Cancelled when this node closes the connection.
     pub(super) kill: CancellationToken,
 }
@@ -68,7 +68,7 @@ impl Connection {
         id: u64,
         front: Arc<Front>,
         address: Option<SocketAddr>,
-        place: Option<Place<IpAddr>>,
+        place: Option<TakenPlace<IpAddr>>,
     ) -> Self {
         Self {
             id,
@@ -99,7 +99,7 @@ impl Connection {
         self.place().is_some()
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<Place<IpAddr>>> {
+    fn place(&self) -> MutexGuard<'_, Option<TakenPlace<IpAddr>>> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -23,7 +23,7 @@ use super::accept::{
     ACCEPT_PAUSE, FOREIGN_MESSAGE_BYTES_MAX, HEADER_BYTES_MAX, STREAMS_MAX, UNAUTHENTICATED_MAX,
 };
 use super::caller::is_open_to_all;
-use crate::places::{Place, Places, network};
+use crate::places::{Places, TakenPlace, network};
 use crate::tls::NodeTls;
 
 /// The longest life of a connection: there is nothing to keep it for.
@@ -73,7 +73,7 @@ pub(crate) async fn answer_while_forming(
 async fn accept(
     socket: TcpStream,
     tls: Option<Arc<NodeTls>>,
-    place: Option<Place<IpAddr>>,
+    place: Option<TakenPlace<IpAddr>>,
     routes: Routes,
     waits_for: watch::Receiver<String>,
 ) {

@@ -41,7 +41,7 @@ use crate::disk::DataDirectory;
 use crate::inbox::{Inbox, ReplicaStatus};
 use crate::observe;
 use crate::peers::Directory;
-use crate::places::{NoPlace, Place, Places};
+use crate::places::{NoPlace, Places, TakenPlace};
 use crate::tls::NodeTls;
 use caller::Caller;
 use connection::Connection;
@@ -200,7 +200,7 @@ impl Front {
     fn open_connection(
         self: &Arc<Self>,
         address: Option<SocketAddr>,
-        place: Option<Place<IpAddr>>,
+        place: Option<TakenPlace<IpAddr>>,
     ) -> Arc<Connection> {
         let connection = Arc::new(Connection::new(self.next_id(), self.clone(), address, place));
         let barrier = self.barrier.load(Ordering::Relaxed);
@@ -241,7 +241,7 @@ impl Front {
         what: &'static str,
         places: &Arc<Places<Identity>>,
         caller: &Caller,
-    ) -> Result<Place<Identity>, Status> {
+    ) -> Result<TakenPlace<Identity>, Status> {
         let identity = Some(&caller.identity).filter(|identity| **identity != Identity::ANONYMOUS);
         places.take(identity.cloned()).map_err(|none| {
             observe::quota_refused(what);

@@ -22,7 +22,7 @@ use super::caller::Caller;
 use super::connection::Connection;
 use crate::access::{self, Identity, Permission};
 use crate::observe;
-use crate::places::Place;
+use crate::places::TakenPlace;
 
 /// Above this many unsent answers, about 8 MiB, a client must keep reading: see [`LOOKS_MAX`].
 const ITEMS_MAX: usize = 1 << 16;
@@ -43,7 +43,7 @@ pub(super) struct SessionStream {
     pub(super) id: StreamId,
     connection: Arc<Connection>,
     caller: Caller,
-    _place: Place<Identity>,
+    _place: TakenPlace<Identity>,
     state: Mutex<StreamBuffer>,
 }
 
@@ -78,7 +78,7 @@ impl SessionStream {
         id: StreamId,
         connection: Arc<Connection>,
         caller: Caller,
-        place: Place<Identity>,
+        place: TakenPlace<Identity>,
     ) -> Arc<Self> {
         let stream = Arc::new(Self { id, connection, caller, _place: place, state: Mutex::default() });
         stream.connection.opened(&stream);

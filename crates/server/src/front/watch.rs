@@ -14,14 +14,14 @@ use super::ask::{Waits, refusal};
 use super::caller::Caller;
 use super::connection::{Connection, WATCHED_BYTES_MAX};
 use crate::access::Identity;
-use crate::places::Place;
+use crate::places::TakenPlace;
 
 /// The unsent changes of one watch.
 pub(super) struct Watcher {
     connection: Arc<Connection>,
     /// Who watches.
     pub(super) caller: Caller,
-    _place: Place<Identity>,
+    _place: TakenPlace<Identity>,
     state: Mutex<WatchBuffer>,
 }
 
@@ -38,7 +38,7 @@ struct WatchBuffer {
 }
 
 impl Watcher {
-    pub(super) fn new(connection: Arc<Connection>, caller: Caller, place: Place<Identity>) -> Self {
+    pub(super) fn new(connection: Arc<Connection>, caller: Caller, place: TakenPlace<Identity>) -> Self {
         Self { connection, caller, _place: place, state: Mutex::default() }
     }
 

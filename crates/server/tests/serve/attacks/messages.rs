@@ -47,7 +47,7 @@ async fn deeply_nested_messages() {
         outer.append(&mut nested);
         nested = outer;
     }
-    let bodies = [groups, nested, vec![0x0a, 0].repeat(1 << 18)];
+    let bodies = [groups, nested, [0x0a, 0].repeat(1 << 18)];
     under_attack("deeply nested messages, and frames of empty items", 8, move |address, sent| {
         let bodies = bodies.clone();
         async move {
@@ -64,6 +64,40 @@ async fn deeply_nested_messages() {
                         tokio::time::timeout(Duration::from_millis(50), socket.read(&mut [0; 1_024])).await;
                     sent.add(1);
                 }
+            }
+        }
+    })
+    .await;
+}
+
+/// Streams full of requests, on connections that give the answers no window.
+#[tokio::test]
+async fn answers_that_nobody_reads() {
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    const ITEMS: usize = 10_000;
+    let item = |id| {
+        let what = client_item::What::KeepAlive(v1::KeepAlive { id });
+        v1::ClientItem { session: 1, what: Some(what) }
+    };
+    let items: Vec<_> = (0..ITEMS as u64).map(item).collect();
+    let requests = message(&v1::ClientFrame { items }.encode_to_vec());
+    under_attack("requests whose answers are not read", 16, move |address, sent| {
+        let requests = requests.clone();
+        async move {
+            let Some(mut socket) = connect(address, &[(INITIAL_WINDOW_SIZE, 0)]).await else { return };
+            for stream in (1..2 * 256).step_by(2) {
+                if socket.write_all(&frame(HEADERS, END_HEADERS, stream, &call("Session"))).await.is_err() {
+                    return;
+                }
+                for part in requests.chunks(16_000) {
+                    let bytes = frame(DATA, 0, stream, part);
+                    let written =
+                        tokio::time::timeout(Duration::from_secs(1), socket.write_all(&bytes)).await;
+                    if !matches!(written, Ok(Ok(()))) {
+                        return;
+                    }
+                }
+                sent.add(ITEMS as u64);
             }
         }
     })
@@ -97,7 +131,7 @@ async fn guesses_of_a_sessions_secret() {
     assert!(!matches!(told, v1::server_item::What::Finished(_)), "{told:?}");
     owner.finish(session, 2, 1);
     assert!(matches!(owner.what().await, v1::server_item::What::Finished(_)));
-    println!("| guesses of a session's secret | {GUESSES} | | all refused; the owner noticed nothing | |");
+    eprintln!("| guesses of a session's secret | {GUESSES} | | all refused; the owner noticed nothing | |");
     server.stop().await.unwrap();
 }
 

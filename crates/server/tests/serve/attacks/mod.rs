@@ -72,7 +72,7 @@ where
     tasks.shutdown().await;
     witness.progress(100).await;
     let grown = peak.saturating_sub(before);
-    println!(
+    eprintln!(
         "| {what} | {} | {} s | {} pairs, slowest {} ms | {} MiB |",
         sent.get(),
         seconds().as_secs(),
