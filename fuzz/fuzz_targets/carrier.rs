@@ -1,8 +1,8 @@
 #![no_main]
 
-use lockkeeper::fuzzing;
+use lockkeeper::fuzzing::carrier;
 
 libfuzzer_sys::fuzz_target!(
-    init: lockkeeper_corpus::store("carrier", fuzzing::carrier_seeds()),
-    |bytes: &[u8]| fuzzing::carrier(bytes)
+    init: lockkeeper_corpus::store("carrier", carrier::seeds()),
+    |bytes: &[u8]| carrier::run(bytes)
 );

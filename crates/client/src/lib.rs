@@ -84,14 +84,7 @@ mod capabilities;
 mod cluster;
 mod error;
 mod fd;
-#[cfg(all(
-    any(test, fuzzing),
-    feature = "file",
-    feature = "redis",
-    feature = "etcd",
-    feature = "zookeeper",
-    feature = "service"
-))]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod guard;
 mod info;

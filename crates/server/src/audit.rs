@@ -1,8 +1,8 @@
 //! The audit trail: who has broken a hold, set a limit, changed the cluster, and who was refused. One JSON object per
 //! line in a file, and the same in the log.
 //!
-//! Responsible for: what was done is on disk before its caller gets the answer; the records of a node are in the order of
-//! their events; the files' size is bounded; refusals, which anybody can cause, are limited in rate, and those left out
+//! Responsible for: the record of an operator's command is on disk before the command is answered; records are in the
+//! order of their events; the files' size is bounded; refusals, which anybody can cause, are limited in rate, and those left out
 //! are counted. A disk that does not answer holds up only those who wait for their records.
 
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 /// How many renamed files are kept, as `FILE.1` to `FILE.4`.
 const KEPT: u32 = 4;
 /// Most refusals of one kind that are recorded in [`PERIOD`]. The files have room for refusals of all kinds, with names of
-/// the largest size, for five days at least: nobody can push other records out of them unseen.
+/// the largest size, for five days at least, so refusals can't push other records out of them unnoticed.
 const REFUSALS_MAX: u32 = 10;
 const PERIOD: Duration = Duration::from_secs(60);
 /// Most records that wait for the disk; further refusals are left out and counted.
@@ -59,12 +59,12 @@ struct Line<'record> {
 /// The trail of a node.
 pub(crate) struct Audit {
     /// To the thread that writes the file. `None`: records are in the log only.
-    queue: Option<mpsc::Sender<Entry>>,
+    queue: Option<mpsc::Sender<PendingRecord>>,
     refusals: Mutex<HashMap<&'static str, Refusals>>,
 }
 
 /// A record on its way to the file.
-struct Entry {
+struct PendingRecord {
     time: SystemTime,
     record: AuditRecord,
     /// Whether it must be on disk before the next one is written.
@@ -94,9 +94,9 @@ impl Audit {
         let queue = path.map(|path| {
             let failed = |source| FileError::Write { file: path.to_owned(), source };
             let file = AuditFile::open(path).map_err(failed)?;
-            let (queue, entries) = mpsc::channel(QUEUE_MAX);
+            let (queue, records) = mpsc::channel(QUEUE_MAX);
             let writer = thread::Builder::new().name("audit".to_owned());
-            writer.spawn(move || write_entries(file, entries)).map_err(failed)?;
+            writer.spawn(move || write_records(file, records)).map_err(failed)?;
             Ok(queue)
         });
         Ok(Arc::new(Self { queue: queue.transpose()?, refusals: Mutex::default() }))
@@ -111,14 +111,14 @@ impl Audit {
         let Some(queue) = &self.queue else { return Ok(()) };
         let (written, result) = oneshot::channel();
         let gone = || io::Error::other("the thread that writes it has ended");
-        queue.send(Entry::new(record, true, Some(written))).await.map_err(|_| gone())?;
+        queue.send(PendingRecord::new(record, true, Some(written))).await.map_err(|_| gone())?;
         result.await.map_err(|_| gone())?
     }
 
     /// Records what was done, without waiting for the disk.
     pub(crate) fn note(&self, record: AuditRecord) {
         record.log();
-        self.enqueue(Entry::new(record, true, None));
+        self.enqueue(PendingRecord::new(record, true, None));
     }
 
     /// Records that a caller was refused, unless too many were within [`PERIOD`].
@@ -147,18 +147,18 @@ impl Audit {
         };
         refusals.recorded += 1;
         refusals.left_out = 0;
-        if !self.enqueue(Entry::new(record, false, None)) {
+        if !self.enqueue(PendingRecord::new(record, false, None)) {
             refusals.left_out = left_out + 1;
         }
     }
 
     /// Whether there was room in the queue.
-    fn enqueue(&self, entry: Entry) -> bool {
+    fn enqueue(&self, pending: PendingRecord) -> bool {
         let Some(queue) = &self.queue else { return true };
-        let result = queue.try_send(entry);
-        if let Err(mpsc::error::TrySendError::Full(entry)) = &result {
+        let result = queue.try_send(pending);
+        if let Err(mpsc::error::TrySendError::Full(pending)) = &result {
             tracing::error!(
-                what = entry.record.what,
+                what = pending.record.what,
                 "a record is missing in the audit trail: its disk does not answer"
             );
         }
@@ -179,21 +179,21 @@ impl AuditRecord {
     }
 }
 
-impl Entry {
+impl PendingRecord {
     fn new(record: AuditRecord, sync: bool, written: Option<oneshot::Sender<io::Result<()>>>) -> Self {
         Self { time: SystemTime::now(), record, sync, written }
     }
 }
 
 /// Writes records until the trail is dropped.
-fn write_entries(mut file: AuditFile, mut entries: mpsc::Receiver<Entry>) {
-    while let Some(entry) = entries.blocking_recv() {
-        let result = file.append(entry.time, &entry.record, entry.sync);
+fn write_records(mut file: AuditFile, mut queue: mpsc::Receiver<PendingRecord>) {
+    while let Some(pending) = queue.blocking_recv() {
+        let result = file.append(pending.time, &pending.record, pending.sync);
         if let Err(error) = &result {
             tracing::error!(%error, "the audit trail can't be written: {error}");
         }
-        if let Some(written) = entry.written {
-            // Fails if nobody waits any more.
+        if let Some(written) = pending.written {
+            // Fails if the caller has stopped waiting.
             let _ = written.send(result);
         }
     }

@@ -116,14 +116,7 @@ impl OnceRecord {
     }
 }
 
-#[cfg(all(
-    any(test, fuzzing),
-    feature = "file",
-    feature = "redis",
-    feature = "etcd",
-    feature = "zookeeper",
-    feature = "service"
-))]
+#[cfg(all(any(test, fuzzing), any(feature = "file", feature = "redis")))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     if let Some(record) = OnceRecord::from_bytes(bytes) {
         assert_eq!(record.to_bytes(), bytes);

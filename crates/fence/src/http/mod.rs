@@ -68,7 +68,7 @@ pub use passage::Pass;
 pub use problem::TYPE_PREFIX;
 pub use service::FencedService;
 
-#[cfg(all(any(test, fuzzing), feature = "http", feature = "object_store", feature = "dynamodb"))]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_headers(headers: &http::HeaderMap) {
     if let Ok(Some(read)) = headers::read(headers) {
         assert!(headers.contains_key(TOKEN), "{read:?}");

@@ -53,7 +53,7 @@ pub use error::{ObjectError, Unfit};
 pub use pointer::{Draft, PointerFence, Swept};
 use record::{Holds, Record};
 
-#[cfg(all(any(test, fuzzing), feature = "http", feature = "object_store", feature = "dynamodb"))]
+#[cfg(any(test, fuzzing))]
 pub(crate) use record::{fuzz_record, fuzz_seed};
 
 /// Most bytes of content of an [`ObjectFence`]: 8 MiB. An `enter` or a write transfers the content twice, which should

@@ -209,14 +209,14 @@ fn parse(lines: &str, rest: Bytes) -> Option<Record> {
     Some(Record { holds, nonce, change, before, marks, content })
 }
 
-#[cfg(all(any(test, fuzzing), feature = "http", feature = "object_store", feature = "dynamodb"))]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_record(bytes: &Bytes) {
     if let Ok(record) = Record::decode(bytes) {
         assert_eq!(&record.encode(), bytes);
     }
 }
 
-#[cfg(all(any(test, fuzzing), feature = "http", feature = "object_store", feature = "dynamodb"))]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_seed() -> Bytes {
     let nonce = Nonce::parse(&"0".repeat(32)).expect("a nonce");
     Record::after(None, Holds::Content, nonce, Marks::default(), None).encode()

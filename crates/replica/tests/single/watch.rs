@@ -45,7 +45,7 @@ fn subtree(session: u64, seq: u64, name: &str) -> v1::ClientItem {
     item
 }
 
-/// Whoever may watch a name need not be allowed to see the names above it.
+/// A permission to watch a name includes no permission to read the names above it.
 #[test]
 fn change_above_the_prefix_shows_the_prefix_and_only_subtree_holds_that_cover_it() {
     let mut node = Node::new();

@@ -85,7 +85,7 @@ impl Access {
         self.files.tokens.is_some()
     }
 
-    /// The caller that shows this token, and what tells the token from others.
+    /// The caller of a token, and the id of the token.
     pub(crate) fn caller(&self, token: &str) -> Option<(Identity, TokenId)> {
         self.current().tokens.caller(token)
     }

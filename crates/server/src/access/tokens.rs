@@ -21,7 +21,7 @@ const HASH_BYTES: usize = 32;
 /// Longest text that is looked at as a token.
 const TOKEN_CHARS_MAX: usize = PREFIX.len() + LABEL_BYTES_MAX + 1 + 2 * SECRET_BYTES;
 
-/// Tells a token from another one of the same name. Not secret: it is what the file has.
+/// The id of a token: its hash in the file, which is not secret. Another token of the same name has another id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TokenId([u8; HASH_BYTES]);
 

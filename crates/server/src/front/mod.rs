@@ -235,7 +235,8 @@ impl Front {
         Ok(stream)
     }
 
-    /// A place for something of this caller; callers without an identity are not told apart.
+    /// A place for a stream or watch of this caller. Anonymous callers share the places of all; they have no limit of their
+    /// own, since they can't be distinguished.
     fn place(
         &self,
         what: &'static str,

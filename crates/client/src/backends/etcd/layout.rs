@@ -149,14 +149,7 @@ fn decoded(name: &str) -> Option<String> {
     Some(decoded)
 }
 
-#[cfg(all(
-    any(test, fuzzing),
-    feature = "file",
-    feature = "redis",
-    feature = "etcd",
-    feature = "zookeeper",
-    feature = "service"
-))]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     for layout in [Layout::encoded(None), Layout::plain(None), Layout::encoded(Some("locks/"))] {
         let Some(name) = layout.name_of(bytes) else { continue };

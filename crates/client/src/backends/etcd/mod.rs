@@ -31,14 +31,7 @@ use crate::machine::{Push, Spec};
 use crate::url::Url;
 use crate::watch::Watch;
 use connection::Link;
-#[cfg(all(
-    any(test, fuzzing),
-    feature = "file",
-    feature = "redis",
-    feature = "etcd",
-    feature = "zookeeper",
-    feature = "service"
-))]
+#[cfg(any(test, fuzzing))]
 pub(crate) use layout::fuzz;
 use leases::Leases;
 use settings::Settings;

@@ -36,15 +36,8 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-#[cfg(all(
-    any(test, fuzzing),
-    feature = "file",
-    feature = "redis",
-    feature = "etcd",
-    feature = "zookeeper",
-    feature = "service"
-))]
-pub(crate) use state::{fuzz, fuzz_seeds};
+#[cfg(any(test, fuzzing))]
+pub(crate) use state::{fuzz, fuzz_seed};
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -332,14 +332,7 @@ pub(super) fn waiter(record: &[u8]) -> Option<WaiterInfo> {
     Some(WaiterInfo { owner, identity: String::new(), mode, meta: decode_meta(rest) })
 }
 
-#[cfg(all(
-    any(test, fuzzing),
-    feature = "file",
-    feature = "redis",
-    feature = "etcd",
-    feature = "zookeeper",
-    feature = "service"
-))]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     let shown = Value::decode(bytes).owner();
     assert!(shown.is_none_or(|shown| shown.len() <= 16 * bytes.len() + 64));

@@ -36,14 +36,7 @@ use crate::info::{Finding, LockInfo};
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
-#[cfg(all(
-    any(test, fuzzing),
-    feature = "file",
-    feature = "redis",
-    feature = "etcd",
-    feature = "zookeeper",
-    feature = "service"
-))]
+#[cfg(any(test, fuzzing))]
 pub(crate) use layout::fuzz;
 use servers::Servers;
 #[cfg(not(feature = "redlock"))]

@@ -31,14 +31,7 @@ use crate::url::Url;
 use crate::watch::Watch;
 use inspect::Inspector;
 use layout::NodeLayout;
-#[cfg(all(
-    any(test, fuzzing),
-    feature = "file",
-    feature = "redis",
-    feature = "etcd",
-    feature = "zookeeper",
-    feature = "service"
-))]
+#[cfg(any(test, fuzzing))]
 pub(crate) use layout::fuzz;
 use places::QueuePlaces;
 use session::{CurrentSession, Ensemble};

@@ -26,9 +26,9 @@ const GROWTH_MAX: u64 = 512 << 20;
 
 /// What the attackers have done so far.
 #[derive(Clone, Default)]
-struct Sent(Arc<AtomicU64>);
+struct AttackCount(Arc<AtomicU64>);
 
-impl Sent {
+impl AttackCount {
     fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
@@ -45,7 +45,7 @@ fn seconds() -> Duration {
 
 /// Lets `attackers` tasks run `attack` again and again against a node, beside a witness. `attack` ends when the node has
 /// had enough of it.
-async fn under_attack<F>(what: &str, attackers: usize, attack: impl Fn(SocketAddr, Sent) -> F)
+async fn under_attack<F>(what: &str, attackers: usize, attack: impl Fn(SocketAddr, AttackCount) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -54,7 +54,7 @@ where
     let address = server.running.address();
     let mut witness = Witness::start(&server).await;
     witness.progress(100).await;
-    let (sent, before) = (Sent::default(), resident());
+    let (sent, before) = (AttackCount::default(), resident());
     let end = Instant::now() + seconds();
     let mut tasks = tokio::task::JoinSet::new();
     (0..attackers).for_each(|_| drop(tasks.spawn(attack(address, sent.clone()))));

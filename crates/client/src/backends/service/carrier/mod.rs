@@ -10,6 +10,8 @@
 //! answers only the finish.
 
 mod carried;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod items;
 #[cfg(test)]
 pub(super) mod tests;
