@@ -311,11 +311,16 @@ impl std::fmt::Display for Url {
 
 /// The text of a file of at most [`PASSWORD_BYTES_MAX`] bytes.
 fn password_in(file: &str) -> Option<String> {
+    let text = read_begin(file, PASSWORD_BYTES_MAX).ok()?;
+    (text.len() <= PASSWORD_BYTES_MAX).then_some(text)
+}
+
+/// The begin of a file's text: one byte more than `bytes_max`, so that the caller can recognize a longer file.
+pub(crate) fn read_begin(file: &str, bytes_max: usize) -> std::io::Result<String> {
     use std::io::Read;
     let mut text = String::new();
-    let file = std::fs::File::open(file).ok()?;
-    file.take(PASSWORD_BYTES_MAX as u64 + 1).read_to_string(&mut text).ok()?;
-    (text.len() <= PASSWORD_BYTES_MAX).then_some(text)
+    std::fs::File::open(file)?.take(bytes_max as u64 + 1).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// The text with its passwords hidden, for errors.

@@ -139,6 +139,14 @@ pub struct Acquire {
     pub meta: Box<[u8]>,
 }
 
+impl Acquire {
+    /// Whether it is queued if it can't be granted at once (Q2).
+    #[must_use]
+    pub fn may_wait(&self) -> bool {
+        !matches!(self.if_busy, IfBusy::Fail | IfBusy::Wait { at_most_ms: Some(0) })
+    }
+}
+
 /// Behaviour of an acquire that can't be granted at once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum IfBusy {

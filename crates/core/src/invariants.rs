@@ -9,7 +9,7 @@ use crate::command::Command;
 use crate::name;
 use crate::reply::{Effect, Reply};
 use crate::snapshot::{Phase, RequestState, Snapshot};
-use crate::table::Table;
+use crate::table::{Table, Usage};
 use crate::types::{ModeKind, Ticket, Token};
 
 /// `Err` describes the violation.
@@ -25,11 +25,51 @@ pub fn all(table: &Table) -> CheckResult {
     p1_exclusion(&snapshot)?;
     p2_tokens(&snapshot)?;
     index(table)?;
+    usage(table, &snapshot)?;
     if table.has_backlog() {
         return Ok(());
     }
     p7_answers(&snapshot)?;
     p8_queue(&snapshot)
+}
+
+/// The usage of each identity is that of its sessions and requests.
+///
+/// # Errors
+/// The identity whose numbers are wrong.
+pub fn usage(table: &Table, snapshot: &Snapshot) -> CheckResult {
+    let ending = snapshot.ending.iter().map(|ending| &ending.session);
+    let owners: BTreeMap<_, _> =
+        snapshot.sessions.iter().chain(ending).map(|session| (session.id, &*session.identity)).collect();
+    let mut expected: BTreeMap<&str, Usage> = owners.values().map(|it| (*it, Usage::default())).collect();
+    let mut count = |identity: &str, more: Usage| {
+        if let Some(sum) = expected.get_mut(identity) {
+            *sum = sum.plus(more);
+        }
+    };
+    for session in &snapshot.sessions {
+        count(&session.identity, Usage { sessions: 1, ..Usage::default() });
+    }
+    for request in &snapshot.requests {
+        let Some(identity) = request.owner.and_then(|(session, _)| owners.get(&session)) else { continue };
+        let waiters = u64::from(token(request).is_none());
+        let names = request.names.len() as u64;
+        count(identity, Usage { requests: 1, waiters, names, ..Usage::default() });
+    }
+    let counted: BTreeMap<&str, Usage> =
+        table.usages().map(|(identity, usage)| (identity, Usage { bytes: 0, ..usage })).collect();
+    if counted != expected {
+        return Err(format!("the table counts {counted:?}, there are {expected:?}"));
+    }
+    let all = table.usages().fold(Usage::default(), |sum, (_, usage)| sum.plus(usage));
+    let closed = snapshot.requests.iter().filter(|request| request.owner.is_none()).count() as u64;
+    let in_all = table.usage_in_all();
+    let is_all = all.bytes <= in_all.bytes && (closed > 0 || all.bytes == in_all.bytes);
+    let counted = Usage { requests: all.requests + closed, bytes: in_all.bytes, ..all };
+    if !is_all || counted != in_all {
+        return Err(format!("all together are counted as {in_all:?}, the sum is {all:?} and {closed} closed holds"));
+    }
+    Ok(())
 }
 
 /// P1: holds of one lock never conflict, closed and revoked holds included; permits have distinct slots.

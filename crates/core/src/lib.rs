@@ -27,6 +27,6 @@ pub use reply::{Effect, Effects, End, Grant, PermitGrant, Rejection, Reply};
 pub use snapshot::Snapshot;
 pub use table::{
     Description, HoldInfo, HoldState, Page, Pending, Restorer, SessionInfo, SnapshotError, SnapshotProgress,
-    SnapshotUnderWay, Table, TokenStatus, WaiterInfo,
+    SnapshotUnderWay, Table, TokenStatus, Usage, WaiterInfo,
 };
 pub use types::{Mode, ModeKind, Seq, SessionId, Slot, Ticket, Token};

@@ -38,7 +38,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// The bytes with a right checksum after them, in the form of the mark files, unless they have one already.
+/// The bytes, followed by their checksum as in a mark file.
 fn checked(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let sum = xxhash_rust::xxh3::xxh3_64(&bytes);

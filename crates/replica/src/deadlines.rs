@@ -36,6 +36,8 @@ pub(crate) struct Lease {
     /// The highest attach number received; the next field is the stream of that attach.
     pub(crate) attach: u64,
     pub(crate) stream: Option<StreamId>,
+    /// The highest seq of the session's commands that this leader has queued.
+    pub(crate) queued_through: Seq,
     /// Holds under a break: every acknowledgement names them (B1).
     pub(crate) revoked: BTreeSet<Seq>,
     /// The seq of the last unconfirmed end sent since the attach, if more may remain; `None` if none remain or none
@@ -107,6 +109,7 @@ impl Deadlines {
             scheduled: deadline,
             attach: 0,
             stream: None,
+            queued_through: Seq(0),
             revoked: BTreeSet::new(),
             ends_sent_to: None,
             ending: false,

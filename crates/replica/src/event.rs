@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lockkeeper_core::{LockName, Page, Table};
+use lockkeeper_core::{LockName, Page, Table, Usage};
 use lockkeeper_wire::peer::{PeerMessage, SnapshotOffer};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::{store, v1};
@@ -26,6 +26,15 @@ pub enum Event {
         stream: StreamId,
         /// Who the client is, at most [`LABEL_BYTES_MAX`](lockkeeper_core::limits::LABEL_BYTES_MAX) bytes; empty: unknown.
         identity: Box<str>,
+        /// The most that the sessions of this identity may have together.
+        quota: Usage,
+    },
+    /// From now on this is the most that sessions may have together.
+    Quota {
+        /// The sessions of this identity; `None`: all sessions.
+        identity: Option<Box<str>>,
+        /// The most.
+        most: Usage,
     },
     /// A frame of requests arrived on a stream.
     Frame(StreamId, Vec<Request>),
@@ -218,6 +227,9 @@ pub enum Output {
     Peer(u64, Vec<PeerMessage>),
     /// Send these items to a client, in one frame.
     Items(StreamId, Vec<v1::ServerItem>),
+    /// A request of this stream was refused, since its client has reached a quota: what the client is told. For the
+    /// audit trail.
+    OverQuota(StreamId, String),
     /// Send this as the stream's last item, then close the stream.
     EndStream(StreamId, v1::StreamEnd),
     /// Answer a unary call.

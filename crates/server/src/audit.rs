@@ -115,7 +115,7 @@ impl Audit {
         result.await.map_err(|_| gone())?
     }
 
-    /// Records what was done, without waiting for the disk.
+    /// Adds a record, without waiting for the disk.
     pub(crate) fn note(&self, record: AuditRecord) {
         record.log();
         self.enqueue(PendingRecord::new(record, true, None));
@@ -340,7 +340,7 @@ mod tests {
         let path = folder.path().join("audit");
         let mut file = AuditFile::open(&path).unwrap();
         file.append(SystemTime::now(), &numbered_record(1), true).unwrap();
-        // What is left if the new file can't be opened.
+        // The state after a rotation that could not open the new file.
         fs::rename(&path, numbered(&path, 1)).unwrap();
         file.bytes = FILE_BYTES_MAX;
         file.append(SystemTime::now(), &numbered_record(2), true).unwrap();

@@ -90,6 +90,10 @@ pub(crate) trait Reload: Send + Sync + 'static {
 
 /// Reloads changed files, for as long as it is polled; at once after `wake`.
 pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>, audit: Arc<Audit>) {
+    let note = |detail, reason, result: &str| {
+        let result = result.to_owned();
+        audit.note(AuditRecord { what: "reload", detail, reason, result, ..AuditRecord::default() });
+    };
     let mut failed: Vec<Option<String>> = files.iter().map(|_| None).collect();
     loop {
         files.iter().for_each(|it| it.looked());
@@ -106,9 +110,7 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                 Ok(has_changed) => {
                     *failed = None;
                     if has_changed {
-                        let result = "done".to_owned();
-                        let what = "reload";
-                        audit.note(AuditRecord { what, detail: names, result, ..AuditRecord::default() });
+                        note(names, String::new(), "done");
                     } else if is_asked {
                         tracing::info!("the files have not changed: {names}");
                     }
@@ -119,15 +121,7 @@ pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>,
                     let text = error.to_string();
                     if is_asked || failed.as_ref() != Some(&text) {
                         tracing::error!(%error, "the new files are not used, the old ones stay in force: {error}");
-                        let (reason, result) = (text.clone(), "failed".to_owned());
-                        let what = "reload";
-                        audit.note(AuditRecord {
-                            what,
-                            detail: names,
-                            reason,
-                            result,
-                            ..AuditRecord::default()
-                        });
+                        note(names, text.clone(), "failed");
                     }
                     *failed = Some(text);
                 }

@@ -19,7 +19,7 @@ pub fn run(bytes: &[u8]) {
     match what % 5 {
         1 => drop(Tokens::parse(text)),
         2 => {
-            // Of a text that is no token of the file: nobody.
+            // A file without tokens identifies no caller.
             let tokens = Tokens::parse("").expect("an empty file");
             assert!(tokens.caller(text).is_none());
         }

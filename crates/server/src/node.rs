@@ -5,7 +5,7 @@
 //! process (P10); the clock is read after the input (P5). The thread itself writes the log and does the I/O on peer
 //! sockets: passing each write and message to another thread would take longer than the time that this could save.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -26,7 +26,12 @@ use crate::leadership::{Leadership, LeadershipLine, Reached};
 use crate::observe;
 use crate::peers::{Arrived, Peers};
 
-/// Most requests handled in one turn, by their [`weight`]. Bounds the delay of keep-alives.
+/// The requests handled in one turn, by their [`weight`]: those that take about [`TURN`]. The next turn may be of others, so
+/// this bounds how long a caller waits for what another one has asked.
+const TURN_REQUESTS: usize = 1 << 8;
+/// See [`TURN_REQUESTS`]: as measured.
+const TURN: Duration = Duration::from_micros(500);
+/// Most requests handled in one turn, see [`turn_requests`]. Bounds the delay of keep-alives.
 const TURN_REQUESTS_MAX: usize = 1 << 14;
 /// Most log writes in one turn: between two writes of a turn, no peer message is read, and the consensus gets no
 /// tick.
@@ -40,6 +45,8 @@ pub(crate) struct NodeThread<D: Disk> {
     pub(crate) log: Log<D>,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) outbox: Arc<Outbox>,
+    /// How long the last append to the log took, with its sync.
+    pub(crate) last_sync: Duration,
     pub(crate) node: u64,
     pub(crate) leadership: Leadership,
     pub(crate) peers: Peers,
@@ -77,18 +84,13 @@ impl<D: Disk> NodeThread<D> {
     }
 
     fn turns(&mut self) -> Result<(), ServeError> {
-        let mut backlog = VecDeque::new();
         let mut arrived = Vec::new();
         let mut from_peers = Vec::new();
         let mut outputs = Vec::new();
-        let mut handled = 0;
         let mut spare = Spare::Wanted;
         loop {
-            if backlog.is_empty() {
-                if !self.inbox.take(&mut arrived, std::mem::take(&mut handled)) {
-                    return Ok(());
-                }
-                backlog.extend(arrived.drain(..));
+            if !self.inbox.take(&mut arrived, turn_requests(self.last_sync).min(self.replica.room())) {
+                return Ok(());
             }
             self.peers.read(&mut from_peers);
             // The clock is read after the input (P5): a keep-alive then counts from its arrival or later, and a new
@@ -101,15 +103,8 @@ impl<D: Disk> NodeThread<D> {
                 return Err(ServeError::EntriesLost { node, directory, lost });
             }
             self.finish_chores(&mut spare)?;
-            let mut requests = 0;
-            while requests < TURN_REQUESTS_MAX
-                && self.replica.has_room()
-                && let Some(event) = backlog.pop_front()
-            {
-                requests += weight(&event);
-                self.replica.handle(event);
-            }
-            handled += requests;
+            let requests = arrived.iter().map(weight).sum();
+            arrived.drain(..).for_each(|event| self.replica.handle(event));
             for _ in 0..TURN_WRITES_MAX {
                 let Some(write) = self.replica.advance()? else { break };
                 // The outputs so far depend only on writes that are durable, so they are sent before the next write
@@ -129,9 +124,7 @@ impl<D: Disk> NodeThread<D> {
                 observe::turn(requests, begun.elapsed());
             }
             self.want_spare(&mut spare);
-            if backlog.is_empty() || !self.replica.has_room() {
-                self.sleep();
-            }
+            self.sleep();
         }
     }
 
@@ -142,7 +135,8 @@ impl<D: Disk> NodeThread<D> {
         let begun = Instant::now();
         match self.log.append(record) {
             Ok(()) => {
-                observe::synced(begun.elapsed());
+                self.last_sync = begun.elapsed();
+                observe::synced(self.last_sync);
                 Ok(())
             }
             Err(error) if is_full(&error) => {
@@ -297,14 +291,21 @@ impl<D: Disk> NodeThread<D> {
     fn sleep(&mut self) {
         let wake = self.replica.next_wake();
         let now = clock::now();
-        if wake > now && self.replica.held_until().is_some() {
-            // While proposals are held back, only a peer's message can end the wait early. Clients' events would have
-            // no effect before its end, so they need not wake this thread.
+        if wake > now && (self.replica.held_until().is_some() || self.replica.room() == 0) {
+            // While proposals are held back, and while the replica has no room for more, only a peer's message can end
+            // the wait early. Clients' events would have no effect before its end, so they need not wake this thread.
             self.peers.wait_for_peers(wake - now);
         } else if wake > now {
             self.peers.wait(Some(wake - now));
         }
     }
+}
+
+/// The requests that a turn handles. On a slow disk they are more, so that the work takes about as long as the sync that they
+/// share: otherwise the disk's syncs would limit the rate.
+fn turn_requests(last_sync: Duration) -> usize {
+    let syncs = last_sync.as_micros() / TURN.as_micros();
+    usize::try_from(syncs).unwrap_or(usize::MAX).saturating_add(1).saturating_mul(TURN_REQUESTS).min(TURN_REQUESTS_MAX)
 }
 
 /// Whether the error means a full disk: that is no bug, so the process exits with a message and does not abort.

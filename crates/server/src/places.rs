@@ -1,4 +1,4 @@
-//! Limits of how many there may be of something, in all and of one holder: whoever takes many must leave some to others.
+//! Limits on numbers, such as of connections or streams: a total, and half of it for one holder.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Counts what is open, in all and by its holder.
+/// Counts the places in use, in total and by holder.
 #[derive(Debug)]
 pub(crate) struct Places<K: Eq + Hash> {
     most: usize,

@@ -401,6 +401,7 @@ impl Started {
             log: data.log,
             inbox: inbox.clone(),
             outbox: outbox.clone(),
+            last_sync: Duration::ZERO,
             peers,
             chores,
             done,
@@ -468,10 +469,12 @@ async fn serve(
     let mut state = front.state();
     tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone()));
     tokio::spawn(acceptor.run());
+    front.set_quotas();
     let of_denied = front.clone();
     tokio::spawn(async move {
         loop {
             of_denied.access.changed().await;
+            of_denied.set_quotas();
             of_denied.end_denied();
         }
     });

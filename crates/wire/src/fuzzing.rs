@@ -1,6 +1,6 @@
 //! The fuzz target `wire`: frames of clients, nodes and the service, and batches of the log applied to a table.
 
-use lockkeeper_core::{Effects, Table, invariants};
+use lockkeeper_core::{Command, Effects, Table, invariants};
 use prost::Message;
 
 use crate::{answer, entry, peer, request, store, v1};
@@ -32,7 +32,7 @@ fn client_frame(bytes: &[u8]) {
     for request in requests {
         let command = match request {
             request::Request::Command { command, .. } => command,
-            request::Request::Open(open) => open.command([0; 32], "who"),
+            request::Request::Open(open) => Command::OpenSession(open.session([0; 32], "who")),
             _ => continue,
         };
         let logged = entry::encode_batch(std::iter::once(&command));
@@ -108,7 +108,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         .into_iter()
         .filter_map(|request| match request {
             request::Request::Command { command, .. } => Some(command),
-            request::Request::Open(open) => Some(open.command([0; 32], "who")),
+            request::Request::Open(open) => Some(Command::OpenSession(open.session([0; 32], "who"))),
             _ => None,
         })
         .collect();

@@ -72,17 +72,17 @@ pub struct Open {
 }
 
 impl Open {
-    /// The command for the table, which contains only the secret's hash. `identity`: who the client is; empty: unknown.
+    /// What the table gets, which contains only the secret's hash. `identity`: who the client is; empty: unknown.
     #[must_use]
-    pub fn command(&self, secret_hash: [u8; 32], identity: &str) -> Command {
-        Command::OpenSession(OpenSession {
+    pub fn session(&self, secret_hash: [u8; 32], identity: &str) -> OpenSession {
+        OpenSession {
             secret_hash,
             ttl_ms: self.ttl_ms,
             lock_delay_ms: self.lock_delay_ms,
             linger_ms: self.linger_ms,
             label: self.label.as_str().into(),
             identity: identity.into(),
-        })
+        }
     }
 }
 

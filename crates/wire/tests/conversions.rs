@@ -209,7 +209,7 @@ proptest! {
 fn check(request: &Request) -> Result<(), Rejection> {
     match request {
         Request::Open(open) => {
-            let Command::OpenSession(open) = open.command([0; 32], "somebody") else { panic!("{open:?}") };
+            let open = open.session([0; 32], "somebody");
             SessionContent::from(&open).check()
         }
         Request::Command { command: Command::Acquire(acquire), .. } => AcquireContent::from(acquire).check(),

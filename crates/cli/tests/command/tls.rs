@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, OK, PERMISSION, UNAVAILABLE, USAGE};
+use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, OK, PERMISSION, UNAVAILABLE, UNHEALTHY, USAGE};
 use lockkeeper_rig::Port;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -64,7 +64,15 @@ fn three_nodes_and_their_clients_talk_over_tls() {
     // Each node is asked alone: two of them forward the call to the leader.
     for node in &nodes {
         let url = with_files(&node.url(), "tls", "tls/client");
-        let status = place.bare(["cluster", "status", "--json", "--locks", &url]).ended();
+        let ask = || place.bare(["cluster", "status", "--json", "--locks", &url]).ended();
+        let mut status = ask();
+        // A node is ready once it follows a leader; it learns the other followers' addresses a moment later.
+        wait_until("every node answers", || {
+            if status.code == i32::from(UNHEALTHY) {
+                status = ask();
+            }
+            status.code != i32::from(UNHEALTHY)
+        });
         assert_eq!((status.code, status.err.as_str()), (i32::from(OK), ""));
         let status: Value = serde_json::from_str(&status.out).unwrap();
         assert_eq!(status["nodes"].as_array().map(Vec::len), Some(3), "{status}");

@@ -72,6 +72,7 @@ impl Table {
         if acquire.keep_closed_ms > 0 && self.closing >= limits::CLOSED_HOLDS_MAX {
             return Err(Reply::Refused(Rejection::TooManyClosedHolds));
         }
+        let account = session.account;
         let base_bytes = base_bytes(&names);
         let bytes = u64::from(base_bytes) + (acquire.value.len() + acquire.meta.len()) as u64;
         if self.bytes() + bytes > limits::TABLE_BYTES_MAX {
@@ -105,7 +106,7 @@ impl Table {
         let id = self.requests.insert(
             RequestEntry {
                 ticket,
-                owner: Some(Owner { session: acquire.session, seq: acquire.seq }),
+                owner: Some(Owner { session: acquire.session, seq: acquire.seq, account }),
                 nodes,
                 slots: Few::None,
                 kind,

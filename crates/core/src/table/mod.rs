@@ -21,6 +21,7 @@ mod restore;
 mod session;
 mod sessions;
 mod snapshot_iterator;
+mod usage;
 mod work;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ pub use describe::{Description, HoldInfo, HoldState, Page, SessionInfo, TokenSta
 pub use pending::Pending;
 pub use restore::{Restorer, SnapshotError};
 pub use snapshot_iterator::{SnapshotProgress, SnapshotUnderWay};
+pub use usage::Usage;
 
 use crate::command::Command;
 use crate::limits;

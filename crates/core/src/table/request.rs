@@ -6,6 +6,7 @@ use slab::Slab;
 
 use super::crowd::Class;
 use super::names::{Names, NodeId};
+use super::usage::{AccountId, Usage};
 use crate::name::LockName;
 use crate::snapshot::view::{PhaseView, RequestView};
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
@@ -35,6 +36,8 @@ pub(super) struct RequestEntry {
 pub(super) struct Owner {
     pub(super) session: SessionId,
     pub(super) seq: Seq,
+    /// The session's.
+    pub(super) account: AccountId,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +78,13 @@ impl RequestEntry {
             .as_ref()
             .map_or(0, |it| it.value.len() + it.meta.len() + it.reason.len() + it.by.len());
         u64::from(self.base_bytes) + extras as u64
+    }
+
+    /// What it counts for its session's identity.
+    pub(super) fn usage(&self) -> Usage {
+        let waiters = u64::from(matches!(self.stage, RequestStage::Waiting { .. }));
+        let names = self.nodes.as_slice().len() as u64;
+        Usage { sessions: 0, requests: 1, waiters, names, bytes: self.bytes() }
     }
 
     pub(super) fn class(&self) -> Class {

@@ -7,7 +7,8 @@ use slab::Slab;
 
 use super::copy_on_write::{SlabCursor, SnapshotWriter};
 use super::names::Names;
-use super::request::{RequestEntry, RequestId, insert};
+use super::request::{Owner, RequestEntry, RequestId, insert};
+use super::usage::{AccountId, RequestUsage, Usage};
 use super::work::Visits;
 use crate::name::LockName;
 use crate::snapshot::items::put_request;
@@ -22,6 +23,9 @@ pub(super) struct Requests {
     visits: Visits,
     /// Sum of [`RequestEntry::bytes`].
     bytes: u64,
+    usage: RequestUsage,
+    /// The usage of all that have an owner.
+    usage_in_all: Usage,
     /// Names whose requests have changed; `None` without a watcher.
     changes: Option<BTreeSet<LockName>>,
     /// The name that was returned last. The next call continues after it, so that a name that changes constantly
@@ -61,6 +65,7 @@ impl Requests {
 
     pub(super) fn insert(&mut self, request: RequestEntry, names: &Names) -> RequestId {
         self.bytes += request.bytes();
+        self.count(request.owner, request.usage());
         let id = insert(&mut self.slab, request);
         self.note(id, names);
         if let Some(walk) = &mut self.walk {
@@ -80,16 +85,56 @@ impl Requests {
     ) -> T {
         self.preserve(id, names);
         let request = &mut self.slab[id as usize];
-        let before = request.bytes();
+        let (owner_before, before) = (request.owner, request.usage());
         let result = change(request);
-        self.bytes = self.bytes - before + request.bytes();
+        let (owner, after) = (request.owner, request.usage());
+        self.bytes = self.bytes - before.bytes + after.bytes;
+        if before != after || owner != owner_before {
+            self.discount(owner_before, before);
+            self.count(owner, after);
+        }
         result
     }
 
     /// Removes a request. Its names must still be in the tree.
     pub(super) fn remove(&mut self, id: RequestId, names: &Names) {
         self.preserve(id, names);
-        self.bytes -= self.slab.remove(id as usize).bytes();
+        let request = self.slab.remove(id as usize);
+        self.bytes -= request.bytes();
+        self.discount(request.owner, request.usage());
+    }
+
+    /// Counts a restored request for the account of its session.
+    pub(super) fn assign(&mut self, id: RequestId, account: AccountId) {
+        let request = &mut self.slab[id as usize];
+        let usage = request.usage();
+        if let Some(owner) = &mut request.owner {
+            self.usage.subtract(owner.account, usage);
+            owner.account = account;
+            self.usage.add(account, usage);
+        }
+    }
+
+    fn count(&mut self, owner: Option<Owner>, usage: Usage) {
+        if let Some(owner) = owner {
+            self.usage.add(owner.account, usage);
+            self.usage_in_all = self.usage_in_all.plus(usage);
+        }
+    }
+
+    fn discount(&mut self, owner: Option<Owner>, usage: Usage) {
+        if let Some(owner) = owner {
+            self.usage.subtract(owner.account, usage);
+            self.usage_in_all = self.usage_in_all.minus(usage);
+        }
+    }
+
+    pub(super) fn usage(&self) -> &RequestUsage {
+        &self.usage
+    }
+
+    pub(super) fn usage_in_all(&self) -> Usage {
+        self.usage_in_all
     }
 
     /// Sum of [`RequestEntry::bytes`].

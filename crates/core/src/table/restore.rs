@@ -11,6 +11,7 @@
 
 use super::Table;
 use super::crowd::{Class, Limit};
+use super::usage::AccountId;
 use super::request::{Extras, Few, Owner, RequestEntry, RequestId, RequestStage, base_bytes};
 use super::session::TableSession;
 use crate::limits;
@@ -212,7 +213,7 @@ impl Table {
         let id = self.requests.insert(
             RequestEntry {
                 ticket,
-                owner: state.owner.map(|(session, seq)| Owner { session, seq }),
+                owner: state.owner.map(|(session, seq)| Owner { session, seq, account: AccountId::UNKNOWN }),
                 nodes: nodes.clone(),
                 slots: slots.iter().copied().collect(),
                 kind: mode,
@@ -291,6 +292,8 @@ impl Table {
             let Some(mut session) = self.sessions.change(id) else {
                 return refuse(format!("session {id} has requests but does not live"));
             };
+            let account = session.account;
+            own.iter().for_each(|&(_, _, request)| self.requests.assign(request, account));
             session.live = own.iter().map(|&(_, seq, request)| (seq, request)).collect();
             let wrong = |seq: Seq| seq > session.highest || session.kept(seq).is_some();
             if session.live.len() != own.len() || session.live.keys().any(|&seq| wrong(seq)) {

@@ -6,6 +6,7 @@ use std::ops::{Bound, Deref, DerefMut};
 
 use super::copy_on_write::{SessionsCursor, SnapshotWriter};
 use super::request::{Owner, RequestId};
+use super::usage::{AccountId, Accounts};
 use super::work::Budget;
 use crate::limits;
 use crate::reply::{End, Rejection, Reply};
@@ -20,6 +21,7 @@ pub(super) struct TableSession {
     pub(super) linger_ms: u64,
     pub(super) label: Box<str>,
     pub(super) identity: Box<str>,
+    pub(super) account: AccountId,
     pub(super) highest: Seq,
     pub(super) done_through: Seq,
     pub(super) live: BTreeMap<Seq, RequestId>,
@@ -36,7 +38,7 @@ pub(super) struct TableSession {
 }
 
 /// Accounted size in bytes of a session without its label and identity; the next constant is that of a kept answer.
-const SESSION_BYTES: u64 = 512;
+pub(super) const SESSION_BYTES: u64 = 512;
 const KEPT_BYTES: u64 = 160;
 
 struct KeptReply {
@@ -53,6 +55,7 @@ impl TableSession {
             linger_ms: open.linger_ms,
             label: open.label,
             identity: open.identity,
+            account: AccountId::UNKNOWN,
             highest: Seq(0),
             done_through: Seq(0),
             live: BTreeMap::new(),
@@ -238,6 +241,7 @@ pub(super) struct Sessions {
     /// Sessions with confirmed answers that are still kept.
     forgetting: BTreeSet<SessionId>,
     bytes: u64,
+    accounts: Accounts,
     walk: Option<Box<SessionsCursor>>,
 }
 
@@ -247,6 +251,7 @@ pub(super) struct SessionMut<'a> {
     session: &'a mut TableSession,
     bytes: &'a mut u64,
     bytes_before: u64,
+    accounts: &'a mut Accounts,
     forgetting: &'a mut BTreeSet<SessionId>,
 }
 
@@ -266,7 +271,11 @@ impl DerefMut for SessionMut<'_> {
 
 impl Drop for SessionMut<'_> {
     fn drop(&mut self) {
-        *self.bytes = *self.bytes - self.bytes_before + self.session.bytes();
+        let bytes = self.session.bytes();
+        if bytes != self.bytes_before {
+            *self.bytes = *self.bytes - self.bytes_before + bytes;
+            self.accounts.resize(self.session.account, self.bytes_before, bytes);
+        }
         if self.session.has_confirmed() {
             self.forgetting.insert(self.id);
         } else if !self.forgetting.is_empty() {
@@ -284,6 +293,10 @@ impl Sessions {
     /// Accounted size of all sessions in bytes, without their requests.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    pub(super) fn accounts(&self) -> &Accounts {
+        &self.accounts
     }
 
     /// Live sessions, by id.
@@ -321,13 +334,15 @@ impl Sessions {
         self.preserve(id);
         let session = self.by_id.get_mut(&id)?;
         let (bytes_before, bytes) = (session.bytes(), &mut self.bytes);
-        Some(SessionMut { id, session, bytes, bytes_before, forgetting: &mut self.forgetting })
+        let (accounts, forgetting) = (&mut self.accounts, &mut self.forgetting);
+        Some(SessionMut { id, session, bytes, bytes_before, accounts, forgetting })
     }
 
     /// Adds a session; returns true if the id is new. A snapshot in progress ignores the session, since its id is
     /// above the iterator's range.
-    pub(super) fn insert(&mut self, id: SessionId, session: TableSession) -> bool {
+    pub(super) fn insert(&mut self, id: SessionId, mut session: TableSession) -> bool {
         self.bytes += session.bytes();
+        session.account = self.accounts.add(&session.identity, session.bytes(), session.ending.is_none());
         if session.ending.is_some() {
             self.ending.insert(id);
         }
@@ -342,8 +357,9 @@ impl Sessions {
     pub(super) fn end(&mut self, id: SessionId, expired: bool) -> Option<[u8; 32]> {
         let mut session = self.get_mut(id)?;
         session.ending = Some(if expired { session.lock_delay_ms } else { 0 });
-        let secret_hash = session.secret_hash;
+        let (secret_hash, account) = (session.secret_hash, session.account);
         drop(session);
+        self.accounts.ended(account);
         self.ending.insert(id);
         Some(secret_hash)
     }
@@ -400,6 +416,7 @@ impl Sessions {
         self.preserve(id);
         if let Some(session) = self.by_id.remove(&id) {
             self.bytes -= session.bytes();
+            self.accounts.remove(session.account, session.bytes());
             self.forgetting.remove(&id);
         }
     }

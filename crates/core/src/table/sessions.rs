@@ -45,6 +45,12 @@ impl Table {
         session.is_some_and(|session| session.identity.is_empty() || *session.identity == *identity)
     }
 
+    /// Whether a live session was opened with this secret (S1).
+    #[must_use]
+    pub fn has_secret(&self, hash: &[u8; 32]) -> bool {
+        self.by_secret.contains_key(hash)
+    }
+
     /// Whether the table has seen this seq of a live session, so that a command with it changes nothing (R5).
     #[must_use]
     pub fn has_seen(&self, session: SessionId, seq: Seq) -> bool {

@@ -105,6 +105,9 @@ impl Replica {
             };
             if let Some(proposal) = rest.pop_front() {
                 self.turn.begun = Some(Begun { entry, rest });
+                if let Some(reserved) = &proposal.reserved {
+                    self.quotas.release(reserved);
+                }
                 self.apply(proposal.command, proposal.origin)?;
                 continue;
             }
@@ -159,7 +162,7 @@ impl Replica {
                 committed.at.index
             ))
         })?;
-        let by_leader = |command| Proposal { command, origin: Origin::Leader };
+        let by_leader = |command| Proposal::new(command, Origin::Leader);
         Ok(commands.into_iter().map(by_leader).collect())
     }
 

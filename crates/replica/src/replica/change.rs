@@ -151,7 +151,7 @@ impl Replica {
         if version > present {
             self.changes.raised = version;
             self.queue
-                .push_back(Proposal { command: Command::RaiseRules { version }, origin: Origin::Leader });
+                .push_back(Proposal::new(Command::RaiseRules { version }, Origin::Leader));
         }
     }
 

@@ -134,7 +134,7 @@ impl Replica {
     }
 
     fn propose_own(&mut self, command: Command) {
-        self.queue.push_back(Proposal { command, origin: Origin::Leader });
+        self.queue.push_back(Proposal::new(command, Origin::Leader));
     }
 
     fn begin_check(&mut self) {

@@ -85,6 +85,7 @@ impl Replica {
         self.is_resuming = false;
         self.reading = None;
         self.expiry.step_down();
+        self.quotas.step_down();
         self.end_watches();
         self.handle_early();
         self.leave_streams();
@@ -168,7 +169,7 @@ impl Replica {
             // A table without history: the counter is raised before any grant, and through the log, so that all nodes
             // agree (T1).
             let command = Command::RaiseTokens { above: self.config.tokens_above };
-            self.queue.push_back(Proposal { command, origin: Origin::Leader });
+            self.queue.push_back(Proposal::new(command, Origin::Leader));
         }
         self.handle_early();
     }

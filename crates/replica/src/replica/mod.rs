@@ -24,6 +24,7 @@ mod parking;
 mod propose;
 mod questions;
 mod quorum_reads;
+mod quotas;
 mod snapshots;
 mod streams;
 mod transfer;
@@ -52,6 +53,7 @@ use lead::{Lead, Reading};
 use parking::Parked;
 use propose::Batch;
 use quorum_reads::QuorumReads;
+use quotas::{Quotas, Reservation};
 pub use snapshots::ITEMS_PER_PIECE;
 use snapshots::Snapshots;
 use streams::ClientStream;
@@ -64,9 +66,9 @@ pub const TICK: Duration = Duration::from_millis(20);
 /// Bytes of applied entries kept in memory for followers that lag a little. A single-node cluster keeps none.
 pub const TAIL_BYTES: usize = 4 << 20;
 
-/// At this number of requests that are queued, or that arrived before this leader was ready, [`Replica::has_room`]
-/// returns false: no more client events are read.
-const QUEUE_MAX: usize = 1 << 16;
+/// At this number of requests that are queued, or that arrived before this leader was ready, [`Replica::room`]
+/// is 0: no more client events are read.
+const QUEUE_MAX: usize = 1 << 12;
 
 /// Configuration of a node.
 #[derive(Clone, Debug)]
@@ -171,6 +173,7 @@ pub struct Replica {
     changes: Changes,
     handover: Handover,
     watchers: Vec<Watcher>,
+    quotas: Quotas,
     effects: Effects,
     /// Messages by receiver; sent before all other outputs.
     to_peers: BTreeMap<u64, Vec<PeerMessage>>,
@@ -181,6 +184,14 @@ pub struct Replica {
 struct Proposal {
     command: Command,
     origin: Origin,
+    reserved: Option<Reservation>,
+}
+
+impl Proposal {
+    /// A command that reserves nothing.
+    fn new(command: Command, origin: Origin) -> Self {
+        Self { command, origin, reserved: None }
+    }
 }
 
 enum Origin {
@@ -256,6 +267,7 @@ impl Replica {
             changes: Changes::default(),
             handover: Handover::default(),
             watchers: Vec::new(),
+            quotas: Quotas::default(),
             effects: Effects::new(),
             to_peers: BTreeMap::new(),
             outputs: Vec::new(),
@@ -323,7 +335,8 @@ impl Replica {
             {
                 self.without_lead(event);
             }
-            Event::StreamOpened { stream, identity } => self.stream_opened(stream, identity),
+            Event::StreamOpened { stream, identity, quota } => self.stream_opened(stream, &identity, quota),
+            Event::Quota { identity, most } => self.quotas.set(identity.as_deref(), most),
             // A leader that is not ready must not answer requests, so they are kept until it is ready. So are the
             // ends of streams and calls, which must be handled after the requests that arrived before them.
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
@@ -424,21 +437,17 @@ impl Replica {
         outputs
     }
 
-    /// Whether client events are accepted. If not, the caller keeps them until enough queued commands were
+    /// How many requests of clients are accepted now. The caller keeps the others until enough queued commands were
     /// proposed.
     #[must_use]
-    pub fn has_room(&self) -> bool {
-        self.room() > 0
-    }
-
-    fn room(&self) -> usize {
+    pub fn room(&self) -> usize {
         QUEUE_MAX.saturating_sub(self.queue.len() + self.early_requests)
     }
 
     /// The latest time at which the next turn must begin, on the clock of [`Replica::begin`].
     #[must_use]
     pub fn next_wake(&self) -> Duration {
-        let due = self.book.sleep_max(self.clock.now()).filter(|_| self.may_end() && self.has_room());
+        let due = self.book.sleep_max(self.clock.now()).filter(|_| self.may_end() && self.room() > 0);
         let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
         let held = self.held_until();
         let at_once = (self.turn.has_more() && !self.waits_to_be_removed())

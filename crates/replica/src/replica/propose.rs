@@ -102,7 +102,7 @@ impl Replica {
     fn resume(&mut self) {
         if self.table.has_backlog() && !self.is_resuming && !self.is(Mutant::ResumeForgotten) {
             self.is_resuming = true;
-            self.queue.push_front(Proposal { command: Command::Resume, origin: Origin::Leader });
+            self.queue.push_front(Proposal::new(Command::Resume, Origin::Leader));
         }
     }
 }

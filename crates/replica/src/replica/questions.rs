@@ -29,7 +29,7 @@ impl Replica {
             Question::Transfer { to } => return self.transfer_asked(ask, to),
             question => return self.rounds.ask(PendingRead::Question(ask, question)),
         };
-        self.queue.push_back(Proposal { command, origin: Origin::Ask(ask) });
+        self.queue.push_back(Proposal::new(command, Origin::Ask(ask)));
     }
 
     pub(super) fn answer(&mut self, ask: AskId, question: Question) {

@@ -1,8 +1,9 @@
 //! Client streams: the sessions attached to them, and the requests read from them.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use lockkeeper_core::{Command, Rejection, Seq, SessionId};
+use lockkeeper_core::{Command, Rejection, Seq, SessionId, Usage};
 use lockkeeper_wire::answer;
 use lockkeeper_wire::request::{self, Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
@@ -17,7 +18,7 @@ use crate::mutant::Mutant;
 #[derive(Default)]
 pub(super) struct ClientStream {
     /// Who the client is; empty: unknown.
-    identity: Box<str>,
+    identity: Arc<str>,
     /// Items to be sent in one frame by the next `Replica::take_outputs`.
     pub(super) items: Vec<v1::ServerItem>,
     /// The sessions whose latest attach came over this stream.
@@ -42,13 +43,16 @@ fn invalid(text: String) -> v1::Refused {
 }
 
 impl Replica {
-    pub(super) fn stream_opened(&mut self, stream: StreamId, identity: Box<str>) {
+    pub(super) fn stream_opened(&mut self, stream: StreamId, identity: &str, quota: Usage) {
+        self.quotas.stream_opened(identity, quota);
+        let identity = identity.into();
         self.streams.insert(stream, ClientStream { identity, ..ClientStream::default() });
     }
 
     /// Handles the end of a stream. From here on no attach of the stream is valid or acknowledged.
     pub(super) fn stream_closed(&mut self, stream: StreamId, by_client: bool) {
         let Some(closed) = self.streams.remove(&stream) else { return };
+        self.quotas.stream_closed(&closed.identity);
         let now = self.clock.now();
         let by_client = by_client || self.is(Mutant::LingerOnTimeOut);
         for session in closed.sessions {
@@ -120,7 +124,7 @@ impl Replica {
                 }
                 Request::Open(open) => self.open(stream, &open),
                 Request::Denied { session, seq, command, refused } => {
-                    if self.table.has_seen(session, seq) {
+                    if self.is_repetition(session, seq) {
                         self.command(stream, session, seq, command);
                     } else {
                         self.refuse(stream, session, seq, refused);
@@ -140,12 +144,27 @@ impl Replica {
         if let Command::CloseSession { .. } = command {
             lease.ending = true;
         }
+        let is_repetition = self.is_repetition(session, seq);
+        let Some(from) = self.streams.get(&stream) else { return };
+        let reserved = match self.reserve(&from.identity.clone(), &command, is_repetition) {
+            Ok(reserved) => reserved,
+            Err(text) => return self.refuse_over_quota(stream, session, seq, text, 0),
+        };
+        if let Some(lease) = self.book.lease_mut(session) {
+            lease.queued_through = lease.queued_through.max(seq);
+        }
         let command = self.mutated(command);
-        let proposal = Proposal { command, origin: Origin::Session { stream, session, seq } };
+        let proposal = Proposal { command, origin: Origin::Session { stream, session, seq }, reserved };
         if self.is(Mutant::WrongQueueOrder) {
             return self.queue.push_front(proposal);
         }
         self.queue.push_back(proposal);
+    }
+
+    /// Whether a command of a session was queued or applied before. If it is applied again, it changes nothing (R5).
+    fn is_repetition(&self, session: SessionId, seq: Seq) -> bool {
+        self.table.has_seen(session, seq)
+            || self.book.lease(session).is_some_and(|lease| seq <= lease.queued_through)
     }
 
     /// Applies a mutant's fault, if one is set.
@@ -184,6 +203,19 @@ impl Replica {
         self.refuse(stream, session, seq, invalid(text));
     }
 
+    fn refuse_over_quota(
+        &mut self,
+        stream: StreamId,
+        session: SessionId,
+        seq: Seq,
+        text: String,
+        secret_prefix: u64,
+    ) {
+        self.outputs.push(Output::OverQuota(stream, text.clone()));
+        let refused = v1::Refused { code: v1::RefusedCode::Limit.into(), text, secret_prefix };
+        self.refuse(stream, session, seq, refused);
+    }
+
     fn refuse(&mut self, stream: StreamId, session: SessionId, seq: Seq, refused: v1::Refused) {
         self.tell(
             stream,
@@ -193,14 +225,20 @@ impl Replica {
 
     fn open(&mut self, stream: StreamId, open: &Open) {
         let Some(from) = self.streams.get(&stream) else { return };
-        let command = open.command(hash(&open.secret), &from.identity);
+        let identity = from.identity.clone();
+        let new = open.session(hash(&open.secret), &identity);
+        let secret_prefix = request::secret_prefix(&open.secret);
+        let reserved = match self.reserve_session(&identity, &new) {
+            Ok(reserved) => reserved,
+            Err(text) => return self.refuse_over_quota(stream, SessionId(0), Seq(0), text, secret_prefix),
+        };
         let origin = Origin::Open {
             stream,
             attach: open.attach,
-            secret_prefix: request::secret_prefix(&open.secret),
+            secret_prefix,
             received: self.clock.now(),
         };
-        self.queue.push_back(Proposal { command, origin });
+        self.queue.push_back(Proposal { command: Command::OpenSession(new), origin, reserved });
     }
 
     fn attach(&mut self, stream: StreamId, session: SessionId, secret: &Secret, attach: u64) {

@@ -102,17 +102,15 @@ impl Replica {
         let changes: Vec<LockName> = self.table.take_changes(max);
         // Each lock is described once, for all watches.
         let mut described: BTreeMap<&LockName, v1::WatchResponse> = BTreeMap::new();
-        let mut outputs = Vec::new();
         for watcher in &self.watchers {
             let changed = watcher.shown(&changes).into_iter();
             let describe = |name| response(What::Changed(self.lock(name, LISTED)));
             let told: Vec<v1::WatchResponse> =
                 changed.map(|name| described.entry(name).or_insert_with(|| describe(name)).clone()).collect();
             if !told.is_empty() {
-                outputs.push(Output::Answer(watcher.ask, Answer::Watched(told)));
+                self.outputs.push(Output::Answer(watcher.ask, Answer::Watched(told)));
             }
         }
-        self.outputs.append(&mut outputs);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use lockkeeper_core::{Restorer, Table};
+use lockkeeper_core::{Restorer, Table, Usage};
 use lockkeeper_replica::mutant::Mutant;
 use lockkeeper_replica::{
     Answer, AskId, Config, Difference, Event, LostEntries, Members, Output, Question, Received, Recovered,
@@ -299,7 +299,7 @@ impl World {
     /// Opens a stream at a node.
     pub(crate) fn stream(&mut self, id: u64, number: u64) -> StreamId {
         let stream = StreamId(number);
-        self.turn(id, vec![Event::StreamOpened { stream, identity: Box::default() }]);
+        self.turn(id, vec![Event::StreamOpened { stream, identity: Box::default(), quota: Usage::UNLIMITED }]);
         stream
     }
 
@@ -451,7 +451,7 @@ impl Node {
                     self.store(step);
                     events.push(Event::SnapshotStepDone);
                 }
-                Output::Compact(_) | Output::Members(_) => {}
+                Output::Compact(_) | Output::Members(_) | Output::OverQuota(..) => {}
                 Output::SendSnapshot(offer) => self.offers.push(*offer),
                 Output::SnapshotUnused(index) => {
                     self.unused.push(index);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lockkeeper_core::{Restorer, Table};
+use lockkeeper_core::{Restorer, Table, Usage};
 use lockkeeper_replica::{
     Answer, AskId, Config, Event, Members, Output, Question, Recovered, Replica, SnapshotStep, StreamId,
     TURN_VISITS_MAX,
@@ -16,7 +16,7 @@ use lockkeeper_wire::v1::server_item::What;
 pub(crate) const SECRET: Secret = [7; 16];
 
 pub(crate) struct Node {
-    replica: Replica,
+    pub(crate) replica: Replica,
     pub(crate) now: Duration,
     records: Vec<store::Record>,
     snapshot_after: u64,
@@ -38,6 +38,10 @@ pub(crate) struct Node {
     /// Number of turns since the start; the next field: the most table entries visited in one turn.
     pub(crate) turns: u64,
     pub(crate) most_visits: u64,
+    /// The quota of the streams that are opened.
+    pub(crate) quota: Usage,
+    /// What was refused since a quota was reached.
+    pub(crate) over_quota: Vec<(StreamId, String)>,
 }
 
 impl Node {
@@ -114,6 +118,8 @@ impl Node {
             asks: 0,
             turns: 0,
             most_visits: 0,
+            quota: Usage::UNLIMITED,
+            over_quota: Vec::new(),
         };
         node.turn(Vec::new());
         assert!(node.replica.is_ready(), "alone, it leads at once");
@@ -164,6 +170,7 @@ impl Node {
                     drained.push(Event::SnapshotStepDone);
                 }
                 Output::Compact(index) => self.compacted = index,
+                Output::OverQuota(stream, text) => self.over_quota.push((stream, text)),
                 Output::Peer(node, messages) => panic!("alone, and something for {node}: {messages:?}"),
                 other @ (Output::SendSnapshot(_)
                 | Output::SnapshotUnused(_)
@@ -236,7 +243,7 @@ impl Node {
     /// A stream of a client whose identity is known.
     pub(crate) fn stream_of(&mut self, number: u64, identity: &str) -> StreamId {
         let stream = StreamId(number);
-        self.turn(vec![Event::StreamOpened { stream, identity: identity.into() }]);
+        self.turn(vec![Event::StreamOpened { stream, identity: identity.into(), quota: self.quota }]);
         stream
     }
 

@@ -4,6 +4,7 @@ mod crowds;
 mod deadlines;
 mod harness;
 mod items;
+mod quotas;
 mod requests;
 mod snapshots;
 mod watch;

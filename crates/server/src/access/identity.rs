@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lockkeeper_core::limits::LABEL_BYTES_MAX;
 
 /// A caller's name, from its certificate or its token; empty for a caller that has shown neither.
-#[derive(Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Identity(Option<Arc<str>>);
 
 /// How the permissions name a caller that has shown neither a certificate nor a token.

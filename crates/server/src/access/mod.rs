@@ -5,17 +5,19 @@
 
 mod identity;
 mod permissions;
+mod quotas;
 mod tokens;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lockkeeper_core::LockName;
+use lockkeeper_core::{LockName, Usage};
 use tokio::sync::Notify;
 
 pub use identity::{Identity, IdentityError};
 pub use permissions::{Decision, Permission, Permissions, Rights};
+pub use quotas::Quota;
 pub use tokens::{NewToken, NewTokenError};
 pub(crate) use tokens::{TokenId, Tokens};
 
@@ -111,6 +113,16 @@ impl Access {
         Some(rights)
     }
 
+    /// The most that a caller's sessions may have, by the files that are in use now.
+    pub(crate) fn quota(&self, caller: &Identity) -> Usage {
+        self.rights(caller).map_or_else(|| quotas::default_of(caller), |rights| rights.quota().most)
+    }
+
+    /// The most that all sessions together may have.
+    pub(crate) fn total_quota(&self) -> Usage {
+        self.current().permissions.as_ref().map_or(Usage::UNLIMITED, Permissions::total)
+    }
+
     fn current(&self) -> Arc<Loaded> {
         lock(&self.current).clone()
     }
@@ -149,7 +161,7 @@ fn in_words(action: Permission, name: Option<&LockName>) -> String {
 }
 
 /// The refusal of a revoked caller.
-pub(crate) fn revoked(caller: &Identity) -> String {
+fn revoked(caller: &Identity) -> String {
     format!("{caller} may do nothing: it is revoked")
 }
 

@@ -12,18 +12,20 @@
 //! names = ["orders", "stock/eu"]            # these and all below them; `*`: all
 //! ```
 //!
-//! What no rule allows is denied. Rules only add, so their order has no meaning.
+//! What no rule allows is denied. Rules only add, so their order has no meaning. Quotas: see `quotas.rs`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::num::NonZeroU32;
 use std::ops::Range;
 
-use lockkeeper_core::LockName;
+use lockkeeper_core::{LockName, Usage};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use toml::Spanned;
 
 use super::identity::{ANONYMOUS, Identity};
+use super::quotas::{Quota, QuotaFields, Rate, default_of};
 use crate::files::FILE_BYTES_MAX;
 use crate::hex::hex;
 
@@ -97,7 +99,16 @@ pub struct Permissions {
     groups: BTreeMap<String, Vec<String>>,
     revoked: Vec<(String, usize)>,
     rules: Vec<PermissionRule>,
+    quotas: Vec<QuotaRule>,
+    total: Usage,
     digest: String,
+}
+
+struct QuotaRule {
+    line: usize,
+    who: Vec<String>,
+    most: QuotaFields,
+    requests_per_second: Option<NonZeroU32>,
 }
 
 struct PermissionRule {
@@ -117,6 +128,28 @@ struct File {
     revoked: Vec<Spanned<String>>,
     #[serde(default)]
     allow: Vec<Spanned<Allow>>,
+    #[serde(default)]
+    quota: Vec<Spanned<QuotaEntry>>,
+    #[serde(default)]
+    total: QuotaFields,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct QuotaEntry {
+    who: Vec<String>,
+    #[serde(default)]
+    sessions: Option<u64>,
+    #[serde(default)]
+    requests: Option<u64>,
+    #[serde(default)]
+    waiters: Option<u64>,
+    #[serde(default)]
+    names: Option<u64>,
+    #[serde(default)]
+    bytes: Option<u64>,
+    #[serde(default)]
+    requests_per_second: Option<NonZeroU32>,
 }
 
 #[derive(Deserialize)]
@@ -141,8 +174,10 @@ impl Permissions {
             let line = error.span().map_or_else(String::new, |span| format!("line {}: ", line(text, span)));
             format!("{line}{}", error.message())
         })?;
-        if file.allow.len() > RULES_MAX {
-            return Err(format!("it has {} rules, at most {RULES_MAX} are allowed", file.allow.len()));
+        for (what, count) in [("rules", file.allow.len()), ("quotas", file.quota.len())] {
+            if count > RULES_MAX {
+                return Err(format!("it has {count} {what}, at most {RULES_MAX} are allowed"));
+            }
         }
         for (group, members) in &file.groups {
             for member in members {
@@ -152,6 +187,8 @@ impl Permissions {
         let mut permissions = Self {
             revoked: Vec::new(),
             rules: Vec::new(),
+            quotas: Vec::new(),
+            total: file.total.or(Usage::UNLIMITED),
             groups: file.groups,
             digest: hex(&Sha256::digest(text)),
         };
@@ -166,6 +203,12 @@ impl Permissions {
             let rule =
                 permissions.rule(line, allow.into_inner()).map_err(|why| format!("line {line}: {why}"))?;
             permissions.rules.push(rule);
+        }
+        for quota in file.quota {
+            let line = line(text, quota.span());
+            let rule =
+                permissions.quota(line, quota.into_inner()).map_err(|why| format!("line {line}: {why}"))?;
+            permissions.quotas.push(rule);
         }
         Ok(permissions)
     }
@@ -196,6 +239,27 @@ impl Permissions {
         Ok(PermissionRule { line, who, actions, names: prefixes })
     }
 
+    fn quota(&self, line: usize, entry: QuotaEntry) -> Result<QuotaRule, String> {
+        let QuotaEntry { who, sessions, requests, waiters, names, bytes, requests_per_second } = entry;
+        let most = QuotaFields { sessions, requests, waiters, names, bytes };
+        for who in &who {
+            pattern(who, Some(&self.groups))?;
+        }
+        if who.is_empty() || (most == QuotaFields::default() && requests_per_second.is_none()) {
+            return Err(
+                "a quota needs `who` and a limit: `sessions`, `requests`, `waiters`, `names`, `bytes` or \
+                 `requests-per-second`"
+                    .to_owned(),
+            );
+        }
+        Ok(QuotaRule { line, who, most, requests_per_second })
+    }
+
+    /// The most that all callers together may have.
+    pub(crate) fn total(&self) -> Usage {
+        self.total
+    }
+
     /// The SHA-256 of the file, in hexadecimal digits.
     #[must_use]
     pub fn digest(&self) -> &str {
@@ -206,16 +270,27 @@ impl Permissions {
     #[must_use]
     pub fn of(&self, caller: &Identity) -> Rights {
         let revoked = self.revoked.iter().find(|(pattern, _)| matches(pattern, caller));
-        let mut rights = Rights { revoked: revoked.map(|(_, line)| *line), ..Rights::default() };
+        let mut rights = Rights {
+            revoked: revoked.map(|(_, line)| *line),
+            names: HashMap::new(),
+            quota: Quota::default_of(caller),
+            rate: None,
+        };
         let all_names = [String::new()];
         let has = |members: &[String]| members.iter().any(|member| matches(member, caller));
         let groups: HashSet<&str> =
             self.groups.iter().filter(|(_, members)| has(members)).map(|(group, _)| group.as_str()).collect();
+        let is_for = |who: &String| match who.strip_prefix(GROUP) {
+            Some(group) => groups.contains(group),
+            None => matches(who, caller),
+        };
+        if let Some(rule) = self.quotas.iter().find(|rule| rule.who.iter().any(is_for)) {
+            let most = rule.most.or(default_of(caller));
+            let requests_per_second = rule.requests_per_second;
+            rights.rate = requests_per_second.map(Rate::new);
+            rights.quota = Quota { line: Some(rule.line), most, requests_per_second };
+        }
         for rule in &self.rules {
-            let is_for = |who: &String| match who.strip_prefix(GROUP) {
-                Some(group) => groups.contains(group),
-                None => matches(who, caller),
-            };
             if !rule.who.iter().any(is_for) {
                 continue;
             }
@@ -239,11 +314,18 @@ impl fmt::Debug for Permissions {
 }
 
 /// What one caller may do.
-#[derive(Default, Debug)]
 pub struct Rights {
     revoked: Option<usize>,
     /// By name; the empty one stands for all, and is the one of `admin`. For each action the line that allows it.
     names: HashMap<Box<str>, [Option<usize>; Permission::ALL.len()]>,
+    quota: Quota,
+    rate: Option<Rate>,
+}
+
+impl fmt::Debug for Rights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rights").field("names", &self.names).field("quota", &self.quota).finish_non_exhaustive()
+    }
 }
 
 impl Rights {
@@ -265,6 +347,20 @@ impl Rights {
             }
             above = above.rsplit_once('/').map_or("", |(above, _)| above);
         }
+    }
+
+    /// How much the caller may have and ask for.
+    #[must_use]
+    pub fn quota(&self) -> Quota {
+        self.quota
+    }
+
+    /// Counts a request of the caller.
+    ///
+    /// # Errors
+    /// The caller asks too often, in words for it.
+    pub(crate) fn count_request(&self, caller: &Identity) -> Result<(), String> {
+        self.rate.as_ref().map_or(Ok(()), |rate| rate.check(caller))
     }
 
     /// Whether the caller is revoked.

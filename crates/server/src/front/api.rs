@@ -78,7 +78,7 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::DescribeRequest>,
     ) -> Result<Response<v1::DescribeResponse>, Status> {
-        let (metadata, _, asked) = request.into_parts();
+        let (metadata, extensions, asked) = request.into_parts();
         let question = Question::Describe {
             name: name("name", &asked.name)?,
             page: Page {
@@ -86,20 +86,20 @@ impl Lockkeeper for Api {
                 ..Page::first(page("waiters_max", asked.waiters_max)?)
             },
         };
-        match self.0.ask(&metadata, question).await? {
+        match self.0.ask(&metadata, &caller(&extensions)?.identity, question).await? {
             Answer::Described(response) => Ok(Response::new(response)),
             _ => Err(unexpected()),
         }
     }
 
     async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListResponse>, Status> {
-        let (metadata, _, asked) = request.into_parts();
+        let (metadata, extensions, asked) = request.into_parts();
         let question = Question::List {
             prefix: optional_name("prefix", &asked.prefix)?,
             max: page("page_size", asked.page_size)?,
             after: asked.after,
         };
-        match self.0.ask(&metadata, question).await? {
+        match self.0.ask(&metadata, &caller(&extensions)?.identity, question).await? {
             Answer::Listed(response) => Ok(Response::new(response)),
             _ => Err(unexpected()),
         }
@@ -109,9 +109,9 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::ListSessionsRequest>,
     ) -> Result<Response<v1::ListSessionsResponse>, Status> {
-        let (metadata, _, asked) = request.into_parts();
+        let (metadata, extensions, asked) = request.into_parts();
         let question = Question::Sessions { max: page("page_size", asked.page_size)?, after: asked.after };
-        match self.0.ask(&metadata, question).await? {
+        match self.0.ask(&metadata, &caller(&extensions)?.identity, question).await? {
             Answer::Sessions(response) => Ok(Response::new(response)),
             _ => Err(unexpected()),
         }
@@ -125,7 +125,7 @@ impl Lockkeeper for Api {
         self.0.check_serving()?;
         let place = self.0.place("watches", &self.0.watch_places, &caller)?;
         let watcher = Arc::new(Watcher::new(connection, caller.clone(), place));
-        let waits = self.0.wait_for(Ask::Watch(watcher.clone()), Question::Watch { prefix });
+        let waits = self.0.wait_for(Ask::Watch(watcher.clone()), &caller.identity, Question::Watch { prefix });
         if let Some(refusal) = self.0.ended(&caller) {
             watcher.stop(Status::permission_denied(refusal));
         }
@@ -136,9 +136,9 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::CheckTokenRequest>,
     ) -> Result<Response<v1::CheckTokenResponse>, Status> {
-        let (metadata, _, asked) = request.into_parts();
+        let (metadata, extensions, asked) = request.into_parts();
         let question = Question::CheckToken { name: name("name", &asked.name)?, token: asked.token };
-        match self.0.ask(&metadata, question).await? {
+        match self.0.ask(&metadata, &caller(&extensions)?.identity, question).await? {
             Answer::Checked(response) => Ok(Response::new(response)),
             _ => Err(unexpected()),
         }
@@ -171,7 +171,7 @@ impl Lockkeeper for Api {
                 record.result = response.result().as_str_name().to_owned();
             }
         };
-        match self.0.order(&metadata, question, record, complete).await? {
+        match self.0.order(&metadata, &from.identity, question, record, complete).await? {
             Answer::Broken(response) => Ok(Response::new(response)),
             _ => Err(unexpected()),
         }
@@ -186,15 +186,16 @@ impl Lockkeeper for Api {
         let question = Question::SetLimit { name: name("name", &asked.name)?, limit: asked.permits };
         let detail = asked.permits.map_or("removed".to_owned(), |permits| format!("{permits} permits"));
         let record = AuditRecord { name: asked.name, detail, ..by_caller("set-limit", from) };
-        match self.0.order(&metadata, question, record, |_, _| {}).await? {
+        match self.0.order(&metadata, &from.identity, question, record, |_, _| {}).await? {
             Answer::LimitSet => Ok(Response::new(v1::SetLimitResponse {})),
             _ => Err(unexpected()),
         }
     }
 
     async fn backup(&self, request: Request<v1::BackupRequest>) -> Result<Response<Parts>, Status> {
-        let parts = self.0.backup(request.metadata()).await?;
-        let record = by_caller("backup", caller(request.extensions())?);
+        let from = caller(request.extensions())?;
+        let parts = self.0.backup(request.metadata(), &from.identity).await?;
+        let record = by_caller("backup", from);
         self.0.audit.done(record).await.map_err(|error| unrecorded(&error))?;
         Ok(Response::new(parts))
     }
@@ -203,7 +204,7 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::MembersRequest>,
     ) -> Result<Response<v1::MembersResponse>, Status> {
-        match self.0.ask(request.metadata(), Question::Members).await? {
+        match self.0.ask(request.metadata(), &caller(request.extensions())?.identity, Question::Members).await? {
             Answer::Members(mut response) => {
                 if let Some(directory) = self.0.directory.get() {
                     directory.introduce(&mut response.nodes);
@@ -228,13 +229,13 @@ impl Lockkeeper for Api {
                 let detail = format!("add {}={}", new.node, new.peer_address);
                 // Fails here unless this node leads. The leader then identifies the node by connecting to the given
                 // address: if two machines claim this id, the one at the address is added.
-                self.0.ask(&metadata, Question::Members).await?;
+                self.0.ask(&metadata, &from.identity, Question::Members).await?;
                 (Change::Add(self.0.candidate(new).await?), detail)
             }
             None => return Err(Status::invalid_argument("neither `add` nor `remove` is given")),
         };
         let record = AuditRecord { detail, ..by_caller("members", from) };
-        match self.0.order(&metadata, Question::Change(change), record, |_, _| {}).await? {
+        match self.0.order(&metadata, &from.identity, Question::Change(change), record, |_, _| {}).await? {
             Answer::Changed => Ok(Response::new(v1::ChangeMembersResponse {})),
             _ => Err(unexpected()),
         }
@@ -253,7 +254,7 @@ impl Lockkeeper for Api {
                 record.detail = format!("to node {leader}");
             }
         };
-        match self.0.order(&metadata, Question::Transfer { to }, record, complete).await? {
+        match self.0.order(&metadata, &from.identity, Question::Transfer { to }, record, complete).await? {
             Answer::Transferred { leader } => Ok(Response::new(v1::TransferResponse { leader })),
             _ => Err(unexpected()),
         }
@@ -263,7 +264,7 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusResponse>, Status> {
-        match self.0.ask(request.metadata(), Question::Status).await? {
+        match self.0.ask(request.metadata(), &caller(request.extensions())?.identity, Question::Status).await? {
             Answer::Status(mut status) => {
                 status.version = env!("CARGO_PKG_VERSION").to_owned();
                 status.cluster.clone_from(&self.0.about.cluster);

@@ -15,7 +15,9 @@ use tonic::{Code, Status};
 use super::caller::Caller;
 use super::stream::stream_end;
 use super::{Ask, Front};
+use crate::access::Identity;
 use crate::audit::AuditRecord;
+use crate::inbox::Source;
 
 /// The time limit of a call, even if the caller's deadline is later: while no node leads there is no answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,12 +32,13 @@ pub const LEADER_METADATA: &str = "lockkeeper-leader";
 pub(super) struct Waits {
     front: Arc<Front>,
     ask: AskId,
+    source: Source,
 }
 
 impl Waits {
     /// To be called when the client has read all pending changes of a watch: the replica then sends the next ones.
     pub(super) fn read_on(&self) {
-        self.front.push(Event::WatchRead(self.ask));
+        self.front.push_from(&self.source, Event::WatchRead(self.ask));
     }
 }
 
@@ -43,7 +46,7 @@ impl Drop for Waits {
     fn drop(&mut self) {
         let waited = self.front.registry().asks.remove(&self.ask);
         if waited.is_some() {
-            self.front.push(Event::Dropped(self.ask));
+            self.front.push_from(&self.source, Event::Dropped(self.ask));
         }
     }
 }
@@ -52,15 +55,21 @@ impl Front {
     pub(super) async fn ask(
         self: &Arc<Self>,
         metadata: &MetadataMap,
+        caller: &Identity,
         question: Question,
     ) -> Result<Answer, Status> {
-        self.ask_within(patience(metadata)?, question).await
+        self.ask_within(patience(metadata)?, caller, question).await
     }
 
-    async fn ask_within(self: &Arc<Self>, patience: Duration, question: Question) -> Result<Answer, Status> {
+    async fn ask_within(
+        self: &Arc<Self>,
+        patience: Duration,
+        caller: &Identity,
+        question: Question,
+    ) -> Result<Answer, Status> {
         self.check_serving()?;
         let (sender, answer) = oneshot::channel();
-        let _waits = self.wait_for(Ask::Once(sender), question);
+        let _waits = self.wait_for(Ask::Once(sender), caller, question);
         match tokio::time::timeout(patience, answer).await {
             Ok(Ok(answer @ (Answer::Refused(_) | Answer::NotLeader { .. }))) => {
                 Err(refusal(answer, &self.clients()))
@@ -80,6 +89,7 @@ impl Front {
     pub(super) async fn order(
         self: &Arc<Self>,
         metadata: &MetadataMap,
+        caller: &Identity,
         question: Question,
         mut record: AuditRecord,
         complete: impl FnOnce(&Answer, &mut AuditRecord) + Send + 'static,
@@ -89,10 +99,10 @@ impl Front {
             |_| Status::deadline_exceeded("the call's time is over; whether it had an effect is unknown");
         let place =
             tokio::time::timeout_at(until, self.orders.clone().acquire_owned()).await.map_err(late)?;
-        let front = self.clone();
+        let (front, caller) = (self.clone(), caller.clone());
         let ordered = tokio::spawn(async move {
             let _place = place;
-            let answer = front.ask_within(PATIENCE, question).await;
+            let answer = front.ask_within(PATIENCE, &caller, question).await;
             match &answer {
                 Ok(answer) => complete(answer, &mut record),
                 Err(status) => {
@@ -114,11 +124,12 @@ impl Front {
         }
     }
 
-    pub(super) fn wait_for(self: &Arc<Self>, ask: Ask, question: Question) -> Waits {
+    pub(super) fn wait_for(self: &Arc<Self>, ask: Ask, caller: &Identity, question: Question) -> Waits {
         let id = AskId(self.next_id());
+        let source = Source { caller: caller.clone(), lane: id.0 };
         self.registry().asks.insert(id, ask);
-        self.push(Event::Asked(id, question));
-        Waits { front: self.clone(), ask: id }
+        self.push_from(&source, Event::Asked(id, question));
+        Waits { front: self.clone(), ask: id, source }
     }
 
     pub(super) fn check_serving(&self) -> Result<(), Status> {

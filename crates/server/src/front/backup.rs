@@ -19,6 +19,7 @@ use tonic::metadata::MetadataMap;
 
 use super::Front;
 use super::ask::{refusal, unexpected};
+use crate::access::Identity;
 use crate::disk::DataDirectory;
 
 /// Most pieces that wait to be sent, of about 1 MiB each.
@@ -41,17 +42,21 @@ impl tonic::codegen::tokio_stream::Stream for Parts {
 impl Front {
     /// Begins a backup. A node that does not lead returns an error at once, so that the caller can go to the leader.
     /// Storing the snapshot may take long, and continues after this function has returned.
-    pub(super) async fn backup(self: &Arc<Self>, metadata: &MetadataMap) -> Result<Parts, Status> {
-        let Answer::Status(status) = self.ask(metadata, Question::Status).await? else {
+    pub(super) async fn backup(
+        self: &Arc<Self>,
+        metadata: &MetadataMap,
+        caller: &Identity,
+    ) -> Result<Parts, Status> {
+        let Answer::Status(status) = self.ask(metadata, caller, Question::Status).await? else {
             return Err(unexpected());
         };
         if status.role() != Role::Leader {
             return Err(refusal(Answer::NotLeader { leader: status.leader }, &self.clients()));
         }
         let (sender, parts) = channel(PARTS_WAITING_MAX);
-        let front = self.clone();
+        let (front, caller) = (self.clone(), caller.clone());
         tokio::spawn(async move {
-            match front.store(status.node).await {
+            match front.store(status.node, &caller).await {
                 // The blocking task ends by itself, also if the caller no longer reads.
                 Ok(backup) => drop(tokio::task::spawn_blocking(move || send(backup, &sender))),
                 // Sending fails if the caller is gone.
@@ -62,7 +67,11 @@ impl Front {
     }
 
     /// Makes the replica store a snapshot, then opens the snapshot.
-    async fn store(self: &Arc<Self>, node: u64) -> Result<BackupParts<DataDirectory>, Status> {
+    async fn store(
+        self: &Arc<Self>,
+        node: u64,
+        caller: &Identity,
+    ) -> Result<BackupParts<DataDirectory>, Status> {
         let snapshots =
             self.snapshots.get().ok_or_else(|| Status::unavailable("this node has no data yet"))?;
         let mut failed = None;
@@ -70,7 +79,7 @@ impl Front {
             // The time is read before the snapshot is taken: a restore assumes that tokens may have been issued
             // since this time.
             let taken = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let answer = self.ask(&MetadataMap::new(), Question::Backup).await?;
+            let answer = self.ask(&MetadataMap::new(), caller, Question::Backup).await?;
             let Answer::BackupStored { index, last_token } = answer else { return Err(unexpected()) };
             let head = BackupHead {
                 index,

@@ -145,6 +145,10 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
         return Ok(());
     }
     let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
+    if let Err(text) = rights.count_request(&caller.identity) {
+        front.over_quota("requests-per-second", caller, &text);
+        return Err(Status::resource_exhausted(text));
+    }
     let denied = |text: String| {
         front.refused("denied", caller, &text);
         Err(Status::permission_denied(text))

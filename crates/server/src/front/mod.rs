@@ -23,7 +23,7 @@ mod tests;
 mod unread;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -38,7 +38,7 @@ use tonic::Status;
 use crate::access::{Access, Identity};
 use crate::audit::Audit;
 use crate::disk::DataDirectory;
-use crate::inbox::{Inbox, ReplicaStatus};
+use crate::inbox::{Inbox, ReplicaStatus, Source};
 use crate::observe;
 use crate::peers::Directory;
 use crate::places::{NoPlace, Places, TakenPlace};
@@ -179,10 +179,20 @@ impl Front {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends an event to the inbox. The replica is woken only after all tasks that are ready now have run, so
+    /// Appends an event of a client to the inbox. The replica is woken only after all tasks that are ready now have run, so
     /// that the requests of several streams form one batch.
+    pub(crate) fn push_from(&self, source: &Source, event: Event) {
+        self.inbox.push_from(source, event);
+        self.pushed();
+    }
+
+    /// As [`Front::push_from`], for an event of this node.
     pub(crate) fn push(&self, event: Event) {
         self.inbox.push(event);
+        self.pushed();
+    }
+
+    fn pushed(&self) {
         if !self.is_pushed.swap(true, Ordering::Relaxed) {
             self.wake_pump();
         }
@@ -225,13 +235,14 @@ impl Front {
         caller: Caller,
     ) -> Result<Arc<SessionStream>, Status> {
         let place = self.place("streams of sessions", &self.stream_places, &caller)?;
-        let opened = caller.identity.as_str().into();
+        let identity = caller.identity.as_str().into();
+        let quota = self.access.quota(&caller.identity);
         let stream = SessionStream::new(StreamId(self.next_id()), connection.clone(), caller, place);
         let mut registry = self.registry();
         registry.streams.insert(stream.id, stream.clone());
         observe::streams(registry.streams.len());
         drop(registry);
-        self.push(Event::StreamOpened { stream: stream.id, identity: opened });
+        self.push_from(&stream.source, Event::StreamOpened { stream: stream.id, identity, quota });
         Ok(stream)
     }
 
@@ -245,7 +256,6 @@ impl Front {
     ) -> Result<TakenPlace<Identity>, Status> {
         let identity = Some(&caller.identity).filter(|identity| **identity != Identity::ANONYMOUS);
         places.take(identity.cloned()).map_err(|none| {
-            observe::quota_refused(what);
             let text = match none {
                 NoPlace::OfHolder(most) => {
                     format!(
@@ -255,9 +265,26 @@ impl Front {
                 }
                 NoPlace::InAll(most) => format!("this node has {most} {what}, the most that it allows"),
             };
-            self.refused("quota", caller, &text);
+            self.over_quota(what, caller, &text);
             Status::resource_exhausted(format!("{text}; end some"))
         })
+    }
+
+    /// Tells the replica the quotas of the files in use now.
+    pub(crate) fn set_quotas(&self) {
+        self.push(Event::Quota { identity: None, most: self.access.total_quota() });
+        let callers: BTreeSet<Identity> =
+            self.registry().streams.values().map(|stream| stream.caller().identity.clone()).collect();
+        for caller in callers {
+            let most = self.access.quota(&caller);
+            self.push(Event::Quota { identity: Some(caller.as_str().into()), most });
+        }
+    }
+
+    /// Records that a caller has met a quota.
+    fn over_quota(&self, what: &'static str, caller: &Caller, why: &str) {
+        observe::quota_refused(what);
+        self.refused("quota", caller, why);
     }
 
     fn forget_stream(&self, id: StreamId) {

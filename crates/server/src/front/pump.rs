@@ -72,6 +72,11 @@ impl Pump {
                         stream.end(end);
                     }
                 }
+                Output::OverQuota(stream, text) => {
+                    if let Some(stream) = registry.streams.get(&stream) {
+                        self.front.over_quota("table", stream.caller(), &text);
+                    }
+                }
                 Output::Answer(ask, answer) => match (registry.asks.get(&ask), answer) {
                     (Some(Ask::Watch(watcher)), Answer::Watched(changes)) => watcher.deliver(changes),
                     (Some(Ask::Watch(watcher)), answer) => watcher.end(answer, &self.front.clients()),

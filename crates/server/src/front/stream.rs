@@ -21,6 +21,7 @@ use tonic::{Status, Streaming};
 use super::caller::Caller;
 use super::connection::Connection;
 use crate::access::{self, Identity, Permission};
+use crate::inbox::Source;
 use crate::observe;
 use crate::places::TakenPlace;
 
@@ -41,6 +42,7 @@ const FIRST_FRAME: Duration = Duration::from_secs(30);
 /// An open stream.
 pub(super) struct SessionStream {
     pub(super) id: StreamId,
+    pub(super) source: Source,
     connection: Arc<Connection>,
     caller: Caller,
     _place: TakenPlace<Identity>,
@@ -80,7 +82,9 @@ impl SessionStream {
         caller: Caller,
         place: TakenPlace<Identity>,
     ) -> Arc<Self> {
-        let stream = Arc::new(Self { id, connection, caller, _place: place, state: Mutex::default() });
+        let source = Source { caller: caller.identity.clone(), lane: id.0 };
+        let state = Mutex::default();
+        let stream = Arc::new(Self { id, source, connection, caller, _place: place, state });
         stream.connection.opened(&stream);
         stream
     }
@@ -182,7 +186,7 @@ impl SessionStream {
                     let text = format!("nothing was said on this stream for {} s", FIRST_FRAME.as_secs());
                     return Poll::Ready(StreamClose::Protocol(text));
                 }
-                if front.inbox.poll_room(&mut waiting_number, cx).is_pending() {
+                if front.inbox.poll_room(&self.source, &mut waiting_number, cx).is_pending() {
                     return Poll::Pending;
                 }
                 match Pin::new(&mut inbound).poll_next(cx) {
@@ -197,7 +201,7 @@ impl SessionStream {
                         if !refusals.is_empty() {
                             self.deliver(refusals);
                         }
-                        front.push(Event::Frame(self.id, self.permitted(requests)));
+                        front.push_from(&self.source, Event::Frame(self.id, self.permitted(requests)));
                     }
                     Poll::Ready(Some(Err(status))) => return Poll::Ready(self.failed(&status)),
                     Poll::Ready(None) => return Poll::Ready(StreamClose::ByClient),
@@ -216,7 +220,7 @@ impl SessionStream {
             tracing::warn!(stream = self.id.0, "a client's stream ends: {text}");
             self.end(stream_end(StreamEndReason::Protocol, text));
         }
-        front.push(Event::StreamClosed { stream: self.id, by_client });
+        front.push_from(&self.source, Event::StreamClosed { stream: self.id, by_client });
         front.forget_stream(self.id);
         self.connection.closed(self.id);
         // The buffered answers are still sent; but if the client is gone, the writer must not wait for further
@@ -224,26 +228,47 @@ impl SessionStream {
         self.finish();
     }
 
-    /// Marks the acquires that the client lacks a permission for as denied. Other requests concern its own holds, and
-    /// need none.
-    fn permitted(&self, mut requests: Vec<Request>) -> Vec<Request> {
+    /// Marks the requests that the client may not make as denied: acquires without the permission, and all that add
+    /// something to the table above its rate. Other requests concern its own holds, and are never denied.
+    fn permitted(self: &Arc<Self>, mut requests: Vec<Request>) -> Vec<Request> {
         let front = self.connection.front();
         let identity = &self.caller.identity;
         let Some(rights) = front.access.rights(identity) else { return requests };
-        for request in &mut requests {
-            let Request::Command { session, seq, command: Command::Acquire(acquire) } = request else {
-                continue;
+        let mut refused_sessions = Vec::new();
+        requests.retain_mut(|request| {
+            let denied = match &request {
+                Request::Command { command: Command::Acquire(acquire), .. } => {
+                    let names = acquire.names.iter();
+                    let check = |name| access::check(&rights, identity, Permission::Acquire, Some(name)).err();
+                    names.map(check).find_map(|denied| denied).map(|text| (v1::RefusedCode::Denied, text))
+                }
+                Request::Command { command: Command::SetValue { .. }, .. } | Request::Open(_) => None,
+                _ => return true,
             };
-            let denied = acquire
-                .names
-                .iter()
-                .find_map(|name| access::check(&rights, identity, Permission::Acquire, Some(name)).err());
-            if let Some(text) = denied {
-                front.refused("denied", &self.caller, &text);
-                let refused = v1::Refused { code: v1::RefusedCode::Denied.into(), text, secret_prefix: 0 };
-                let command = Command::Acquire(acquire.clone());
-                *request = Request::Denied { session: *session, seq: *seq, command, refused };
+            let limited = || Some((v1::RefusedCode::Limit, rights.count_request(identity).err()?));
+            let Some((code, text)) = denied.or_else(limited) else { return true };
+            match code {
+                v1::RefusedCode::Denied => front.refused("denied", &self.caller, &text),
+                _ => front.over_quota("requests-per-second", &self.caller, &text),
             }
+            let refused = v1::Refused { code: code.into(), text, secret_prefix: 0 };
+            match request {
+                Request::Command { session, seq, command } => {
+                    let (session, seq, command) = (*session, *seq, command.clone());
+                    *request = Request::Denied { session, seq, command, refused };
+                    true
+                }
+                Request::Open(open) => {
+                    let refused = v1::Refused { secret_prefix: request::secret_prefix(&open.secret), ..refused };
+                    let what = Some(What::Refused(refused));
+                    refused_sessions.push(v1::ServerItem { session: 0, seq: 0, what });
+                    false
+                }
+                _ => true,
+            }
+        });
+        if !refused_sessions.is_empty() {
+            self.deliver(refused_sessions);
         }
         requests
     }

@@ -1,6 +1,7 @@
 //! A node and clients for it. Every wait has a deadline.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -12,7 +13,7 @@ use lockkeeper_wire::v1::{self, client_item, server_item};
 use tempfile::TempDir;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::Streaming;
+use tonic::{Request, Streaming};
 use tonic::transport::{Channel, Endpoint};
 
 /// Far longer than any test here takes.
@@ -73,10 +74,18 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) async fn connect(server: &Server) -> Self {
+        Self::connect_as(server.running.address(), None).await
+    }
+
+    /// Connects as the client of a token.
+    pub(crate) async fn connect_as(address: SocketAddr, token: Option<&str>) -> Self {
         let (frames, outbound) = unbounded_channel();
-        let url = format!("http://{}", server.running.address());
-        let channel = Endpoint::from_shared(url).unwrap().connect().await.unwrap();
-        let answer = LockkeeperClient::new(channel).session(UnboundedReceiverStream::new(outbound)).await;
+        let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        let mut request = Request::new(UnboundedReceiverStream::new(outbound));
+        if let Some(token) = token {
+            request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        }
+        let answer = LockkeeperClient::new(channel).session(request).await;
         Self { frames, inbound: answer.unwrap().into_inner(), items: VecDeque::new() }
     }
 

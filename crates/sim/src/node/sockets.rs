@@ -1,5 +1,6 @@
 //! A node's input: client sockets, which are read one by one, and peer sockets, which the event loop reads.
 
+use lockkeeper_core::Usage;
 use lockkeeper_replica::{Event, Received, StreamId};
 use lockkeeper_wire::request::Request;
 
@@ -45,7 +46,7 @@ impl SimNode {
         process.reading.remove(&stream);
         for packet in process.sockets.remove(&stream).unwrap_or_default() {
             let event = match packet {
-                Up::Open => Event::StreamOpened { stream, identity: Box::default() },
+                Up::Open => Event::StreamOpened { stream, identity: Box::default(), quota: Usage::UNLIMITED },
                 Up::Closed => Event::StreamClosed { stream, by_client: true },
                 Up::Frame(items) => {
                     let requests = items.into_iter().map(Request::try_from).collect();

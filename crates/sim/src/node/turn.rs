@@ -274,6 +274,9 @@ impl SimNode {
                     }
                 }
                 Output::Members(it) => members = Some(it),
+                Output::OverQuota(stream, text) => {
+                    core.note(format_args!("node {} refuses a request of {stream:?}: {text}", self.id));
+                }
                 Output::Differs(it) | Output::Wrong(it) => {
                     let what =
                         format!("node {} and node {} have different tables: {it:x?}", self.id, it.node);

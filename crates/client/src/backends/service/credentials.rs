@@ -1,6 +1,5 @@
 //! How a client shows the nodes who it is: by its certificate, or by a token.
 
-use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tonic::metadata::{Ascii, MetadataValue};
@@ -9,7 +8,7 @@ use tonic::{Request, Status};
 
 use crate::backends::grpc_tls::GrpcTls;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::url::Url;
+use crate::url::{Url, read_begin};
 
 /// The scheme with TLS, and the hint for who gives files of TLS with the other one.
 const TLS_SCHEME: &str = "lockkeepers";
@@ -80,10 +79,7 @@ impl Credentials {
 }
 
 fn read(file: &str) -> Result<MetadataValue<Ascii>, BackendError> {
-    let mut text = String::new();
-    let opened = std::fs::File::open(file);
-    let all = opened.and_then(|file| file.take(TOKEN_BYTES_MAX as u64 + 1).read_to_string(&mut text));
-    all.map_err(|error| {
+    let text = read_begin(file, TOKEN_BYTES_MAX).map_err(|error| {
         let what = format!("`{file}` can't be read: {error}; name a file with a token");
         BackendError::caused(BackendErrorKind::Operator, what, error)
     })?;

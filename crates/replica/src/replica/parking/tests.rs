@@ -1,6 +1,6 @@
 //! Which clients wait for a leader, and for how long.
 
-use lockkeeper_core::{SessionId, Table};
+use lockkeeper_core::{SessionId, Table, Usage};
 use lockkeeper_wire::peer::{PeerKind, PeerMessage};
 use lockkeeper_wire::store::{Founding, Member};
 use lockkeeper_wire::v1::{self, server_item::What};
@@ -22,7 +22,7 @@ fn frame(stream: StreamId, requests: usize) -> Event {
 }
 
 fn opened(stream: StreamId) -> Event {
-    Event::StreamOpened { stream, identity: Box::default() }
+    Event::StreamOpened { stream, identity: Box::default(), quota: Usage::UNLIMITED }
 }
 
 fn asked(ask: u64) -> Event {

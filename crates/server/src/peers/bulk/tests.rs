@@ -93,7 +93,7 @@ impl End {
     /// The reports to the replica on snapshots that were sent.
     fn reports(&self) -> Vec<(u64, bool)> {
         let mut events = Vec::new();
-        self.bulk.inbox.take(&mut events, 0);
+        self.bulk.inbox.take(&mut events, usize::MAX);
         let reports = events.into_iter().map(|event| match event {
             Event::SnapshotSent { to, arrived } => (to, arrived),
             event => panic!("{event:?}"),

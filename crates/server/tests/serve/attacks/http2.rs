@@ -12,7 +12,7 @@ use super::frames::{
 use super::under_attack;
 
 /// Frames that are written at once.
-const BURST: u32 = 256;
+const BURST: usize = 256;
 
 /// Connections that are never done with their first line.
 #[tokio::test]
@@ -60,6 +60,23 @@ async fn rapid_reset() {
     .await;
 }
 
+/// Connections that write `begin`, and then `burst`, of `frames` frames, until the node closes them. They read nothing.
+async fn flood(what: &str, begin: Vec<u8>, burst: Vec<u8>, frames: u64) {
+    under_attack(what, 16, move |address, sent| {
+        let (begin, burst) = (begin.clone(), burst.clone());
+        async move {
+            let Some(mut socket) = connect(address, &[]).await else { return };
+            if socket.write_all(&begin).await.is_err() {
+                return;
+            }
+            while socket.write_all(&burst).await.is_ok() {
+                sent.add(frames);
+            }
+        }
+    })
+    .await;
+}
+
 /// CVE-2019-9512 and -9515: frames that want an answer each, from a client that reads none.
 #[tokio::test]
 async fn ping_and_settings_floods() {
@@ -67,51 +84,23 @@ async fn ping_and_settings_floods() {
         ("ping flood, answers unread", frame(PING, 0, 0, &[7; 8])),
         ("settings flood, answers unread", frame(SETTINGS, 0, 0, &[])),
     ] {
-        let burst = one.repeat(BURST as usize);
-        under_attack(what, 16, move |address, sent| {
-            let burst = burst.clone();
-            async move {
-                let Some(mut socket) = connect(address, &[]).await else { return };
-                while socket.write_all(&burst).await.is_ok() {
-                    sent.add(u64::from(BURST));
-                }
-            }
-        })
-        .await;
+        flood(what, Vec::new(), one.repeat(BURST), BURST as u64).await;
     }
 }
 
 /// CVE-2024-27316: headers without an end.
 #[tokio::test]
 async fn continuation_flood() {
-    under_attack("CONTINUATION flood", 16, async |address, sent| {
-        let Some(mut socket) = connect(address, &[]).await else { return };
-        if socket.write_all(&frame(HEADERS, 0, 1, &call("Status"))).await.is_err() {
-            return;
-        }
-        // `x: y`, without indexing.
-        let part = frame(CONTINUATION, 0, 1, &[0, 1, b'x', 1, b'y'].repeat(1_000));
-        while socket.write_all(&part).await.is_ok() {
-            sent.add(1);
-        }
-    })
-    .await;
+    // `x: y`, without indexing.
+    let part = frame(CONTINUATION, 0, 1, &[0, 1, b'x', 1, b'y'].repeat(1_000));
+    flood("CONTINUATION flood", frame(HEADERS, 0, 1, &call("Status")), part, 1).await;
 }
 
 /// CVE-2019-9514: empty frames, which cost a sender nothing.
 #[tokio::test]
 async fn empty_frames() {
-    under_attack("empty DATA frames", 16, async |address, sent| {
-        let Some(mut socket) = connect(address, &[]).await else { return };
-        if socket.write_all(&frame(HEADERS, END_HEADERS, 1, &call("Session"))).await.is_err() {
-            return;
-        }
-        let burst = frame(DATA, 0, 1, &[]).repeat(BURST as usize);
-        while socket.write_all(&burst).await.is_ok() {
-            sent.add(u64::from(BURST));
-        }
-    })
-    .await;
+    let begin = frame(HEADERS, END_HEADERS, 1, &call("Session"));
+    flood("empty DATA frames", begin, frame(DATA, 0, 1, &[]).repeat(BURST), BURST as u64).await;
 }
 
 /// CVE-2019-9511 and -9517: answers that are asked for and never taken.

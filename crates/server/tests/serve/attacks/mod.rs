@@ -7,6 +7,7 @@
 mod frames;
 mod http2;
 mod messages;
+mod overload;
 mod witness;
 
 use std::future::Future;

@@ -1,5 +1,6 @@
 //! A client that acquires and releases a lock all the time.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
@@ -7,11 +8,15 @@ use tokio::time::Instant;
 
 use crate::harness::{Client, SECRET, Server, acquire};
 
+/// Less than its ttl.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
 pub(super) struct Witness {
     client: Client,
     session: u64,
     seq: u64,
     seen: Observations,
+    kept_alive: Instant,
 }
 
 /// What the witness has noticed.
@@ -25,9 +30,16 @@ pub(super) struct Observations {
 
 impl Witness {
     pub(super) async fn start(server: &Server) -> Self {
-        let mut client = Client::connect(server).await;
+        Self::of(Client::connect(server).await).await
+    }
+
+    pub(super) async fn with_token(address: SocketAddr, token: &str) -> Self {
+        Self::of(Client::connect_as(address, Some(token)).await).await
+    }
+
+    async fn of(mut client: Client) -> Self {
         let session = client.open(SECRET, "witness").await;
-        Self { client, session, seq: 0, seen: Observations::default() }
+        Self { client, session, seq: 0, seen: Observations::default(), kept_alive: Instant::now() }
     }
 
     pub(super) fn forget_slowest(&mut self) {
@@ -37,6 +49,9 @@ impl Witness {
     /// Acquires and releases so many times; each answer has a deadline.
     pub(super) async fn progress(&mut self, pairs: u64) -> Observations {
         for _ in 0..pairs {
+            if self.kept_alive.elapsed() > KEEP_ALIVE {
+                self.keep_alive().await;
+            }
             let begun = Instant::now();
             let number = self.seq + 1;
             let request = v1::Acquire { done_through: self.seq, ..acquire(number, "witness", false) };
@@ -53,6 +68,11 @@ impl Witness {
 
     /// Its session was there all the time.
     pub(super) async fn end(mut self) {
+        self.keep_alive().await;
+    }
+
+    async fn keep_alive(&mut self) {
+        self.kept_alive = Instant::now();
         self.client.send(self.session, client_item::What::KeepAlive(v1::KeepAlive { id: 1 }));
         assert!(matches!(self.client.what().await, What::KeptAlive(_)));
     }

@@ -1,10 +1,13 @@
 //! The queues between the front (the module that serves clients' connections) and the replica's thread: events in,
 //! outputs out.
 //!
-//! Responsible for a low cost per item: a reader locks the queue's mutex once to take all pending items, and is woken
-//! once if it sleeps. No request has a channel, task or allocation of its own here.
+//! Responsible for: callers are served in turn (`fair_queue.rs`), and one that asks for more than its share waits, without
+//! delay for others; and a low cost per item: a reader locks the queue's mutex once for all items that it takes, and is
+//! woken once if it sleeps. No request has a channel, task or allocation of its own here.
 
-use std::collections::BTreeMap;
+mod fair_queue;
+
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
@@ -13,14 +16,15 @@ use lockkeeper_core::Command;
 use lockkeeper_replica::{Event, Output};
 use lockkeeper_wire::request::Request;
 
+use crate::access::Identity;
 use crate::peers::Bell;
+use fair_queue::{FairQueue, QueuedWeight};
 
-/// While the pending requests weigh this much or more, no further input is read from streams. Enough work for
-/// several turns.
-const REQUESTS_MAX: usize = 1 << 16;
+/// The weight that the queue has room for. A caller may fill half of the room that is left, and a stream half of the
+/// room of its caller, so there is always room for another one. Enough work for several turns.
+const WEIGHT_MAX: usize = 1 << 13;
 
-/// The weight of an event, as counted against `REQUESTS_MAX`: one for each request, plus one for every 64 bytes of
-/// the request's content.
+/// The weight of an event: one for each request, plus one for every 64 bytes of the request's content.
 pub(crate) fn weight(event: &Event) -> usize {
     match event {
         Event::Frame(_, requests) => requests.iter().map(request_weight).sum::<usize>().max(1),
@@ -35,11 +39,27 @@ fn request_weight(request: &Request) -> usize {
             let names: usize = it.names.iter().map(|name| name.as_str().len()).sum();
             names + it.value.len() + it.meta.len()
         }
-        Request::Command { command: Command::SetValue { value, .. }, .. } => value.len(),
+        Request::Command { command: Command::SetValue { value, .. }, .. }
+        | Request::Denied { command: Command::SetValue { value, .. }, .. } => value.len(),
         Request::Open(open) => open.label.len(),
         _ => 0,
     };
     1 + bytes / 64
+}
+
+/// Whether there is room for a further event of this stream or call.
+fn has_room(queued: QueuedWeight) -> bool {
+    let of_caller = WEIGHT_MAX.saturating_sub(queued.all) / 2;
+    let of_lane = of_caller.saturating_sub(queued.caller) / 2;
+    queued.lane <= of_lane && queued.caller <= of_caller
+}
+
+/// Where a client's event comes from: events of one source keep their order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Source {
+    pub(crate) caller: Identity,
+    /// The number of a stream or call.
+    pub(crate) lane: u64,
 }
 
 /// The queue of events for the replica.
@@ -60,22 +80,23 @@ enum Sleeper {
 
 #[derive(Default)]
 struct Waiting {
-    events: Vec<Event>,
-    /// The weight of the events that were pushed and that the replica has not reported as handled.
-    requests: usize,
-    /// Wakers of the tasks that have paused reading a stream until there is room, by the number that each drew when
-    /// it began to wait.
-    paused: BTreeMap<u64, Waker>,
-    last_turn: u64,
+    events: FairQueue<Identity, Event>,
+    /// Wakers of the tasks that have paused reading a stream until there is room, by caller, and by the number that each
+    /// drew when it began to wait.
+    paused: HashMap<Identity, BTreeMap<u64, Waker>>,
+    last_number: u64,
     is_closed: bool,
 }
 
 impl Inbox {
-    /// Appends an event. The replica is not woken before the next [`Inbox::ring`].
+    /// Appends an event of a client. The replica is not woken before the next [`Inbox::ring`].
+    pub(crate) fn push_from(&self, source: &Source, event: Event) {
+        self.lock().events.push(&source.caller, source.lane, weight(&event), event);
+    }
+
+    /// Appends an event of this node, which follows everything that was pushed before it.
     pub(crate) fn push(&self, event: Event) {
-        let mut waiting = self.lock();
-        waiting.requests += weight(&event);
-        waiting.events.push(event);
+        self.lock().events.push_after_all(event);
     }
 
     /// Wakes the replica.
@@ -87,20 +108,26 @@ impl Inbox {
         }
     }
 
-    /// Ready if there is room for more requests; otherwise the calling task is woken as soon as there is. The task
-    /// draws `number` when it begins to wait, and keeps it until it finds room. Tasks are woken in the order of these
-    /// numbers, so a task that always has more requests can't starve others.
-    pub(crate) fn poll_room(&self, number: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<()> {
+    /// Ready if there is room for more requests of this source; otherwise the calling task is woken as soon as there is.
+    /// The task draws `number` when it begins to wait, and keeps it until it finds room. Tasks of a caller are woken in
+    /// the order of these numbers, so a task that always has more requests can't starve others.
+    pub(crate) fn poll_room(
+        &self,
+        source: &Source,
+        number: &mut Option<u64>,
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
         let mut waiting = self.lock();
-        if waiting.requests < REQUESTS_MAX {
+        if has_room(waiting.events.weight(&source.caller, source.lane)) {
             *number = None;
             return Poll::Ready(());
         }
+        let Waiting { paused, last_number, .. } = &mut *waiting;
         let number = *number.get_or_insert_with(|| {
-            waiting.last_turn += 1;
-            waiting.last_turn
+            *last_number += 1;
+            *last_number
         });
-        waiting.paused.insert(number, cx.waker().clone());
+        paused.entry(source.caller.clone()).or_default().insert(number, cx.waker().clone());
         Poll::Pending
     }
 
@@ -123,14 +150,19 @@ impl Inbox {
         let _ = self.replica.set(Sleeper::Polls(bell));
     }
 
-    /// Moves all pending events into `events`, which must be empty. `handled` is the weight of the events handled
-    /// since the last call. Returns `false` if the inbox was closed.
-    pub(crate) fn take(&self, events: &mut Vec<Event>, handled: usize) -> bool {
+    /// Moves events into `events`, in the order in which they are to be handled, until they weigh `weight_max` or more.
+    /// Returns `false` if the inbox was closed.
+    pub(crate) fn take(&self, events: &mut Vec<Event>, weight_max: usize) -> bool {
         let mut waiting = self.lock();
-        waiting.requests -= handled;
-        std::mem::swap(&mut waiting.events, events);
-        if waiting.requests < REQUESTS_MAX && !waiting.paused.is_empty() {
-            std::mem::take(&mut waiting.paused).into_values().for_each(Waker::wake);
+        let mut weight_taken = 0;
+        while weight_taken < weight_max
+            && let Some((caller, weight, event)) = waiting.events.pop()
+        {
+            weight_taken += weight;
+            events.push(event);
+            if let Some(caller) = caller {
+                waiting.wake_paused(&caller);
+            }
         }
         !waiting.is_closed
     }
@@ -142,6 +174,19 @@ impl Inbox {
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiting {
+    /// Wakes a task of the caller, of which an event was taken; all of them if no event of the caller is left, since the
+    /// woken ones may have nothing to send, and no other event would wake the rest.
+    fn wake_paused(&mut self, caller: &Identity) {
+        let Some(paused) = self.paused.get_mut(caller) else { return };
+        if self.events.weight(caller, 0).caller == 0 {
+            self.paused.remove(caller).into_iter().flatten().for_each(|(_, task)| task.wake());
+        } else if let Some((_, task)) = paused.pop_first() {
+            task.wake();
+        }
     }
 }
 

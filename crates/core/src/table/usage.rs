@@ -1,0 +1,231 @@
+//! What the sessions of one identity have in the table. Derived from the sessions and requests: not in snapshots.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use slab::Slab;
+
+use super::Table;
+use crate::command::{Acquire, OpenSession};
+use crate::table::request::base_bytes;
+use crate::table::session::SESSION_BYTES;
+
+/// Numbers of what sessions have, of one identity or of all. As a limit, each is the most that is allowed.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Usage {
+    /// Live sessions.
+    pub sessions: u64,
+    /// Holds and waiters together: a waiter becomes a hold without asking again.
+    pub requests: u64,
+    /// Waiters.
+    pub waiters: u64,
+    /// Names of holds and waiters; a name counts for each of them.
+    pub names: u64,
+    /// The size of the sessions and requests, as measured by [`Table::bytes`].
+    pub bytes: u64,
+}
+
+impl Usage {
+    /// As a limit: none.
+    pub const UNLIMITED: Self =
+        Self { sessions: u64::MAX, requests: u64::MAX, waiters: u64::MAX, names: u64::MAX, bytes: u64::MAX };
+
+    /// What an acquire adds if it is granted or queued.
+    #[must_use]
+    pub fn of_acquire(acquire: &Acquire) -> Self {
+        let bytes = u64::from(base_bytes(&acquire.names)) + (acquire.value.len() + acquire.meta.len()) as u64;
+        let waiters = u64::from(acquire.may_wait());
+        Self { sessions: 0, requests: 1, waiters, names: acquire.names.len() as u64, bytes }
+    }
+
+    /// What a new session adds.
+    #[must_use]
+    pub fn of_session(open: &OpenSession) -> Self {
+        let bytes = SESSION_BYTES + (open.label.len() + open.identity.len()) as u64;
+        Self { sessions: 1, bytes, ..Self::default() }
+    }
+
+    /// The sum.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        self.with(other, u64::saturating_add)
+    }
+
+    /// The difference; 0 instead of less.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        self.with(other, u64::saturating_sub)
+    }
+
+    fn with(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            sessions: of(self.sessions, other.sessions),
+            requests: of(self.requests, other.requests),
+            waiters: of(self.waiters, other.waiters),
+            names: of(self.names, other.names),
+            bytes: of(self.bytes, other.bytes),
+        }
+    }
+
+    /// Each number with its name for people.
+    #[must_use]
+    pub fn numbers(self) -> [(&'static str, u64); 5] {
+        [
+            ("sessions", self.sessions),
+            ("holds and waiters", self.requests),
+            ("waiters", self.waiters),
+            ("names in holds and waiters", self.names),
+            ("bytes of sessions, holds and waiters", self.bytes),
+        ]
+    }
+}
+
+/// Index of an identity that has sessions. Reused after its last session is removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct AccountId(NonZeroU32);
+
+impl AccountId {
+    /// Of requests whose session is not restored yet.
+    pub(super) const UNKNOWN: Self = Self(NonZeroU32::MIN);
+
+    fn of_entry(entry: usize) -> Self {
+        // A table has at most 2^20 sessions, and a few more that are ending.
+        Self(NonZeroU32::MIN.saturating_add(entry as u32 + 1))
+    }
+
+    fn entry(self) -> usize {
+        self.index() - 1
+    }
+
+    fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+/// The identities that have sessions, with what their sessions have apart from requests.
+#[derive(Default)]
+pub(super) struct Accounts {
+    by_identity: BTreeMap<Box<str>, AccountId>,
+    accounts: Slab<Account>,
+}
+
+struct Account {
+    identity: Box<str>,
+    /// Sessions, live and ending.
+    entries: u64,
+    usage: Usage,
+}
+
+impl Accounts {
+    /// Adds a session; `live`: it has not ended.
+    pub(super) fn add(&mut self, identity: &str, bytes: u64, live: bool) -> AccountId {
+        let id = match self.by_identity.get(identity) {
+            Some(&id) => id,
+            None => {
+                let account = Account { identity: identity.into(), entries: 0, usage: Usage::default() };
+                let id = AccountId::of_entry(self.accounts.insert(account));
+                self.by_identity.insert(identity.into(), id);
+                id
+            }
+        };
+        if let Some(account) = self.accounts.get_mut(id.entry()) {
+            account.entries += 1;
+            account.usage.sessions += u64::from(live);
+            account.usage.bytes += bytes;
+        }
+        id
+    }
+
+    /// A session has another size.
+    pub(super) fn resize(&mut self, id: AccountId, before: u64, after: u64) {
+        if let Some(account) = self.accounts.get_mut(id.entry()) {
+            account.usage.bytes = account.usage.bytes - before + after;
+        }
+    }
+
+    /// A live session has ended; its entry is still there.
+    pub(super) fn ended(&mut self, id: AccountId) {
+        if let Some(account) = self.accounts.get_mut(id.entry()) {
+            account.usage.sessions -= 1;
+        }
+    }
+
+    /// The entry of an ended session is removed.
+    pub(super) fn remove(&mut self, id: AccountId, bytes: u64) {
+        let Some(account) = self.accounts.get_mut(id.entry()) else { return };
+        account.entries -= 1;
+        account.usage.bytes -= bytes;
+        if account.entries == 0 {
+            let identity = self.accounts.remove(id.entry()).identity;
+            self.by_identity.remove(&identity);
+        }
+    }
+
+    fn get(&self, id: AccountId) -> Usage {
+        self.accounts.get(id.entry()).map(|account| account.usage).unwrap_or_default()
+    }
+}
+
+/// What the requests of each account are.
+#[derive(Default)]
+pub(super) struct RequestUsage(Vec<Usage>);
+
+impl RequestUsage {
+    pub(super) fn add(&mut self, id: AccountId, usage: Usage) {
+        let index = id.index();
+        if index >= self.0.len() {
+            self.0.resize(index + 1, Usage::default());
+        }
+        self.0[index] = self.0[index].plus(usage);
+    }
+
+    pub(super) fn subtract(&mut self, id: AccountId, usage: Usage) {
+        if let Some(sum) = self.0.get_mut(id.index()) {
+            *sum = sum.minus(usage);
+        }
+    }
+
+    fn get(&self, id: AccountId) -> Usage {
+        self.0.get(id.index()).copied().unwrap_or_default()
+    }
+}
+
+impl Table {
+    /// What the sessions of an identity have; the empty identity is that of clients that the service does not know.
+    /// Closed holds belong to nobody (D2).
+    #[must_use]
+    pub fn usage(&self, identity: &str) -> Usage {
+        let id = self.sessions.accounts().by_identity.get(identity);
+        id.map_or_else(Usage::default, |&id| self.usage_of_account(id))
+    }
+
+    /// What all sessions of the identity have to which this session belongs.
+    #[must_use]
+    pub fn usage_beside(&self, session: crate::SessionId) -> Usage {
+        let session = self.sessions.get(session);
+        session.map_or_else(Usage::default, |session| self.usage_of_account(session.account))
+    }
+
+    /// What the sessions of each identity have.
+    pub fn usages(&self) -> impl Iterator<Item = (&str, Usage)> {
+        let accounts = self.sessions.accounts().by_identity.iter();
+        accounts.map(|(identity, &id)| (&**identity, self.usage_of_account(id)))
+    }
+
+    /// What all have together. Closed holds count as requests and bytes.
+    #[must_use]
+    pub fn usage_in_all(&self) -> Usage {
+        let Usage { waiters, names, .. } = self.requests.usage_in_all();
+        Usage {
+            sessions: self.sessions.len() as u64,
+            requests: self.requests.len() as u64,
+            waiters,
+            names,
+            bytes: self.bytes(),
+        }
+    }
+
+    fn usage_of_account(&self, id: AccountId) -> Usage {
+        self.sessions.accounts().get(id).plus(self.requests.usage().get(id))
+    }
+}

@@ -1,0 +1,221 @@
+//! Quotas: the most that the sessions of one identity, and all sessions together, may have in the table.
+//!
+//! The leader checks an acquire, a longer value or a new session before it queues the command, against what the table has
+//! and what is queued or proposed and not applied yet (*reserved*). So the limits are exact although commands are
+//! pipelined, the log has no trace of refused commands, and limits can be changed at any time without an agreement of the
+//! nodes. The table's own limits (M1) hold independently. A repetition of a command that was queued before is not checked:
+//! it changes nothing (R5), and its client must get the answer of the first one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lockkeeper_core::{Acquire, Command, OpenSession, Usage};
+
+use super::Replica;
+
+/// The limits and what is reserved, by identity.
+#[derive(Default)]
+pub(super) struct Quotas {
+    all: Quota,
+    /// Of identities with open streams, or with reservations.
+    by_identity: BTreeMap<Box<str>, Quota>,
+}
+
+#[derive(Clone, Copy)]
+struct Quota {
+    most: Usage,
+    reserved: Usage,
+    streams: usize,
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self { most: Usage::UNLIMITED, reserved: Usage::default(), streams: 0 }
+    }
+}
+
+/// What a queued command reserves, and for whom.
+pub(super) struct Reservation {
+    identity: Arc<str>,
+    usage: Usage,
+}
+
+impl Quotas {
+    pub(super) fn stream_opened(&mut self, identity: &str, most: Usage) {
+        let quota = self.by_identity.entry(identity.into()).or_default();
+        (quota.most, quota.streams) = (most, quota.streams + 1);
+    }
+
+    pub(super) fn stream_closed(&mut self, identity: &str) {
+        if let Some(quota) = self.by_identity.get_mut(identity) {
+            quota.streams = quota.streams.saturating_sub(1);
+        }
+        self.forget_if_unused(identity);
+    }
+
+    /// Sets the limits of one identity, which count only while it has streams; `None`: of all together.
+    pub(super) fn set(&mut self, identity: Option<&str>, most: Usage) {
+        let quota = match identity {
+            None => Some(&mut self.all),
+            Some(identity) => self.by_identity.get_mut(identity),
+        };
+        if let Some(quota) = quota {
+            quota.most = most;
+        }
+    }
+
+    /// Reserves `wanted`, or says which limit does not allow it. `None`: there is no limit.
+    fn reserve(
+        &mut self,
+        identity: &Arc<str>,
+        used: Usage,
+        used_by_all: Usage,
+        wanted: Usage,
+    ) -> Result<Option<Reservation>, String> {
+        let own = self.by_identity.get(&**identity).copied().unwrap_or_default();
+        if own.most == Usage::UNLIMITED && self.all.most == Usage::UNLIMITED {
+            return Ok(None);
+        }
+        if let Some((what, most, has)) = exceeded(&own, used, wanted) {
+            let who = if identity.is_empty() { "clients without an identity" } else { identity.as_ref() };
+            return Err(format!(
+                "quota: {who} may have {most} {what}, and has {has}; end some, or ask the service's operators for more"
+            ));
+        }
+        if let Some((what, most, has)) = exceeded(&self.all, used_by_all, wanted) {
+            return Err(format!(
+                "quota: all clients together may have {most} {what}, and have {has}; try again later, or ask the service's \
+                 operators for more"
+            ));
+        }
+        let reserved = own.reserved.plus(wanted);
+        match self.by_identity.get_mut(&**identity) {
+            Some(own) => own.reserved = reserved,
+            None => drop(self.by_identity.insert(identity.as_ref().into(), Quota { reserved, ..own })),
+        }
+        self.all.reserved = self.all.reserved.plus(wanted);
+        Ok(Some(Reservation { identity: identity.clone(), usage: wanted }))
+    }
+
+    /// The command is applied: the table has it now, or has refused it.
+    pub(super) fn release(&mut self, reservation: &Reservation) {
+        let Reservation { identity, usage } = reservation;
+        self.all.reserved = self.all.reserved.minus(*usage);
+        if let Some(quota) = self.by_identity.get_mut(&**identity) {
+            quota.reserved = quota.reserved.minus(*usage);
+        }
+        self.forget_if_unused(identity);
+    }
+
+    /// This node leads no longer: its queued commands are dropped, and its streams end.
+    pub(super) fn step_down(&mut self) {
+        self.all.reserved = Usage::default();
+        self.by_identity.clear();
+    }
+
+    fn forget_if_unused(&mut self, identity: &str) {
+        let is_unused = |quota: &Quota| quota.streams == 0 && quota.reserved == Usage::default();
+        if self.by_identity.get(identity).is_some_and(is_unused) {
+            self.by_identity.remove(identity);
+        }
+    }
+}
+
+/// The first number that would be above its limit: its name, the limit, and how much there is.
+fn exceeded(quota: &Quota, used: Usage, wanted: Usage) -> Option<(&'static str, u64, u64)> {
+    let has = used.plus(quota.reserved).numbers();
+    let numbers = has.into_iter().zip(wanted.numbers()).zip(quota.most.numbers());
+    numbers
+        .filter(|((_, (_, wanted)), _)| *wanted > 0)
+        .find(|(((_, has), (_, wanted)), (_, most))| has.saturating_add(*wanted) > *most)
+        .map(|(((what, has), _), (_, most))| (what, most, has))
+}
+
+impl Replica {
+    /// Reserves what a session's command adds, or says why it may not. `None`: the command adds nothing, or is a
+    /// repetition.
+    pub(super) fn reserve(
+        &mut self,
+        identity: &Arc<str>,
+        command: &Command,
+        is_repetition: bool,
+    ) -> Result<Option<Reservation>, String> {
+        let (session, wanted) = match command {
+            _ if is_repetition => return Ok(None),
+            Command::Acquire(acquire @ Acquire { session, .. }) => (session, Usage::of_acquire(acquire)),
+            Command::SetValue { session, value, .. } => {
+                (session, Usage { bytes: value.len() as u64, ..Usage::default() })
+            }
+            _ => return Ok(None),
+        };
+        let used = self.table.usage_beside(*session);
+        self.quotas.reserve(identity, used, self.table.usage_in_all(), wanted)
+    }
+
+    /// As [`Replica::reserve`], for a new session.
+    pub(super) fn reserve_session(
+        &mut self,
+        identity: &Arc<str>,
+        open: &OpenSession,
+    ) -> Result<Option<Reservation>, String> {
+        if self.table.has_secret(&open.secret_hash) {
+            return Ok(None);
+        }
+        let used = self.table.usage(&open.identity);
+        let wanted = Usage::of_session(open);
+        self.quotas.reserve(identity, used, self.table.usage_in_all(), wanted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: Usage = Usage { requests: 3, ..Usage::UNLIMITED };
+    const ONE: Usage = Usage { sessions: 0, requests: 1, waiters: 0, names: 1, bytes: 100 };
+
+    #[test]
+    fn what_is_reserved_counts_until_it_is_applied() {
+        let mut quotas = Quotas::default();
+        quotas.stream_opened("a", MOST);
+        let nothing = Usage::default();
+        let first = quotas.reserve(&"a".into(), nothing, nothing, ONE).unwrap().unwrap();
+        let _second = quotas.reserve(&"a".into(), nothing, nothing, ONE).unwrap();
+        let refusal = quotas.reserve(&"a".into(), ONE, ONE, ONE).map(|_| ()).unwrap_err();
+        assert!(refusal.contains("a may have 3 holds and waiters, and has 3"), "{refusal}");
+        quotas.release(&first);
+        assert!(quotas.reserve(&"a".into(), ONE, ONE, ONE).is_ok());
+        assert!(quotas.reserve(&"b".into(), nothing, ONE, ONE).is_ok(), "another has limits of its own");
+    }
+
+    #[test]
+    fn all_together_have_a_limit_too_and_it_may_be_changed() {
+        let mut quotas = Quotas::default();
+        quotas.set(None, Usage { bytes: 250, ..Usage::UNLIMITED });
+        let nothing = Usage::default();
+        let _one = quotas.reserve(&"a".into(), nothing, nothing, ONE).unwrap();
+        let _two = quotas.reserve(&"b".into(), nothing, nothing, ONE).unwrap();
+        let refusal = quotas.reserve(&"c".into(), nothing, nothing, ONE).map(|_| ()).unwrap_err();
+        assert!(refusal.contains("all clients together may have 250 bytes"), "{refusal}");
+        quotas.set(None, Usage::UNLIMITED);
+        assert!(quotas.reserve(&"c".into(), nothing, nothing, ONE).is_ok());
+        quotas.stream_opened("c", MOST);
+        quotas.set(Some("c"), Usage { requests: 1, ..MOST });
+        assert!(quotas.reserve(&"c".into(), nothing, nothing, ONE).is_err());
+    }
+
+    #[test]
+    fn identities_without_streams_and_reservations_are_forgotten() {
+        let mut quotas = Quotas::default();
+        let nothing = Usage::default();
+        quotas.stream_opened("a", MOST);
+        let reserved = quotas.reserve(&"a".into(), nothing, nothing, ONE).unwrap().unwrap();
+        quotas.stream_closed("a");
+        assert_eq!(quotas.by_identity.len(), 1);
+        quotas.release(&reserved);
+        assert!(quotas.by_identity.is_empty());
+        assert!(quotas.reserve(&"b".into(), nothing, nothing, Usage { names: u64::MAX, ..ONE }).is_ok());
+        quotas.step_down();
+        assert!(quotas.by_identity.is_empty());
+    }
+}

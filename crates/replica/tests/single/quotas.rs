@@ -1,0 +1,137 @@
+//! Quotas: limits of what the sessions of one identity, and all sessions, have in the table.
+
+use lockkeeper_core::Usage;
+use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_wire::request::Request;
+use lockkeeper_wire::v1::{self, server_item::What};
+
+use crate::harness::{Node, frame, opening};
+use crate::items::{acquire, attach, bodies, finish, granted, set_value};
+
+const THREE: Usage = Usage { requests: 3, ..Usage::UNLIMITED };
+
+fn with_quota(quota: Usage) -> Node {
+    let mut node = Node::new();
+    node.quota = quota;
+    node
+}
+
+/// The texts of the refusals, all of which must be of a reached limit.
+fn refusals(items: Vec<v1::ServerItem>) -> Vec<(u64, String)> {
+    let texts = bodies(items).into_iter().filter_map(|(seq, what)| match what {
+        What::Refused(refused) => {
+            assert_eq!(refused.code(), v1::RefusedCode::Limit, "{}", refused.text);
+            Some((seq, refused.text))
+        }
+        _ => None,
+    });
+    texts.collect()
+}
+
+#[test]
+fn limit_is_exact_although_requests_are_pipelined() {
+    let mut node = with_quota(THREE);
+    let stream = node.stream_of(1, "billing");
+    let session = node.open(stream, 1, 10_000, 0);
+    // One frame: none of them is applied when the last one is checked.
+    let heard = node.send(stream, (1..=5).map(|seq| acquire(session, seq, &format!("n{seq}"), true)).collect());
+    let refused = refusals(heard);
+    let numbers: Vec<u64> = refused.iter().map(|(seq, _)| *seq).collect();
+    assert_eq!(numbers, [4, 5]);
+    assert!(refused[0].1.contains("billing may have 3 holds and waiters, and has 3"), "{refused:?}");
+    assert_eq!(node.over_quota.len(), 2);
+    assert_eq!(node.replica.table().usage("billing").requests, 3);
+    // A hold counts until its release is applied.
+    let heard = node.send(stream, vec![finish(session, 6, 1), acquire(session, 7, "n7", true)]);
+    assert_eq!(refusals(heard).len(), 1);
+    // A request that is answered with "busy" takes no room.
+    let heard = node.send(stream, vec![acquire(session, 8, "n2", false)]);
+    assert!(matches!(bodies(heard)[..], [(8, What::Busy(_))]));
+    assert!(granted(&node.send(stream, vec![acquire(session, 9, "n9", true)])).is_some());
+    assert_eq!(refusals(node.send(stream, vec![acquire(session, 10, "n10", true)])).len(), 1);
+}
+
+#[test]
+fn identities_do_not_share_a_limit_and_sessions_of_one_do() {
+    let mut node = with_quota(THREE);
+    let (one, two, other) = (node.stream_of(1, "billing"), node.stream_of(2, "billing"), node.stream_of(3, "x"));
+    let (a, b, c) = (node.open(one, 1, 10_000, 0), node.open(two, 2, 10_000, 0), node.open(other, 3, 10_000, 0));
+    let names = |session: u64, from: u64| {
+        let wanted = (from..from + 2).map(|seq| acquire(session, seq, &format!("{session}/{seq}"), true));
+        wanted.collect::<Vec<_>>()
+    };
+    assert!(refusals(node.send(one, names(a, 1))).is_empty());
+    assert_eq!(refusals(node.send(two, names(b, 1))).len(), 1, "they have two, and may have three");
+    assert!(refusals(node.send(other, names(c, 1))).is_empty());
+}
+
+/// Its client must learn that it holds the lock: the first answer was lost with the stream.
+#[test]
+fn repetition_of_an_acquire_is_not_refused() {
+    let mut node = with_quota(Usage { requests: 1, ..Usage::UNLIMITED });
+    let stream = node.stream_of(1, "billing");
+    let session = node.open(stream, 1, 10_000, 0);
+    let again = node.stream_of(2, "billing");
+    // All in one turn: the first acquire is queued and not applied when it is repeated.
+    let repeated = vec![attach(session, 1, 2), acquire(session, 1, "x", true)];
+    node.turn(vec![frame(stream, vec![acquire(session, 1, "x", true)]), frame(again, repeated)]);
+    let heard = node.heard(again);
+    assert!(granted(&[heard.into_iter().find(|item| item.seq == 1).unwrap()]).is_some());
+    assert!(node.over_quota.is_empty(), "{:?}", node.over_quota);
+}
+
+#[test]
+fn sessions_waiters_names_and_bytes_have_limits_too() {
+    let most = Usage { sessions: 1, waiters: 1, names: 4, bytes: 5_000, ..Usage::UNLIMITED };
+    let mut node = with_quota(most);
+    let stream = node.stream_of(1, "billing");
+    let session = node.open(stream, 1, 10_000, 0);
+    let second = node.send(stream, vec![Request::Open(opening(2, 1)).into()]);
+    assert!(refusals(second)[0].1.contains("may have 1 sessions, and has 1"));
+    let same = node.send(stream, vec![Request::Open(opening(1, 5)).into()]);
+    assert!(refusals(same).is_empty(), "it is open already");
+    node.send(stream, vec![acquire(session, 1, "x", false)]);
+    assert!(refusals(node.send(stream, vec![acquire(session, 2, "x", true)])).is_empty());
+    let waits = refusals(node.send(stream, vec![acquire(session, 3, "x", true)]));
+    assert!(waits[0].1.contains("may have 1 waiters, and has 1"), "{waits:?}");
+    assert!(refusals(node.send(stream, vec![acquire(session, 4, "y", false)])).is_empty(), "it does not wait");
+    node.send(stream, vec![acquire(session, 5, "z", false)]);
+    let names = refusals(node.send(stream, vec![acquire(session, 6, "zz", false)]));
+    assert!(names[0].1.contains("may have 4 names"), "{names:?}");
+    let bytes = refusals(node.send(stream, vec![set_value(session, 7, 1, vec![7; 4_096])]));
+    assert!(bytes[0].1.contains("may have 5000 bytes"), "{bytes:?}");
+}
+
+#[test]
+fn limits_change_while_streams_are_open_and_hold_for_all_together() {
+    let mut node = with_quota(Usage::UNLIMITED);
+    let (one, two) = (node.stream_of(1, "billing"), node.stream_of(2, "reports"));
+    let (a, b) = (node.open(one, 1, 10_000, 0), node.open(two, 2, 10_000, 0));
+    node.send(one, vec![acquire(a, 1, "a", true), acquire(a, 2, "b", true)]);
+    let set = |identity: Option<&str>, most| Event::Quota { identity: identity.map(Into::into), most };
+    node.turn(vec![set(Some("billing"), Usage { requests: 1, ..Usage::UNLIMITED })]);
+    assert_eq!(refusals(node.send(one, vec![acquire(a, 3, "c", true)])).len(), 1, "it keeps what it has");
+    node.turn(vec![set(None, Usage { requests: 2, ..Usage::UNLIMITED })]);
+    let all = refusals(node.send(two, vec![acquire(b, 1, "d", true)]));
+    assert!(all[0].1.contains("all clients together may have 2 holds and waiters, and have 2"), "{all:?}");
+    node.turn(vec![set(None, Usage::UNLIMITED)]);
+    assert!(granted(&node.send(two, vec![acquire(b, 1, "d", true)])).is_some());
+}
+
+/// After a restart the numbers are those of the table, from the log or from a snapshot.
+#[test]
+fn usage_survives_a_restart() {
+    let mut node = with_quota(THREE);
+    let stream = node.stream_of(1, "billing");
+    let session = node.open(stream, 1, 10_000, 0);
+    node.send(stream, (1..=3).map(|seq| acquire(session, seq, &format!("n{seq}"), true)).collect());
+    let before = node.replica.table().usage("billing");
+    let mut node = node.restart();
+    assert_eq!(node.replica.table().usage("billing"), before);
+    node.quota = THREE;
+    let stream: StreamId = node.stream_of(2, "billing");
+    node.send(stream, vec![attach(session, 1, 2)]);
+    assert_eq!(refusals(node.send(stream, vec![acquire(session, 4, "n4", true)])).len(), 1);
+    let held = node.send(stream, vec![acquire(session, 1, "n1", true)]);
+    assert!(granted(&held).is_some(), "a repetition: {held:?}");
+}

@@ -1,0 +1,131 @@
+//! Quotas: how much one caller, and all callers together, may have and ask for.
+//!
+//! They stand in the file of permissions:
+//!
+//! ```toml
+//! [[quota]]
+//! who = ["group:shop", "alice"]     # each of them for itself; the first entry that names a caller counts
+//! sessions = 100
+//! requests = 10_000                 # holds and waiters together
+//! waiters = 1_000
+//! names = 20_000                    # of all holds and waiters
+//! bytes = 10_000_000                # of sessions, holds and waiters in memory
+//! requests-per-second = 500         # acquires, changes of values, new sessions, calls; never releases or keep-alives
+//!
+//! [total]                           # all callers together
+//! bytes = 1_000_000_000
+//! ```
+
+use std::num::NonZeroU32;
+
+use governor::clock::{Clock, DefaultClock};
+use governor::{DefaultDirectRateLimiter, RateLimiter};
+use lockkeeper_core::{Usage, limits};
+use serde::Deserialize;
+
+use super::identity::Identity;
+
+/// The most of each that is allowed; `None`: the default.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct QuotaFields {
+    pub(super) sessions: Option<u64>,
+    pub(super) requests: Option<u64>,
+    pub(super) waiters: Option<u64>,
+    pub(super) names: Option<u64>,
+    pub(super) bytes: Option<u64>,
+}
+
+impl QuotaFields {
+    pub(super) fn or(self, default: Usage) -> Usage {
+        Usage {
+            sessions: self.sessions.unwrap_or(default.sessions),
+            requests: self.requests.unwrap_or(default.requests),
+            waiters: self.waiters.unwrap_or(default.waiters),
+            names: self.names.unwrap_or(default.names),
+            bytes: self.bytes.unwrap_or(default.bytes),
+        }
+    }
+}
+
+/// What a caller may have in the table if no file says otherwise: half of what the table has room for. Anonymous callers
+/// share the whole, since they can't be distinguished.
+pub(super) fn default_of(caller: &Identity) -> Usage {
+    match *caller == Identity::ANONYMOUS {
+        true => Usage::UNLIMITED,
+        false => Usage {
+            sessions: limits::SESSIONS_MAX as u64 / 2,
+            bytes: limits::TABLE_BYTES_MAX / 2,
+            ..Usage::UNLIMITED
+        },
+    }
+}
+
+/// The quota of one caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Quota {
+    /// The line of the entry that says it, from 1; `None`: the default.
+    pub line: Option<usize>,
+    /// The most that its sessions may have together.
+    pub most: Usage,
+    /// The most that it may ask for in a second, and at once; `None`: there is no limit.
+    pub requests_per_second: Option<NonZeroU32>,
+}
+
+impl Quota {
+    pub(super) fn default_of(caller: &Identity) -> Self {
+        Self { line: None, most: default_of(caller), requests_per_second: None }
+    }
+}
+
+/// Limits the rate of one caller's requests at this node.
+pub(super) struct Rate {
+    per_second: NonZeroU32,
+    limiter: DefaultDirectRateLimiter,
+}
+
+impl Rate {
+    pub(super) fn new(per_second: NonZeroU32) -> Self {
+        Self { per_second, limiter: RateLimiter::direct(governor::Quota::per_second(per_second)) }
+    }
+
+    /// Counts a request.
+    ///
+    /// # Errors
+    /// There were too many, in words for the caller.
+    pub(super) fn check(&self, caller: &Identity) -> Result<(), String> {
+        self.limiter.check().map_err(|not_until| {
+            let wait = not_until.wait_time_from(DefaultClock::default().now());
+            format!(
+                "quota: {caller} may ask for {} things a second at this node; try again in {} ms, or ask the service's \
+                 operators for more",
+                self.per_second,
+                wait.as_millis() + 1
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_above_the_rate_is_told_when_to_come_again() {
+        let rate = Rate::new(NonZeroU32::new(3).unwrap());
+        let caller = Identity::new("alice").unwrap();
+        assert!((0..3).all(|_| rate.check(&caller).is_ok()), "a second's worth at once");
+        let refusal = rate.check(&caller).unwrap_err();
+        assert!(refusal.starts_with("quota: alice may ask for 3 things a second"), "{refusal}");
+        let ms = refusal.split("again in ").nth(1).unwrap().split(' ').next().unwrap();
+        assert!((1..=334).contains(&ms.parse::<u32>().unwrap()), "{refusal}");
+    }
+
+    #[test]
+    fn known_callers_may_have_half_of_the_table_by_default() {
+        let known = default_of(&Identity::new("alice").unwrap());
+        assert_eq!((known.sessions, known.requests), (1 << 19, u64::MAX));
+        assert_eq!(default_of(&Identity::ANONYMOUS), Usage::UNLIMITED);
+    }
+}
