@@ -154,7 +154,7 @@ impl From<BackendError> for Failure {
     fn from(error: BackendError) -> Self {
         let code = match error.kind {
             BackendErrorKind::Refused | BackendErrorKind::Unsupported => USAGE,
-            BackendErrorKind::Unreachable => UNAVAILABLE,
+            BackendErrorKind::Unreachable | BackendErrorKind::LimitReached => UNAVAILABLE,
             BackendErrorKind::Denied => PERMISSION,
             _ => code_below(&error).unwrap_or(IO),
         };

@@ -190,8 +190,10 @@ pub enum BackendErrorKind {
     Unsupported,
     /// The service refuses this client's credentials, or its user lacks a permission there.
     Denied,
-    /// A full disk, damaged state, a limit of the service, file permissions: an operator must act.
+    /// A full disk, damaged state, file permissions: an operator must act.
     Operator,
+    /// The service, or this client there (its quota), has reached a limit: end something, or try again later.
+    LimitReached,
     /// The service is unreachable: a later retry may succeed.
     Unreachable,
 }

@@ -67,7 +67,9 @@ pub fn usage(table: &Table, snapshot: &Snapshot) -> CheckResult {
     let is_all = all.bytes <= in_all.bytes && (closed > 0 || all.bytes == in_all.bytes);
     let counted = Usage { requests: all.requests + closed, bytes: in_all.bytes, ..all };
     if !is_all || counted != in_all {
-        return Err(format!("all together are counted as {in_all:?}, the sum is {all:?} and {closed} closed holds"));
+        return Err(format!(
+            "all together are counted as {in_all:?}, the sum is {all:?} and {closed} closed holds"
+        ));
     }
     Ok(())
 }

@@ -305,7 +305,11 @@ impl<D: Disk> NodeThread<D> {
 /// share: otherwise the disk's syncs would limit the rate.
 fn turn_requests(last_sync: Duration) -> usize {
     let syncs = last_sync.as_micros() / TURN.as_micros();
-    usize::try_from(syncs).unwrap_or(usize::MAX).saturating_add(1).saturating_mul(TURN_REQUESTS).min(TURN_REQUESTS_MAX)
+    usize::try_from(syncs)
+        .unwrap_or(usize::MAX)
+        .saturating_add(1)
+        .saturating_mul(TURN_REQUESTS)
+        .min(TURN_REQUESTS_MAX)
 }
 
 /// Whether the error means a full disk: that is no bug, so the process exits with a message and does not abort.

@@ -45,7 +45,7 @@ pub(crate) fn stream_refused(reason: &'static str) {
     metrics::counter!("lockkeeper_streams_refused_total", "reason" => reason).increment(1);
 }
 
-/// Counts a stream or watch that was refused at a limit of their number.
+/// Counts what was refused at a quota.
 pub(crate) fn quota_refused(what: &'static str) {
     metrics::counter!("lockkeeper_quota_refusals_total", "what" => what).increment(1);
 }

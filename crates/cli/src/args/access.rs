@@ -54,6 +54,24 @@ Examples:
   lockkeeper access check billing acquire orders/42 --file permissions.toml
   lockkeeper access check root admin --file permissions.toml")]
     Check(AccessCheck),
+    /// Print the quota that a file of permissions gives to a client
+    #[command(after_help = "\
+Example:
+  lockkeeper access quota billing --file permissions.toml")]
+    Quota(AccessQuota),
+}
+
+/// `access quota`.
+#[derive(Args, Debug)]
+pub struct AccessQuota {
+    /// The client's name, from its certificate or token; `anonymous` for one without
+    pub identity: String,
+    /// The file of permissions that the nodes are given (`serve --permissions`)
+    #[arg(long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `access check`.

@@ -30,7 +30,7 @@ use crate::settings::duration;
 use suggest::{one_line, suggestion};
 use values::{reason, token};
 
-pub use access::{AccessCheck, AccessCommand, ActionArg, TokenCommand, TokenList, TokenOf};
+pub use access::{AccessCheck, AccessCommand, AccessQuota, ActionArg, TokenCommand, TokenList, TokenOf};
 pub use advise::Advise;
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};

@@ -5,11 +5,12 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
+use lockkeeper_core::Usage;
 use lockkeeper_server::access::{Decision, Identity, NewToken, NewTokenError, Permission, Permissions};
 use serde_json::json;
 use tempfile::NamedTempFile;
 
-use crate::args::{AccessCheck, AccessCommand, ActionArg, TokenCommand, TokenList, TokenOf};
+use crate::args::{AccessCheck, AccessCommand, AccessQuota, ActionArg, TokenCommand, TokenList, TokenOf};
 use crate::exit::{CANNOT_CREATE, CONFIG, Failure, INTERNAL, IO, NO, OK, USAGE};
 use crate::{output, settings};
 
@@ -27,6 +28,7 @@ pub(super) fn token(command: &TokenCommand) -> Result<u8, Failure> {
 pub(super) fn access(command: &AccessCommand) -> Result<u8, Failure> {
     match command {
         AccessCommand::Check(args) => check(args),
+        AccessCommand::Quota(args) => quota(args),
     }
 }
 
@@ -91,14 +93,9 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn check(args: &AccessCheck) -> Result<u8, Failure> {
-    let text = read(&args.file)?;
     let file = args.file.display();
-    let permissions = Permissions::parse(&text)
-        .map_err(|why| Failure::new(CONFIG, format!("`{file}` can't be used: {}", why.trim_end())))?;
-    let identity = match args.identity.as_str() {
-        "anonymous" => Identity::ANONYMOUS,
-        name => Identity::new(name).map_err(|error| Failure::new(USAGE, error.to_string()))?,
-    };
+    let (text, permissions) = permissions(&args.file)?;
+    let identity = identity(&args.identity)?;
     let action = match args.action {
         ActionArg::Acquire => Permission::Acquire,
         ActionArg::Read => Permission::Read,
@@ -130,6 +127,52 @@ fn check(args: &AccessCheck) -> Result<u8, Failure> {
         None => format!("{verdict}: {why} in `{file}`"),
     })?;
     Ok(code)
+}
+
+fn quota(args: &AccessQuota) -> Result<u8, Failure> {
+    let (text, permissions) = permissions(&args.file)?;
+    let identity = identity(&args.identity)?;
+    let quota = permissions.of(&identity).quota();
+    let limit = |most: u64| (most != u64::MAX).then_some(most);
+    let Usage { sessions, requests, waiters, names, bytes } = quota.most;
+    let rate = quota.requests_per_second.map(|rate| u64::from(rate.get()));
+    if args.json {
+        output::json(&json!({
+            "line": quota.line,
+            "sessions": limit(sessions),
+            "requests": limit(requests),
+            "waiters": limit(waiters),
+            "names": limit(names),
+            "bytes": limit(bytes),
+            "requests_per_second": rate,
+        }))?;
+        return Ok(OK);
+    }
+    let file = args.file.display();
+    output::line(match quota.line {
+        Some(line) => format!("{identity}: line {line} of `{file}`: {}", rule(&text, line)),
+        None => format!("{identity}: no quota in `{file}` names it, the default is"),
+    })?;
+    let numbers = quota.most.numbers().map(|(what, most)| (what, limit(most)));
+    for (what, most) in numbers.into_iter().chain([("requests per second at each node", rate)]) {
+        output::line(format!("{what}: {}", most.map_or("no limit".to_owned(), |most| most.to_string())))?;
+    }
+    Ok(OK)
+}
+
+fn permissions(file: &Path) -> Result<(String, Permissions), Failure> {
+    let text = read(file)?;
+    let permissions = Permissions::parse(&text).map_err(|why| {
+        Failure::new(CONFIG, format!("`{}` can't be used: {}", file.display(), why.trim_end()))
+    })?;
+    Ok((text, permissions))
+}
+
+fn identity(name: &str) -> Result<Identity, Failure> {
+    match name {
+        "anonymous" => Ok(Identity::ANONYMOUS),
+        name => Identity::new(name).map_err(|error| Failure::new(USAGE, error.to_string())),
+    }
 }
 
 /// The rule that begins at a line, on one line.

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, LOST, NO, OK, PERMISSION, USAGE};
+use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, LOST, NO, OK, PERMISSION, UNAVAILABLE, USAGE};
 use lockkeeper_rig::Port;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -187,6 +187,47 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     shop.nodes[0].signal(Signal::SIGHUP);
     let status = || shop.ran(0, "client", "cluster status --json").json()["warnings"].to_string();
     wait_until("the difference is seen", || status().contains("different files of permissions"));
+}
+
+/// What a client is told that has reached a limit, and that others are not affected.
+#[test]
+fn quotas_are_errors_that_say_how_much_there_is_and_change_with_the_file() {
+    let shop = Shop::open();
+    let quota = |requests: u64| {
+        format!("{PERMISSIONS}\n[[quota]]\nwho = [\"group:shop\"]\nsessions = 2\nrequests = {requests}\n")
+    };
+    let run = |at: usize, who: &str, name: &str| {
+        let url = shop.url(at, who);
+        shop.place.bare(["run", "--locks", &url, name, "--", "true"]).ended()
+    };
+    let url = shop.url(0, "billing");
+    let holder = shop.place.bare(["run", "--locks", &url, "orders/1", "--", "sleep", "60"]).started();
+    let shown = || shop.ran(0, "reports", "show orders/1 --json").json();
+    wait_until("billing holds the lock", || shown()["holders"].as_array().is_some_and(|it| it.len() == 1));
+    shop.permits(&quota(1));
+    for at in 0..3 {
+        run(at, "billing", "orders/2")
+            .is_one_line(UNAVAILABLE, &["billing may have 1 holds and waiters, and has 1"]);
+        assert_eq!(run(at, "client", "orders/3").code, i32::from(OK), "others are not limited");
+    }
+    let refused = (0..3).flat_map(|at| shop.audited(at)).filter(|line| line["what"] == "quota").count();
+    assert!(refused >= 1, "the audit trail has it");
+    shop.permits(&quota(2));
+    assert_eq!(run(0, "billing", "orders/2").code, i32::from(OK));
+    let printed = shop.place.ran("access quota billing --file permissions");
+    assert!(printed.out.contains("holds and waiters: 2\n"), "{printed:?}");
+    let json = shop.place.ran("access quota reports --file permissions --json").json();
+    assert_eq!((&json["line"], &json["requests"]), (&Value::Null, &Value::Null), "{json}");
+    // The rate counts at each node, and a release is never refused.
+    shop.permits(&format!("{PERMISSIONS}\n[[quota]]\nwho = [\"billing\"]\nrequests-per-second = 1\n"));
+    let mut told = String::new();
+    wait_until("it asks too often", || {
+        let ended = shop.ran(1, "billing", "show orders/1");
+        told = ended.err;
+        ended.code != i32::from(OK)
+    });
+    assert!(told.contains("billing may ask for 1 things a second at this node"), "{told}");
+    drop(holder);
 }
 
 /// At the node that leads, and at those that pass the watch on.

@@ -11,9 +11,9 @@
 
 use super::Table;
 use super::crowd::{Class, Limit};
-use super::usage::AccountId;
 use super::request::{Extras, Few, Owner, RequestEntry, RequestId, RequestStage, base_bytes};
 use super::session::TableSession;
+use super::usage::AccountId;
 use crate::limits;
 use crate::name;
 use crate::snapshot::items::{Header, SnapshotItem, StreamReader};

@@ -150,8 +150,7 @@ impl Replica {
         let version = self.members.nodes.keys().map(known).min().unwrap_or(0).min(newest);
         if version > present {
             self.changes.raised = version;
-            self.queue
-                .push_back(Proposal::new(Command::RaiseRules { version }, Origin::Leader));
+            self.queue.push_back(Proposal::new(Command::RaiseRules { version }, Origin::Leader));
         }
     }
 

@@ -232,12 +232,7 @@ impl Replica {
             Ok(reserved) => reserved,
             Err(text) => return self.refuse_over_quota(stream, SessionId(0), Seq(0), text, secret_prefix),
         };
-        let origin = Origin::Open {
-            stream,
-            attach: open.attach,
-            secret_prefix,
-            received: self.clock.now(),
-        };
+        let origin = Origin::Open { stream, attach: open.attach, secret_prefix, received: self.clock.now() };
         self.queue.push_back(Proposal { command: Command::OpenSession(new), origin, reserved });
     }
 

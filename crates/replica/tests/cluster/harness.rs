@@ -299,7 +299,10 @@ impl World {
     /// Opens a stream at a node.
     pub(crate) fn stream(&mut self, id: u64, number: u64) -> StreamId {
         let stream = StreamId(number);
-        self.turn(id, vec![Event::StreamOpened { stream, identity: Box::default(), quota: Usage::UNLIMITED }]);
+        self.turn(
+            id,
+            vec![Event::StreamOpened { stream, identity: Box::default(), quota: Usage::UNLIMITED }],
+        );
         stream
     }
 

@@ -20,11 +20,6 @@ pub(crate) fn finish(session: u64, seq: u64, target: u64) -> v1::ClientItem {
     v1::ClientItem { session, what: Some(what) }
 }
 
-pub(crate) fn set_value(session: u64, seq: u64, target: u64, value: Vec<u8>) -> v1::ClientItem {
-    let what = v1::client_item::What::SetValue(v1::SetValue { seq, target, value, done_through: 0 });
-    v1::ClientItem { session, what: Some(what) }
-}
-
 pub(crate) fn keep_alive(session: u64, id: u64) -> v1::ClientItem {
     v1::ClientItem { session, what: Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id })) }
 }

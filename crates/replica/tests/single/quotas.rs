@@ -6,7 +6,7 @@ use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use crate::harness::{Node, frame, opening};
-use crate::items::{acquire, attach, bodies, finish, granted, set_value};
+use crate::items::{acquire, attach, bodies, finish, granted};
 
 const THREE: Usage = Usage { requests: 3, ..Usage::UNLIMITED };
 
@@ -14,6 +14,11 @@ fn with_quota(quota: Usage) -> Node {
     let mut node = Node::new();
     node.quota = quota;
     node
+}
+
+fn set_value(session: u64, seq: u64, target: u64, value: Vec<u8>) -> v1::ClientItem {
+    let what = v1::client_item::What::SetValue(v1::SetValue { seq, target, value, done_through: 0 });
+    v1::ClientItem { session, what: Some(what) }
 }
 
 /// The texts of the refusals, all of which must be of a reached limit.
@@ -34,7 +39,8 @@ fn limit_is_exact_although_requests_are_pipelined() {
     let stream = node.stream_of(1, "billing");
     let session = node.open(stream, 1, 10_000, 0);
     // One frame: none of them is applied when the last one is checked.
-    let heard = node.send(stream, (1..=5).map(|seq| acquire(session, seq, &format!("n{seq}"), true)).collect());
+    let heard =
+        node.send(stream, (1..=5).map(|seq| acquire(session, seq, &format!("n{seq}"), true)).collect());
     let refused = refusals(heard);
     let numbers: Vec<u64> = refused.iter().map(|(seq, _)| *seq).collect();
     assert_eq!(numbers, [4, 5]);
@@ -54,8 +60,10 @@ fn limit_is_exact_although_requests_are_pipelined() {
 #[test]
 fn identities_do_not_share_a_limit_and_sessions_of_one_do() {
     let mut node = with_quota(THREE);
-    let (one, two, other) = (node.stream_of(1, "billing"), node.stream_of(2, "billing"), node.stream_of(3, "x"));
-    let (a, b, c) = (node.open(one, 1, 10_000, 0), node.open(two, 2, 10_000, 0), node.open(other, 3, 10_000, 0));
+    let (one, two, other) =
+        (node.stream_of(1, "billing"), node.stream_of(2, "billing"), node.stream_of(3, "x"));
+    let (a, b, c) =
+        (node.open(one, 1, 10_000, 0), node.open(two, 2, 10_000, 0), node.open(other, 3, 10_000, 0));
     let names = |session: u64, from: u64| {
         let wanted = (from..from + 2).map(|seq| acquire(session, seq, &format!("{session}/{seq}"), true));
         wanted.collect::<Vec<_>>()
@@ -94,7 +102,10 @@ fn sessions_waiters_names_and_bytes_have_limits_too() {
     assert!(refusals(node.send(stream, vec![acquire(session, 2, "x", true)])).is_empty());
     let waits = refusals(node.send(stream, vec![acquire(session, 3, "x", true)]));
     assert!(waits[0].1.contains("may have 1 waiters, and has 1"), "{waits:?}");
-    assert!(refusals(node.send(stream, vec![acquire(session, 4, "y", false)])).is_empty(), "it does not wait");
+    assert!(
+        refusals(node.send(stream, vec![acquire(session, 4, "y", false)])).is_empty(),
+        "it does not wait"
+    );
     node.send(stream, vec![acquire(session, 5, "z", false)]);
     let names = refusals(node.send(stream, vec![acquire(session, 6, "zz", false)]));
     assert!(names[0].1.contains("may have 4 names"), "{names:?}");

@@ -324,7 +324,10 @@ pub struct Rights {
 
 impl fmt::Debug for Rights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rights").field("names", &self.names).field("quota", &self.quota).finish_non_exhaustive()
+        f.debug_struct("Rights")
+            .field("names", &self.names)
+            .field("quota", &self.quota)
+            .finish_non_exhaustive()
     }
 }
 
@@ -488,6 +491,25 @@ names = ["public"]
     }
 
     #[test]
+    fn first_quota_that_names_a_caller_counts_and_the_rest_is_the_default() {
+        let file = "[[quota]]\nwho = [\"alice\"]\nrequests = 7\nrequests-per-second = 9\n\n[[quota]]\nwho = [\"*\"]\n\
+                    sessions = 1\nbytes = 5\n\n[total]\nnames = 3\n";
+        let permissions = Permissions::parse(file).unwrap();
+        let quota = |who: &str| permissions.of(&Identity::new(who).unwrap()).quota();
+        let alice = quota("alice");
+        assert_eq!((alice.line, alice.most.requests, alice.most.sessions), (Some(1), 7, 1 << 19));
+        assert_eq!(alice.requests_per_second, NonZeroU32::new(9));
+        let bob = quota("bob");
+        assert_eq!(
+            (bob.line, bob.most.sessions, bob.most.bytes, bob.requests_per_second),
+            (Some(6), 1, 5, None)
+        );
+        let nobody = permissions.of(&Identity::ANONYMOUS).quota();
+        assert_eq!((nobody.line, nobody.most), (None, Usage::UNLIMITED));
+        assert_eq!(permissions.total(), Usage { names: 3, ..Usage::UNLIMITED });
+    }
+
+    #[test]
     fn file_without_rules_denies_everything() {
         let rights = Permissions::parse("").unwrap().of(&Identity::new("root").unwrap());
         assert!(rights.is_empty());
@@ -509,6 +531,10 @@ names = ["public"]
             ("[groups]\nx=[\"group:y\"]", "the group `x`: \"group:y\" is a group"),
             ("revoked=[\n\"a b\"]", "line 2: \"a b\" is no caller"),
             ("[[allow]]\nwho=[\"a\"]\nactions=[\"read\"]\nnames=[\"a/\"]", "line 1: `names` has \"a/\""),
+            ("[[quota]]\nwho=[\"a\"]", "line 1: a quota needs `who` and a limit: `sessions`"),
+            ("[[quota]]\nwho=[\"group:x\"]\nbytes=1", "line 1: there is no group `x`"),
+            ("[[quota]]\nwho=[\"a\"]\nrequests-per-second=0", "line 3: "),
+            ("[total]\nrequests-per-second=1", "line 2: "),
         ] {
             let error = Permissions::parse(text).err().unwrap_or_default();
             assert!(error.starts_with(why), "{text}: {error}");

@@ -125,7 +125,8 @@ impl Lockkeeper for Api {
         self.0.check_serving()?;
         let place = self.0.place("watches", &self.0.watch_places, &caller)?;
         let watcher = Arc::new(Watcher::new(connection, caller.clone(), place));
-        let waits = self.0.wait_for(Ask::Watch(watcher.clone()), &caller.identity, Question::Watch { prefix });
+        let waits =
+            self.0.wait_for(Ask::Watch(watcher.clone()), &caller.identity, Question::Watch { prefix });
         if let Some(refusal) = self.0.ended(&caller) {
             watcher.stop(Status::permission_denied(refusal));
         }
@@ -204,7 +205,11 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::MembersRequest>,
     ) -> Result<Response<v1::MembersResponse>, Status> {
-        match self.0.ask(request.metadata(), &caller(request.extensions())?.identity, Question::Members).await? {
+        match self
+            .0
+            .ask(request.metadata(), &caller(request.extensions())?.identity, Question::Members)
+            .await?
+        {
             Answer::Members(mut response) => {
                 if let Some(directory) = self.0.directory.get() {
                     directory.introduce(&mut response.nodes);
@@ -264,7 +269,11 @@ impl Lockkeeper for Api {
         &self,
         request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusResponse>, Status> {
-        match self.0.ask(request.metadata(), &caller(request.extensions())?.identity, Question::Status).await? {
+        match self
+            .0
+            .ask(request.metadata(), &caller(request.extensions())?.identity, Question::Status)
+            .await?
+        {
             Answer::Status(mut status) => {
                 status.version = env!("CARGO_PKG_VERSION").to_owned();
                 status.cluster.clone_from(&self.0.about.cluster);

@@ -239,7 +239,8 @@ impl SessionStream {
             let denied = match &request {
                 Request::Command { command: Command::Acquire(acquire), .. } => {
                     let names = acquire.names.iter();
-                    let check = |name| access::check(&rights, identity, Permission::Acquire, Some(name)).err();
+                    let check =
+                        |name| access::check(&rights, identity, Permission::Acquire, Some(name)).err();
                     names.map(check).find_map(|denied| denied).map(|text| (v1::RefusedCode::Denied, text))
                 }
                 Request::Command { command: Command::SetValue { .. }, .. } | Request::Open(_) => None,
@@ -259,7 +260,8 @@ impl SessionStream {
                     true
                 }
                 Request::Open(open) => {
-                    let refused = v1::Refused { secret_prefix: request::secret_prefix(&open.secret), ..refused };
+                    let refused =
+                        v1::Refused { secret_prefix: request::secret_prefix(&open.secret), ..refused };
                     let what = Some(What::Refused(refused));
                     refused_sessions.push(v1::ServerItem { session: 0, seq: 0, what });
                     false

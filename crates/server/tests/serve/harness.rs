@@ -13,8 +13,8 @@ use lockkeeper_wire::v1::{self, client_item, server_item};
 use tempfile::TempDir;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::{Request, Streaming};
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Streaming};
 
 /// Far longer than any test here takes.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);

@@ -234,6 +234,7 @@ fn refusal(status: &Status) -> BackendError {
         _ if is_nobodys(status) => BackendErrorKind::Unreachable,
         Code::Unimplemented => BackendErrorKind::Unsupported,
         Code::PermissionDenied | Code::Unauthenticated => BackendErrorKind::Denied,
+        Code::ResourceExhausted => BackendErrorKind::LimitReached,
         Code::Internal | Code::DataLoss => BackendErrorKind::Operator,
         _ => BackendErrorKind::Refused,
     };

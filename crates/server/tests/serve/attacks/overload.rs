@@ -82,7 +82,13 @@ fn percentile(sorted: &[Duration], percent: usize) -> Duration {
 }
 
 /// One stream of the client that floods: it sends whenever the node reads, and reads all answers.
-async fn flood(address: std::net::SocketAddr, token: String, number: u64, done: AttackCount, stop: Arc<AtomicBool>) {
+async fn flood(
+    address: std::net::SocketAddr,
+    token: String,
+    number: u64,
+    done: AttackCount,
+    stop: Arc<AtomicBool>,
+) {
     let mut client = Client::connect_as(address, Some(&token)).await;
     let mut secret = SECRET;
     secret[1] = u8::try_from(100 + number).unwrap();
@@ -135,7 +141,8 @@ fn overload_by_one_client_is_not_felt_by_another() {
     let quiet = bystander.phase();
     let (done, stop) = (AttackCount::default(), Arc::new(AtomicBool::new(false)));
     let address = server.running.address();
-    let streams = (0..STREAMS).map(|number| flood(address, tokens[0].token.clone(), number, done.clone(), stop.clone()));
+    let streams = (0..STREAMS)
+        .map(|number| flood(address, tokens[0].token.clone(), number, done.clone(), stop.clone()));
     let streams: Vec<_> = streams.collect();
     let flooding = std::thread::spawn(move || {
         be_nice();

@@ -104,9 +104,8 @@ pub(super) fn refusal(refused: &v1::Refused) -> BackendError {
     let kind = match refused.code() {
         RefusedCode::Operator | RefusedCode::Unspecified => BackendErrorKind::Operator,
         RefusedCode::Denied => BackendErrorKind::Denied,
-        RefusedCode::Invalid | RefusedCode::Permits | RefusedCode::Limit | RefusedCode::NotHeld => {
-            BackendErrorKind::Refused
-        }
+        RefusedCode::Limit => BackendErrorKind::LimitReached,
+        RefusedCode::Invalid | RefusedCode::Permits | RefusedCode::NotHeld => BackendErrorKind::Refused,
     };
     BackendError::new(kind, refused.text.clone())
 }

@@ -109,7 +109,9 @@ impl Peer {
     }
 
     fn open(&mut self, at: At, open: &Open) {
-        let Some(Reply::Opened { session }) = self.apply(Command::OpenSession(open.session(hash(&open.secret), ""))) else {
+        let Some(Reply::Opened { session }) =
+            self.apply(Command::OpenSession(open.session(hash(&open.secret), "")))
+        else {
             panic!("not opened")
         };
         let (ttl_ms, linger_ms, deadline_ms) = (open.ttl_ms, open.linger_ms, self.now_ms + open.ttl_ms);
