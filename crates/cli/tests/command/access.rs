@@ -194,7 +194,7 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
 fn quotas_are_errors_that_say_how_much_there_is_and_change_with_the_file() {
     let shop = Shop::open();
     let quota = |requests: u64| {
-        format!("{PERMISSIONS}\n[[quota]]\nwho = [\"group:shop\"]\nsessions = 2\nrequests = {requests}\n")
+        format!("{PERMISSIONS}\n[[quota]]\nwho = [\"group:shop\"]\nsessions = 9\nrequests = {requests}\n")
     };
     let run = |at: usize, who: &str, name: &str| {
         let url = shop.url(at, who);
@@ -213,7 +213,8 @@ fn quotas_are_errors_that_say_how_much_there_is_and_change_with_the_file() {
     let refused = (0..3).flat_map(|at| shop.audited(at)).filter(|line| line["what"] == "quota").count();
     assert!(refused >= 1, "the audit trail has it");
     shop.permits(&quota(2));
-    assert_eq!(run(0, "billing", "orders/2").code, i32::from(OK));
+    let ran = run(0, "billing", "orders/2");
+    assert_eq!(ran.code, i32::from(OK), "{ran:?}");
     let printed = shop.place.ran("access quota billing --file permissions");
     assert!(printed.out.contains("holds and waiters: 2\n"), "{printed:?}");
     let json = shop.place.ran("access quota reports --file permissions --json").json();

@@ -12,7 +12,7 @@ const QUANTUM: i64 = 64;
 /// Items by caller `C` and lane, and items that must follow all before them.
 #[derive(Debug)]
 pub(super) struct FairQueue<C, T> {
-    callers: Rounds<C, Caller<T>>,
+    callers: Rounds<C, CallerQueue<T>>,
     barriers: VecDeque<Barrier<T>>,
     /// How many items were pushed so far.
     pushed: u64,
@@ -23,7 +23,7 @@ pub(super) struct FairQueue<C, T> {
 
 /// The items of one caller.
 #[derive(Debug)]
-struct Caller<T> {
+struct CallerQueue<T> {
     lanes: Rounds<u64, Lane<T>>,
     weight: usize,
 }
@@ -189,7 +189,7 @@ trait TakesTurns: Default {
     fn pop(&mut self) -> Option<Queued<Self::Item>>;
 }
 
-impl<T> TakesTurns for Caller<T> {
+impl<T> TakesTurns for CallerQueue<T> {
     type Item = T;
 
     fn pop(&mut self) -> Option<Queued<T>> {
@@ -199,7 +199,7 @@ impl<T> TakesTurns for Caller<T> {
     }
 }
 
-impl<T> Default for Caller<T> {
+impl<T> Default for CallerQueue<T> {
     fn default() -> Self {
         Self { lanes: Rounds::default(), weight: 0 }
     }
