@@ -167,9 +167,19 @@ impl Table {
     /// Whether a new value would exceed the table's size limit. A value that is not longer than the previous one
     /// never does.
     fn would_overfill(&self, hold: RequestId, value_bytes: usize) -> bool {
-        let before = self.requests[hold as usize].extras.as_ref().map_or(0, |extras| extras.value.len());
-        let growth = value_bytes.saturating_sub(before) as u64;
+        let growth = self.growth(hold, value_bytes);
         growth > 0 && self.bytes() + growth > limits::TABLE_BYTES_MAX
+    }
+
+    fn growth(&self, hold: RequestId, value_bytes: usize) -> u64 {
+        let before = self.requests[hold as usize].extras.as_ref().map_or(0, |extras| extras.value.len());
+        value_bytes.saturating_sub(before) as u64
+    }
+
+    /// By how many bytes a new value would be longer than the present one; 0 if the session has no such hold.
+    #[must_use]
+    pub fn value_growth(&self, id: SessionId, target: Seq, value_bytes: usize) -> u64 {
+        self.own_hold(id, target).map_or(0, |hold| self.growth(hold, value_bytes))
     }
 
     pub(super) fn downgrade(&mut self, id: SessionId, seq: Seq, target: Seq, done_through: Seq) -> Reply {

@@ -64,7 +64,8 @@ impl Quotas {
         }
     }
 
-    /// Reserves `wanted`, or says which limit does not allow it. `None`: there is no limit.
+    /// Reserves `wanted`, or says which limit does not allow it. `None`: there is no limit, so nothing is reserved; after a
+    /// new limit, what was queued without one counts once it is applied.
     fn reserve(
         &mut self,
         identity: &Arc<str>,
@@ -143,11 +144,15 @@ impl Replica {
         let (session, wanted) = match command {
             _ if is_repetition => return Ok(None),
             Command::Acquire(acquire @ Acquire { session, .. }) => (session, Usage::of_acquire(acquire)),
-            Command::SetValue { session, value, .. } => {
-                (session, Usage { bytes: value.len() as u64, ..Usage::default() })
+            Command::SetValue { session, target, value, .. } => {
+                let bytes = self.table.value_growth(*session, *target, value.len());
+                (session, Usage { bytes, ..Usage::default() })
             }
             _ => return Ok(None),
         };
+        if wanted == Usage::default() {
+            return Ok(None);
+        }
         let used = self.table.usage_beside(*session);
         self.quotas.reserve(identity, used, self.table.usage_in_all(), wanted)
     }
@@ -200,6 +205,7 @@ mod tests {
         quotas.set(None, Usage::UNLIMITED);
         assert!(quotas.reserve(&"c".into(), nothing, nothing, ONE).is_ok());
         quotas.stream_opened("c", MOST);
+        assert!(quotas.reserve(&"c".into(), nothing, nothing, ONE).is_ok());
         quotas.set(Some("c"), Usage { requests: 1, ..MOST });
         assert!(quotas.reserve(&"c".into(), nothing, nothing, ONE).is_err());
     }

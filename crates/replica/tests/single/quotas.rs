@@ -111,6 +111,11 @@ fn sessions_waiters_names_and_bytes_have_limits_too() {
     assert!(names[0].1.contains("may have 4 names"), "{names:?}");
     let bytes = refusals(node.send(stream, vec![set_value(session, 7, 1, vec![7; 4_096])]));
     assert!(bytes[0].1.contains("may have 5000 bytes"), "{bytes:?}");
+    // A value that is not longer than the one before is never refused.
+    let value = |seq: u64, byte| set_value(session, seq, 1, vec![byte; 900]);
+    assert!(refusals(node.send(stream, vec![value(8, 1), value(9, 2)])).is_empty());
+    node.turn(vec![Event::Quota { identity: Some("billing".into()), most: Usage { bytes: 1, ..most } }]);
+    assert!(refusals(node.send(stream, vec![value(10, 3)])).is_empty());
 }
 
 #[test]

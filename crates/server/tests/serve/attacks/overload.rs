@@ -104,13 +104,7 @@ fn flooding(address: SocketAddr, token: &str, done: &AttackCount, stop: &Arc<Ato
 }
 
 /// One stream of the client that floods: it sends whenever the node reads, and reads all answers.
-async fn flood(
-    address: SocketAddr,
-    token: String,
-    number: u64,
-    done: AttackCount,
-    stop: Arc<AtomicBool>,
-) {
+async fn flood(address: SocketAddr, token: String, number: u64, done: AttackCount, stop: Arc<AtomicBool>) {
     let mut client = Client::connect_as(address, Some(&token)).await;
     let mut secret = SECRET;
     secret[1] = u8::try_from(100 + number).unwrap();
