@@ -73,7 +73,8 @@ struct PendingRecord {
     written: Option<oneshot::Sender<io::Result<()>>>,
 }
 
-struct AuditFile {
+/// The file of a trail, and how long it is.
+pub(crate) struct AuditFile {
     path: PathBuf,
     file: File,
     bytes: u64,
@@ -200,7 +201,7 @@ fn write_records(mut file: AuditFile, mut queue: mpsc::Receiver<PendingRecord>) 
 }
 
 impl AuditFile {
-    fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let mut file = append_to(path)?;
         let mut bytes = file.metadata()?.len();
         // A record that a crash has cut off must not spoil the next one.
@@ -216,7 +217,7 @@ impl AuditFile {
         Ok(Self { path: path.to_owned(), file, bytes })
     }
 
-    fn append(&mut self, time: SystemTime, record: &AuditRecord, sync: bool) -> io::Result<()> {
+    pub(crate) fn append(&mut self, time: SystemTime, record: &AuditRecord, sync: bool) -> io::Result<()> {
         let time = humantime::format_rfc3339_millis(time).to_string();
         let mut line = serde_json::to_vec(&Line { time, record })?;
         line.push(b'\n');

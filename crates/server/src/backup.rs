@@ -4,6 +4,7 @@
 //! directory that is empty or has an unfinished restore; the new cluster's tokens are above all that the old cluster
 //! issued, also after the backup was taken (P2, T1).
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,6 +13,7 @@ use lockkeeper_replica::restore::{Dropped, end_old_life, write};
 use lockkeeper_replica::storage::{self, BackupError, BackupReader, OpenError};
 use lockkeeper_wire::store::{Founding, Member};
 
+use crate::audit::{AuditFile, AuditRecord};
 use crate::data::{first_tokens, id, random};
 use crate::disk::{DataDirectory, DataFile, names_in};
 use crate::error::ServeError;
@@ -47,6 +49,10 @@ pub struct Restore {
     pub node: u64,
     /// An additional lower bound: the new cluster's tokens are also above this number.
     pub tokens_above: Option<u64>,
+    /// A file of an audit trail, which gets a record.
+    pub audit: Option<PathBuf>,
+    /// Who restores, for the record: the command runs without a node, which would know who its caller is.
+    pub by: String,
     /// The present time.
     pub now: SystemTime,
 }
@@ -115,6 +121,19 @@ pub enum RestoreError {
         /// What failed.
         source: OpenError,
     },
+    /// The file of the audit trail can't be written.
+    #[error("`{}` can't be written: {source}; {}", file.display(), match is_done {
+        true => "the backup is restored all the same, without a record",
+        false => "nothing was restored",
+    })]
+    Audit {
+        /// The file.
+        file: PathBuf,
+        /// What failed.
+        source: io::Error,
+        /// Whether the backup is restored.
+        is_done: bool,
+    },
     /// The directory can't be read or owned, there is no valid first token, or the system's random number generator
     /// failed.
     #[error(transparent)]
@@ -141,13 +160,44 @@ pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
     let dropped = end_old_life(&mut table, above).map_err(refused)?;
 
     check_empty(&what.data)?;
+    let unwritten = |is_done| {
+        move |source| {
+            let file = what.audit.clone().unwrap_or_default();
+            RestoreError::Audit { file, source, is_done }
+        }
+    };
+    let audit =
+        what.audit.as_deref().map(|file| AuditFile::open(file).map_err(unwritten(false))).transpose()?;
     let disk = DataDirectory::own(&what.data).map_err(ServeError::Directory)?;
     let founding = founding(what.node, table.last_token(), table.rules())?;
     write(&disk, storage::LogOptions::default(), &founding, &mut table).map_err(|source| match source {
         OpenError::Founded { file } => RestoreError::NotEmpty { data: what.data.clone(), found: file },
         source => RestoreError::Storage { data: what.data.clone(), source },
     })?;
-    Ok(Restored { contents, cluster: hex(&founding.cluster), tokens_above: table.last_token(), dropped })
+    let restored =
+        Restored { contents, cluster: hex(&founding.cluster), tokens_above: table.last_token(), dropped };
+    if let Some(mut audit) = audit {
+        audit.append(what.now, &record(what, &restored), true).map_err(unwritten(true))?;
+    }
+    Ok(restored)
+}
+
+/// The record of a restore.
+fn record(what: &Restore, restored: &Restored) -> AuditRecord {
+    let detail = format!(
+        "cluster {} in `{}` from `{}`, a backup of cluster {}",
+        restored.cluster,
+        what.data.display(),
+        what.file.display(),
+        restored.contents.cluster
+    );
+    AuditRecord {
+        what: "restore",
+        identity: what.by.clone(),
+        detail,
+        result: "done".to_owned(),
+        ..AuditRecord::default()
+    }
 }
 
 fn founding(node: u64, tokens_above: u64, rules: u32) -> Result<Founding, ServeError> {

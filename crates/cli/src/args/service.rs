@@ -141,6 +141,9 @@ pub struct Restore {
     /// The first token is above this one as well; without it, a clock behind the backup is refused
     #[arg(long, value_name = "TOKEN")]
     pub tokens_above: Option<u64>,
+    /// A file of an audit trail (`serve --audit`), which gets a record
+    #[arg(long, value_name = "FILE")]
+    pub audit: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

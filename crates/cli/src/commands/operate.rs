@@ -13,14 +13,17 @@ use crate::settings;
 /// The interval at which `break --wait` looks whether the hold has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// The name of the user who runs this program.
+pub(super) fn operator() -> String {
+    let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten();
+    user.map_or_else(|| "unknown".to_owned(), |user| user.name)
+}
+
 pub(super) async fn break_hold(args: Break) -> Result<u8, Failure> {
     let name = settings::lock_name(&args.name)?;
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
     let locks = settings::connect(&url, "break").await?;
-    let by = args.by.unwrap_or_else(|| {
-        let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten();
-        user.map_or_else(|| "unknown".to_owned(), |user| user.name)
-    });
+    let by = args.by.unwrap_or_else(operator);
     let order = BreakOrder { name, token: args.token, reason: args.reason, by, now: args.now };
     let (name, token) = (order.name.clone(), order.token);
     let broken = locks.break_hold(order).await?;

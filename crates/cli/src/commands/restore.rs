@@ -7,6 +7,7 @@ use lockkeeper_server::backup::{Restore as Order, RestoreError, Restored, restor
 use serde_json::json;
 
 use super::backup::contents_json;
+use super::operate::operator;
 use super::serve;
 use crate::args::Restore;
 use crate::exit::{CANNOT_CREATE, CONFIG, Failure, IO, OK, chain, code_below};
@@ -22,6 +23,8 @@ pub(super) fn restore(args: Restore) -> Result<u8, Failure> {
         data,
         node: args.node,
         tokens_above: args.tokens_above,
+        audit: args.audit,
+        by: operator(),
         now: SystemTime::now(),
     };
     let restored = restore_to(&order).map_err(failure)?;

@@ -173,6 +173,20 @@ fn invalid_backup_file_is_refused_with_byte_offset_and_creates_nothing() {
 }
 
 #[test]
+fn restore_is_recorded_in_the_audit_trail_that_it_is_given() {
+    let place = with_backup();
+    place
+        .ran("restore locks --data new --audit missing/audit")
+        .is_one_line(exit::IO, &["`missing/audit` can't be written", "nothing was restored"]);
+    let restored = said(&place, "restore locks --data new --audit audit");
+    let record = crate::support::json_file(&place.path("audit"));
+    assert_eq!((&record["what"], &record["result"]), (&"restore".into(), &"done".into()), "{record}");
+    let detail = record["detail"].as_str().unwrap();
+    assert!(detail.contains(restored["cluster"].as_str().unwrap()) && detail.contains("`locks`"), "{record}");
+    assert!(!record["identity"].as_str().unwrap().is_empty());
+}
+
+#[test]
 fn restore_refuses_a_directory_that_is_not_empty() {
     let place = with_backup();
     fs::create_dir(place.path("mine")).unwrap();

@@ -1,6 +1,7 @@
 //! TLS as an operator sets it up: `tls init`, nodes and clients with its files, refusals in words, renewal.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use lockkeeper_cli::exit::{CANNOT_CREATE, CONFIG, OK, PERMISSION, UNAVAILABLE, UNHEALTHY, USAGE};
 use lockkeeper_rig::Port;
@@ -45,20 +46,41 @@ impl Place {
         (self.over(&url), node)
     }
 
+    /// Three nodes, and the ports that they use among themselves.
+    fn certified_cluster(&self) -> (Vec<Node>, Vec<Port>) {
+        let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
+        let list = (1..).zip(&ports).map(|(node, port)| format!("{node}=127.0.0.1:{}", port.number()));
+        let list = list.collect::<Vec<_>>().join(",");
+        let starting: Vec<Starting> =
+            (1..=3).map(|node| self.certified_node(node, &["--cluster", &list])).collect();
+        (starting.into_iter().map(Starting::ready).collect(), ports)
+    }
+
+    /// Replaces a file by the contents of others.
+    fn replace(&self, from: &[&str], to: &str) {
+        let texts = from.iter().map(|it| std::fs::read_to_string(self.path(it)).unwrap());
+        let text = texts.collect::<String>();
+        std::fs::write(self.path(&format!("{to}.new")), text).unwrap();
+        std::fs::rename(self.path(&format!("{to}.new")), self.path(to)).unwrap();
+    }
+
     fn listed_at(&self, url: &str) -> crate::support::Ended {
         self.bare(["ls", "--locks", url]).ended()
     }
 }
 
+/// Waits until the node uses its new files.
+fn reload(node: &Node) {
+    let reloads = || node.log().matches("reload: \"TLS").count();
+    let before = reloads();
+    node.signal(Signal::SIGHUP);
+    wait_until("the node uses its files", || reloads() > before);
+}
+
 #[test]
 fn three_nodes_and_their_clients_talk_over_tls() {
     let place = Place::new().certified(3);
-    let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
-    let list = (1..).zip(&ports).map(|(node, port)| format!("{node}=127.0.0.1:{}", port.number()));
-    let list = list.collect::<Vec<_>>().join(",");
-    let starting: Vec<Starting> =
-        (1..=3).map(|node| place.certified_node(node, &["--cluster", &list])).collect();
-    let nodes: Vec<Node> = starting.into_iter().map(Starting::ready).collect();
+    let (nodes, _ports) = place.certified_cluster();
     assert!(nodes.iter().all(|node| node.url().starts_with("lockkeepers://127.0.0.1:")));
 
     // Each node is asked alone: two of them forward the call to the leader.
@@ -190,6 +212,56 @@ fn renewed_files_are_used_without_an_end_of_sessions_and_bad_ones_change_nothing
     drop(holder);
 }
 
+/// Certificates are renewed, and then the authority is exchanged, node by node, while a client holds a lock and others come
+/// and go.
+#[test]
+fn certificates_of_three_nodes_change_under_load_without_a_lost_session() {
+    let place = Place::new().certified(3);
+    let (nodes, _ports) = place.certified_cluster();
+    let url = format!("{},{},{}", nodes[0].url(), nodes[1].listening(), nodes[2].listening());
+    let place = place.over(&with_files(&url, "tls", "tls/client"));
+    let cluster = place.ran("tls show tls/node-1.pem --json").json()["cluster"].as_str().unwrap().to_owned();
+    let made = place.ran(&format!("tls init new --nodes 3 --cluster-name {cluster}"));
+    assert_eq!(made.code, i32::from(OK), "{made:?}");
+    let holder = place.holder("kept", &["--ttl", "5s"]);
+    let (is_over, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let ran = place.ran("run load -- true");
+                assert_eq!(ran.code, i32::from(OK), "{ran:?}");
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let between = |step: &str| {
+            let before = done.load(Ordering::Relaxed);
+            wait_until(step, || load.is_finished() || done.load(Ordering::Relaxed) > before + 1);
+            assert!(!load.is_finished(), "others were refused: {step}");
+        };
+        assert_eq!(place.ran("tls renew tls --days 5").code, i32::from(OK));
+        for node in &nodes {
+            reload(node);
+            between("with renewed certificates");
+        }
+        place.replace(&["tls/ca.pem", "new/ca.pem"], "tls/ca.pem");
+        nodes.iter().for_each(reload);
+        for (number, node) in (1..).zip(&nodes) {
+            place.replace(&[&format!("new/node-{number}.key")], &format!("tls/node-{number}.key"));
+            place.replace(&[&format!("new/node-{number}.pem")], &format!("tls/node-{number}.pem"));
+            reload(node);
+            between("with certificates of the new authority");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        load.join().unwrap();
+    });
+    place.replace(&["new/client.key"], "tls/client.key");
+    place.replace(&["new/client.pem"], "tls/client.pem");
+    place.replace(&["new/ca.pem"], "tls/ca.pem");
+    nodes.iter().for_each(reload);
+    assert_eq!(place.shown("kept")["holders"][0]["token"], holder.token, "its session has not ended");
+    assert!(place.ran("cluster status").out.contains("node 3"), "they talk to each other");
+}
+
 /// `linger` is for killed processes, which end their connection without TLS' own end.
 #[test]
 fn killed_client_frees_its_lock_after_linger_over_tls_too() {
@@ -247,18 +319,8 @@ fn authority_is_exchanged_without_a_restart() {
     let holder = place.holder("kept", &[]);
     let cluster = place.ran("tls show tls/node-1.pem --json").json()["cluster"].as_str().unwrap().to_owned();
     assert_eq!(place.ran(&format!("tls init new --cluster-name {cluster}")).code, i32::from(OK));
-    let copy = |from: &[&str], to: &str| {
-        let texts = from.iter().map(|it| std::fs::read_to_string(place.path(it)).unwrap());
-        let text = texts.collect::<String>();
-        std::fs::write(place.path(&format!("{to}.new")), text).unwrap();
-        std::fs::rename(place.path(&format!("{to}.new")), place.path(to)).unwrap();
-    };
-    let reloads = || node.log().matches("reload: \"TLS").count();
-    let reload = || {
-        let before = reloads();
-        node.signal(Signal::SIGHUP);
-        wait_until("the node uses its files", || reloads() > before);
-    };
+    let copy = |from: &[&str], to: &str| place.replace(from, to);
+    let reload = || reload(&node);
     let listed =
         |client: &str| place.listed_at(&with_files(&node.url(), "tls", &format!("{client}/client"))).code;
     copy(&["tls/ca.pem", "new/ca.pem"], "tls/ca.pem");

@@ -33,13 +33,13 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use lockkeeper_core::{Command, Effects, Seq, SessionId, Table};
+use lockkeeper_core::{Effects, Table};
 use lockkeeper_wire::peer::PeerMessage;
 use lockkeeper_wire::{store, v1};
 
 use crate::deadlines::Deadlines;
 use crate::engine::{Engine, Persisted, Position, Start, Write};
-use crate::event::{Answer, AskId, Event, Output, Question, Received, StreamId};
+use crate::event::{Answer, Event, Output, Question, Received, StreamId};
 use crate::lease::LeaseClock;
 use crate::members::Members;
 use crate::mutant::Mutant;
@@ -51,9 +51,9 @@ use checks::Checks;
 use expiry::Expiry;
 use lead::{Lead, Reading};
 use parking::Parked;
-use propose::Batch;
+use propose::{Batch, Origin, Proposal};
 use quorum_reads::QuorumReads;
-use quotas::{Quotas, Reservation};
+use quotas::Quotas;
 pub use snapshots::ITEMS_PER_PIECE;
 use snapshots::Snapshots;
 use streams::ClientStream;
@@ -178,32 +178,6 @@ pub struct Replica {
     /// Messages by receiver; sent before all other outputs.
     to_peers: BTreeMap<u64, Vec<PeerMessage>>,
     outputs: Vec<Output>,
-}
-
-/// A command to be appended to the log, and the receiver of its reply.
-struct Proposal {
-    command: Command,
-    origin: Origin,
-    reserved: Option<Reservation>,
-}
-
-impl Proposal {
-    /// A command that reserves nothing.
-    fn new(command: Command, origin: Origin) -> Self {
-        Self { command, origin, reserved: None }
-    }
-}
-
-enum Origin {
-    /// A command of a session.
-    Session { stream: StreamId, session: SessionId, seq: Seq },
-    /// Opens a session and attaches it. `received` is the reading of the lease clock when the request was handled;
-    /// the session's deadline is at least one ttl later.
-    Open { stream: StreamId, attach: u64, secret_prefix: u64, received: Duration },
-    /// An operator's command.
-    Ask(AskId),
-    /// A command of the leader itself.
-    Leader,
 }
 
 impl Replica {

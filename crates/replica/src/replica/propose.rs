@@ -8,11 +8,13 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::Command;
+use lockkeeper_core::{Command, Seq, SessionId};
 use lockkeeper_wire::entry;
 
-use super::{Origin, Proposal, Replica};
+use super::Replica;
+use super::quotas::Reservation;
 use crate::engine::Position;
+use crate::event::{AskId, StreamId};
 use crate::mutant::Mutant;
 
 /// Limits of a log entry: commands and bytes.
@@ -26,6 +28,32 @@ const BATCHES_MAX: usize = 4;
 const HOLD: Duration = Duration::from_millis(1);
 /// Length of the time after a wait without a commit in which batches are proposed without waiting.
 const AGAIN: Duration = Duration::from_millis(100);
+
+/// A command to be appended to the log, and the receiver of its reply.
+pub(super) struct Proposal {
+    pub(super) command: Command,
+    pub(super) origin: Origin,
+    pub(super) reserved: Option<Reservation>,
+}
+
+impl Proposal {
+    /// A command that reserves nothing.
+    pub(super) fn new(command: Command, origin: Origin) -> Self {
+        Self { command, origin, reserved: None }
+    }
+}
+
+pub(super) enum Origin {
+    /// A command of a session.
+    Session { stream: StreamId, session: SessionId, seq: Seq },
+    /// Opens a session and attaches it. `received` is the reading of the lease clock when the request was handled;
+    /// the session's deadline is at least one ttl later.
+    Open { stream: StreamId, attach: u64, secret_prefix: u64, received: Duration },
+    /// An operator's command.
+    Ask(AskId),
+    /// A command of the leader itself.
+    Leader,
+}
 
 /// Proposed commands, kept until their entry is committed or replaced, or this node stops leading.
 pub(super) struct Batch {

@@ -16,7 +16,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
-use std::num::NonZeroU32;
 use std::ops::Range;
 
 use lockkeeper_core::{LockName, Usage};
@@ -25,7 +24,7 @@ use sha2::{Digest, Sha256};
 use toml::Spanned;
 
 use super::identity::{ANONYMOUS, Identity};
-use super::quotas::{Quota, QuotaFields, Rate, default_of};
+use super::quotas::{Quota, QuotaEntry, QuotaFields, QuotaRule, Rate};
 use crate::files::FILE_BYTES_MAX;
 use crate::hex::hex;
 
@@ -104,13 +103,6 @@ pub struct Permissions {
     digest: String,
 }
 
-struct QuotaRule {
-    line: usize,
-    who: Vec<String>,
-    most: QuotaFields,
-    requests_per_second: Option<NonZeroU32>,
-}
-
 struct PermissionRule {
     line: usize,
     who: Vec<String>,
@@ -132,24 +124,6 @@ struct File {
     quota: Vec<Spanned<QuotaEntry>>,
     #[serde(default)]
     total: QuotaFields,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct QuotaEntry {
-    who: Vec<String>,
-    #[serde(default)]
-    sessions: Option<u64>,
-    #[serde(default)]
-    requests: Option<u64>,
-    #[serde(default)]
-    waiters: Option<u64>,
-    #[serde(default)]
-    names: Option<u64>,
-    #[serde(default)]
-    bytes: Option<u64>,
-    #[serde(default)]
-    requests_per_second: Option<NonZeroU32>,
 }
 
 #[derive(Deserialize)]
@@ -206,9 +180,11 @@ impl Permissions {
         }
         for quota in file.quota {
             let line = line(text, quota.span());
-            let rule =
-                permissions.quota(line, quota.into_inner()).map_err(|why| format!("line {line}: {why}"))?;
-            permissions.quotas.push(rule);
+            let rule = QuotaRule::new(line, quota.into_inner()).and_then(|rule| {
+                rule.who.iter().try_for_each(|who| pattern(who, Some(&permissions.groups)))?;
+                Ok(rule)
+            });
+            permissions.quotas.push(rule.map_err(|why| format!("line {line}: {why}"))?);
         }
         Ok(permissions)
     }
@@ -237,22 +213,6 @@ impl Permissions {
             prefixes.push(name);
         }
         Ok(PermissionRule { line, who, actions, names: prefixes })
-    }
-
-    fn quota(&self, line: usize, entry: QuotaEntry) -> Result<QuotaRule, String> {
-        let QuotaEntry { who, sessions, requests, waiters, names, bytes, requests_per_second } = entry;
-        let most = QuotaFields { sessions, requests, waiters, names, bytes };
-        for who in &who {
-            pattern(who, Some(&self.groups))?;
-        }
-        if who.is_empty() || (most == QuotaFields::default() && requests_per_second.is_none()) {
-            return Err(
-                "a quota needs `who` and a limit: `sessions`, `requests`, `waiters`, `names`, `bytes` or \
-                 `requests-per-second`"
-                    .to_owned(),
-            );
-        }
-        Ok(QuotaRule { line, who, most, requests_per_second })
     }
 
     /// The most that all callers together may have.
@@ -285,10 +245,8 @@ impl Permissions {
             None => matches(who, caller),
         };
         if let Some(rule) = self.quotas.iter().find(|rule| rule.who.iter().any(is_for)) {
-            let most = rule.most.or(default_of(caller));
-            let requests_per_second = rule.requests_per_second;
-            rights.rate = requests_per_second.map(Rate::new);
-            rights.quota = Quota { line: Some(rule.line), most, requests_per_second };
+            rights.quota = rule.quota(caller);
+            rights.rate = rights.quota.requests_per_second.map(Rate::new);
         }
         for rule in &self.rules {
             if !rule.who.iter().any(is_for) {
@@ -488,25 +446,6 @@ names = ["public"]
         };
         assert!(of("orders-7", Permission::Acquire, "stock/eu/1") && of("alice", Permission::Read, "orders"));
         assert!(!of("old-laptop", Permission::Read, "orders") && !of("alice", Permission::Break, "orders"));
-    }
-
-    #[test]
-    fn first_quota_that_names_a_caller_counts_and_the_rest_is_the_default() {
-        let file = "[[quota]]\nwho = [\"alice\"]\nrequests = 7\nrequests-per-second = 9\n\n[[quota]]\nwho = [\"*\"]\n\
-                    sessions = 1\nbytes = 5\n\n[total]\nnames = 3\n";
-        let permissions = Permissions::parse(file).unwrap();
-        let quota = |who: &str| permissions.of(&Identity::new(who).unwrap()).quota();
-        let alice = quota("alice");
-        assert_eq!((alice.line, alice.most.requests, alice.most.sessions), (Some(1), 7, 1 << 19));
-        assert_eq!(alice.requests_per_second, NonZeroU32::new(9));
-        let bob = quota("bob");
-        assert_eq!(
-            (bob.line, bob.most.sessions, bob.most.bytes, bob.requests_per_second),
-            (Some(6), 1, 5, None)
-        );
-        let nobody = permissions.of(&Identity::ANONYMOUS).quota();
-        assert_eq!((nobody.line, nobody.most), (None, Usage::UNLIMITED));
-        assert_eq!(permissions.total(), Usage { names: 3, ..Usage::UNLIMITED });
     }
 
     #[test]

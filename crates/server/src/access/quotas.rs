@@ -29,11 +29,11 @@ use super::identity::Identity;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct QuotaFields {
-    pub(super) sessions: Option<u64>,
-    pub(super) requests: Option<u64>,
-    pub(super) waiters: Option<u64>,
-    pub(super) names: Option<u64>,
-    pub(super) bytes: Option<u64>,
+    sessions: Option<u64>,
+    requests: Option<u64>,
+    waiters: Option<u64>,
+    names: Option<u64>,
+    bytes: Option<u64>,
 }
 
 impl QuotaFields {
@@ -45,6 +45,47 @@ impl QuotaFields {
             names: self.names.unwrap_or(default.names),
             bytes: self.bytes.unwrap_or(default.bytes),
         }
+    }
+}
+
+/// An entry of the file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct QuotaEntry {
+    who: Vec<String>,
+    sessions: Option<u64>,
+    requests: Option<u64>,
+    waiters: Option<u64>,
+    names: Option<u64>,
+    bytes: Option<u64>,
+    requests_per_second: Option<NonZeroU32>,
+}
+
+/// An entry that is checked, except for who it is for.
+pub(super) struct QuotaRule {
+    line: usize,
+    pub(super) who: Vec<String>,
+    most: QuotaFields,
+    requests_per_second: Option<NonZeroU32>,
+}
+
+impl QuotaRule {
+    pub(super) fn new(line: usize, entry: QuotaEntry) -> Result<Self, String> {
+        let QuotaEntry { who, sessions, requests, waiters, names, bytes, requests_per_second } = entry;
+        let most = QuotaFields { sessions, requests, waiters, names, bytes };
+        if who.is_empty() || (most == QuotaFields::default() && requests_per_second.is_none()) {
+            return Err(
+                "a quota needs `who` and a limit: `sessions`, `requests`, `waiters`, `names`, `bytes` or \
+                 `requests-per-second`"
+                    .to_owned(),
+            );
+        }
+        Ok(Self { line, who, most, requests_per_second })
+    }
+
+    pub(super) fn quota(&self, caller: &Identity) -> Quota {
+        let &Self { line, most, requests_per_second, .. } = self;
+        Quota { line: Some(line), most: most.or(default_of(caller)), requests_per_second }
     }
 }
 
@@ -109,6 +150,7 @@ impl Rate {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Permissions;
     use super::*;
 
     #[test]
@@ -127,5 +169,24 @@ mod tests {
         let known = default_of(&Identity::new("alice").unwrap());
         assert_eq!((known.sessions, known.requests), (1 << 19, u64::MAX));
         assert_eq!(default_of(&Identity::ANONYMOUS), Usage::UNLIMITED);
+    }
+
+    #[test]
+    fn first_quota_that_names_a_caller_counts_and_the_rest_is_the_default() {
+        let file = "[[quota]]\nwho = [\"alice\"]\nrequests = 7\nrequests-per-second = 9\n\n[[quota]]\nwho = [\"*\"]\n\
+                    sessions = 1\nbytes = 5\n\n[total]\nnames = 3\n";
+        let permissions = Permissions::parse(file).unwrap();
+        let quota = |who: &str| permissions.of(&Identity::new(who).unwrap()).quota();
+        let alice = quota("alice");
+        assert_eq!((alice.line, alice.most.requests, alice.most.sessions), (Some(1), 7, 1 << 19));
+        assert_eq!(alice.requests_per_second, NonZeroU32::new(9));
+        let bob = quota("bob");
+        assert_eq!(
+            (bob.line, bob.most.sessions, bob.most.bytes, bob.requests_per_second),
+            (Some(6), 1, 5, None)
+        );
+        let nobody = permissions.of(&Identity::ANONYMOUS).quota();
+        assert_eq!((nobody.line, nobody.most), (None, Usage::UNLIMITED));
+        assert_eq!(permissions.total(), Usage { names: 3, ..Usage::UNLIMITED });
     }
 }
