@@ -136,17 +136,20 @@ async fn a_stopping_leader_loses_no_hold_no_waiter_and_no_call() {
     let token = held.token_hint().unwrap().get();
     let mut calls = nodes.calls(two).await;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let (begin, begun) = tokio::sync::oneshot::channel();
     let asking = tokio::spawn(async move {
-        let (mut stopped, mut asked) = (stopped, 0_u32);
+        let (mut stopped, mut begin, mut asked) = (stopped, Some(begin), 0_u32);
         loop {
             let checked = calls.check_token(check("a", token)).await.unwrap().into_inner();
             assert_eq!(checked.status(), v1::TokenStatus::Current);
             asked += 1;
+            begin.take().map_or(Ok(()), |begin| begin.send(())).unwrap();
             if stopped.try_recv().is_ok() {
                 return asked;
             }
         }
     });
+    begun.await.unwrap();
     nodes.stop(leader);
     let next = nodes.leader().await;
     assert_ne!(next, leader);
