@@ -24,18 +24,18 @@ pub(super) struct FairQueue<C, T> {
 /// The items of one caller.
 #[derive(Debug)]
 struct CallerQueue<T> {
-    lanes: Rounds<u64, Lane<T>>,
+    lanes: Rounds<u64, LaneQueue<T>>,
     weight: usize,
 }
 
 #[derive(Debug)]
-struct Lane<T> {
-    items: VecDeque<Queued<T>>,
+struct LaneQueue<T> {
+    items: VecDeque<QueuedItem<T>>,
     weight: usize,
 }
 
 #[derive(Debug)]
-struct Queued<T> {
+struct QueuedItem<T> {
     number: u64,
     weight: usize,
     item: T,
@@ -68,7 +68,7 @@ impl<C: Clone + Eq + Hash, T> FairQueue<C, T> {
         caller.weight += weight;
         let lane = caller.lanes.queue(&lane);
         lane.weight += weight;
-        lane.items.push_back(Queued { number: self.pushed, weight, item });
+        lane.items.push_back(QueuedItem { number: self.pushed, weight, item });
     }
 
     /// Appends an item that follows everything pushed before it. It weighs nothing.
@@ -87,7 +87,7 @@ impl<C: Clone + Eq + Hash, T> FairQueue<C, T> {
             self.callers.clear();
             return None;
         }
-        let (caller, Queued { number, weight, item }) = self.callers.pop()?;
+        let (caller, QueuedItem { number, weight, item }) = self.callers.pop()?;
         self.items -= 1;
         self.weight -= weight;
         for barrier in self.barriers.iter_mut().filter(|barrier| barrier.number > number) {
@@ -122,14 +122,14 @@ impl<C, T> Default for FairQueue<C, T> {
 /// the last item is heavy, it has less in its next turns.
 #[derive(Debug)]
 struct Rounds<K, Q> {
-    members: HashMap<K, Member<Q>>,
+    members: HashMap<K, RoundMember<Q>>,
     /// The order of the turns, from the member whose turn it is. One without items stays until it has paid what it took
     /// more than its share.
     turns: VecDeque<K>,
 }
 
 #[derive(Debug)]
-struct Member<Q> {
+struct RoundMember<Q> {
     queue: Q,
     /// What it may still take in its turn; 0 or less: its turn is over.
     credit: i64,
@@ -141,7 +141,7 @@ impl<K: Clone + Eq + Hash, Q: TakesTurns> Rounds<K, Q> {
         if !self.members.contains_key(key) {
             self.turns.push_back(key.clone());
         }
-        let new = || Member { queue: Q::default(), credit: QUANTUM };
+        let new = || RoundMember { queue: Q::default(), credit: QUANTUM };
         &mut self.members.entry(key.clone()).or_insert_with(new).queue
     }
 
@@ -150,7 +150,7 @@ impl<K: Clone + Eq + Hash, Q: TakesTurns> Rounds<K, Q> {
     }
 
     /// The next item of the member whose turn it is.
-    fn pop(&mut self) -> Option<(K, Queued<Q::Item>)> {
+    fn pop(&mut self) -> Option<(K, QueuedItem<Q::Item>)> {
         loop {
             let key = self.turns.front()?;
             let Some(member) = self.members.get_mut(key) else {
@@ -186,13 +186,13 @@ impl<K, Q> Default for Rounds<K, Q> {
 trait TakesTurns: Default {
     type Item;
 
-    fn pop(&mut self) -> Option<Queued<Self::Item>>;
+    fn pop(&mut self) -> Option<QueuedItem<Self::Item>>;
 }
 
 impl<T> TakesTurns for CallerQueue<T> {
     type Item = T;
 
-    fn pop(&mut self) -> Option<Queued<T>> {
+    fn pop(&mut self) -> Option<QueuedItem<T>> {
         let (_, queued) = self.lanes.pop()?;
         self.weight -= queued.weight;
         Some(queued)
@@ -205,17 +205,17 @@ impl<T> Default for CallerQueue<T> {
     }
 }
 
-impl<T> TakesTurns for Lane<T> {
+impl<T> TakesTurns for LaneQueue<T> {
     type Item = T;
 
-    fn pop(&mut self) -> Option<Queued<T>> {
+    fn pop(&mut self) -> Option<QueuedItem<T>> {
         let queued = self.items.pop_front()?;
         self.weight -= queued.weight;
         Some(queued)
     }
 }
 
-impl<T> Default for Lane<T> {
+impl<T> Default for LaneQueue<T> {
     fn default() -> Self {
         Self { items: VecDeque::new(), weight: 0 }
     }
