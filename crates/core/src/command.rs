@@ -139,14 +139,6 @@ pub struct Acquire {
     pub meta: Box<[u8]>,
 }
 
-impl Acquire {
-    /// Whether it is queued if it can't be granted at once (Q2).
-    #[must_use]
-    pub fn may_wait(&self) -> bool {
-        !matches!(self.if_busy, IfBusy::Fail | IfBusy::Wait { at_most_ms: Some(0) })
-    }
-}
-
 /// Behaviour of an acquire that can't be granted at once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum IfBusy {
@@ -157,6 +149,14 @@ pub enum IfBusy {
         /// Wait limit in milliseconds; `Some(0)` equals [`IfBusy::Fail`] (Q2), `None` is no limit.
         at_most_ms: Option<u64>,
     },
+}
+
+impl IfBusy {
+    /// Whether a request that can't be granted at once is queued (Q2).
+    #[must_use]
+    pub fn may_wait(self) -> bool {
+        !matches!(self, Self::Fail | Self::Wait { at_most_ms: Some(0) })
+    }
 }
 
 /// Parameters of [`Command::Break`].

@@ -227,8 +227,7 @@ pub enum Output {
     Peer(u64, Vec<PeerMessage>),
     /// Send these items to a client, in one frame.
     Items(StreamId, Vec<v1::ServerItem>),
-    /// A request of this stream was refused, since its client has reached a quota: what the client is told. For the
-    /// audit trail.
+    /// The replica has refused a request of this stream at a quota. The text is that of the refusal, for the audit trail.
     OverQuota(StreamId, String),
     /// Send this as the stream's last item, then close the stream.
     EndStream(StreamId, v1::StreamEnd),

@@ -160,14 +160,12 @@ pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
     let dropped = end_old_life(&mut table, above).map_err(refused)?;
 
     check_empty(&what.data)?;
-    let unwritten = |is_done| {
-        move |source| {
-            let file = what.audit.clone().unwrap_or_default();
-            RestoreError::Audit { file, source, is_done }
-        }
+    let unwritten = |source, is_done| {
+        let file = what.audit.clone().unwrap_or_default();
+        RestoreError::Audit { file, source, is_done }
     };
-    let audit =
-        what.audit.as_deref().map(|file| AuditFile::open(file).map_err(unwritten(false))).transpose()?;
+    let audit = what.audit.as_deref().map(AuditFile::open).transpose();
+    let audit = audit.map_err(|source| unwritten(source, false))?;
     let disk = DataDirectory::own(&what.data).map_err(ServeError::Directory)?;
     let founding = founding(what.node, table.last_token(), table.rules())?;
     write(&disk, storage::LogOptions::default(), &founding, &mut table).map_err(|source| match source {
@@ -177,7 +175,7 @@ pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
     let restored =
         Restored { contents, cluster: hex(&founding.cluster), tokens_above: table.last_token(), dropped };
     if let Some(mut audit) = audit {
-        audit.append(what.now, &record(what, &restored), true).map_err(unwritten(true))?;
+        audit.append(what.now, &record(what, &restored), true).map_err(|source| unwritten(source, true))?;
     }
     Ok(restored)
 }

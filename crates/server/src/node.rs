@@ -21,12 +21,12 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::clock;
 use crate::disk_worker::{Chore, DiskTaskResult};
 use crate::error::ServeError;
-use crate::inbox::{Inbox, Outbox, ReplicaStatus, weight};
+use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::{Leadership, LeadershipLine, Reached};
 use crate::observe;
 use crate::peers::{Arrived, Peers};
 
-/// The requests handled in one turn, by their [`weight`]: those that take about [`TURN`]. The next turn may be of others, so
+/// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. The next turn may be of others, so
 /// this bounds how long a caller waits for what another one has asked.
 const TURN_REQUESTS: usize = 1 << 8;
 /// See [`TURN_REQUESTS`]: as measured.
@@ -89,9 +89,8 @@ impl<D: Disk> NodeThread<D> {
         let mut outputs = Vec::new();
         let mut spare = Spare::Wanted;
         loop {
-            if !self.inbox.take(&mut arrived, turn_requests(self.last_sync).min(self.replica.room())) {
-                return Ok(());
-            }
+            let weight_max = turn_requests(self.last_sync).min(self.replica.room());
+            let Some(requests) = self.inbox.take(&mut arrived, weight_max) else { return Ok(()) };
             self.peers.read(&mut from_peers);
             // The clock is read after the input (P5): a keep-alive then counts from its arrival or later, and a new
             // leader's zero point, from which its deadlines count, is not dated before the message that caused it.
@@ -103,7 +102,6 @@ impl<D: Disk> NodeThread<D> {
                 return Err(ServeError::EntriesLost { node, directory, lost });
             }
             self.finish_chores(&mut spare)?;
-            let requests = arrived.iter().map(weight).sum();
             arrived.drain(..).for_each(|event| self.replica.handle(event));
             for _ in 0..TURN_WRITES_MAX {
                 let Some(write) = self.replica.advance()? else { break };

@@ -189,7 +189,7 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     wait_until("the difference is seen", || status().contains("different files of permissions"));
 }
 
-/// What a client is told that has reached a limit, and that others are not affected.
+/// The error of a client at its quota names the limit and the usage. Other clients are not limited.
 #[test]
 fn quotas_are_errors_that_say_how_much_there_is_and_change_with_the_file() {
     let shop = Shop::open();

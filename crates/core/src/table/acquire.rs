@@ -87,8 +87,8 @@ impl Table {
         let wanted = Wanted { nodes: nodes.as_slice(), kind, subtree: acquire.subtree, of };
         let free = !self.is_blocked(&wanted, Ticket(u64::MAX));
         let at_most_ms = match acquire.if_busy {
-            IfBusy::Fail | IfBusy::Wait { at_most_ms: Some(0) } => None,
-            IfBusy::Wait { at_most_ms } => Some(at_most_ms),
+            IfBusy::Wait { at_most_ms } if acquire.if_busy.may_wait() => Some(at_most_ms),
+            _ => None,
         };
         let refusal = match (free, at_most_ms) {
             (true, _) => None,

@@ -80,7 +80,7 @@ impl RequestEntry {
         u64::from(self.base_bytes) + extras as u64
     }
 
-    /// What it counts for its session's identity.
+    /// Its part in the usage of its session's identity.
     pub(super) fn usage(&self) -> Usage {
         let waiters = u64::from(matches!(self.stage, RequestStage::Waiting { .. }));
         let names = self.nodes.as_slice().len() as u64;

@@ -34,7 +34,7 @@ impl Usage {
     #[must_use]
     pub fn of_acquire(acquire: &Acquire) -> Self {
         let bytes = u64::from(base_bytes(&acquire.names)) + (acquire.value.len() + acquire.meta.len()) as u64;
-        let waiters = u64::from(acquire.may_wait());
+        let waiters = u64::from(acquire.if_busy.may_wait());
         Self { sessions: 0, requests: 1, waiters, names: acquire.names.len() as u64, bytes }
     }
 
@@ -192,7 +192,7 @@ impl RequestUsage {
 
 impl Table {
     /// What the sessions of an identity have; the empty identity is that of clients that the service does not know.
-    /// Closed holds belong to nobody (D2).
+    /// Closed holds have no owner (D2), and are not included.
     #[must_use]
     pub fn usage(&self, identity: &str) -> Usage {
         let id = self.sessions.accounts().by_identity.get(identity);

@@ -13,7 +13,7 @@ use lockkeeper_core::{Acquire, Command, OpenSession, Usage};
 
 use super::Replica;
 
-/// The limits and what is reserved, by identity.
+/// Limits and reservations, by identity.
 #[derive(Default)]
 pub(super) struct Quotas {
     all: Quota,
@@ -64,8 +64,8 @@ impl Quotas {
         }
     }
 
-    /// Reserves `wanted`, or says which limit does not allow it. `None`: there is no limit, so nothing is reserved; after a
-    /// new limit, what was queued without one counts once it is applied.
+    /// Reserves `wanted`, or says which limit does not allow it. `None`: without a limit nothing is reserved. A limit
+    /// that is set later does not include commands that are queued at that time, until they are applied.
     fn reserve(
         &mut self,
         identity: &Arc<str>,
@@ -125,11 +125,14 @@ impl Quotas {
 /// The first number that would be above its limit: its name, the limit, and how much there is.
 fn exceeded(quota: &Quota, used: Usage, wanted: Usage) -> Option<(&'static str, u64, u64)> {
     let has = used.plus(quota.reserved).numbers();
-    let numbers = has.into_iter().zip(wanted.numbers()).zip(quota.most.numbers());
-    numbers
-        .filter(|((_, (_, wanted)), _)| *wanted > 0)
-        .find(|(((_, has), (_, wanted)), (_, most))| has.saturating_add(*wanted) > *most)
-        .map(|(((what, has), _), (_, most))| (what, most, has))
+    for (((what, has), (_, wanted)), (_, most)) in
+        has.into_iter().zip(wanted.numbers()).zip(quota.most.numbers())
+    {
+        if wanted > 0 && has.saturating_add(wanted) > most {
+            return Some((what, most, has));
+        }
+    }
+    None
 }
 
 impl Replica {

@@ -40,7 +40,7 @@ pub(crate) struct Node {
     pub(crate) most_visits: u64,
     /// The quota of the streams that are opened.
     pub(crate) quota: Usage,
-    /// What was refused since a quota was reached.
+    /// The refusals at a quota.
     pub(crate) over_quota: Vec<(StreamId, String)>,
 }
 

@@ -71,7 +71,7 @@ impl<C: Clone + Eq + Hash, T> FairQueue<C, T> {
         lane.items.push_back(QueuedItem { number: self.pushed, weight, item });
     }
 
-    /// Appends an item that follows everything pushed before it. It weighs nothing.
+    /// Appends an item that follows everything pushed before it. It weighs 1 when it is taken, and nothing before.
     pub(super) fn push_after_all(&mut self, item: T) {
         self.pushed += 1;
         self.barriers.push_back(Barrier { number: self.pushed, before: self.items, item });
@@ -80,7 +80,7 @@ impl<C: Clone + Eq + Hash, T> FairQueue<C, T> {
     /// The next item, with its caller and weight.
     pub(super) fn pop(&mut self) -> Option<(Option<C>, usize, T)> {
         if self.barriers.front().is_some_and(|barrier| barrier.before == 0) {
-            return self.barriers.pop_front().map(|barrier| (None, 0, barrier.item));
+            return self.barriers.pop_front().map(|barrier| (None, 1, barrier.item));
         }
         if self.items == 0 {
             // Nobody has to wait, so nobody owes anybody a turn.

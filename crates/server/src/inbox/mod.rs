@@ -25,7 +25,7 @@ use fair_queue::{FairQueue, QueuedWeight};
 const WEIGHT_MAX: usize = 1 << 13;
 
 /// The weight of an event: one for each request, plus one for every 64 bytes of the request's content.
-pub(crate) fn weight(event: &Event) -> usize {
+fn weight(event: &Event) -> usize {
     match event {
         Event::Frame(_, requests) => requests.iter().map(request_weight).sum::<usize>().max(1),
         _ => 1,
@@ -34,13 +34,14 @@ pub(crate) fn weight(event: &Event) -> usize {
 
 fn request_weight(request: &Request) -> usize {
     let bytes = match request {
-        Request::Command { command: Command::Acquire(it), .. }
-        | Request::Denied { command: Command::Acquire(it), .. } => {
-            let names: usize = it.names.iter().map(|name| name.as_str().len()).sum();
-            names + it.value.len() + it.meta.len()
-        }
-        Request::Command { command: Command::SetValue { value, .. }, .. }
-        | Request::Denied { command: Command::SetValue { value, .. }, .. } => value.len(),
+        Request::Command { command, .. } | Request::Denied { command, .. } => match command {
+            Command::Acquire(it) => {
+                let names: usize = it.names.iter().map(|name| name.as_str().len()).sum();
+                names + it.value.len() + it.meta.len()
+            }
+            Command::SetValue { value, .. } => value.len(),
+            _ => 0,
+        },
         Request::Open(open) => open.label.len(),
         _ => 0,
     };
@@ -131,7 +132,7 @@ impl Inbox {
         Poll::Pending
     }
 
-    /// Closes the inbox because the process ends: the next [`Inbox::take`] returns `false`, and neither pending nor
+    /// Closes the inbox because the process ends: the next [`Inbox::take`] returns `None`, and neither pending nor
     /// later events are handled.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
@@ -151,8 +152,8 @@ impl Inbox {
     }
 
     /// Moves events into `events`, in the order in which they are to be handled, until they weigh `weight_max` or more.
-    /// Returns `false` if the inbox was closed.
-    pub(crate) fn take(&self, events: &mut Vec<Event>, weight_max: usize) -> bool {
+    /// Returns their weight; `None` if the inbox was closed.
+    pub(crate) fn take(&self, events: &mut Vec<Event>, weight_max: usize) -> Option<usize> {
         let mut waiting = self.lock();
         let mut weight_taken = 0;
         while weight_taken < weight_max
@@ -164,7 +165,7 @@ impl Inbox {
                 waiting.wake_paused(&caller);
             }
         }
-        !waiting.is_closed
+        (!waiting.is_closed).then_some(weight_taken)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
