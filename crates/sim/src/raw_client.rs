@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use lockkeeper_core::{Acquire, Command, IfBusy, LockName, Mode, Seq, SessionId};
 use lockkeeper_replica::StreamId;
-use lockkeeper_wire::request::{Open, Request, Secret, secret_prefix};
+use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use crate::clock::{MS, Nanos};
@@ -49,7 +49,7 @@ impl RawClient {
         Self {
             index: core.scenario.clients + 1,
             ttl: core.dice.within(1, 4) * 1_000 * MS,
-            secret: core.dice.secret(),
+            secret: Secret(core.dice.secret()),
             session: None,
             attach: 0,
             stream: None,
@@ -286,7 +286,7 @@ impl RawClient {
         }
         match what {
             // The reply to a repeated open of the previous session.
-            What::Opened(opened) if opened.secret_prefix != secret_prefix(&self.secret) => {}
+            What::Opened(opened) if opened.secret_prefix != self.secret.prefix() => {}
             What::Opened(_) | What::Attached(_) => {
                 self.session = Some(item.session);
                 if std::mem::replace(&mut self.is_attached, true) {

@@ -18,6 +18,7 @@ mod frame;
 pub mod fuzzing;
 mod limits;
 pub mod request;
+mod secret;
 
 pub use fields::{Malformed, mode_number};
 pub use limits::{FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX};

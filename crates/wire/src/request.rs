@@ -7,8 +7,7 @@ use crate::answer;
 use crate::fields::{self, Malformed};
 use crate::v1::{self, client_item::What, server_item};
 
-/// The secret of a session: it authorizes an attach.
-pub type Secret = [u8; 16];
+pub use crate::secret::Secret;
 
 /// One validated item of a client's frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -86,12 +85,6 @@ impl Open {
     }
 }
 
-/// The first 8 bytes of a secret, little-endian: distinguishes the `open`s of one stream without repeating the secret.
-#[must_use]
-pub fn secret_prefix(secret: &Secret) -> u64 {
-    u64::from_le_bytes(std::array::from_fn(|index| secret[index]))
-}
-
 /// Why an item is not a valid [`Request`].
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum ItemError {
@@ -157,7 +150,7 @@ impl TryFrom<v1::ClientItem> for Request {
             Some(What::Open(it)) => open(it).map(Self::Open),
             Some(What::Attach(attach)) => Ok(Self::Attach {
                 session,
-                secret: fields::array(&attach.secret, "a session's secret")?,
+                secret: Secret::from_wire(&attach.secret)?,
                 attach: attach.attach,
             }),
             Some(What::KeepAlive(alive)) => Ok(Self::KeepAlive { session, id: alive.id }),
@@ -186,7 +179,7 @@ impl From<Malformed> for Disallowed {
 }
 
 fn open(it: v1::OpenSession) -> Result<Open, ItemError> {
-    let secret = fields::array(&it.secret, "a session's secret")?;
+    let secret = Secret::from_wire(&it.secret)?;
     let content = SessionContent {
         ttl_ms: it.ttl_ms,
         lock_delay_ms: it.lock_delay_ms,
@@ -198,7 +191,7 @@ fn open(it: v1::OpenSession) -> Result<Open, ItemError> {
     content.check().map_err(|rejection| ItemError::Refused {
         session: 0,
         seq: 0,
-        refused: v1::Refused { secret_prefix: secret_prefix(&secret), ..answer::refused(&rejection) },
+        refused: v1::Refused { secret_prefix: secret.prefix(), ..answer::refused(&rejection) },
     })?;
     Ok(Open {
         secret,
@@ -300,7 +293,7 @@ impl From<Request> for v1::ClientItem {
             Request::Open(open) => Self {
                 session: 0,
                 what: Some(What::Open(v1::OpenSession {
-                    secret: open.secret.to_vec(),
+                    secret: open.secret.0.to_vec(),
                     ttl_ms: open.ttl_ms,
                     lock_delay_ms: open.lock_delay_ms,
                     linger_ms: open.linger_ms,
@@ -310,7 +303,7 @@ impl From<Request> for v1::ClientItem {
             },
             Request::Attach { session, secret, attach } => Self {
                 session: session.0,
-                what: Some(What::Attach(v1::AttachSession { secret: secret.to_vec(), attach })),
+                what: Some(What::Attach(v1::AttachSession { secret: secret.0.to_vec(), attach })),
             },
             Request::KeepAlive { session, id } => {
                 Self { session: session.0, what: Some(What::KeepAlive(v1::KeepAlive { id })) }

@@ -5,7 +5,7 @@ use lockkeeper_core::{
     Acquire, Break, Command, IfBusy, LockName, Mode, OpenSession, Rejection, Seq, SessionId, Token, limits,
 };
 use lockkeeper_wire::entry::{decode_batch, encode_batch};
-use lockkeeper_wire::request::{ItemError, Open, Request, requests};
+use lockkeeper_wire::request::{ItemError, Open, Request, Secret, requests};
 use lockkeeper_wire::store;
 use lockkeeper_wire::v1::{self, client_item::What, server_item};
 use proptest::prelude::*;
@@ -144,11 +144,11 @@ fn request() -> impl Strategy<Value = Request> {
         (any::<u64>(), any::<u64>())
             .prop_map(|(session, id)| Request::KeepAlive { session: SessionId(session), id }),
         (any::<u64>(), any::<[u8; 16]>(), any::<u64>()).prop_map(|(session, secret, attach)| {
-            Request::Attach { session: SessionId(session), secret, attach }
+            Request::Attach { session: SessionId(session), secret: Secret(secret), attach }
         }),
         (any::<[u8; 16]>(), durations, any::<u64>(), "[a-z]{0,20}").prop_map(
             |(secret, (ttl_ms, lock_delay_ms, linger_ms), attach, label)| Request::Open(Open {
-                secret,
+                secret: Secret(secret),
                 ttl_ms,
                 lock_delay_ms,
                 linger_ms,

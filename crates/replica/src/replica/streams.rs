@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{Command, Rejection, Seq, SessionId, Usage};
 use lockkeeper_wire::answer;
-use lockkeeper_wire::request::{self, Open, Request, Secret};
+use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
 use sha2::{Digest, Sha256};
 
@@ -35,7 +35,7 @@ pub const ENDS_PER_PART: usize = 1024;
 
 /// The hash of a session's secret. The table stores only this; a client that presents the secret may attach.
 fn hash(secret: &Secret) -> [u8; 32] {
-    Sha256::digest(secret).into()
+    Sha256::digest(secret.0).into()
 }
 
 fn invalid(text: String) -> v1::Refused {
@@ -227,7 +227,7 @@ impl Replica {
         let Some(from) = self.streams.get(&stream) else { return };
         let identity = from.identity.clone();
         let new = open.session(hash(&open.secret), &identity);
-        let secret_prefix = request::secret_prefix(&open.secret);
+        let secret_prefix = open.secret.prefix();
         let reserved = match self.reserve_session(&identity, &new) {
             Ok(reserved) => reserved,
             Err(text) => return self.refuse_over_quota(stream, SessionId(0), Seq(0), text, secret_prefix),

@@ -10,7 +10,7 @@ use lockkeeper_replica::{
     Replica, SnapshotStep, StreamId, TAIL_BYTES, TICK,
 };
 use lockkeeper_wire::peer::{PeerKind, PeerMessage, SnapshotOffer};
-use lockkeeper_wire::request::{Open, Request};
+use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::store::{self, Founding, Member};
 use lockkeeper_wire::v1;
 use lockkeeper_wire::v1::server_item::What;
@@ -334,7 +334,7 @@ impl World {
     /// Opens a session with a secret made of `number`, and attaches it.
     pub(crate) fn open(&mut self, id: u64, stream: StreamId, number: u8, ttl: u64, linger: u64) -> u64 {
         let open = Open {
-            secret: [number; 16],
+            secret: Secret([number; 16]),
             ttl_ms: ttl,
             lock_delay_ms: 0,
             linger_ms: linger,

@@ -13,7 +13,7 @@ use lockkeeper_wire::store::{self, Founding, Member};
 use lockkeeper_wire::v1;
 use lockkeeper_wire::v1::server_item::What;
 
-pub(crate) const SECRET: Secret = [7; 16];
+pub(crate) const SECRET: Secret = Secret([7; 16]);
 
 pub(crate) struct Node {
     pub(crate) replica: Replica,
@@ -313,7 +313,7 @@ pub(crate) fn frame(stream: StreamId, items: Vec<v1::ClientItem>) -> Event {
 /// The opening of a session with a secret made of `number`.
 pub(crate) fn opening(number: u8, attach: u64) -> Open {
     Open {
-        secret: [number; 16],
+        secret: Secret([number; 16]),
         ttl_ms: 10_000,
         lock_delay_ms: 0,
         linger_ms: 0,

@@ -116,7 +116,7 @@ fn session_requires_its_secret() {
     let stream = node.stream(1);
     let session = node.open(stream, 1, 10_000, 0);
     let thief = node.stream(2);
-    for item in [attach(session, SECRET[0], 2), acquire(session, 1, "x", true), keep_alive(session, 1)] {
+    for item in [attach(session, SECRET.0[0], 2), acquire(session, 1, "x", true), keep_alive(session, 1)] {
         let heard = bodies(node.send(thief, vec![item]));
         assert!(matches!(heard[..], [(_, What::Refused(_))]), "{heard:?}");
     }

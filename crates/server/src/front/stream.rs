@@ -260,8 +260,7 @@ impl SessionStream {
                     true
                 }
                 Request::Open(open) => {
-                    let refused =
-                        v1::Refused { secret_prefix: request::secret_prefix(&open.secret), ..refused };
+                    let refused = v1::Refused { secret_prefix: open.secret.prefix(), ..refused };
                     let what = Some(What::Refused(refused));
                     refused_sessions.push(v1::ServerItem { session: 0, seq: 0, what });
                     false

@@ -15,6 +15,7 @@ use lockkeeper::simulation::{
 };
 use lockkeeper_core::Seq;
 use lockkeeper_replica::StreamId;
+use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1::StreamEndReason;
 
 use crate::clock::{DriftingClock, MS, Nanos};
@@ -73,7 +74,7 @@ impl SimClient {
         let sessions = core.scenario.specs.clone().into_iter();
         let sessions = sessions.map(|spec| SimSession {
             machine: Machine::new(spec),
-            carried: carrier.add(spec, &format!("client {index}"), core.dice.secret()),
+            carried: carrier.add(spec, &format!("client {index}"), Secret(core.dice.secret())),
             spec,
             is_opened: false,
             lease_deadline: None,
@@ -182,7 +183,7 @@ impl SimClient {
                 {
                     self.carrier.remove(session.carried, &mut Vec::new());
                     let label = format!("client {}", self.index);
-                    session.carried = self.carrier.add(session.spec, &label, core.dice.secret());
+                    session.carried = self.carrier.add(session.spec, &label, Secret(core.dice.secret()));
                     session.sent.clear();
                 }
                 let Some(content) = session.call(kind, core.is(MutantLocation::RetryRenumbered)) else {

@@ -33,6 +33,7 @@ pub mod client_item {
 /// Opens a session and attaches it to this stream. A repeated `open` with the same secret finds the session that the
 /// first one opened (S1), so a lost answer leads to no second session.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct OpenSession {
     /// 16 random bytes that only the client knows. The service stores a hash of them.
     #[prost(bytes = "vec", tag = "1")]
@@ -56,6 +57,7 @@ pub struct OpenSession {
 /// Attaches a session to this stream, after a reconnect. Once the service has read a newer attach of the session, it
 /// drops further input for the session from older streams.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct AttachSession {
     /// The secret of `open`.
     #[prost(bytes = "vec", tag = "1")]

@@ -24,6 +24,7 @@ mod unary;
 use std::sync::Arc;
 
 use lockkeeper_core::{LockName, Token, TokenStatus};
+use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -112,7 +113,7 @@ impl Backend for Service {
         let mut secret = [0; 16];
         match getrandom::fill(&mut secret) {
             Ok(()) => {
-                let key = self.owner.shared.add(spec, label, secret, pushes);
+                let key = self.owner.shared.add(spec, label, Secret(secret), pushes);
                 Arc::new(ServiceConn { owner: self.owner.clone(), key })
             }
             Err(error) => Arc::new(NoConn(format!("the system gives no random bytes: {error}"))),

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -161,7 +162,7 @@ impl ServiceShared {
         &self,
         spec: Spec,
         label: &str,
-        secret: [u8; 16],
+        secret: Secret,
         pushes: UnboundedSender<Push>,
     ) -> SessionKey {
         let mut state = self.state();

@@ -2,6 +2,7 @@
 
 use lockkeeper_core::{SessionId, Table, Usage};
 use lockkeeper_wire::peer::{PeerKind, PeerMessage};
+use lockkeeper_wire::request::{Open, Secret};
 use lockkeeper_wire::store::{Founding, Member};
 use lockkeeper_wire::v1::{self, server_item::What};
 
@@ -224,8 +225,8 @@ fn disconnected_or_silent_leader_is_not_named() {
 #[test]
 fn waiting_clients_are_served_by_this_node_once_elected() {
     let mut replica = cut_off();
-    let open = lockkeeper_wire::request::Open {
-        secret: [7; 16],
+    let open = Open {
+        secret: Secret([7; 16]),
         ttl_ms: 10_000,
         lock_delay_ms: 0,
         linger_ms: 0,

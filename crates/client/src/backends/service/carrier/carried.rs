@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use lockkeeper_core::Seq;
-use lockkeeper_wire::request::{Secret, secret_prefix};
+use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1::{self, client_item};
 
 use super::{CarrierOutput, Outbox, earlier, items};
@@ -131,7 +131,7 @@ impl<H> CarriedSession<H> {
     }
 
     pub(super) fn secret_prefix(&self) -> u64 {
-        secret_prefix(&self.secret)
+        self.secret.prefix()
     }
 
     pub(super) fn ttl(&self) -> Duration {
@@ -270,7 +270,7 @@ impl<H> CarriedSession<H> {
         self.place = AttachState::Attaching(covers);
         self.sent_through = covers;
         self.unheard = VecDeque::from([(covers, now)]);
-        let secret = self.secret.to_vec();
+        let secret = self.secret.0.to_vec();
         outbox.put(match self.id {
             Some(id) => {
                 items::item(id, client_item::What::Attach(v1::AttachSession { secret, attach: self.attach }))

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_core::Seq;
+use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1;
 use prost::Message;
 
@@ -27,7 +28,7 @@ pub fn run(mut bytes: &[u8]) {
         renew: true,
     };
     for number in 1..=3 {
-        let session = carrier.add(spec, "label", [number; 16]);
+        let session = carrier.add(spec, "label", Secret([number; 16]));
         carrier.submit(now, session, Call::Open { fresh: true }, u32::from(number), &mut out);
         let finish = Call::Finish { seq: Seq(2), target: Seq(1), done_through: Seq(0) };
         carrier.submit(now, session, finish, 10 + u32::from(number), &mut out);

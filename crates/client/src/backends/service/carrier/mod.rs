@@ -19,7 +19,7 @@ pub(super) mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use lockkeeper_wire::request::{Secret, secret_prefix};
+use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 use lockkeeper_wire::{FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
 
@@ -156,7 +156,7 @@ impl<H> Carrier<H> {
     pub fn add(&mut self, spec: Spec, label: &str, secret: Secret) -> SessionKey {
         let key = SessionKey(self.next_session);
         self.next_session += 1;
-        self.by_secret.insert(secret_prefix(&secret), key);
+        self.by_secret.insert(secret.prefix(), key);
         self.sessions.insert(key, CarriedSession::new(spec, label, secret));
         key
     }

@@ -16,7 +16,7 @@ struct Line {
     stream: StreamId,
 }
 
-const SECRET: Secret = [7; 16];
+const SECRET: Secret = Secret([7; 16]);
 const ID: u64 = 3;
 
 impl Line {
@@ -75,7 +75,7 @@ impl Line {
 }
 
 fn opened(attach: u64) -> What {
-    What::Opened(v1::Opened { attach, secret_prefix: secret_prefix(&SECRET) })
+    What::Opened(v1::Opened { attach, secret_prefix: SECRET.prefix() })
 }
 
 fn attached(attach: u64) -> What {
@@ -123,7 +123,7 @@ fn a_lost_open_is_retried_with_the_same_secret_and_the_next_attach() {
     assert!(line.cut(101).is_empty());
     line.reconnect(101);
     let [client_item::What::Open(again)] = &line.sent()[..] else { panic!() };
-    assert_eq!((again.attach, &again.secret[..]), (2, &SECRET[..]));
+    assert_eq!((again.attach, &again.secret[..]), (2, &SECRET.0[..]));
     assert!(matches!(line.hears(101, 0, opened(2))[..], [CarrierOutput::Resolved(0, Ok(Answer::Opened))]));
 }
 
@@ -278,7 +278,7 @@ fn a_close_is_answered_by_the_end_of_its_session() {
 fn a_refused_open_returns_the_reason_and_is_not_repeated() {
     let mut line = Line::with(spec());
     let refused =
-        v1::Refused { text: "too many".into(), secret_prefix: secret_prefix(&SECRET), ..Default::default() };
+        v1::Refused { text: "too many".into(), secret_prefix: SECRET.prefix(), ..Default::default() };
     let item = v1::ServerItem { session: 0, seq: 0, what: Some(What::Refused(refused)) };
     let mut out = Vec::new();
     line.carrier.received(at(100), line.stream, vec![item], &mut out);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lockkeeper_core::{Break, Command, Effect, Reply, Seq, SessionId, Table, Token};
 use lockkeeper_wire::answer;
-use lockkeeper_wire::request::{Open, Request, Secret, secret_prefix};
+use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::StreamId;
@@ -32,7 +32,7 @@ pub(in crate::backends::service) struct Peer {
 }
 
 fn hash(secret: &Secret) -> [u8; 32] {
-    std::array::from_fn(|index| secret[index % 16])
+    std::array::from_fn(|index| secret.0[index % 16])
 }
 
 impl Peer {
@@ -124,7 +124,7 @@ impl Peer {
             revoked: BTreeSet::new(),
         });
         if self.claim(at, session, open.attach) {
-            let opened = v1::Opened { attach: open.attach, secret_prefix: secret_prefix(&open.secret) };
+            let opened = v1::Opened { attach: open.attach, secret_prefix: open.secret.prefix() };
             self.tell(at, session, Seq(0), What::Opened(opened));
         }
     }

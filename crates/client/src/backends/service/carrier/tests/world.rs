@@ -66,7 +66,7 @@ impl Client {
         let linger = Duration::from_secs(u64::from(index == 2));
         let spec = Spec { linger, ..spec() };
         let mut carrier = Carrier::new();
-        let session = carrier.add(spec, "c", [index as u8 + 1; 16]);
+        let session = carrier.add(spec, "c", Secret([index as u8 + 1; 16]));
         Self {
             machine: Machine::new(spec),
             carrier,
@@ -155,7 +155,7 @@ impl World {
                         client.secrets += 1;
                         let mut secret = [who as u8 + 1; 16];
                         secret[0] = client.secrets + 100;
-                        client.session = client.carrier.add(client.spec, "c", secret);
+                        client.session = client.carrier.add(client.spec, "c", Secret(secret));
                     }
                     client.calls.insert(call, client.session);
                     let mut outcomes = Vec::new();
