@@ -42,4 +42,5 @@ pub use redis::Redis;
 pub use s3::S3;
 pub use sentinel::Sentinel;
 pub use shim::{COMPILER, Number, Shim, ShimClock};
+pub use tls::{Authority, Issued};
 pub use zookeeper::ZooKeeper;

@@ -1,10 +1,13 @@
-//! Certificates for servers with TLS.
+//! Certificates for servers with TLS, and for their clients.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    SanType,
+};
 
 use crate::folder::give_away;
 
@@ -27,16 +30,12 @@ impl Certificates {
             key: file("server.key"),
             stranger: file("stranger.pem"),
         };
-        let key = KeyPair::generate().expect("the system has randomness");
-        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let mut server = CertificateParams::new(names).expect("both are names");
-        server.distinguished_name.push(DnType::CommonName, "lockkeeper-rig server");
-        let ca = authority();
-        let certificate = server.signed_by(&key, &ca).expect("our authority signs everything");
-        write(&files.ca, &ca.pem());
-        write(&files.stranger, &authority().pem());
-        write(&files.certificate, &certificate.pem());
-        write(&files.key, &key.serialize_pem());
+        let ca = Authority::new();
+        let server = ca.issue(&["localhost", "127.0.0.1"], &[]);
+        write(&files.ca, &ca.certificate());
+        write(&files.stranger, &Authority::new().certificate());
+        write(&files.certificate, &server.certificate);
+        write(&files.key, &server.key);
         // PostgreSQL requires that no other user can read its key.
         fs::set_permissions(&files.key, Permissions::from_mode(0o600)).expect("our folder is ours");
         give_away(&files.key);
@@ -45,13 +44,56 @@ impl Certificates {
 }
 
 /// A certificate authority with a new key. All authorities have the same name.
-fn authority() -> CertifiedIssuer<'static, KeyPair> {
-    let mut params = CertificateParams::default();
-    // The name must differ from the server's: a certificate with the same issuer and subject counts as self-signed.
-    params.distinguished_name.push(DnType::CommonName, "lockkeeper-rig authority");
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().expect("the system has randomness");
-    CertifiedIssuer::self_signed(params, key).expect("an authority signs itself")
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its private key, in PEM.
+pub struct Issued {
+    /// The certificate.
+    pub certificate: String,
+    /// The key.
+    pub key: String,
+}
+
+impl Authority {
+    /// A new one.
+    ///
+    /// # Panics
+    /// If the system has no random numbers.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "each is another one")]
+    pub fn new() -> Self {
+        let mut params = CertificateParams::default();
+        // The name must differ from the servers': a certificate with the same issuer and subject counts as self-signed.
+        params.distinguished_name.push(DnType::CommonName, "lockkeeper-rig authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("the system has randomness");
+        Self(CertifiedIssuer::self_signed(params, key).expect("an authority signs itself"))
+    }
+
+    /// Its certificate, in PEM.
+    #[must_use]
+    pub fn certificate(&self) -> String {
+        self.0.pem()
+    }
+
+    /// Issues a certificate for servers and clients, with these hosts (names or IP addresses) and URIs as its subject's
+    /// alternative names.
+    ///
+    /// # Panics
+    /// If one of them is not valid.
+    #[must_use]
+    pub fn issue(&self, hosts: &[&str], uris: &[&str]) -> Issued {
+        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        let mut params = CertificateParams::new(hosts).expect("names of hosts");
+        let uris = uris.iter().map(|uri| SanType::URI((*uri).try_into().expect("an ASCII string")));
+        params.subject_alt_names.extend(uris);
+        params.distinguished_name.push(DnType::CommonName, "lockkeeper-rig");
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate().expect("the system has randomness");
+        let certificate = params.signed_by(&key, &self.0).expect("our authority signs everything");
+        Issued { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
 }
 
 fn write(file: &Path, text: &str) {

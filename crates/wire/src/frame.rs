@@ -1,11 +1,12 @@
-//! The frame that a client sends. Items and names of a few bytes become structs of many times their size, so they are
-//! counted before any of them is decoded.
+//! The frames that a client and another node send. Items of a few bytes become structs of many times their size, so they
+//! are counted before any of them is decoded.
 
 use bytes::{Buf, BufMut};
 use prost::encoding::{self, DecodeContext, WireType, message};
 use prost::{DecodeError, Message};
 
-use crate::limits::{FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
+use crate::limits::{FRAME_ITEMS_MAX, FRAME_NAMES_MAX, PEER_FRAME_ENTRIES_MAX, PEER_FRAME_MESSAGES_MAX};
+use crate::peer::PeerFrame;
 use crate::v1::ClientItem;
 
 /// The client's frame of `session.proto`. It replaces the generated type, so that [`Message::decode`] counts the items
@@ -22,6 +23,10 @@ const ITEMS: u32 = 1;
 const ACQUIRE: u32 = 5;
 /// Field number of `Acquire.names`.
 const NAMES: u32 = 3;
+/// Field number of `PeerFrame.messages`.
+const MESSAGES: u32 = 1;
+/// Field number of `PeerMessage.entries`.
+const ENTRIES: u32 = 7;
 /// The smallest encoded field, in bytes: a tag and a length.
 const FIELD_BYTES_MIN: usize = 2;
 
@@ -69,36 +74,72 @@ fn check_counts(frame: &[u8]) -> Result<(), DecodeError> {
     if frame.len() / FIELD_BYTES_MIN <= FRAME_ITEMS_MAX.min(FRAME_NAMES_MAX) {
         return Ok(());
     }
-    let (mut items, mut names) = (0, 0);
+    let (mut items, mut names) = (Count::of("items", FRAME_ITEMS_MAX), Count::of("names", FRAME_NAMES_MAX));
     for_each_field(frame, ITEMS, |item| {
-        items += 1;
-        for_each_field(item, ACQUIRE, |acquire| for_each_field(acquire, NAMES, |_| names += 1));
-    });
-    for (count, what, max) in [(items, "items", FRAME_ITEMS_MAX), (names, "names", FRAME_NAMES_MAX)] {
-        if count > max {
-            return Err(refused(format!(
-                "the frame has {count} {what}, at most {max} are allowed; send several frames"
-            )));
-        }
-    }
-    Ok(())
+        items.one_more()?;
+        for_each_field(item, ACQUIRE, |acquire| for_each_field(acquire, NAMES, |_| names.one_more()))
+    })
 }
 
-/// Calls `each` with the content of every length-delimited field `tag`. Stops at malformed bytes, which the decoder
-/// then reports.
-fn for_each_field(mut bytes: &[u8], tag: u32, mut each: impl FnMut(&[u8])) {
-    while let Ok((found, wire_type)) = encoding::decode_key(&mut bytes) {
+/// Decodes a frame of another node.
+///
+/// # Errors
+/// It is malformed, or has more than [`PEER_FRAME_MESSAGES_MAX`] messages or [`PEER_FRAME_ENTRIES_MAX`] entries.
+pub fn decode_peer_frame(frame: &[u8]) -> Result<PeerFrame, DecodeError> {
+    let mut messages = Count::of("messages", PEER_FRAME_MESSAGES_MAX);
+    let mut entries = Count::of("entries", PEER_FRAME_ENTRIES_MAX);
+    for_each_field(frame, MESSAGES, |message| {
+        messages.one_more()?;
+        for_each_field(message, ENTRIES, |_| entries.one_more())
+    })?;
+    PeerFrame::decode(frame)
+}
+
+/// Counts up to a limit.
+struct Count {
+    what: &'static str,
+    max: usize,
+    left: usize,
+}
+
+impl Count {
+    fn of(what: &'static str, max: usize) -> Self {
+        Self { what, max, left: max }
+    }
+
+    fn one_more(&mut self) -> Result<(), DecodeError> {
+        let Self { what, max, .. } = self;
+        self.left = self.left.checked_sub(1).ok_or_else(|| {
+            refused(format!(
+                "the frame has more than {max} {what}, the most that are allowed; send several frames"
+            ))
+        })?;
+        Ok(())
+    }
+}
+
+/// Calls `each` with the content of every length-delimited field `tag`, up to its first error. Stops at malformed bytes,
+/// which the decoder then reports.
+fn for_each_field(
+    mut bytes: &[u8],
+    tag: u32,
+    mut each: impl FnMut(&[u8]) -> Result<(), DecodeError>,
+) -> Result<(), DecodeError> {
+    while !bytes.is_empty()
+        && let Ok((found, wire_type)) = encoding::decode_key(&mut bytes)
+    {
         if (found, wire_type) == (tag, WireType::LengthDelimited) {
             let length = encoding::decode_varint(&mut bytes).ok().and_then(|it| usize::try_from(it).ok());
             let Some((field, rest)) = length.and_then(|length| bytes.split_at_checked(length)) else {
-                return;
+                break;
             };
-            each(field);
+            each(field)?;
             bytes = rest;
         } else if encoding::skip_field(wire_type, found, &mut bytes, DecodeContext::default()).is_err() {
-            return;
+            break;
         }
     }
+    Ok(())
 }
 
 #[expect(deprecated, reason = "prost has no other error with a text of one's own")]

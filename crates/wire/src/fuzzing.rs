@@ -54,7 +54,7 @@ fn batch(bytes: &[u8]) {
 }
 
 fn nodes(bytes: &[u8]) {
-    let _ = peer::PeerFrame::decode(bytes).map(|frame| assert!(frame.encoded_len() <= 2 * bytes.len() + 64));
+    let _ = crate::decode_peer_frame(bytes).map(|frame| assert!(frame.encoded_len() <= 2 * bytes.len() + 64));
     let _ = peer::Hello::decode(bytes);
     let _ = peer::HelloAnswer::decode(bytes);
     let _ = peer::SnapshotOffer::decode(bytes);

@@ -10,3 +10,8 @@ pub const FRAME_ITEMS_MAX: usize = 1 << 14;
 /// The maximum number of lock names in a client's frame, over all items. A name of one byte takes some 50 bytes
 /// once it is decoded.
 pub const FRAME_NAMES_MAX: usize = 1 << 16;
+/// The maximum number of messages in a frame between nodes. A message of two bytes takes some 250 bytes once it is decoded.
+pub const PEER_FRAME_MESSAGES_MAX: usize = 1 << 14;
+/// The maximum number of log entries in a frame between nodes, over all messages. An entry of two bytes takes some 60 bytes
+/// once it is decoded. Nodes put all commands of a turn into one entry.
+pub const PEER_FRAME_ENTRIES_MAX: usize = 1 << 18;

@@ -8,6 +8,7 @@ use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
 use lockkeeper_wire::peer::{PeerFrame, PeerKind, PeerMessage};
+use lockkeeper_wire::{PEER_FRAME_MESSAGES_MAX, decode_peer_frame};
 use mio::net::TcpStream;
 use prost::Message;
 
@@ -17,7 +18,7 @@ use crate::tls::Transport;
 /// pending frames are dropped. Must exceed the bytes that the consensus has in flight to one follower (32 MiB);
 /// otherwise a follower that lags would never receive the entries that it lacks.
 pub(super) const OUT_BYTES_MAX: usize = 40 << 20;
-/// Messages with more bytes of entries than this are split into several frames.
+/// Messages with more bytes of entries than this are split into several frames, as are very many messages.
 const FRAME_BYTES: usize = 4 << 20;
 /// The longest frame that is accepted: one that is nearly full, plus a message with the longest entry.
 const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -59,9 +60,9 @@ impl PeerOutbox {
                 return false;
             }
             let mut bytes = 0;
-            let fits = messages.iter().position(|message| {
+            let fits = messages.iter().enumerate().position(|(count, message)| {
                 bytes += message.entries.iter().map(|entry| entry.data.len()).sum::<usize>();
-                bytes > FRAME_BYTES
+                bytes > FRAME_BYTES || count >= PEER_FRAME_MESSAGES_MAX
             });
             let rest = messages.split_off(fits.map_or(messages.len(), |first| first.max(1)));
             self.put_frame(&PeerFrame { messages });
@@ -212,7 +213,7 @@ impl Incoming {
                 wanted = wanted.max(LENGTH_BYTES + length);
                 break;
             };
-            let frame = PeerFrame::decode(frame).map_err(|error| invalid(format!("no frame: {error}")))?;
+            let frame = decode_peer_frame(frame).map_err(|error| invalid(format!("no frame: {error}")))?;
             for message in frame.messages {
                 check(&message, self.from, self.to).map_err(invalid)?;
                 out.push(message);

@@ -7,6 +7,7 @@ use std::time::Instant;
 use lockkeeper_replica::Members;
 use lockkeeper_wire::peer::PeerFrame;
 use lockkeeper_wire::store::{Entry, Founding};
+use lockkeeper_wire::{PEER_FRAME_MESSAGES_MAX, decode_peer_frame};
 use prost::Message;
 
 use super::*;
@@ -160,6 +161,8 @@ fn invalid_frame_ends_the_link_and_earlier_messages_remain_valid() {
         .collect();
     bad.push(u32::MAX.to_le_bytes().to_vec());
     bad.push([&3_u32.to_le_bytes()[..], &[0xFF; 3]].concat());
+    // Two bytes for each message.
+    bad.push(frame(vec![PeerMessage::default(); PEER_FRAME_MESSAGES_MAX + 1]));
     for bytes in bad {
         let mut node = Fixture::new();
         let mut theirs = node.link(Way::In);
@@ -267,20 +270,21 @@ fn ring_wakes_the_wait_also_just_before_it_sleeps() {
     }
 }
 
-#[test]
-fn queue_has_room_for_all_entries_in_flight_to_a_lagging_follower() {
+/// Sends `messages` to node 2, which reads all of them; none may be reported missed.
+fn send_all(messages: Vec<PeerMessage>) {
     let mut node = Fixture::new();
     let mut theirs = node.link(Way::Out);
     node.is_up();
-    node.peers.send(2, (1..=32).map(|index| message(index, 1 << 20)).collect());
+    let count = messages.len();
+    node.peers.send(2, messages);
     let reader = std::thread::spawn(move || {
         let mut seen = 0;
-        while seen < 32 {
+        while seen < count {
             let mut length = [0; 4];
             theirs.read_exact(&mut length).expect("it goes on");
             let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
             theirs.read_exact(&mut bytes).expect("whole frames");
-            seen += PeerFrame::decode(&bytes[..]).expect("a frame").messages.len();
+            seen += decode_peer_frame(&bytes).expect("a frame").messages.len();
         }
     });
     let deadline = Instant::now() + PATIENCE;
@@ -293,4 +297,14 @@ fn queue_has_room_for_all_entries_in_flight_to_a_lagging_follower() {
         assert!(!events.iter().any(|event| matches!(event, Event::PeerMissed(_))), "{events:?}");
     }
     reader.join().expect("all of it came");
+}
+
+#[test]
+fn queue_has_room_for_all_entries_in_flight_to_a_lagging_follower() {
+    send_all((1..=32).map(|index| message(index, 1 << 20)).collect());
+}
+
+#[test]
+fn very_many_messages_are_split_into_frames_that_are_accepted() {
+    send_all(vec![message(1, 0); 2 * PEER_FRAME_MESSAGES_MAX + 1]);
 }

@@ -79,8 +79,13 @@ impl Client {
 
     /// Connects as the client of a token.
     pub(crate) async fn connect_as(address: SocketAddr, token: Option<&str>) -> Self {
-        let (frames, outbound) = unbounded_channel();
         let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        Self::over(channel, token).await
+    }
+
+    /// Opens a stream, as the client of a token if there is one.
+    pub(crate) async fn over(channel: Channel, token: Option<&str>) -> Self {
+        let (frames, outbound) = unbounded_channel();
         let mut request = Request::new(UnboundedReceiverStream::new(outbound));
         if let Some(token) = token {
             request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
@@ -97,12 +102,13 @@ impl Client {
         self.frames.send(v1::ClientFrame { items }).unwrap();
     }
 
-    /// The next item; `None` after the stream's end.
+    /// The next item, without news of the nodes' addresses; `None` after the stream's end.
     pub(crate) async fn item(&mut self) -> Option<v1::ServerItem> {
         while self.items.is_empty() {
             let frame =
                 tokio::time::timeout(DEADLINE, self.inbound.message()).await.expect("an answer was due");
-            self.items.extend(frame.unwrap()?.items);
+            let items = frame.unwrap()?.items.into_iter();
+            self.items.extend(items.filter(|item| !matches!(item.what, Some(server_item::What::Nodes(_)))));
         }
         self.items.pop_front()
     }

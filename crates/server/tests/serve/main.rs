@@ -2,6 +2,7 @@
 
 mod attacks;
 mod calls;
+mod certified;
 mod crowds;
 mod harness;
 mod life;

@@ -5,10 +5,10 @@ use std::net::Shutdown;
 use std::path::Path;
 use std::sync::Arc;
 
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
-};
+use lockkeeper_rig::Authority;
 use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore};
 use socket2::SockRef;
@@ -29,32 +29,22 @@ struct Certificates {
 }
 
 fn certificates(folder: &Path) -> Certificates {
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    let issue = |names: Vec<SanType>| {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.subject_alt_names = names;
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        (params.signed_by(&key, &authority).unwrap(), key)
-    };
+    let authority = Authority::new();
     let name = NodeName { cluster: "test".to_owned(), node: 1 };
-    let host = SanType::DnsName("localhost".try_into().unwrap());
-    let (certificate, key) = issue(vec![SanType::URI(name.uri().as_str().try_into().unwrap()), host]);
+    let node = authority.issue(&["localhost"], &[&name.uri()]);
     let files = TlsFiles {
         certificate: folder.join("node.pem"),
         key: folder.join("node.key"),
         ca: folder.join("ca.pem"),
     };
-    std::fs::write(&files.certificate, certificate.pem()).unwrap();
-    std::fs::write(&files.key, key.serialize_pem()).unwrap();
-    std::fs::write(&files.ca, authority.pem()).unwrap();
-    let (certificate, key) = issue(vec![SanType::DnsName("billing".try_into().unwrap())]);
+    std::fs::write(&files.certificate, node.certificate).unwrap();
+    std::fs::write(&files.key, node.key).unwrap();
+    std::fs::write(&files.ca, authority.certificate()).unwrap();
+    let client = authority.issue(&["billing"], &[]);
+    let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(client.key.as_bytes()).unwrap();
     let mut roots = RootCertStore::empty();
-    roots.add(authority.der().clone()).unwrap();
+    roots.add(certificate(&authority.certificate())).unwrap();
     let builder = || {
         ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&TLS13])
@@ -65,7 +55,7 @@ fn certificates(folder: &Path) -> Certificates {
         config.alpn_protocols = vec![b"h2".to_vec()];
         TlsConnector::from(Arc::new(config))
     };
-    let client = builder().with_client_auth_cert(vec![certificate.der().clone()], key.into()).unwrap();
+    let client = builder().with_client_auth_cert(vec![certificate(&client.certificate)], key).unwrap();
     Certificates {
         node: NodeTls::load(&files).unwrap(),
         client: connector(client),

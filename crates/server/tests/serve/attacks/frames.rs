@@ -1,8 +1,5 @@
 //! HTTP/2, byte by byte: what a well-behaved library would not write.
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
-
 pub(super) const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
 pub(super) const RST_STREAM: u8 = 3;
@@ -43,15 +40,4 @@ pub(super) fn call(name: &str) -> Vec<u8> {
 /// A gRPC message with its head.
 pub(super) fn message(bytes: &[u8]) -> Vec<u8> {
     [&[0], &u32::try_from(bytes.len()).unwrap().to_be_bytes()[..], bytes].concat()
-}
-
-/// Connects, with the client's preface and settings.
-pub(super) async fn connect(address: std::net::SocketAddr, settings: &[(u16, u32)]) -> Option<TcpStream> {
-    let mut socket = TcpStream::connect(address).await.ok()?;
-    let settings: Vec<u8> = settings
-        .iter()
-        .flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat())
-        .collect();
-    socket.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, &settings)].concat()).await.ok()?;
-    Some(socket)
 }

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
 use super::frames::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
-    call, connect, frame, message,
+    call, frame, message,
 };
+use super::target::write;
 use super::under_attack;
 
 /// Frames that are written at once.
@@ -17,10 +18,10 @@ const BURST: usize = 256;
 /// Connections that are never done with their first line.
 #[tokio::test]
 async fn slowloris() {
-    under_attack("slowloris: connections that send a byte now and then", 500, async |address, sent| {
-        let Ok(mut socket) = TcpStream::connect(address).await else { return };
+    under_attack("slowloris: connections that send a byte now and then", 500, async |target, sent| {
+        let Some(mut socket) = target.dial().await else { return };
         for byte in PREFACE {
-            if socket.write_all(&[*byte]).await.is_err() {
+            if !write(&mut socket, &[*byte]).await {
                 return;
             }
             sent.add(1);
@@ -33,9 +34,9 @@ async fn slowloris() {
 /// Opened and closed without a byte: a port scanner, or a load balancer's check.
 #[tokio::test]
 async fn connections_that_say_nothing() {
-    under_attack("connections, closed at once", 16, async |address, sent| {
+    under_attack("connections, closed at once", 16, async |target, sent| {
         for _ in 0..64 {
-            drop(TcpStream::connect(address).await);
+            drop(TcpStream::connect(target.address).await);
             sent.add(1);
         }
     })
@@ -45,13 +46,13 @@ async fn connections_that_say_nothing() {
 /// CVE-2023-44487: calls that are cancelled as soon as they are made.
 #[tokio::test]
 async fn rapid_reset() {
-    under_attack("rapid reset: calls cancelled at once", 16, async |address, sent| {
-        let Some(mut socket) = connect(address, &[]).await else { return };
+    under_attack("rapid reset: calls cancelled at once", 16, async |target, sent| {
+        let Some(mut socket) = target.connect(&[]).await else { return };
         let block = call("Session");
         for stream in (1..).step_by(2) {
             let opened = frame(HEADERS, END_HEADERS, stream, &block);
             let reset = frame(RST_STREAM, 0, stream, &8u32.to_be_bytes());
-            if socket.write_all(&[opened, reset].concat()).await.is_err() {
+            if !write(&mut socket, &[opened, reset].concat()).await {
                 return;
             }
             sent.add(1);
@@ -62,14 +63,14 @@ async fn rapid_reset() {
 
 /// Connections that write `begin`, and then `burst`, of `frames` frames, until the node closes them. They read nothing.
 async fn flood(what: &str, begin: Vec<u8>, burst: Vec<u8>, frames: u64) {
-    under_attack(what, 16, move |address, sent| {
+    under_attack(what, 16, move |target, sent| {
         let (begin, burst) = (begin.clone(), burst.clone());
         async move {
-            let Some(mut socket) = connect(address, &[]).await else { return };
-            if socket.write_all(&begin).await.is_err() {
+            let Some(mut socket) = target.connect(&[]).await else { return };
+            if !write(&mut socket, &begin).await {
                 return;
             }
-            while socket.write_all(&burst).await.is_ok() {
+            while write(&mut socket, &burst).await {
                 sent.add(frames);
             }
         }
@@ -107,12 +108,12 @@ async fn empty_frames() {
 #[tokio::test]
 async fn windows_of_nothing() {
     const INITIAL_WINDOW_SIZE: u16 = 4;
-    under_attack("calls whose answers have no window", 16, async |address, sent| {
-        let Some(mut socket) = connect(address, &[(INITIAL_WINDOW_SIZE, 0)]).await else { return };
+    under_attack("calls whose answers have no window", 16, async |target, sent| {
+        let Some(mut socket) = target.connect(&[(INITIAL_WINDOW_SIZE, 0)]).await else { return };
         for stream in (1..).step_by(2) {
             let head = frame(HEADERS, END_HEADERS, stream, &call("Watch"));
             let body = frame(DATA, END_STREAM, stream, &message(&[]));
-            if socket.write_all(&[head, body].concat()).await.is_err() {
+            if !write(&mut socket, &[head, body].concat()).await {
                 return;
             }
             sent.add(1);
@@ -122,7 +123,7 @@ async fn windows_of_nothing() {
         }
         // Byte by byte.
         let byte = [0, 1].map(|stream| frame(WINDOW_UPDATE, 0, stream, &1u32.to_be_bytes())).concat();
-        while socket.write_all(&byte).await.is_ok() {
+        while write(&mut socket, &byte).await {
             sent.add(2);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -146,13 +147,13 @@ async fn frames_against_the_protocol() {
         vec![0xff; 9],
         b"GET / HTTP/1.1\r\nhost: a\r\n\r\n".to_vec(),
     ];
-    under_attack("frames against the protocol", 16, move |address, sent| {
+    under_attack("frames against the protocol", 16, move |target, sent| {
         let wrong = wrong.clone();
         async move {
             for bytes in wrong {
-                let Some(mut socket) = connect(address, &[]).await else { return };
+                let Some(mut socket) = target.connect(&[]).await else { return };
                 // Twice, since one window's growth is allowed; then whatever the node says to it.
-                let _ = socket.write_all(&[&bytes[..], &bytes].concat()).await;
+                let _ = write(&mut socket, &[&bytes[..], &bytes].concat()).await;
                 let _ = tokio::time::timeout(Duration::from_millis(20), socket.read(&mut [0; 1_024])).await;
                 sent.add(1);
             }

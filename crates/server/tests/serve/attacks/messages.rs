@@ -4,27 +4,28 @@ use std::time::Duration;
 
 use lockkeeper_wire::v1::{self, client_item};
 use prost::Message;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 
-use super::frames::{DATA, END_HEADERS, END_STREAM, HEADERS, call, connect, frame, message};
+use super::frames::{DATA, END_HEADERS, END_STREAM, HEADERS, call, frame, message};
+use super::target::write;
 use super::under_attack;
 use crate::harness::{Client, SECRET, Server, directory};
 
 /// A message that says it has 4 GiB, and sends as much of it as the node takes.
 #[tokio::test]
 async fn giant_messages() {
-    under_attack("messages of 4 GiB", 8, async |address, sent| {
+    under_attack("messages of 4 GiB", 8, async |target, sent| {
         for name in ["Session", "Describe", "Break"] {
-            let Some(mut socket) = connect(address, &[]).await else { return };
+            let Some(mut socket) = target.connect(&[]).await else { return };
             let head = frame(HEADERS, END_HEADERS, 1, &call(name));
             let begin = frame(DATA, 0, 1, &[0, 0xff, 0xff, 0xff, 0xff]);
-            if socket.write_all(&[head, begin].concat()).await.is_err() {
+            if !write(&mut socket, &[head, begin].concat()).await {
                 return;
             }
             let part = frame(DATA, 0, 1, &[7; 16_000]);
             for _ in 0..1_000 {
-                let written = socket.write_all(&part);
-                if !matches!(tokio::time::timeout(Duration::from_millis(50), written).await, Ok(Ok(()))) {
+                let written = write(&mut socket, &part);
+                if !matches!(tokio::time::timeout(Duration::from_millis(50), written).await, Ok(true)) {
                     break;
                 }
                 sent.add(1);
@@ -48,18 +49,19 @@ async fn deeply_nested_messages() {
         nested = outer;
     }
     let bodies = [groups, nested, [0x0a, 0].repeat(1 << 18)];
-    under_attack("deeply nested messages, and frames of empty items", 8, move |address, sent| {
+    under_attack("deeply nested messages, and frames of empty items", 8, move |target, sent| {
         let bodies = bodies.clone();
         async move {
             for body in bodies {
                 for name in ["Session", "Describe"] {
-                    let Some(mut socket) = connect(address, &[]).await else { return };
+                    let Some(mut socket) = target.connect(&[]).await else { return };
                     let mut bytes = frame(HEADERS, END_HEADERS, 1, &call(name));
                     for part in message(&body).chunks(16_000) {
                         bytes.extend(frame(DATA, 0, 1, part));
                     }
                     bytes.extend(frame(DATA, END_STREAM, 1, &[]));
-                    let _ = tokio::time::timeout(Duration::from_millis(200), socket.write_all(&bytes)).await;
+                    let _ =
+                        tokio::time::timeout(Duration::from_millis(200), write(&mut socket, &bytes)).await;
                     let _ =
                         tokio::time::timeout(Duration::from_millis(50), socket.read(&mut [0; 1_024])).await;
                     sent.add(1);
@@ -81,19 +83,19 @@ async fn answers_that_nobody_reads() {
     };
     let items: Vec<_> = (0..ITEMS as u64).map(item).collect();
     let requests = message(&v1::ClientFrame { items }.encode_to_vec());
-    under_attack("requests whose answers are not read", 16, move |address, sent| {
+    under_attack("requests whose answers are not read", 16, move |target, sent| {
         let requests = requests.clone();
         async move {
-            let Some(mut socket) = connect(address, &[(INITIAL_WINDOW_SIZE, 0)]).await else { return };
+            let Some(mut socket) = target.connect(&[(INITIAL_WINDOW_SIZE, 0)]).await else { return };
             for stream in (1..2 * 256).step_by(2) {
-                if socket.write_all(&frame(HEADERS, END_HEADERS, stream, &call("Session"))).await.is_err() {
+                if !write(&mut socket, &frame(HEADERS, END_HEADERS, stream, &call("Session"))).await {
                     return;
                 }
                 for part in requests.chunks(16_000) {
                     let bytes = frame(DATA, 0, stream, part);
                     let written =
-                        tokio::time::timeout(Duration::from_secs(1), socket.write_all(&bytes)).await;
-                    if !matches!(written, Ok(Ok(()))) {
+                        tokio::time::timeout(Duration::from_secs(1), write(&mut socket, &bytes)).await;
+                    if !matches!(written, Ok(true)) {
                         return;
                     }
                 }

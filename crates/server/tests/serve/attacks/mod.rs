@@ -5,20 +5,25 @@
 //! `LOCKKEEPER_ATTACK_SECONDS=30 cargo nextest run -p lockkeeper-server attacks --no-capture -j 1` runs them for longer.
 
 mod frames;
+mod handshakes;
 mod http2;
+mod member;
 mod messages;
 mod overload;
+mod target;
 mod witness;
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use lockkeeper_server::{ServerOptions, TlsFiles};
 use tokio::time::Instant;
 
+use crate::certified::ClientTls;
 use crate::harness::{DEADLINE, Server, directory};
+use target::Target;
 use witness::Witness;
 
 /// How much the memory of this process may grow during an attack, attackers included. The most is for 16 connections with
@@ -44,28 +49,55 @@ fn seconds() -> Duration {
     Duration::from_secs(seconds.unwrap_or(1))
 }
 
-/// Lets `attackers` tasks run `attack` again and again against a node, beside a witness. `attack` ends when the node has
-/// had enough of it.
-async fn under_attack<F>(what: &str, attackers: usize, attack: impl Fn(SocketAddr, AttackCount) -> F)
+/// Lets `attackers` tasks run `attack` again and again against a node, beside a witness: by plain connections, then by TLS
+/// with a certificate. `attack` ends when the node has had enough of it.
+async fn under_attack<F>(what: &str, attackers: usize, attack: impl Fn(Target, AttackCount) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    node_under_attack(what, None, attackers, &attack).await;
+    tls_under_attack(what, attackers, attack).await;
+}
+
+/// As [`under_attack`], by TLS only.
+async fn tls_under_attack<F>(what: &str, attackers: usize, attack: impl Fn(Target, AttackCount) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let folder = directory();
+    let tls = ClientTls::certify(folder.path());
+    node_under_attack(&format!("{what}, TLS"), Some(tls), attackers, &attack).await;
+}
+
+async fn node_under_attack<F>(
+    what: &str,
+    tls: Option<(TlsFiles, ClientTls)>,
+    attackers: usize,
+    attack: &impl Fn(Target, AttackCount) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
     let data = directory();
-    let server = Server::start(data.path());
-    let address = server.running.address();
-    let mut witness = Witness::start(&server).await;
+    let (files, tls) = tls.unzip();
+    let server = Server::start_with(ServerOptions {
+        listen: "127.0.0.1:0".to_owned(),
+        tls: files,
+        ..ServerOptions::new(data.path())
+    });
+    let target = Target { address: server.running.address(), tls };
+    let mut witness = Witness::start(&target).await;
     witness.progress(100).await;
     let (sent, before) = (AttackCount::default(), resident());
     let end = Instant::now() + seconds();
     let mut tasks = tokio::task::JoinSet::new();
-    (0..attackers).for_each(|_| drop(tasks.spawn(attack(address, sent.clone()))));
+    (0..attackers).for_each(|_| drop(tasks.spawn(attack(target.clone(), sent.clone()))));
     let mut peak = 0;
     witness.forget_slowest();
     while Instant::now() < end {
         witness.progress(1).await;
         peak = resident().max(peak);
         while tasks.try_join_next().is_some() {
-            tasks.spawn(attack(address, sent.clone()));
+            tasks.spawn(attack(target.clone(), sent.clone()));
         }
     }
     // Progress under attack, whatever the attack has cost.

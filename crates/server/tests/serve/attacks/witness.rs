@@ -6,7 +6,8 @@ use std::time::Duration;
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use tokio::time::Instant;
 
-use crate::harness::{Client, SECRET, Server, acquire};
+use super::target::Target;
+use crate::harness::{Client, SECRET, acquire};
 
 /// Less than its ttl.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
@@ -29,8 +30,8 @@ pub(super) struct Observations {
 }
 
 impl Witness {
-    pub(super) async fn start(server: &Server) -> Self {
-        Self::of(Client::connect(server).await).await
+    pub(super) async fn start(target: &Target) -> Self {
+        Self::of(target.client().await).await
     }
 
     pub(super) async fn with_token(address: SocketAddr, token: &str) -> Self {
