@@ -1,6 +1,6 @@
 //! Values derived from the arguments and the environment: the lock service's address and the client's label.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -48,6 +48,17 @@ pub fn service_url(given: Option<&str>) -> Result<String, Failure> {
 /// Returns the address for display, without its password.
 pub fn shown(url: &str) -> String {
     url.parse::<lockkeeper::url::Url>().map_or_else(|error| error.to_string(), |url| url.to_string())
+}
+
+/// Whether an argument of ours contains a password: other users of the machine can see arguments. Those of the command that
+/// runs under the lock are not ours.
+pub fn shows_password(arguments: impl IntoIterator<Item = OsString>) -> bool {
+    let ours = arguments.into_iter().take_while(|argument| argument != "--");
+    ours.filter_map(|argument| argument.into_string().ok()).any(|argument| {
+        let value = argument.strip_prefix("--").and_then(|option| option.split_once('=')).map(|(_, it)| it);
+        let url = value.unwrap_or(&argument).parse::<lockkeeper::url::Url>();
+        url.is_ok_and(|url| url.has_password())
+    })
 }
 
 fn encoded(byte: u8) -> String {

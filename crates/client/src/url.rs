@@ -161,6 +161,12 @@ impl Url {
         value.parse().map(Some).map_err(|_| bad())
     }
 
+    /// Whether the text contains a password; not one that is elsewhere, in a file or an environment variable.
+    #[must_use]
+    pub fn has_password(&self) -> bool {
+        self.password.is_some() || SECRET.iter().any(|key| self.query.contains_key(*key))
+    }
+
     /// Takes the password from the file or the environment variable that a parameter names, if there is one: a URL is shown
     /// in lists of processes. Of a scheme without passwords these are unknown parameters, as any other.
     ///

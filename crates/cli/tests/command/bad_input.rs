@@ -170,3 +170,23 @@ fn errors_are_json_if_the_data_are() {
     let of_the_job = place.ran("run a --locks nowhere://x -- echo --json");
     of_the_job.is_one_line(exit::USAGE, &["nowhere"]);
 }
+
+/// Other users of the machine can read the arguments of a process.
+#[test]
+fn password_in_the_arguments_is_warned_of() {
+    const WARNING: &str = "the password in the arguments can be seen by other users";
+    const URL: &str = "redis://:hunter2@127.0.0.1:1";
+    let place = Place::new();
+    let warned = |words: &[&str]| {
+        let ended = place.bare(words).ended();
+        assert!(!ended.err.contains("hunter2"), "{ended:?}");
+        ended.err.matches(WARNING).count()
+    };
+    assert_eq!(warned(&["ls", "--locks", URL]), 1);
+    assert_eq!(warned(&["ls", &format!("--locks={URL}")]), 1);
+    assert_eq!(warned(&["doctor", URL]), 1);
+    assert_eq!(warned(&["ls", "--locks", "redis://127.0.0.1:1?password-env=NO_SUCH_VARIABLE"]), 0);
+    assert_eq!(warned(&["run", "--local", "a", "--", "true", URL]), 0, "not ours");
+    let in_variable = place.bare(["ls"]).env("LOCKKEEPER_URL", URL).ended();
+    assert!(!in_variable.err.contains(WARNING), "{in_variable:?}");
+}
