@@ -29,12 +29,12 @@ pub enum Event {
         /// The most that the sessions of this identity may have together.
         quota: Usage,
     },
-    /// From now on this is the most that sessions may have together.
-    Quota {
-        /// The sessions of this identity; `None`: all sessions.
-        identity: Option<Box<str>>,
-        /// The most.
-        most: Usage,
+    /// From now on these are the most that sessions may have together.
+    Quotas {
+        /// All sessions.
+        total: Usage,
+        /// The sessions of an identity with open streams.
+        by_identity: Vec<(Box<str>, Usage)>,
     },
     /// A frame of requests arrived on a stream.
     Frame(StreamId, Vec<Request>),

@@ -39,15 +39,11 @@ pub enum Request {
         /// The command itself.
         command: Command,
     },
-    /// An acquire for which the client lacks a permission. It gets `refused`, unless it is the repetition of a command
-    /// that the table has seen: that gets its answer (P7).
+    /// A command or an `open` that the client may not make, or not now. It gets `refused`, unless it repeats one that was
+    /// taken before: that gets its answer (P7).
     Denied {
-        /// The session that sends it.
-        session: SessionId,
-        /// The command's number in its session.
-        seq: Seq,
-        /// The command itself.
-        command: Command,
+        /// The request itself.
+        request: Box<Request>,
         /// What to tell the client.
         refused: v1::Refused,
     },
@@ -308,9 +304,10 @@ impl From<Request> for v1::ClientItem {
             Request::KeepAlive { session, id } => {
                 Self { session: session.0, what: Some(What::KeepAlive(v1::KeepAlive { id })) }
             }
-            Request::Command { session, command, .. } | Request::Denied { session, command, .. } => {
+            Request::Command { session, command, .. } => {
                 Self { session: session.0, what: command_item(command) }
             }
+            Request::Denied { request, .. } => Self::from(*request),
         }
     }
 }

@@ -219,7 +219,7 @@ fn quotas_are_errors_that_say_how_much_there_is_and_change_with_the_file() {
     assert!(printed.out.contains("holds and waiters: 2\n"), "{printed:?}");
     let json = shop.place.ran("access quota reports --file permissions --json").json();
     assert_eq!((&json["line"], &json["requests"]), (&Value::Null, &Value::Null), "{json}");
-    // The rate counts at each node, and a release is never refused.
+    // The rate counts at each node.
     shop.permits(&format!("{PERMISSIONS}\n[[quota]]\nwho = [\"billing\"]\nrequests-per-second = 1\n"));
     let mut told = String::new();
     wait_until("it asks too often", || {

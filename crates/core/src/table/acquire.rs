@@ -106,13 +106,14 @@ impl Table {
         let id = self.requests.insert(
             RequestEntry {
                 ticket,
-                owner: Some(Owner { session: acquire.session, seq: acquire.seq, account }),
+                owner: Some(Owner { session: acquire.session, seq: acquire.seq }),
                 nodes,
                 slots: Few::None,
                 kind,
                 subtree: acquire.subtree,
                 keep_closed_ms: acquire.keep_closed_ms as u32,
                 base_bytes,
+                account,
                 stage: RequestStage::Waiting { at_most_ms: at_most_ms.flatten() },
                 extras,
             },

@@ -100,6 +100,7 @@ impl Table {
             self.remove_hold(id);
             return None;
         }
+        self.sessions.keep_account(request.account);
         self.requests.edit(id, &self.names, |request| {
             request.stage = RequestStage::Closed { token, ms };
             request.owner = None;
@@ -113,11 +114,14 @@ impl Table {
 
     /// Removes a closed hold.
     pub(super) fn open_closed(&mut self, id: RequestId) {
-        if let Some(token) = self.requests[id as usize].token() {
+        let request = &self.requests[id as usize];
+        let account = request.account;
+        if let Some(token) = request.token() {
             self.closed.remove(&token);
         }
         self.closing -= 1;
         self.remove_hold(id);
+        self.sessions.release_account(account);
     }
 
     fn remove_waiter(&mut self, id: RequestId) {

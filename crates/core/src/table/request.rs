@@ -28,6 +28,8 @@ pub(super) struct RequestEntry {
     pub(super) keep_closed_ms: u32,
     /// Accounted size in bytes, without that of the extras: see [`base_bytes`].
     pub(super) base_bytes: u32,
+    /// The account of its session; of a closed hold: of the session that held it.
+    pub(super) account: AccountId,
     pub(super) stage: RequestStage,
     pub(super) extras: Option<Box<Extras>>,
 }
@@ -36,8 +38,6 @@ pub(super) struct RequestEntry {
 pub(super) struct Owner {
     pub(super) session: SessionId,
     pub(super) seq: Seq,
-    /// The session's.
-    pub(super) account: AccountId,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,7 +7,7 @@ use slab::Slab;
 
 use super::copy_on_write::{SlabCursor, SnapshotWriter};
 use super::names::Names;
-use super::request::{Owner, RequestEntry, RequestId, insert};
+use super::request::{RequestEntry, RequestId, insert};
 use super::usage::{AccountId, RequestUsage, Usage};
 use super::work::Visits;
 use crate::name::LockName;
@@ -24,7 +24,7 @@ pub(super) struct Requests {
     /// Sum of [`RequestEntry::bytes`].
     bytes: u64,
     usage: RequestUsage,
-    /// The usage of all that have an owner.
+    /// The usage of all.
     usage_in_all: Usage,
     /// Names whose requests have changed; `None` without a watcher.
     changes: Option<BTreeSet<LockName>>,
@@ -65,7 +65,7 @@ impl Requests {
 
     pub(super) fn insert(&mut self, request: RequestEntry, names: &Names) -> RequestId {
         self.bytes += request.bytes();
-        self.count(request.owner, request.usage());
+        self.count(request.account, request.usage());
         let id = insert(&mut self.slab, request);
         self.note(id, names);
         if let Some(walk) = &mut self.walk {
@@ -85,13 +85,13 @@ impl Requests {
     ) -> T {
         self.preserve(id, names);
         let request = &mut self.slab[id as usize];
-        let (owner_before, before) = (request.owner, request.usage());
+        let (account, before) = (request.account, request.usage());
         let result = change(request);
-        let (owner, after) = (request.owner, request.usage());
+        let after = request.usage();
         self.bytes = self.bytes - before.bytes + after.bytes;
-        if before != after || owner != owner_before {
-            self.discount(owner_before, before);
-            self.count(owner, after);
+        if before != after {
+            self.discount(account, before);
+            self.count(account, after);
         }
         result
     }
@@ -101,32 +101,26 @@ impl Requests {
         self.preserve(id, names);
         let request = self.slab.remove(id as usize);
         self.bytes -= request.bytes();
-        self.discount(request.owner, request.usage());
+        self.discount(request.account, request.usage());
     }
 
     /// Counts a restored request for the account of its session.
     pub(super) fn assign(&mut self, id: RequestId, account: AccountId) {
         let request = &mut self.slab[id as usize];
         let usage = request.usage();
-        if let Some(owner) = &mut request.owner {
-            self.usage.subtract(owner.account, usage);
-            owner.account = account;
-            self.usage.add(account, usage);
-        }
+        self.usage.subtract(request.account, usage);
+        request.account = account;
+        self.usage.add(account, usage);
     }
 
-    fn count(&mut self, owner: Option<Owner>, usage: Usage) {
-        if let Some(owner) = owner {
-            self.usage.add(owner.account, usage);
-            self.usage_in_all = self.usage_in_all.plus(usage);
-        }
+    fn count(&mut self, account: AccountId, usage: Usage) {
+        self.usage.add(account, usage);
+        self.usage_in_all = self.usage_in_all.plus(usage);
     }
 
-    fn discount(&mut self, owner: Option<Owner>, usage: Usage) {
-        if let Some(owner) = owner {
-            self.usage.subtract(owner.account, usage);
-            self.usage_in_all = self.usage_in_all.minus(usage);
-        }
+    fn discount(&mut self, account: AccountId, usage: Usage) {
+        self.usage.subtract(account, usage);
+        self.usage_in_all = self.usage_in_all.minus(usage);
     }
 
     pub(super) fn usage(&self) -> &RequestUsage {

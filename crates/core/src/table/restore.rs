@@ -213,13 +213,14 @@ impl Table {
         let id = self.requests.insert(
             RequestEntry {
                 ticket,
-                owner: state.owner.map(|(session, seq)| Owner { session, seq, account: AccountId::UNKNOWN }),
+                owner: state.owner.map(|(session, seq)| Owner { session, seq }),
                 nodes: nodes.clone(),
                 slots: slots.iter().copied().collect(),
                 kind: mode,
                 subtree,
                 keep_closed_ms,
                 base_bytes: base_bytes(&state.names),
+                account: AccountId::UNKNOWN,
                 stage,
                 extras: has_extras
                     .then(|| Box::new(Extras { value: state.value, meta: state.meta, reason, by })),

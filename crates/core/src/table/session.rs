@@ -39,7 +39,7 @@ pub(super) struct TableSession {
 
 /// Accounted size in bytes of a session without its label and identity; the next constant is that of a kept answer.
 pub(super) const SESSION_BYTES: u64 = 512;
-const KEPT_BYTES: u64 = 160;
+pub(super) const KEPT_BYTES: u64 = 160;
 
 struct KeptReply {
     reply: Reply,
@@ -297,6 +297,16 @@ impl Sessions {
 
     pub(super) fn accounts(&self) -> &Accounts {
         &self.accounts
+    }
+
+    /// Keeps an account for a hold that is closed from now on, also after its last session.
+    pub(super) fn keep_account(&mut self, id: AccountId) {
+        self.accounts.keep(id);
+    }
+
+    /// The closed hold is gone.
+    pub(super) fn release_account(&mut self, id: AccountId) {
+        self.accounts.remove(id, 0);
     }
 
     /// Live sessions, by id.

@@ -45,6 +45,12 @@ impl Table {
         session.is_some_and(|session| session.identity.is_empty() || *session.identity == *identity)
     }
 
+    /// Who opened a live session; empty: unknown.
+    #[must_use]
+    pub fn identity(&self, session: SessionId) -> Option<&str> {
+        self.sessions.get(session).map(|session| &*session.identity)
+    }
+
     /// Whether a live session was opened with this secret (S1).
     #[must_use]
     pub fn has_secret(&self, hash: &[u8; 32]) -> bool {

@@ -8,14 +8,14 @@ use slab::Slab;
 use super::Table;
 use crate::command::{Acquire, OpenSession};
 use crate::table::request::base_bytes;
-use crate::table::session::SESSION_BYTES;
+use crate::table::session::{KEPT_BYTES, SESSION_BYTES};
 
 /// Numbers of what sessions have, of one identity or of all. As a limit, each is the most that is allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Usage {
     /// Live sessions.
     pub sessions: u64,
-    /// Holds and waiters together: a waiter becomes a hold without asking again.
+    /// Holds, also closed ones, and waiters together: a waiter becomes a hold without asking again.
     pub requests: u64,
     /// Waiters.
     pub waiters: u64,
@@ -43,6 +43,12 @@ impl Usage {
     pub fn of_session(open: &OpenSession) -> Self {
         let bytes = SESSION_BYTES + (open.label.len() + open.identity.len()) as u64;
         Self { sessions: 1, bytes, ..Self::default() }
+    }
+
+    /// What an answer adds that is kept until its client confirms it (R3).
+    #[must_use]
+    pub fn of_answer() -> Self {
+        Self { bytes: KEPT_BYTES, ..Self::default() }
     }
 
     /// The sum.
@@ -80,21 +86,22 @@ impl Usage {
     }
 }
 
-/// Index of an identity that has sessions. Reused after its last session is removed.
+/// Index of an identity that has sessions or closed holds. Reused after the last of them is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AccountId(NonZeroU32);
 
 impl AccountId {
-    /// Of requests whose session is not restored yet.
+    /// Of requests whose session is not restored yet, and of restored closed holds: a snapshot does not say whose they were.
     pub(super) const UNKNOWN: Self = Self(NonZeroU32::MIN);
 
     fn of_entry(entry: usize) -> Self {
-        // A table has at most 2^20 sessions, and a few more that are ending.
+        // A table has at most 2^20 sessions, a few more that are ending, and some 10^7 closed holds.
         Self(NonZeroU32::MIN.saturating_add(entry as u32 + 1))
     }
 
-    fn entry(self) -> usize {
-        self.index() - 1
+    /// `None` if it is unknown.
+    fn entry(self) -> Option<usize> {
+        self.index().checked_sub(1)
     }
 
     fn index(self) -> usize {
@@ -102,7 +109,7 @@ impl AccountId {
     }
 }
 
-/// The identities that have sessions, with what their sessions have apart from requests.
+/// The identities that have sessions or closed holds, with what their sessions have apart from requests.
 #[derive(Default)]
 pub(super) struct Accounts {
     by_identity: BTreeMap<Box<str>, AccountId>,
@@ -111,7 +118,7 @@ pub(super) struct Accounts {
 
 struct Account {
     identity: Box<str>,
-    /// Sessions, live and ending.
+    /// Sessions, live and ending, and closed holds.
     entries: u64,
     usage: Usage,
 }
@@ -128,7 +135,7 @@ impl Accounts {
                 id
             }
         };
-        if let Some(account) = self.accounts.get_mut(id.entry()) {
+        if let Some(account) = self.get_mut(id) {
             account.entries += 1;
             account.usage.sessions += u64::from(live);
             account.usage.bytes += bytes;
@@ -136,33 +143,45 @@ impl Accounts {
         id
     }
 
+    /// A hold of the account is closed from now on.
+    pub(super) fn keep(&mut self, id: AccountId) {
+        if let Some(account) = self.get_mut(id) {
+            account.entries += 1;
+        }
+    }
+
     /// A session has another size.
     pub(super) fn resize(&mut self, id: AccountId, before: u64, after: u64) {
-        if let Some(account) = self.accounts.get_mut(id.entry()) {
+        if let Some(account) = self.get_mut(id) {
             account.usage.bytes = account.usage.bytes - before + after;
         }
     }
 
     /// A live session has ended; its entry is still there.
     pub(super) fn ended(&mut self, id: AccountId) {
-        if let Some(account) = self.accounts.get_mut(id.entry()) {
+        if let Some(account) = self.get_mut(id) {
             account.usage.sessions -= 1;
         }
     }
 
-    /// The entry of an ended session is removed.
+    /// The entry of an ended session, or a closed hold, is removed.
     pub(super) fn remove(&mut self, id: AccountId, bytes: u64) {
-        let Some(account) = self.accounts.get_mut(id.entry()) else { return };
+        let (Some(entry), Some(account)) = (id.entry(), self.get_mut(id)) else { return };
         account.entries -= 1;
         account.usage.bytes -= bytes;
         if account.entries == 0 {
-            let identity = self.accounts.remove(id.entry()).identity;
+            let identity = self.accounts.remove(entry).identity;
             self.by_identity.remove(&identity);
         }
     }
 
-    fn get(&self, id: AccountId) -> Usage {
-        self.accounts.get(id.entry()).map(|account| account.usage).unwrap_or_default()
+    fn get_mut(&mut self, id: AccountId) -> Option<&mut Account> {
+        self.accounts.get_mut(id.entry()?)
+    }
+
+    fn usage(&self, id: AccountId) -> Usage {
+        let account = id.entry().and_then(|entry| self.accounts.get(entry));
+        account.map(|account| account.usage).unwrap_or_default()
     }
 }
 
@@ -192,7 +211,8 @@ impl RequestUsage {
 
 impl Table {
     /// What the sessions of an identity have; the empty identity is that of clients that the service does not know.
-    /// Closed holds have no owner (D2), and are not included.
+    /// Closed holds count for the identity whose session held them, as requests, names and bytes; after a restore from a
+    /// snapshot they count for nobody.
     #[must_use]
     pub fn usage(&self, identity: &str) -> Usage {
         let id = self.sessions.accounts().by_identity.get(identity);
@@ -206,26 +226,20 @@ impl Table {
         session.map_or_else(Usage::default, |session| self.usage_of_account(session.account))
     }
 
-    /// What the sessions of each identity have.
+    /// What each identity has that has anything.
     pub fn usages(&self) -> impl Iterator<Item = (&str, Usage)> {
         let accounts = self.sessions.accounts().by_identity.iter();
         accounts.map(|(identity, &id)| (&**identity, self.usage_of_account(id)))
     }
 
-    /// What all have together. Closed holds count as requests and bytes.
+    /// What all have together.
     #[must_use]
     pub fn usage_in_all(&self) -> Usage {
-        let Usage { waiters, names, .. } = self.requests.usage_in_all();
-        Usage {
-            sessions: self.sessions.len() as u64,
-            requests: self.requests.len() as u64,
-            waiters,
-            names,
-            bytes: self.bytes(),
-        }
+        let sessions = self.sessions.len() as u64;
+        Usage { sessions, bytes: self.bytes(), ..self.requests.usage_in_all() }
     }
 
     fn usage_of_account(&self, id: AccountId) -> Usage {
-        self.sessions.accounts().get(id).plus(self.requests.usage().get(id))
+        self.sessions.accounts().usage(id).plus(self.requests.usage().get(id))
     }
 }

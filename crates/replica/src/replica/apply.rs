@@ -108,6 +108,9 @@ impl Replica {
                 if let Some(reserved) = &proposal.reserved {
                     self.quotas.release(reserved);
                 }
+                if let Command::OpenSession(open) = &proposal.command {
+                    self.quotas.session_applied(&open.secret_hash);
+                }
                 self.apply(proposal.command, proposal.origin)?;
                 continue;
             }

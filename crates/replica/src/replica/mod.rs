@@ -310,7 +310,7 @@ impl Replica {
                 self.without_lead(event);
             }
             Event::StreamOpened { stream, identity, quota } => self.stream_opened(stream, &identity, quota),
-            Event::Quota { identity, most } => self.quotas.set(identity.as_deref(), most),
+            Event::Quotas { total, by_identity } => self.quotas.set(total, by_identity),
             // A leader that is not ready must not answer requests, so they are kept until it is ready. So are the
             // ends of streams and calls, which must be handled after the requests that arrived before them.
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)

@@ -106,16 +106,19 @@ fn who(event: &Event) -> Option<Who> {
     }
 }
 
-fn bytes(event: &Event) -> usize {
-    let of = |request: &Request| match request {
+fn request_bytes(request: &Request) -> usize {
+    match request {
         Request::Command { command, .. } => size(command),
-        Request::Denied { command, refused, .. } => size(command) + refused.text.len(),
+        Request::Denied { request, refused } => request_bytes(request) + refused.text.len(),
         Request::Open(open) => FIXED + open.label.len(),
         _ => FIXED,
-    };
+    }
+}
+
+fn bytes(event: &Event) -> usize {
     match event {
         Event::StreamOpened { identity, .. } => FIXED + identity.len(),
-        Event::Frame(_, requests) => FIXED + requests.iter().map(of).sum::<usize>(),
+        Event::Frame(_, requests) => FIXED + requests.iter().map(request_bytes).sum::<usize>(),
         _ => FIXED,
     }
 }

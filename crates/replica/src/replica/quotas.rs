@@ -3,10 +3,11 @@
 //! The leader checks an acquire, a longer value or a new session before it queues the command, against what the table has
 //! and what is queued or proposed and not applied yet (*reserved*). So the limits are exact although commands are
 //! pipelined, the log has no trace of refused commands, and limits can be changed at any time without an agreement of the
-//! nodes. The table's own limits (M1) hold independently. A repetition of a command that was queued before is not checked:
+//! nodes. A closed hold counts for the identity whose session held it, but a snapshot does not say whose it is: after a
+//! restart from one it counts for all together only. The table's own limits (M1) hold independently. A repetition of a command that was queued before is not checked:
 //! it changes nothing (R5), and its client must get the answer of the first one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use lockkeeper_core::{Acquire, Command, OpenSession, Usage};
@@ -19,7 +20,13 @@ pub(super) struct Quotas {
     all: Quota,
     /// Of identities with open streams, or with reservations.
     by_identity: BTreeMap<Box<str>, Quota>,
+    /// The hashes of the secrets of sessions that are queued and not applied yet.
+    opening: BTreeSet<[u8; 32]>,
 }
+
+/// How far a command that adds nothing but its answer may exceed the limit of bytes: one that has reached the limit must
+/// be able to change values and to downgrade, but not without end, since answers are kept until they are confirmed.
+const ANSWER_SLACK: u64 = 1 << 20;
 
 #[derive(Clone, Copy)]
 struct Quota {
@@ -53,14 +60,13 @@ impl Quotas {
         self.forget_if_unused(identity);
     }
 
-    /// Sets the limits of one identity, which count only while it has streams; `None`: of all together.
-    pub(super) fn set(&mut self, identity: Option<&str>, most: Usage) {
-        let quota = match identity {
-            None => Some(&mut self.all),
-            Some(identity) => self.by_identity.get_mut(identity),
-        };
-        if let Some(quota) = quota {
-            quota.most = most;
+    /// Sets the limits of all together, and of identities that have streams.
+    pub(super) fn set(&mut self, total: Usage, by_identity: Vec<(Box<str>, Usage)>) {
+        self.all.most = total;
+        for (identity, most) in by_identity {
+            if let Some(quota) = self.by_identity.get_mut(&identity) {
+                quota.most = most;
+            }
         }
     }
 
@@ -77,16 +83,17 @@ impl Quotas {
         if own.most == Usage::UNLIMITED && self.all.most == Usage::UNLIMITED {
             return Ok(None);
         }
-        if let Some((what, most, has)) = exceeded(&own, used, wanted) {
+        if let Some(Excess { what, most, has, more }) = exceeded(&own, used, wanted) {
             let who = if identity.is_empty() { "clients without an identity" } else { identity.as_ref() };
             return Err(format!(
-                "quota: {who} may have {most} {what}, and has {has}; end some, or ask the service's operators for more"
+                "quota: {who} may have {most} {what}, has {has}, and this needs {more} more; end some, or ask the service's \
+                 operators for more"
             ));
         }
-        if let Some((what, most, has)) = exceeded(&self.all, used_by_all, wanted) {
+        if let Some(Excess { what, most, has, more }) = exceeded(&self.all, used_by_all, wanted) {
             return Err(format!(
-                "quota: all clients together may have {most} {what}, and have {has}; try again later, or ask the service's \
-                 operators for more"
+                "quota: all clients together may have {most} {what}, have {has}, and this needs {more} more; try again later, \
+                 or ask the service's operators for more"
             ));
         }
         let reserved = own.reserved.plus(wanted);
@@ -108,10 +115,25 @@ impl Quotas {
         self.forget_if_unused(identity);
     }
 
+    /// A session with this secret is queued from now on.
+    pub(super) fn session_queued(&mut self, secret_hash: [u8; 32]) {
+        self.opening.insert(secret_hash);
+    }
+
+    /// It is applied.
+    pub(super) fn session_applied(&mut self, secret_hash: &[u8; 32]) {
+        self.opening.remove(secret_hash);
+    }
+
+    pub(super) fn is_opening(&self, secret_hash: &[u8; 32]) -> bool {
+        self.opening.contains(secret_hash)
+    }
+
     /// This node leads no longer: its queued commands are dropped, and its streams end.
     pub(super) fn step_down(&mut self) {
         self.all.reserved = Usage::default();
         self.by_identity.clear();
+        self.opening.clear();
     }
 
     fn forget_if_unused(&mut self, identity: &str) {
@@ -122,17 +144,24 @@ impl Quotas {
     }
 }
 
-/// The first number that would be above its limit: its name, the limit, and how much there is.
-fn exceeded(quota: &Quota, used: Usage, wanted: Usage) -> Option<(&'static str, u64, u64)> {
+/// A number that would be above its limit.
+struct Excess {
+    what: &'static str,
+    most: u64,
+    has: u64,
+    more: u64,
+}
+
+/// The first number that would be above its limit.
+fn exceeded(quota: &Quota, used: Usage, wanted: Usage) -> Option<Excess> {
+    let most = match wanted == Usage::of_answer() {
+        true => quota.most.plus(Usage { bytes: ANSWER_SLACK, ..Usage::default() }),
+        false => quota.most,
+    };
     let has = used.plus(quota.reserved).numbers();
-    for (((what, has), (_, wanted)), (_, most)) in
-        has.into_iter().zip(wanted.numbers()).zip(quota.most.numbers())
-    {
-        if wanted > 0 && has.saturating_add(wanted) > most {
-            return Some((what, most, has));
-        }
-    }
-    None
+    let each = has.into_iter().zip(wanted.numbers()).zip(most.numbers());
+    each.map(|(((what, has), (_, more)), (_, most))| Excess { what, most, has, more })
+        .find(|it| it.more > 0 && it.has.saturating_add(it.more) > it.most)
 }
 
 impl Replica {
@@ -148,16 +177,23 @@ impl Replica {
             _ if is_repetition => return Ok(None),
             Command::Acquire(acquire @ Acquire { session, .. }) => (session, Usage::of_acquire(acquire)),
             Command::SetValue { session, target, value, .. } => {
-                let bytes = self.table.value_growth(*session, *target, value.len());
-                (session, Usage { bytes, ..Usage::default() })
+                // Nothing is known of the value of a hold that is only queued.
+                let bytes = match self.table.has_seen(*session, *target) {
+                    true => self.table.value_growth(*session, *target, value.len()),
+                    false => value.len() as u64,
+                };
+                (session, Usage { bytes, ..Usage::default() }.plus(Usage::of_answer()))
             }
+            Command::Downgrade { session, .. } => (session, Usage::of_answer()),
             _ => return Ok(None),
         };
-        if wanted == Usage::default() {
-            return Ok(None);
-        }
         let used = self.table.usage_beside(*session);
-        self.quotas.reserve(identity, used, self.table.usage_in_all(), wanted)
+        let in_all = self.table.usage_in_all();
+        match self.table.identity(*session) {
+            // Opened by a client without an identity: it counts for those.
+            Some("") if !identity.is_empty() => self.quotas.reserve(&"".into(), used, in_all, wanted),
+            _ => self.quotas.reserve(identity, used, in_all, wanted),
+        }
     }
 
     /// As [`Replica::reserve`], for a new session.
@@ -166,7 +202,7 @@ impl Replica {
         identity: &Arc<str>,
         open: &OpenSession,
     ) -> Result<Option<Reservation>, String> {
-        if self.table.has_secret(&open.secret_hash) {
+        if self.is_opened(&open.secret_hash) {
             return Ok(None);
         }
         let used = self.table.usage(&open.identity);
@@ -190,7 +226,10 @@ mod tests {
         let first = quotas.reserve(&"a".into(), nothing, nothing, ONE).unwrap().unwrap();
         let _second = quotas.reserve(&"a".into(), nothing, nothing, ONE).unwrap();
         let refusal = quotas.reserve(&"a".into(), ONE, ONE, ONE).map(|_| ()).unwrap_err();
-        assert!(refusal.contains("a may have 3 holds and waiters, and has 3"), "{refusal}");
+        assert!(
+            refusal.contains("a may have 3 holds and waiters, has 3, and this needs 1 more"),
+            "{refusal}"
+        );
         quotas.release(&first);
         assert!(quotas.reserve(&"a".into(), ONE, ONE, ONE).is_ok());
         assert!(quotas.reserve(&"b".into(), nothing, ONE, ONE).is_ok(), "another has limits of its own");
@@ -199,17 +238,17 @@ mod tests {
     #[test]
     fn all_together_have_a_limit_too_and_it_may_be_changed() {
         let mut quotas = Quotas::default();
-        quotas.set(None, Usage { bytes: 250, ..Usage::UNLIMITED });
+        quotas.set(Usage { bytes: 250, ..Usage::UNLIMITED }, Vec::new());
         let nothing = Usage::default();
         let _one = quotas.reserve(&"a".into(), nothing, nothing, ONE).unwrap();
         let _two = quotas.reserve(&"b".into(), nothing, nothing, ONE).unwrap();
         let refusal = quotas.reserve(&"c".into(), nothing, nothing, ONE).map(|_| ()).unwrap_err();
         assert!(refusal.contains("all clients together may have 250 bytes"), "{refusal}");
-        quotas.set(None, Usage::UNLIMITED);
+        quotas.set(Usage::UNLIMITED, Vec::new());
         assert!(quotas.reserve(&"c".into(), nothing, nothing, ONE).is_ok());
         quotas.stream_opened("c", MOST);
         assert!(quotas.reserve(&"c".into(), nothing, nothing, ONE).is_ok());
-        quotas.set(Some("c"), Usage { requests: 1, ..MOST });
+        quotas.set(Usage::UNLIMITED, vec![("c".into(), Usage { requests: 1, ..MOST })]);
         assert!(quotas.reserve(&"c".into(), nothing, nothing, ONE).is_err());
     }
 

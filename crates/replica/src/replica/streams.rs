@@ -116,21 +116,26 @@ impl Replica {
             return;
         }
         for request in requests {
-            match request {
-                Request::Command { session, seq, command } => self.command(stream, session, seq, command),
-                Request::KeepAlive { session, id } => self.keep_alive(stream, session, id),
-                Request::Attach { session, secret, attach } => {
-                    self.attach(stream, session, &secret, attach);
+            self.request(stream, request);
+        }
+    }
+
+    fn request(&mut self, stream: StreamId, request: Request) {
+        match request {
+            Request::Command { session, seq, command } => self.command(stream, session, seq, command),
+            Request::KeepAlive { session, id } => self.keep_alive(stream, session, id),
+            Request::Attach { session, secret, attach } => self.attach(stream, session, &secret, attach),
+            Request::Open(open) => self.open(stream, &open),
+            Request::Denied { request, refused } => match *request {
+                Request::Command { session, seq, .. } if !self.is_repetition(session, seq) => {
+                    self.refuse(stream, session, seq, refused);
                 }
-                Request::Open(open) => self.open(stream, &open),
-                Request::Denied { session, seq, command, refused } => {
-                    if self.is_repetition(session, seq) {
-                        self.command(stream, session, seq, command);
-                    } else {
-                        self.refuse(stream, session, seq, refused);
-                    }
+                Request::Open(open) if !self.is_opened(&hash(&open.secret)) => {
+                    let refused = v1::Refused { secret_prefix: open.secret.prefix(), ..refused };
+                    self.refuse(stream, SessionId(0), Seq(0), refused);
                 }
-            }
+                repeated => self.request(stream, repeated),
+            },
         }
     }
 
@@ -159,6 +164,11 @@ impl Replica {
             return self.queue.push_front(proposal);
         }
         self.queue.push_back(proposal);
+    }
+
+    /// Whether a session with this secret exists, or is queued.
+    pub(super) fn is_opened(&self, secret_hash: &[u8; 32]) -> bool {
+        self.table.has_secret(secret_hash) || self.quotas.is_opening(secret_hash)
     }
 
     /// Whether a command of a session was queued or applied before. If it is applied again, it changes nothing (R5).
@@ -233,6 +243,7 @@ impl Replica {
             Err(text) => return self.refuse_over_quota(stream, SessionId(0), Seq(0), text, secret_prefix),
         };
         let origin = Origin::Open { stream, attach: open.attach, secret_prefix, received: self.clock.now() };
+        self.quotas.session_queued(new.secret_hash);
         self.queue.push_back(Proposal { command: Command::OpenSession(new), origin, reserved });
     }
 

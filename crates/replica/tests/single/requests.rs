@@ -96,10 +96,10 @@ fn denied_acquire_is_refused_unless_it_repeats_one_that_was_seen() {
     let token = granted(&node.send(stream, vec![acquire(session, 1, "x", true)]));
     let deny = |node: &mut Node, seq| {
         let item = acquire(session, seq, "x", true);
-        let Ok(Request::Command { session, seq, command }) = Request::try_from(item) else { panic!() };
+        let request = Box::new(Request::try_from(item).unwrap());
         let code = v1::RefusedCode::Denied.into();
         let refused = v1::Refused { code, text: "no".to_owned(), secret_prefix: 0 };
-        node.turn(vec![Event::Frame(stream, vec![Request::Denied { session, seq, command, refused }])]);
+        node.turn(vec![Event::Frame(stream, vec![Request::Denied { request, refused }])]);
         node.heard(stream)
     };
     assert_eq!(granted(&deny(&mut node, 1)), token);

@@ -6,6 +6,7 @@
 mod identity;
 mod permissions;
 mod quotas;
+mod rates;
 mod tokens;
 
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ pub use tokens::{NewToken, NewTokenError};
 pub(crate) use tokens::{TokenId, Tokens};
 
 use crate::files::{FileError, Reload, read, unusable};
+use rates::Rates;
 
 /// The size of the cache of callers' rights; a full cache is emptied.
 const REMEMBERED_MAX: usize = 4_096;
@@ -39,6 +41,7 @@ pub struct AccessFiles {
 pub(crate) struct Access {
     files: AccessFiles,
     current: Mutex<Arc<Loaded>>,
+    rates: Rates,
     /// Notified when other files are in use.
     changed: Notify,
 }
@@ -59,7 +62,7 @@ impl Access {
     pub(crate) fn load(files: &AccessFiles) -> Result<Arc<Self>, FileError> {
         let loaded = Loaded::new(contents(files)?, files)?;
         let current = Mutex::new(Arc::new(loaded));
-        Ok(Arc::new(Self { files: files.clone(), current, changed: Notify::new() }))
+        Ok(Arc::new(Self { files: files.clone(), current, rates: Rates::default(), changed: Notify::new() }))
     }
 
     /// Completes when other files are in use than at the last completion. For one task.
@@ -111,6 +114,14 @@ impl Access {
         let rights = Arc::new(permissions.of(caller));
         known.insert(caller.clone(), rights.clone());
         Some(rights)
+    }
+
+    /// Counts a request of a caller with these rights.
+    ///
+    /// # Errors
+    /// The caller asks too often, in words for it.
+    pub(crate) fn count_request(&self, rights: &Rights, caller: &Identity) -> Result<(), String> {
+        rights.quota().requests_per_second.map_or(Ok(()), |rate| self.rates.count(rate, caller))
     }
 
     /// The most that a caller's sessions may have, by the files that are in use now.
@@ -173,6 +184,7 @@ impl Reload for Access {
         }
         let loaded = Loaded::new(content, &self.files)?;
         *lock(&self.current) = Arc::new(loaded);
+        self.rates.forget_unused();
         self.changed.notify_one();
         Ok(true)
     }

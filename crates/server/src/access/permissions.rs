@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 use toml::Spanned;
 
 use super::identity::{ANONYMOUS, Identity};
-use super::quotas::{Quota, QuotaEntry, QuotaFields, QuotaRule, Rate};
+use super::quotas::{Quota, QuotaEntry, QuotaFields, QuotaRule};
 use crate::files::FILE_BYTES_MAX;
 use crate::hex::hex;
 
@@ -234,7 +234,6 @@ impl Permissions {
             revoked: revoked.map(|(_, line)| *line),
             names: HashMap::new(),
             quota: Quota::default_of(caller),
-            rate: None,
         };
         let all_names = [String::new()];
         let has = |members: &[String]| members.iter().any(|member| matches(member, caller));
@@ -246,7 +245,6 @@ impl Permissions {
         };
         if let Some(rule) = self.quotas.iter().find(|rule| rule.who.iter().any(is_for)) {
             rights.quota = rule.quota(caller);
-            rights.rate = rights.quota.requests_per_second.map(Rate::new);
         }
         for rule in &self.rules {
             if !rule.who.iter().any(is_for) {
@@ -277,7 +275,6 @@ pub struct Rights {
     /// By name; the empty one stands for all, and is the one of `admin`. For each action the line that allows it.
     names: HashMap<Box<str>, [Option<usize>; Permission::ALL.len()]>,
     quota: Quota,
-    rate: Option<Rate>,
 }
 
 impl fmt::Debug for Rights {
@@ -314,14 +311,6 @@ impl Rights {
     #[must_use]
     pub fn quota(&self) -> Quota {
         self.quota
-    }
-
-    /// Counts a request of the caller.
-    ///
-    /// # Errors
-    /// The caller asks too often, in words for it.
-    pub(crate) fn count_request(&self, caller: &Identity) -> Result<(), String> {
-        self.rate.as_ref().map_or(Ok(()), |rate| rate.check(caller))
     }
 
     /// Whether the caller is revoked.

@@ -6,11 +6,11 @@
 //! [[quota]]
 //! who = ["group:shop", "alice"]     # each of them for itself; the first entry that names a caller counts
 //! sessions = 100
-//! requests = 10_000                 # holds and waiters together
-//! waiters = 1_000
+//! requests = 10_000                 # holds, also closed ones, and waiters together
+//! waiters = 1_000                   # and acquires that may have to wait, until it is known
 //! names = 20_000                    # of all holds and waiters
 //! bytes = 10_000_000                # of sessions, holds and waiters in memory
-//! requests-per-second = 500         # acquires, changes of values, new sessions, calls; never releases or keep-alives
+//! requests-per-second = 500         # acquires, changes of values and modes, new sessions, calls; never keep-alives or releases
 //!
 //! [total]                           # all callers together
 //! bytes = 1_000_000_000
@@ -18,8 +18,6 @@
 
 use std::num::NonZeroU32;
 
-use governor::clock::{Clock, DefaultClock};
-use governor::{DefaultDirectRateLimiter, RateLimiter};
 use lockkeeper_core::{Usage, limits};
 use serde::Deserialize;
 
@@ -120,49 +118,10 @@ impl Quota {
     }
 }
 
-/// Limits the rate of one caller's requests at this node.
-pub(super) struct Rate {
-    per_second: NonZeroU32,
-    limiter: DefaultDirectRateLimiter,
-}
-
-impl Rate {
-    pub(super) fn new(per_second: NonZeroU32) -> Self {
-        Self { per_second, limiter: RateLimiter::direct(governor::Quota::per_second(per_second)) }
-    }
-
-    /// Counts a request.
-    ///
-    /// # Errors
-    /// There were too many, in words for the caller.
-    pub(super) fn check(&self, caller: &Identity) -> Result<(), String> {
-        self.limiter.check().map_err(|not_until| {
-            let wait = not_until.wait_time_from(DefaultClock::default().now());
-            format!(
-                "quota: {caller} may ask for {} things a second at this node; try again in {} ms, or ask the service's \
-                 operators for more",
-                self.per_second,
-                wait.as_millis() + 1
-            )
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Permissions;
     use super::*;
-
-    #[test]
-    fn request_above_the_rate_is_told_when_to_come_again() {
-        let rate = Rate::new(NonZeroU32::new(3).unwrap());
-        let caller = Identity::new("alice").unwrap();
-        assert!((0..3).all(|_| rate.check(&caller).is_ok()), "a second's worth at once");
-        let refusal = rate.check(&caller).unwrap_err();
-        assert!(refusal.starts_with("quota: alice may ask for 3 things a second"), "{refusal}");
-        let ms = refusal.split("again in ").nth(1).unwrap().split(' ').next().unwrap();
-        assert!((1..=334).contains(&ms.parse::<u32>().unwrap()), "{refusal}");
-    }
 
     #[test]
     fn known_callers_may_have_half_of_the_table_by_default() {

@@ -34,6 +34,9 @@ use crate::tls::NodeTls;
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
+/// The most bytes of a stream that were read from the socket and not handed on, after the frame that is incomplete: what
+/// its window allows, and an HTTP/2 frame that follows that frame's end.
+pub(super) const UNREAD_MAX: usize = STREAM_WINDOW as usize + (16 << 10);
 /// The flow-control window of a connection, in bytes. It must be large: h2 sets its budget for unread small frames to
 /// half of this window, and closes connections that exceed the budget. After a stall of this process, thousands of
 /// small frames may be unread.

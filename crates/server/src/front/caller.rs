@@ -136,6 +136,14 @@ fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Call
     Ok(Caller { identity, token: None, address: address.unwrap_or_default(), is_checked })
 }
 
+/// The calls that do not count as requests: a client needs them to find the leader and keep its sessions alive. What is
+/// asked on a session's stream is counted there.
+const UNCOUNTED: [&str; 3] = [
+    "/lockkeeper.v1.Lockkeeper/Session",
+    "/lockkeeper.v1.Lockkeeper/Status",
+    "/lockkeeper.v1.Lockkeeper/Members",
+];
+
 /// Checks whether the caller may make this call. Calls without a permission of their own need some other one.
 ///
 /// # Errors
@@ -145,7 +153,9 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
         return Ok(());
     }
     let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
-    if let Err(text) = rights.count_request(&caller.identity) {
+    if !UNCOUNTED.contains(&path)
+        && let Err(text) = front.access.count_request(&rights, &caller.identity)
+    {
         front.over_quota("requests-per-second", caller, &text);
         return Err(Status::resource_exhausted(text));
     }

@@ -17,7 +17,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::Front;
-use super::accept::OPEN_CALLS_MAX;
+use super::accept::{OPEN_CALLS_MAX, UNREAD_MAX};
 use super::caller::Certified;
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
@@ -156,6 +156,18 @@ impl Connection {
     pub(super) fn idle(&self, stream: StreamId) {
         self.lock().gate.idle(stream);
         self.front.barrier_moved();
+    }
+
+    /// To be called during a barrier when the reader of a stream has handed on a frame of so many bytes.
+    pub(super) fn handed_on(&self, stream: StreamId, bytes: usize) {
+        if self.lock().gate.handed_on(stream, bytes, UNREAD_MAX) {
+            self.front.barrier_moved();
+        }
+    }
+
+    /// Whether a reader has handed on something that a barrier waits for, since the last call.
+    pub(super) fn take_moved(&self) -> bool {
+        self.lock().gate.take_moved()
     }
 
     pub(super) fn closed(&self, stream: StreamId) {

@@ -4,8 +4,9 @@
 //! Pure. "Arrived" means readable from the socket when the barrier begins. A stream's *reader* is the task that takes
 //! its frames and hands them to the replica. All input that had arrived was handed on once three conditions hold: the
 //! socket was found empty after the barrier began; every stream that was opened by the bytes read before has its
-//! reader; and each reader has then found no further frame. Only a read that would block proves that the socket is
-//! empty; a readiness flag of "not readable" does not. Example, barrier 7:
+//! reader; and each reader has then found no further frame, or has handed on as much as can have been unread when the
+//! socket was found empty. Only a read that would block proves that the socket is empty; a readiness flag of "not
+//! readable" does not. Example, barrier 7:
 //!
 //! ```text
 //! want(7)                  begun; the connection's task is woken
@@ -30,8 +31,18 @@ pub(super) struct DrainBarrier {
     is_over: bool,
     /// The number of streams that were accepted and have no registered reader yet.
     starting: usize,
-    /// The latest barrier that each reader has passed.
-    readers: BTreeMap<StreamId, u64>,
+    readers: BTreeMap<StreamId, StreamReader>,
+    /// Whether a reader has handed on something that a barrier waits for.
+    has_moved: bool,
+}
+
+#[derive(Default, Debug)]
+struct StreamReader {
+    /// The latest barrier that it has passed.
+    passed: u64,
+    /// How much it has handed on since the socket was found empty, in bytes, after its first frame since then; `None`:
+    /// no frame yet. Of the first one a part was read before.
+    handed_on: Option<usize>,
 }
 
 impl DrainBarrier {
@@ -39,6 +50,9 @@ impl DrainBarrier {
     pub(super) fn want(&mut self, barrier: u64) -> bool {
         let is_new = barrier > self.wanted;
         self.wanted = self.wanted.max(barrier);
+        if is_new && self.is_over {
+            self.begin_to_count();
+        }
         is_new
     }
 
@@ -49,12 +63,22 @@ impl DrainBarrier {
 
     /// To be called when a read of the socket itself would have blocked.
     pub(super) fn seen_empty(&mut self) {
-        self.empty = self.wanted;
+        if self.empty < self.wanted {
+            self.empty = self.wanted;
+            self.begin_to_count();
+        }
     }
 
     /// To be called when the socket is at its end, has failed or was given up.
     pub(super) fn over(&mut self) {
-        self.is_over = true;
+        if !self.is_over {
+            self.is_over = true;
+            self.begin_to_count();
+        }
+    }
+
+    fn begin_to_count(&mut self) {
+        self.readers.values_mut().for_each(|reader| reader.handed_on = None);
     }
 
     pub(super) fn starting(&mut self) {
@@ -66,7 +90,7 @@ impl DrainBarrier {
     }
 
     pub(super) fn opened(&mut self, stream: StreamId) {
-        self.readers.insert(stream, 0);
+        self.readers.insert(stream, StreamReader::default());
     }
 
     pub(super) fn closed(&mut self, stream: StreamId) {
@@ -76,16 +100,38 @@ impl DrainBarrier {
     /// To be called when a reader has handed on all its input.
     pub(super) fn idle(&mut self, stream: StreamId) {
         let level = self.level();
-        if let Some(passed) = self.readers.get_mut(&stream) {
-            *passed = level;
+        if let Some(reader) = self.readers.get_mut(&stream) {
+            reader.passed = level;
         }
+    }
+
+    /// To be called when a reader has handed on a frame of so many bytes; `unread_max`: how many bytes of a stream can
+    /// have been read from the socket and not been handed on. Returns whether the stream has passed a barrier by that.
+    pub(super) fn handed_on(&mut self, stream: StreamId, bytes: usize, unread_max: usize) -> bool {
+        let level = self.level();
+        let Some(reader) = self.readers.get_mut(&stream).filter(|reader| reader.passed < level) else {
+            return false;
+        };
+        self.has_moved = true;
+        let handed_on = reader.handed_on.map_or(0, |before| before + bytes);
+        reader.handed_on = Some(handed_on);
+        let passes = handed_on >= unread_max;
+        if passes {
+            reader.passed = level;
+        }
+        passes
+    }
+
+    /// Whether a reader has handed on something that a barrier waits for, since the last call.
+    pub(super) fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.has_moved)
     }
 
     /// Whether all input that had arrived when the barrier began was handed on.
     pub(super) fn has_passed(&self, barrier: u64) -> bool {
         self.level() >= barrier
             && self.starting == 0
-            && self.readers.values().all(|passed| *passed >= barrier)
+            && self.readers.values().all(|reader| reader.passed >= barrier)
     }
 
     /// Whether the connection has no stream left, and will get none.
@@ -160,6 +206,34 @@ mod tests {
         gate.closed(A);
         assert!(gate.has_passed(1) && gate.is_empty());
         assert!(gate.want(2) && gate.has_passed(2));
+    }
+
+    /// Its client always sends more, so the reader never finds nothing.
+    #[test]
+    fn reader_passes_once_it_has_handed_on_as_much_as_was_unread() {
+        const UNREAD: usize = 100;
+        let mut gate = DrainBarrier::default();
+        gate.opened(A);
+        assert!(!gate.handed_on(A, 1_000, UNREAD), "before any barrier");
+        gate.want(1);
+        assert!(!gate.handed_on(A, 1_000, UNREAD), "the socket may have more");
+        gate.seen_empty();
+        assert!(!gate.take_moved());
+        assert!(!gate.handed_on(A, 1_000, UNREAD), "a part of the first frame was read before");
+        assert!(!gate.handed_on(A, 60, UNREAD) && !gate.has_passed(1));
+        assert!(gate.take_moved() && !gate.take_moved());
+        gate.seen_empty();
+        assert!(gate.handed_on(A, 60, UNREAD), "a second look at the socket changes nothing");
+        assert!(gate.has_passed(1));
+        assert!(!gate.handed_on(A, 60, UNREAD), "it has passed already");
+        gate.want(2);
+        gate.seen_empty();
+        assert!(!gate.handed_on(A, 1_000, UNREAD) && !gate.has_passed(2), "each barrier counts for itself");
+        // The end of the input: what is unread then is new.
+        gate.want(3);
+        gate.over();
+        assert!(!gate.handed_on(A, 1_000, UNREAD));
+        assert!(gate.handed_on(A, 100, UNREAD) && gate.has_passed(3));
     }
 
     #[test]

@@ -270,15 +270,16 @@ impl Front {
         })
     }
 
-    /// Tells the replica the quotas of the files in use now.
+    /// Tells the replica the quotas of the files in use now; without permissions they never change.
     pub(crate) fn set_quotas(&self) {
-        self.push(Event::Quota { identity: None, most: self.access.total_quota() });
+        if self.access.digest().is_none() {
+            return;
+        }
         let callers: BTreeSet<Identity> =
             self.registry().streams.values().map(|stream| stream.caller().identity.clone()).collect();
-        for caller in callers {
-            let most = self.access.quota(&caller);
-            self.push(Event::Quota { identity: Some(caller.as_str().into()), most });
-        }
+        let of = |caller: &Identity| (caller.as_str().into(), self.access.quota(caller));
+        let by_identity = callers.iter().map(of).collect();
+        self.push(Event::Quotas { total: self.access.total_quota(), by_identity });
     }
 
     /// Records that a caller has met a quota.
@@ -293,9 +294,14 @@ impl Front {
         observe::streams(registry.streams.len());
     }
 
+    /// Whether a drain barrier is in progress.
+    fn has_barrier(&self) -> bool {
+        self.barrier.load(Ordering::Relaxed) > 0
+    }
+
     /// To be called when a connection may have passed the drain barrier in progress.
     fn barrier_moved(&self) {
-        if self.barrier.load(Ordering::Relaxed) > 0 {
+        if self.has_barrier() {
             self.wake_pump();
         }
     }

@@ -14,9 +14,11 @@ use super::accept::Acceptor;
 use super::{Ask, Front};
 use crate::inbox::{Outbox, ReplicaStatus};
 
-/// A connection that has not passed a drain barrier after this many checks is closed. Checks are counted, not their
-/// time: a stall of this process is one check, however long it was.
+/// A connection that has not passed a drain barrier after this many checks is closed, unless it hands on what it has.
+/// Checks are counted, not their time: a stall of this process is one check, however long it was.
 const LOOKS_MAX: u32 = 5;
+/// The same for one that hands on what it has: all sessions that are about to expire wait for it.
+const MOVING_LOOKS_MAX: u32 = 25;
 const LOOK: Duration = Duration::from_millis(200);
 
 struct Pump {
@@ -43,7 +45,12 @@ impl Pump {
         *self.front.pump.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(cx.waker().clone());
         let state = self.outbox.take(&mut self.outputs, cx);
         self.deliver();
-        self.front.state.send_if_modified(|known| std::mem::replace(known, state) != state);
+        let is_new = self.front.state.send_if_modified(|known| std::mem::replace(known, state) != state);
+        if is_new && state == ReplicaStatus::Ready {
+            // The replica knows the limits of those streams that were opened while it did not lead; the files may have
+            // changed since.
+            self.front.set_quotas();
+        }
         if state == ReplicaStatus::Ended {
             return Poll::Ready(());
         }
@@ -136,12 +143,13 @@ impl Pump {
         while self.clock.poll_tick(cx).is_ready() {
             self.looks += 1;
             self.has_accepted = self.has_accepted || self.acceptor.accept_waiting();
-            let give_up = self.looks >= LOOKS_MAX;
             for connection in &late {
-                if give_up {
+                let most = if connection.take_moved() { MOVING_LOOKS_MAX } else { LOOKS_MAX };
+                if self.looks >= most {
                     tracing::warn!(
                         connection = connection.id,
-                        "a client's connection is closed: it can't be read"
+                        "a client's connection is closed: it sent more than could be read while a session was about to \
+                         expire"
                     );
                     connection.kill.cancel();
                 } else {

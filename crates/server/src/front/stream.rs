@@ -14,6 +14,7 @@ use lockkeeper_core::Command;
 use lockkeeper_replica::{Event, StreamId};
 use lockkeeper_wire::request::{self, Request};
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
+use prost::Message as _;
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::{Status, Streaming};
@@ -192,6 +193,7 @@ impl SessionStream {
                 match Pin::new(&mut inbound).poll_next(cx) {
                     Poll::Ready(Some(Ok(frame))) => {
                         silence = None;
+                        let bytes = front.has_barrier().then(|| frame.encoded_len());
                         let (requests, refusals) = match request::requests(frame.items) {
                             Ok(read) => read,
                             Err(malformed) => {
@@ -202,6 +204,9 @@ impl SessionStream {
                             self.deliver(refusals);
                         }
                         front.push_from(&self.source, Event::Frame(self.id, self.permitted(requests)));
+                        if let Some(bytes) = bytes {
+                            self.connection.handed_on(self.id, bytes);
+                        }
                     }
                     Poll::Ready(Some(Err(status))) => return Poll::Ready(self.failed(&status)),
                     Poll::Ready(None) => return Poll::Ready(StreamClose::ByClient),
@@ -228,14 +233,13 @@ impl SessionStream {
         self.finish();
     }
 
-    /// Marks the requests that the client may not make as denied: acquires without the permission, and all that add
-    /// something to the table above its rate. Other requests concern its own holds, and are never denied.
+    /// Marks the requests that the client may not make as denied: acquires without the permission, and all above its rate
+    /// but keep-alives, attaches, releases and ends of sessions.
     fn permitted(self: &Arc<Self>, mut requests: Vec<Request>) -> Vec<Request> {
         let front = self.connection.front();
         let identity = &self.caller.identity;
         let Some(rights) = front.access.rights(identity) else { return requests };
-        let mut refused_sessions = Vec::new();
-        requests.retain_mut(|request| {
+        for request in &mut requests {
             let denied = match &request {
                 Request::Command { command: Command::Acquire(acquire), .. } => {
                     let names = acquire.names.iter();
@@ -243,33 +247,21 @@ impl SessionStream {
                         |name| access::check(&rights, identity, Permission::Acquire, Some(name)).err();
                     names.map(check).find_map(|denied| denied).map(|text| (v1::RefusedCode::Denied, text))
                 }
-                Request::Command { command: Command::SetValue { .. }, .. } | Request::Open(_) => None,
-                _ => return true,
+                Request::Command {
+                    command: Command::SetValue { .. } | Command::Downgrade { .. }, ..
+                }
+                | Request::Open(_) => None,
+                _ => continue,
             };
-            let limited = || Some((v1::RefusedCode::Limit, rights.count_request(identity).err()?));
-            let Some((code, text)) = denied.or_else(limited) else { return true };
+            let limited =
+                || Some((v1::RefusedCode::Limit, front.access.count_request(&rights, identity).err()?));
+            let Some((code, text)) = denied.or_else(limited) else { continue };
             match code {
                 v1::RefusedCode::Denied => front.refused("denied", &self.caller, &text),
                 _ => front.over_quota("requests-per-second", &self.caller, &text),
             }
             let refused = v1::Refused { code: code.into(), text, secret_prefix: 0 };
-            match request {
-                Request::Command { session, seq, command } => {
-                    let (session, seq, command) = (*session, *seq, command.clone());
-                    *request = Request::Denied { session, seq, command, refused };
-                    true
-                }
-                Request::Open(open) => {
-                    let refused = v1::Refused { secret_prefix: open.secret.prefix(), ..refused };
-                    let what = Some(What::Refused(refused));
-                    refused_sessions.push(v1::ServerItem { session: 0, seq: 0, what });
-                    false
-                }
-                _ => true,
-            }
-        });
-        if !refused_sessions.is_empty() {
-            self.deliver(refused_sessions);
+            *request = Request::Denied { request: Box::new(request.clone()), refused };
         }
         requests
     }

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
 /// The weight that each may take in its turn. Less makes a caller wait less for the others, and costs more turns.
-const QUANTUM: i64 = 64;
+pub(super) const QUANTUM: usize = 64;
 
 /// Items by caller `C` and lane, and items that must follow all before them.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ impl<K: Clone + Eq + Hash, Q: TakesTurns> Rounds<K, Q> {
         if !self.members.contains_key(key) {
             self.turns.push_back(key.clone());
         }
-        let new = || RoundMember { queue: Q::default(), credit: QUANTUM };
+        let new = || RoundMember { queue: Q::default(), credit: QUANTUM as i64 };
         &mut self.members.entry(key.clone()).or_insert_with(new).queue
     }
 
@@ -158,7 +158,7 @@ impl<K: Clone + Eq + Hash, Q: TakesTurns> Rounds<K, Q> {
                 continue;
             };
             if member.credit <= 0 {
-                member.credit += QUANTUM;
+                member.credit += QUANTUM as i64;
                 self.turns.rotate_left(1);
                 continue;
             }
@@ -237,7 +237,7 @@ mod tests {
         (0..100_000).for_each(|number| queue.push(&"flood", u64::from(number % 100), 1, number));
         popped(&mut queue, 1_000);
         queue.push(&"other", 7, 1, u32::MAX);
-        let next = popped(&mut queue, QUANTUM as usize + 1);
+        let next = popped(&mut queue, QUANTUM + 1);
         assert!(next.contains(&u32::MAX), "{next:?}");
     }
 
@@ -262,7 +262,7 @@ mod tests {
         let all = popped(&mut queue, 2_000);
         let of_second: Vec<usize> =
             all.iter().enumerate().filter(|(_, item)| **item >= 5_000).map(|(place, _)| place).collect();
-        assert!(of_second.iter().all(|place| *place <= QUANTUM as usize + 1), "{of_second:?}");
+        assert!(of_second.iter().all(|place| *place <= QUANTUM + 1), "{of_second:?}");
         assert!(all.iter().filter(|item| **item < 5_000).is_sorted());
         assert!(queue.is_empty() && queue.pop().is_none());
     }

@@ -13,12 +13,12 @@ use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 
 use lockkeeper_core::Command;
-use lockkeeper_replica::{Event, Output};
+use lockkeeper_replica::{Event, Output, Question};
 use lockkeeper_wire::request::Request;
 
 use crate::access::Identity;
 use crate::peers::Bell;
-use fair_queue::{FairQueue, QueuedWeight};
+use fair_queue::{FairQueue, QUANTUM, QueuedWeight};
 
 /// The weight that the queue has room for. A caller may fill half of the room that is left, and a stream half of the
 /// room of its caller, so there is always room for another one. Enough work for several turns.
@@ -28,13 +28,17 @@ const WEIGHT_MAX: usize = 1 << 13;
 fn weight(event: &Event) -> usize {
     match event {
         Event::Frame(_, requests) => requests.iter().map(request_weight).sum::<usize>().max(1),
+        Event::Asked(_, Question::List { .. } | Question::Sessions { .. } | Question::Describe { .. }) => {
+            LIST_WEIGHT
+        }
         _ => 1,
     }
 }
 
 fn request_weight(request: &Request) -> usize {
     let bytes = match request {
-        Request::Command { command, .. } | Request::Denied { command, .. } => match command {
+        Request::Denied { request, .. } => return request_weight(request),
+        Request::Command { command, .. } => match command {
             Command::Acquire(it) => {
                 let names: usize = it.names.iter().map(|name| name.as_str().len()).sum();
                 names + it.value.len() + it.meta.len()
@@ -46,6 +50,32 @@ fn request_weight(request: &Request) -> usize {
         _ => 0,
     };
     1 + bytes / 64
+}
+
+/// The weight of reading many entries of the table: some hundred microseconds of the replica's time.
+const LIST_WEIGHT: usize = 128;
+
+/// Splits a long frame into events that are about as heavy as a caller's turn: others are served in between. Returns each
+/// with its weight.
+fn parts(event: Event) -> Vec<(usize, Event)> {
+    let all = weight(&event);
+    let (stream, requests) = match event {
+        Event::Frame(stream, requests) if all > QUANTUM => (stream, requests),
+        other => return vec![(all, other)],
+    };
+    let mut parts = Vec::new();
+    let (mut part, mut part_weight) = (Vec::new(), 0);
+    for request in requests {
+        part_weight += request_weight(&request);
+        part.push(request);
+        if part_weight >= QUANTUM {
+            parts.push((std::mem::take(&mut part_weight), Event::Frame(stream, std::mem::take(&mut part))));
+        }
+    }
+    if !part.is_empty() {
+        parts.push((part_weight, Event::Frame(stream, part)));
+    }
+    parts
 }
 
 /// Whether there is room for a further event of this stream or call.
@@ -92,7 +122,11 @@ struct Waiting {
 impl Inbox {
     /// Appends an event of a client. The replica is not woken before the next [`Inbox::ring`].
     pub(crate) fn push_from(&self, source: &Source, event: Event) {
-        self.lock().events.push(&source.caller, source.lane, weight(&event), event);
+        let parts = parts(event);
+        let mut waiting = self.lock();
+        for (weight, event) in parts {
+            waiting.events.push(&source.caller, source.lane, weight, event);
+        }
     }
 
     /// Appends an event of this node, which follows everything that was pushed before it.
@@ -253,5 +287,46 @@ impl Outbox {
 
     fn lock(&self) -> MutexGuard<'_, OutboxContents> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::SessionId;
+    use lockkeeper_replica::StreamId;
+
+    use super::*;
+
+    fn frame(stream: u64, requests: u64) -> Event {
+        let keep_alive = |id| Request::KeepAlive { session: SessionId(1), id };
+        Event::Frame(StreamId(stream), (0..requests).map(keep_alive).collect())
+    }
+
+    /// The largest frame that a client may send would take some 40 ms of the replica's time.
+    #[test]
+    fn others_are_served_between_the_parts_of_a_long_frame() {
+        let inbox = Inbox::default();
+        let source = |name: &str, lane| Source { caller: Identity::new(name).unwrap(), lane };
+        inbox.push_from(&source("flood", 1), frame(1, 16_384));
+        inbox.push_from(&source("other", 2), frame(2, 1));
+        let mut events = Vec::new();
+        let weight = inbox.take(&mut events, 256).unwrap();
+        assert!((256..256 + QUANTUM).contains(&weight), "{weight}");
+        let streams = events.iter().map(|event| match event {
+            Event::Frame(stream, requests) => (stream.0, requests.len()),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(streams.collect::<Vec<_>>(), [(1, 64), (2, 1), (1, 64), (1, 64), (1, 64)]);
+        // All of it comes, in its order.
+        inbox.take(&mut events, usize::MAX);
+        let ids = events.iter().flat_map(|event| match event {
+            Event::Frame(StreamId(1), requests) => &requests[..],
+            _ => &[],
+        });
+        let ids = ids.map(|request| match request {
+            Request::KeepAlive { id, .. } => *id,
+            other => panic!("{other:?}"),
+        });
+        assert!(ids.eq(0..16_384));
     }
 }

@@ -7,4 +7,5 @@ mod crowds;
 mod harness;
 mod life;
 mod protocol;
+mod rates;
 mod sessions;

@@ -80,8 +80,8 @@ impl Peer {
                         self.tell(at, session, Seq(0), What::KeptAlive(v1::KeptAlive { id, revoked }));
                     }
                 }
-                Request::Command { session, seq, command }
-                | Request::Denied { session, seq, command, .. } => {
+                Request::Denied { .. } => unreachable!("only a node makes these"),
+                Request::Command { session, seq, command } => {
                     if self.is_at(at, session, seq) {
                         let reply = self.apply(command);
                         if let Some(reply) = reply {
