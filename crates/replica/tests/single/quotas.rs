@@ -194,8 +194,8 @@ fn kept_answers_count_as_bytes() {
     let mut node = with_quota(Usage { bytes: 100_000, ..Usage::UNLIMITED });
     let stream = node.stream_of(1, "billing");
     let mut refused = 0;
-    for number in 1..=SESSIONS {
-        let session = node.open(stream, number, 60_000, 0);
+    let sessions: Vec<u64> = (1..=SESSIONS).map(|number| node.open(stream, number, 60_000, 0)).collect();
+    for session in sessions {
         let downgrade = |seq| {
             let it = v1::Downgrade { seq, target: u64::MAX, done_through: 0 };
             v1::ClientItem { session, what: Some(v1::client_item::What::Downgrade(it)) }
