@@ -24,6 +24,9 @@ use fair_queue::{FairQueue, QUANTUM, QueuedWeight};
 /// room of its caller, so there is always room for another one. Enough work for several turns.
 const WEIGHT_MAX: usize = 1 << 13;
 
+/// The weight of reading many entries of the table: some hundred microseconds of the replica's time.
+const LIST_WEIGHT: usize = 128;
+
 /// The weight of an event: one for each request, plus one for every 64 bytes of the request's content.
 fn weight(event: &Event) -> usize {
     match event {
@@ -51,9 +54,6 @@ fn request_weight(request: &Request) -> usize {
     };
     1 + bytes / 64
 }
-
-/// The weight of reading many entries of the table: some hundred microseconds of the replica's time.
-const LIST_WEIGHT: usize = 128;
 
 /// Splits a long frame into events that are about as heavy as a caller's turn: others are served in between. Returns each
 /// with its weight.

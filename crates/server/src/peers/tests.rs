@@ -5,13 +5,16 @@ use std::net::{self, Ipv4Addr, TcpListener};
 use std::time::Instant;
 
 use lockkeeper_replica::Members;
+use lockkeeper_rig::Authority;
 use lockkeeper_wire::peer::PeerFrame;
 use lockkeeper_wire::store::{Entry, Founding};
 use lockkeeper_wire::{PEER_FRAME_MESSAGES_MAX, decode_peer_frame};
 use prost::Message;
+use tokio_rustls::TlsStream;
 
 use super::*;
 use crate::data::Addresses;
+use crate::tls::{NodeName, NodeTls, PeerStream, TlsFiles};
 
 /// Far longer than any test here takes, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -41,24 +44,25 @@ impl Fixture {
     }
 
     fn numbered(&self, way: Way, number: u64) -> net::TcpStream {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let theirs = net::TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
-        let (socket, _) = listener.accept().expect("it has connected");
-        socket.set_nonblocking(true).expect("a socket");
+        let (ours, theirs) = sockets();
+        self.give(way, number, Transport::plain(ours));
+        theirs
+    }
+
+    fn link_over_tls(&self, way: Way) -> Transport<net::TcpStream> {
+        let (ours, theirs) = tls_pair();
+        self.give(way, self.handover.number(), ours);
+        theirs.socket().set_nonblocking(false).expect("a socket");
+        theirs
+    }
+
+    fn give(&self, way: Way, number: u64, transport: Transport<net::TcpStream>) {
+        transport.socket().set_nonblocking(true).expect("a socket");
         let client_address = "client:2".to_owned();
         self.handover.give(
-            PeerConnection {
-                number,
-                node: 2,
-                way,
-                transport: Transport::plain(socket),
-                rules_max: 7,
-                client_address,
-                alive: None,
-            },
+            PeerConnection { number, node: 2, way, transport, rules_max: 7, client_address, alive: None },
             &self.inbox,
         );
-        theirs
     }
 
     /// The next events, as the replica's thread receives them.
@@ -81,6 +85,47 @@ impl Fixture {
     }
 }
 
+/// Both ends of a connection.
+fn sockets() -> (net::TcpStream, net::TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let theirs = net::TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+    let (ours, _) = listener.accept().expect("it has connected");
+    (ours, theirs)
+}
+
+/// Both ends of a connection between the nodes 1 and 2, after their TLS handshake.
+fn tls_pair() -> (Transport<net::TcpStream>, Transport<net::TcpStream>) {
+    let authority = Authority::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let tls = |node: u64| {
+        let issued = authority.issue(&[], &[&NodeName { cluster: "c".to_owned(), node }.uri()]);
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(format!("{node}-{name}"));
+            std::fs::write(&path, text).expect("our folder");
+            path
+        };
+        NodeTls::load(&TlsFiles {
+            certificate: file("certificate", &issued.certificate),
+            key: file("key", &issued.key),
+            ca: file("ca", &authority.certificate()),
+        })
+        .expect("usable files")
+    };
+    let (first, second) = (tls(1), tls(2));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let [ours, theirs] = <[net::TcpStream; 2]>::from(sockets()).map(|socket| {
+            socket.set_nonblocking(true).expect("a socket");
+            tokio::net::TcpStream::from_std(socket).expect("a socket")
+        });
+        let (ours, theirs) = tokio::join!(first.connect_peer(ours), second.accept_peer(theirs));
+        let ours = TlsStream::Client(ours.expect("the handshake"));
+        let theirs = TlsStream::Server(theirs.expect("the handshake"));
+        let [ours, theirs] = [ours, theirs].map(|stream| Transport::of(PeerStream::Right(Box::new(stream))));
+        (ours.expect("a socket"), theirs.expect("a socket"))
+    })
+}
+
 fn message(index: u64, bytes: usize) -> PeerMessage {
     let entry = Entry { index: index + 1, term: 3, kind: 1, data: vec![7; bytes].into() };
     PeerMessage {
@@ -99,16 +144,14 @@ fn frame(messages: Vec<PeerMessage>) -> Vec<u8> {
     [(frame.len() as u32).to_le_bytes().to_vec(), frame].concat()
 }
 
-#[test]
-fn frames_arrive_complete_and_in_order_for_any_segmentation() {
-    let mut node = Fixture::new();
-    let mut theirs = node.link(Way::In);
+/// Node 2 writes frames in other portions than they have; they arrive complete and in order, and then the end.
+fn frames_arrive(mut node: Fixture, mut theirs: impl Write + Send + 'static) {
     node.is_up();
     let sent: Vec<PeerMessage> = (0..40).map(|index| message(index, 1 << (index % 19))).collect();
     let bytes: Vec<u8> = sent.chunks(3).flat_map(|messages| frame(messages.to_vec())).collect();
     let writer = std::thread::spawn(move || {
         for part in bytes.chunks(7_919) {
-            theirs.write_all(part).expect("it is read");
+            theirs.write_all(part).and_then(|()| theirs.flush()).expect("it is read");
         }
         theirs
     });
@@ -122,6 +165,21 @@ fn frames_arrive_complete_and_in_order_for_any_segmentation() {
     assert!(read == sent);
     drop(writer.join().expect("it has written"));
     assert!(matches!(&node.events()[..], [Event::PeerDown(2)]), "its end is told");
+}
+
+#[test]
+fn frames_arrive_complete_and_in_order_for_any_segmentation() {
+    let node = Fixture::new();
+    let theirs = node.link(Way::In);
+    frames_arrive(node, theirs);
+}
+
+/// One frame is many TLS records, and one record many frames.
+#[test]
+fn frames_arrive_over_tls_for_any_segmentation() {
+    let node = Fixture::new();
+    let theirs = node.link_over_tls(Way::In);
+    frames_arrive(node, theirs);
 }
 
 #[test]
@@ -271,9 +329,7 @@ fn ring_wakes_the_wait_also_just_before_it_sleeps() {
 }
 
 /// Sends `messages` to node 2, which reads all of them; none may be reported missed.
-fn send_all(messages: Vec<PeerMessage>) {
-    let mut node = Fixture::new();
-    let mut theirs = node.link(Way::Out);
+fn send_all(mut node: Fixture, mut theirs: impl Read + Send + 'static, messages: Vec<PeerMessage>) {
     node.is_up();
     let count = messages.len();
     node.peers.send(2, messages);
@@ -299,12 +355,28 @@ fn send_all(messages: Vec<PeerMessage>) {
     reader.join().expect("all of it came");
 }
 
+fn messages_in_flight() -> Vec<PeerMessage> {
+    (1..=32).map(|index| message(index, 1 << 20)).collect()
+}
+
 #[test]
 fn queue_has_room_for_all_entries_in_flight_to_a_lagging_follower() {
-    send_all((1..=32).map(|index| message(index, 1 << 20)).collect());
+    let node = Fixture::new();
+    let theirs = node.link(Way::Out);
+    send_all(node, theirs, messages_in_flight());
+}
+
+/// What the socket does not take waits in the TLS layer too, and must leave when the socket has room again.
+#[test]
+fn queue_has_room_over_tls_as_well() {
+    let node = Fixture::new();
+    let theirs = node.link_over_tls(Way::Out);
+    send_all(node, theirs, messages_in_flight());
 }
 
 #[test]
 fn very_many_messages_are_split_into_frames_that_are_accepted() {
-    send_all(vec![message(1, 0); 2 * PEER_FRAME_MESSAGES_MAX + 1]);
+    let node = Fixture::new();
+    let theirs = node.link(Way::Out);
+    send_all(node, theirs, vec![message(1, 0); 2 * PEER_FRAME_MESSAGES_MAX + 1]);
 }
