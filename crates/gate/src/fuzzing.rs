@@ -32,7 +32,8 @@ pub fn run(bytes: &[u8]) {
     let (mut parts, body) = Request::new(Empty::<bytes::Bytes>::new()).into_parts();
     parts.headers = map;
     let _ = headers::ambiguous_framing(&parts);
-    headers::to_upstream(&mut parts, IpAddr::V4(Ipv4Addr::LOCALHOST), &body);
+    let client = headers::ClientConnection { address: IpAddr::V4(Ipv4Addr::LOCALHOST), is_tls: false };
+    headers::to_upstream(&mut parts, client, &body);
     assert!(!parts.headers.contains_key(http::header::CONNECTION), "it is about one connection");
     headers::to_client(Version::HTTP_11, &mut parts.headers);
 }

@@ -58,8 +58,15 @@ pub(crate) fn overrides_method(headers: &HeaderMap) -> bool {
         .any(|name| headers.contains_key(*name))
 }
 
+/// From where a request comes.
+#[derive(Clone, Copy)]
+pub(crate) struct ClientConnection {
+    pub(crate) address: IpAddr,
+    pub(crate) is_tls: bool,
+}
+
 /// Removes what is about the client's connection, and adds who asks, and how long the body is.
-pub(crate) fn to_upstream(parts: &mut Parts, client: IpAddr, body: &impl Body) {
+pub(crate) fn to_upstream(parts: &mut Parts, client: ClientConnection, body: &impl Body) {
     let trailers = parts.headers.get_all(TE).iter().any(|value| {
         value
             .to_str()
@@ -81,11 +88,15 @@ pub(crate) fn to_upstream(parts: &mut Parts, client: IpAddr, body: &impl Body) {
     {
         parts.headers.insert(HOST, host);
     }
-    append_list(&mut parts.headers, FORWARDED_FOR, &client.to_string());
+    append_list(&mut parts.headers, FORWARDED_FOR, &client.address.to_string());
     if let Some(host) = parts.headers.get(HOST).cloned() {
         parts.headers.entry(FORWARDED_HOST).or_insert(host);
     }
-    parts.headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+    parts.headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(if client.is_tls {
+        "https"
+    } else {
+        "http"
+    }));
     append_list(&mut parts.headers, VIA, via(parts.version));
 }
 

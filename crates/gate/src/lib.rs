@@ -17,6 +17,7 @@ mod problem;
 mod restart;
 mod rules;
 mod service;
+mod tls;
 
 use std::convert::Infallible;
 use std::fmt;
@@ -43,12 +44,16 @@ use lockkeeper_fence::{DurableMarks, HttpFence, MarksError};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::either::Either;
 
 use admin::Admin;
+use headers::ClientConnection;
 pub use problem::TYPE_PREFIX;
 use restart::Restart;
 pub use rules::{Rules, RulesError};
 use service::{GateState, Upstream};
+pub use tls::GateTls;
 
 /// Time limit for the headers of a request.
 const HEADERS_LIMIT: Duration = Duration::from_secs(30);
@@ -77,6 +82,8 @@ pub type TokenCheck =
 pub struct GateOptions {
     /// Where requests come from.
     pub listen: SocketAddr,
+    /// TLS on that port; `None`: connections are plain.
+    pub tls: Option<Arc<GateTls>>,
     /// The port for operators; `None`: there is none.
     pub admin_listen: Option<SocketAddr>,
     /// Where guarded requests go: `http://host:port` or `https://host`.
@@ -107,6 +114,7 @@ impl GateOptions {
     pub fn new(listen: SocketAddr, upstream: impl Into<String>, data: impl Into<PathBuf>) -> Self {
         Self {
             listen,
+            tls: None,
             admin_listen: None,
             upstream: upstream.into(),
             data: data.into(),
@@ -164,7 +172,7 @@ pub enum GateError {
     /// The marks can't be used.
     #[error(transparent)]
     Marks(#[from] MarksError),
-    /// TLS can't be set up.
+    /// TLS can't be set up: the files of the gate's port, or the authorities for an upstream with `https`.
     #[error("TLS can't be set up: {0}")]
     Tls(String),
 }
@@ -172,6 +180,7 @@ pub enum GateError {
 /// A gate that listens.
 pub struct Gate {
     listener: TcpListener,
+    tls: Option<Arc<GateTls>>,
     admin: Option<(TcpListener, Arc<Admin>)>,
     state: Arc<GateState>,
     connections: Arc<Semaphore>,
@@ -229,7 +238,7 @@ impl Gate {
             let connections = (Arc::clone(&connections), connections_max);
             (listener, Arc::new(Admin { metrics: observe::recorder(), state, connections, is_ending }))
         });
-        Ok(Self { listener, admin, state, connections, is_ending, drain: options.drain })
+        Ok(Self { listener, tls: options.tls, admin, state, connections, is_ending, drain: options.drain })
     }
 
     /// The address of the gate.
@@ -249,14 +258,14 @@ impl Gate {
     /// # Errors
     /// The marks' directory could not be written at the end. All marks are durable all the same.
     pub async fn run(self, end: impl Future<Output = ()>) -> io::Result<bool> {
-        let Self { listener, admin, state, connections, is_ending, drain } = self;
+        let Self { listener, tls, admin, state, connections, is_ending, drain } = self;
         let admin = admin.map(|(listener, admin)| tokio::spawn(admin.serve(listener)));
         let graceful = GracefulShutdown::new();
         let accept = async {
             loop {
                 // Further connections wait in the system's queue.
                 let permit = Arc::clone(&connections).acquire_owned().await;
-                let (stream, client) = match listener.accept().await {
+                let (stream, address) = match listener.accept().await {
                     Ok(accepted) => accepted,
                     Err(error) => {
                         tracing::warn!(
@@ -269,6 +278,8 @@ impl Gate {
                 };
                 let _ = stream.set_nodelay(true);
                 let state = Arc::clone(&state);
+                let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
+                let client = ClientConnection { address: address.ip(), is_tls: tls.is_some() };
                 let service = service_fn(move |request| {
                     let answer = Arc::clone(&state).answer(client, request);
                     async move { Ok::<_, Infallible>(answer.await) }
@@ -288,7 +299,14 @@ impl Gate {
                 let graceful = graceful.watcher();
                 tokio::spawn(async move {
                     // The server's own limit begins with the first byte.
-                    if let Ok(Ok(())) = timeout(HEADERS_LIMIT, stream.readable()).await {
+                    let begin = async {
+                        stream.readable().await?;
+                        Ok::<_, io::Error>(match tls {
+                            None => Either::Left(stream),
+                            Some(tls) => Either::Right(tls.accept(stream).await?),
+                        })
+                    };
+                    if let Ok(Ok(stream)) = timeout(HEADERS_LIMIT, begin).await {
                         let connection = server.serve_connection(TokioIo::new(stream), service).into_owned();
                         // An error is the client's: it has gone, or has not spoken HTTP.
                         let _ = graceful.watch(connection).await;

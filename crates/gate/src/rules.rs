@@ -72,6 +72,9 @@ pub enum RulesError {
     },
 }
 
+/// Most parameters of a path, such as `{id}`. The router panics at 26.
+const PARAMETERS_MAX: usize = 16;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -135,6 +138,10 @@ impl Rules {
     fn add(&mut self, text: RuleText) -> Result<(), String> {
         if !text.path.starts_with('/') {
             return Err("a path begins with `/`".to_owned());
+        }
+        let parameters = text.path.matches('{').count();
+        if parameters > PARAMETERS_MAX {
+            return Err(format!("it has {parameters} parameters, at most {PARAMETERS_MAX} are allowed"));
         }
         let methods = match (text.open, text.methods) {
             (true, Some(_)) => return Err("`open` and `methods` exclude each other".to_owned()),
@@ -310,6 +317,10 @@ mod tests {
     fn rules_that_make_no_sense_are_refused_with_a_reason() {
         for (text, words) in [
             ("[[rule]]\npath = \"x\"", "begins with `/`"),
+            (
+                "[[rule]]\npath = \"/{a}/{b}/{c}/{d}/{e}/{f}/{g}/{h}/{i}/{j}/{k}/{l}/{m}/{n}/{o}/{p}/{q}\"",
+                "17 parameters, at most 16",
+            ),
             ("[[rule]]\npath = \"/x\"\nopen = true\nmethods = [\"PUT\"]", "exclude each other"),
             ("[[rule]]\npath = \"/x\"\nmethods = [\"put\"]", "`put` is no method"),
             ("[[rule]]\npath = \"/x\"\nresource = \"{id}\"", "the path has not"),

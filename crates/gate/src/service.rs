@@ -1,6 +1,5 @@
 //! One request: what it is about, its admission, and its way to the upstream and back.
 
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,7 +22,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use crate::TokenCheck;
-use crate::headers::{ambiguous_framing, overrides_method, to_client, to_upstream, wants_websocket};
+use crate::headers::{
+    ClientConnection, ambiguous_framing, overrides_method, to_client, to_upstream, wants_websocket,
+};
 use crate::inside::{GateBody, Inside};
 use crate::observe;
 use crate::problem::{kind, later, problem};
@@ -89,7 +90,7 @@ impl GateState {
     /// continues to its end.
     pub(crate) async fn answer(
         self: Arc<Self>,
-        client: SocketAddr,
+        client: ClientConnection,
         request: Request<Incoming>,
     ) -> Response<GateBody> {
         let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else {
@@ -225,12 +226,12 @@ impl GateState {
         outcome: &'static str,
         mut parts: Parts,
         body: Incoming,
-        client: SocketAddr,
+        client: ClientConnection,
         inside: Option<Inside>,
         permit: OwnedSemaphorePermit,
     ) -> Response<GateBody> {
         let deadline = Instant::now() + self.timeout;
-        to_upstream(&mut parts, client.ip(), &body);
+        to_upstream(&mut parts, client, &body);
         parts.version = Version::HTTP_11;
         parts.uri = self.upstream.uri(&parts.uri);
         let request = self.upstream.client.request(Request::from_parts(parts, body));

@@ -26,6 +26,12 @@ pub struct Gate {
     /// The listen address; port 0 takes any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:5630")]
     pub listen: SocketAddr,
+    /// Serve `https`: the gate's certificate, and those between it and its authority, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of the certificate, in PEM. Both files are read again on SIGHUP, and when they have changed
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
     /// The directory of the marks; created if it doesn't exist. One gate at a time
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,

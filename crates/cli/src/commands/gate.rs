@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use lockkeeper::TokenStatus;
 use lockkeeper_fence::MarksError;
-use lockkeeper_gate::{GateError, GateOptions, Rules, RulesError, TokenCheck};
+use lockkeeper_gate::{GateError, GateOptions, GateTls, Rules, RulesError, TokenCheck};
 use lockkeeper_server::raise_file_limit;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
 
 use super::serve::start_log;
 use crate::args::Gate;
-use crate::exit::{BUSY, CANNOT_CREATE, Failure, IO, OK, UNAVAILABLE, USAGE, chain, code_below};
+use crate::exit::{BUSY, CANNOT_CREATE, CONFIG, Failure, IO, OK, UNAVAILABLE, USAGE, chain, code_below};
 use crate::{output, settings};
 
 pub(super) async fn gate(args: Gate) -> Result<u8, Failure> {
@@ -21,8 +22,13 @@ pub(super) async fn gate(args: Gate) -> Result<u8, Failure> {
         Some(url) => Some(token_check(url).await?),
         None => None,
     };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => Some(GateTls::load(certificate, key).map_err(failure)?),
+        _ => None,
+    };
     let upstream = args.upstream.clone();
     let options = GateOptions {
+        tls: tls.clone(),
         admin_listen: Some(args.admin_listen),
         rules: rules(&args)?,
         settle: args.settle,
@@ -39,7 +45,17 @@ pub(super) async fn gate(args: Gate) -> Result<u8, Failure> {
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let gate = lockkeeper_gate::Gate::start(options).await.map_err(failure)?;
-    ready(&gate, &upstream, args.json);
+    ready(&gate, &upstream, if tls.is_some() { "https" } else { "http" }, args.json);
+    if let Some(tls) = tls {
+        let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
+        let asked = Arc::new(Notify::new());
+        tokio::spawn(tls.keep_current(asked.clone()));
+        tokio::spawn(async move {
+            while hangup.recv().await.is_some() {
+                asked.notify_one();
+            }
+        });
+    }
     let end = async {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -92,14 +108,15 @@ async fn token_check(url: &str) -> Result<TokenCheck, Failure> {
 }
 
 /// Prints one line when the gate listens. A write error does not stop it.
-fn ready(gate: &lockkeeper_gate::Gate, upstream: &str, as_json: bool) {
+fn ready(gate: &lockkeeper_gate::Gate, upstream: &str, scheme: &str, as_json: bool) {
     let shown = |address: Option<std::net::SocketAddr>| address.map(|it| it.to_string()).unwrap_or_default();
     let (listening, admin) = (shown(gate.address()), shown(gate.admin_address()));
     let line = if as_json {
         let pid = std::process::id();
-        json!({ "listening": listening, "admin": admin, "upstream": upstream, "pid": pid }).to_string()
+        json!({ "listening": listening, "scheme": scheme, "admin": admin, "upstream": upstream, "pid": pid })
+            .to_string()
     } else {
-        format!("guarding {upstream} at http://{listening}, metrics at http://{admin}/metrics")
+        format!("guarding {upstream} at {scheme}://{listening}, metrics at http://{admin}/metrics")
     };
     let mut out = std::io::stdout().lock();
     if let Err(error) = writeln!(out, "{line}").and_then(|()| out.flush()) {
@@ -112,6 +129,7 @@ fn ready(gate: &lockkeeper_gate::Gate, upstream: &str, as_json: bool) {
 fn failure(error: GateError) -> Failure {
     let code = match &error {
         GateError::Upstream { .. } => USAGE,
+        GateError::Tls(_) => CONFIG,
         GateError::Marks(MarksError::InUse { .. }) => BUSY,
         GateError::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => BUSY,
         GateError::Listen { .. } => code_below(&error).unwrap_or(UNAVAILABLE),

@@ -219,6 +219,12 @@ fn unusable_settings_are_refused_with_a_reason() {
         (&["--upstream", "http://x/path"], exit::USAGE, &["has a path"]),
         (&["--upstream", "http://u:p@x"], exit::USAGE, &["has a user"]),
         (&["--upstream", "x y"], exit::USAGE, &["is no URL"]),
+        (
+            &["--upstream", good, "--tls-cert", "file", "--tls-key", "file"],
+            exit::CONFIG,
+            &["TLS can't be set up", "`file` can't be used", "no private key"],
+        ),
+        (&["--upstream", good, "--tls-cert", "file"], exit::USAGE, &["--tls-key"]),
         (&["--upstream", good, "--rules", "rules"], exit::USAGE, &["the rule for `x`", "begins with `/`"]),
         (&["--upstream", good, "--rules", "nowhere"], exit::IO, &["can't be read", "No such file"]),
         (&["--upstream", good, "--guard", "/x"], exit::USAGE, &["PATH=NAME"]),

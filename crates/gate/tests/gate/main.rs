@@ -5,4 +5,5 @@ mod hostile;
 mod order;
 mod proxying;
 mod rig;
+mod tls;
 mod tokens;

@@ -1,0 +1,127 @@
+//! TLS on the gate's port: a certificate and its key, which can be exchanged while the gate runs.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::sync::Notify;
+
+use crate::GateError;
+
+/// The largest file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// How often the files are compared with those in use.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// The certificate and the key that the gate shows to its clients. TLS 1.2 and 1.3; clients need no certificate.
+pub struct GateTls {
+    certificate: PathBuf,
+    key: PathBuf,
+    current: Mutex<Loaded>,
+}
+
+struct Loaded {
+    /// The contents of both files.
+    content: [Vec<u8>; 2],
+    config: Arc<ServerConfig>,
+}
+
+impl std::fmt::Debug for GateTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GateTls")
+            .field("certificate", &self.certificate)
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+impl GateTls {
+    /// Reads a certificate, with those between it and its authority, and its key; both in PEM.
+    ///
+    /// # Errors
+    /// [`GateError::Tls`]: a file can't be read, or both are no certificate and its key.
+    pub fn load(certificate: &Path, key: &Path) -> Result<Arc<Self>, GateError> {
+        let loaded = Loaded::read(certificate, key)?;
+        let (certificate, key) = (certificate.to_owned(), key.to_owned());
+        Ok(Arc::new(Self { certificate, key, current: Mutex::new(loaded) }))
+    }
+
+    /// Reads the files again; new connections use what they have now. Returns whether they have changed. Blocks.
+    ///
+    /// # Errors
+    /// [`GateError::Tls`]: the files can't be used; those before stay in use.
+    pub fn reload(&self) -> Result<bool, GateError> {
+        let loaded = Loaded::read(&self.certificate, &self.key)?;
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_changed = loaded.content != current.content;
+        if has_changed {
+            *current = loaded;
+        }
+        Ok(has_changed)
+    }
+
+    /// Reads the files again when they have changed, and when it is asked to; for as long as it is polled.
+    pub async fn keep_current(self: Arc<Self>, asked: Arc<Notify>) {
+        let mut failed = None;
+        loop {
+            let is_asked = tokio::select! {
+                () = tokio::time::sleep(LOOK) => false,
+                () = asked.notified() => true,
+            };
+            let read = self.clone();
+            // On a thread of its own: a file system may not answer.
+            let Ok(reloaded) = tokio::task::spawn_blocking(move || read.reload()).await else { continue };
+            match reloaded {
+                Ok(true) => tracing::info!("new connections use the new certificate"),
+                Ok(false) if is_asked => tracing::info!("the certificate has not changed"),
+                Ok(false) => {}
+                Err(error) => {
+                    let text = error.to_string();
+                    // The files may just be being replaced, so the same error is logged once, and when it is asked for.
+                    if is_asked || failed.as_ref() != Some(&text) {
+                        tracing::error!("the certificate in use stays: {text}");
+                    }
+                    failed = Some(text);
+                    continue;
+                }
+            }
+            failed = None;
+        }
+    }
+
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).config.clone()
+    }
+}
+
+impl Loaded {
+    fn read(certificate: &Path, key: &Path) -> Result<Self, GateError> {
+        let unusable =
+            |file: &Path, why: String| GateError::Tls(format!("`{}` can't be used: {why}", file.display()));
+        let read = |file: &Path| {
+            let mut bytes = Vec::new();
+            let opened = std::fs::File::open(file);
+            let read = opened.and_then(|opened| opened.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
+            read.map(|_| bytes)
+                .map_err(|error| GateError::Tls(format!("`{}` can't be read: {error}", file.display())))
+        };
+        let content = [read(certificate)?, read(key)?];
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&content[0]).collect();
+        let chain = chain.map_err(|error| unusable(certificate, format!("it is no PEM: {error}")))?;
+        let private = PrivateKeyDer::from_pem_slice(&content[1])
+            .map_err(|error| unusable(key, format!("it has no private key in PEM: {error}")))?;
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| GateError::Tls(error.to_string()))?
+            .with_no_client_auth()
+            .with_single_cert(chain, private)
+            .map_err(|error| unusable(certificate, format!("with its key: {error}")))?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Self { content, config: Arc::new(config) })
+    }
+}
