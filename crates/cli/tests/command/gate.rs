@@ -217,7 +217,7 @@ fn unusable_settings_are_refused_with_a_reason() {
             &["`ftp://x`", "another scheme", "http://host:port"][..],
         ),
         (&["--upstream", "http://x/path"], exit::USAGE, &["has a path"]),
-        (&["--upstream", "http://u:p@x"], exit::USAGE, &["has a user"]),
+        (&["--upstream", "http://u@x"], exit::USAGE, &["has a user"]),
         (&["--upstream", "x y"], exit::USAGE, &["is no URL"]),
         (
             &["--upstream", good, "--tls-cert", "file", "--tls-key", "file"],
