@@ -130,6 +130,8 @@ async fn drive(
                 Some(server_item::What::Finished(_)) => {
                     items.extend(known.get_mut(&item.session).map(|client| client.acquire(now)));
                 }
+                // The addresses of a cluster.
+                Some(server_item::What::Nodes(_)) => {}
                 other => return Err(format!("unexpected: {other:?}").into()),
             }
         }
