@@ -22,10 +22,10 @@ const LOOK: Duration = Duration::from_secs(10);
 pub struct GateTls {
     certificate: PathBuf,
     key: PathBuf,
-    current: Mutex<Loaded>,
+    current: Mutex<LoadedFiles>,
 }
 
-struct Loaded {
+struct LoadedFiles {
     /// The contents of both files.
     content: [Vec<u8>; 2],
     config: Arc<ServerConfig>,
@@ -46,7 +46,7 @@ impl GateTls {
     /// # Errors
     /// [`GateError::Tls`]: a file can't be read, or both are no certificate and its key.
     pub fn load(certificate: &Path, key: &Path) -> Result<Arc<Self>, GateError> {
-        let loaded = Loaded::read(certificate, key)?;
+        let loaded = LoadedFiles::read(certificate, key)?;
         let (certificate, key) = (certificate.to_owned(), key.to_owned());
         Ok(Arc::new(Self { certificate, key, current: Mutex::new(loaded) }))
     }
@@ -56,7 +56,7 @@ impl GateTls {
     /// # Errors
     /// [`GateError::Tls`]: the files can't be used; those before stay in use.
     pub fn reload(&self) -> Result<bool, GateError> {
-        let loaded = Loaded::read(&self.certificate, &self.key)?;
+        let loaded = LoadedFiles::read(&self.certificate, &self.key)?;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let has_changed = loaded.content != current.content;
         if has_changed {
@@ -99,7 +99,7 @@ impl GateTls {
     }
 }
 
-impl Loaded {
+impl LoadedFiles {
     fn read(certificate: &Path, key: &Path) -> Result<Self, GateError> {
         let unusable =
             |file: &Path, why: String| GateError::Tls(format!("`{}` can't be used: {why}", file.display()));
