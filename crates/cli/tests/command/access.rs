@@ -206,8 +206,10 @@ fn quotas_are_errors_that_say_how_much_there_is_and_change_with_the_file() {
     wait_until("billing holds the lock", || shown()["holders"].as_array().is_some_and(|it| it.len() == 1));
     shop.permits(&quota(1));
     for at in 0..3 {
-        run(at, "billing", "orders/2")
-            .is_one_line(UNAVAILABLE, &["billing may have 1 holds and waiters, and has 1"]);
+        run(at, "billing", "orders/2").is_one_line(
+            UNAVAILABLE,
+            &["billing may have 1 holds and waiters, has 1, and this needs 1 more"],
+        );
         assert_eq!(run(at, "client", "orders/3").code, i32::from(OK), "others are not limited");
     }
     let refused = (0..3).flat_map(|at| shop.audited(at)).filter(|line| line["what"] == "quota").count();
