@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustls::ServerConfig;
@@ -46,23 +46,24 @@ impl GateTls {
     /// # Errors
     /// [`GateError::Tls`]: a file can't be read, or both are no certificate and its key.
     pub fn load(certificate: &Path, key: &Path) -> Result<Arc<Self>, GateError> {
-        let loaded = LoadedFiles::read(certificate, key)?;
+        let loaded = LoadedFiles::new(contents(certificate, key)?, certificate, key)?;
         let (certificate, key) = (certificate.to_owned(), key.to_owned());
         Ok(Arc::new(Self { certificate, key, current: Mutex::new(loaded) }))
     }
 
-    /// Reads the files again; new connections use what they have now. Returns whether they have changed. Blocks.
+    /// Reads the files again and uses them for new connections. Returns whether their contents have changed. Blocks the
+    /// thread.
     ///
     /// # Errors
     /// [`GateError::Tls`]: the files can't be used; those before stay in use.
     pub fn reload(&self) -> Result<bool, GateError> {
-        let loaded = LoadedFiles::read(&self.certificate, &self.key)?;
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_changed = loaded.content != current.content;
-        if has_changed {
-            *current = loaded;
+        let content = contents(&self.certificate, &self.key)?;
+        if content == self.current().content {
+            return Ok(false);
         }
-        Ok(has_changed)
+        let loaded = LoadedFiles::new(content, &self.certificate, &self.key)?;
+        *self.current() = loaded;
+        Ok(true)
     }
 
     /// Reads the files again when they have changed, and when it is asked to; for as long as it is polled.
@@ -95,22 +96,29 @@ impl GateTls {
     }
 
     pub(crate) fn config(&self) -> Arc<ServerConfig> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).config.clone()
+        self.current().config.clone()
+    }
+
+    fn current(&self) -> MutexGuard<'_, LoadedFiles> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+fn contents(certificate: &Path, key: &Path) -> Result<[Vec<u8>; 2], GateError> {
+    let read = |file: &Path| {
+        let mut bytes = Vec::new();
+        let opened = std::fs::File::open(file);
+        let read = opened.and_then(|opened| opened.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
+        read.map(|_| bytes)
+            .map_err(|error| GateError::Tls(format!("`{}` can't be read: {error}", file.display())))
+    };
+    Ok([read(certificate)?, read(key)?])
+}
+
 impl LoadedFiles {
-    fn read(certificate: &Path, key: &Path) -> Result<Self, GateError> {
+    fn new(content: [Vec<u8>; 2], certificate: &Path, key: &Path) -> Result<Self, GateError> {
         let unusable =
             |file: &Path, why: String| GateError::Tls(format!("`{}` can't be used: {why}", file.display()));
-        let read = |file: &Path| {
-            let mut bytes = Vec::new();
-            let opened = std::fs::File::open(file);
-            let read = opened.and_then(|opened| opened.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
-            read.map(|_| bytes)
-                .map_err(|error| GateError::Tls(format!("`{}` can't be read: {error}", file.display())))
-        };
-        let content = [read(certificate)?, read(key)?];
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&content[0]).collect();
         let chain = chain.map_err(|error| unusable(certificate, format!("it is no PEM: {error}")))?;
         let private = PrivateKeyDer::from_pem_slice(&content[1])

@@ -23,23 +23,17 @@ pub(crate) struct Certificates {
 
 impl Certificates {
     pub(crate) fn make(folder: &Path) -> Self {
-        let file = |name: &str| folder.join(name);
-        let files = Self {
-            ca: file("ca.pem"),
-            certificate: file("server.pem"),
-            key: file("server.key"),
-            stranger: file("stranger.pem"),
-        };
         let ca = Authority::new();
-        let server = ca.issue(&["localhost", "127.0.0.1"], &[]);
-        write(&files.ca, &ca.certificate());
-        write(&files.stranger, &Authority::new().certificate());
-        write(&files.certificate, &server.certificate);
-        write(&files.key, &server.key);
+        let [certificate, key] = ca.issue(&["localhost", "127.0.0.1"], &[]).write(folder, "server");
         // PostgreSQL requires that no other user can read its key.
-        fs::set_permissions(&files.key, Permissions::from_mode(0o600)).expect("our folder is ours");
-        give_away(&files.key);
-        files
+        fs::set_permissions(&key, Permissions::from_mode(0o600)).expect("our folder is ours");
+        give_away(&key);
+        Self {
+            ca: ca.write(folder, "ca"),
+            certificate,
+            key,
+            stranger: Authority::new().write(folder, "stranger"),
+        }
     }
 }
 
@@ -76,6 +70,15 @@ impl Authority {
         self.0.pem()
     }
 
+    /// Writes its certificate as `NAME.pem`; returns the path.
+    ///
+    /// # Panics
+    /// If it can't be written.
+    #[must_use]
+    pub fn write(&self, folder: &Path, name: &str) -> PathBuf {
+        write(folder.join(format!("{name}.pem")), &self.certificate())
+    }
+
     /// Issues a certificate for servers and clients, with these hosts (names or IP addresses) and URIs as its subject's
     /// alternative names.
     ///
@@ -96,6 +99,20 @@ impl Authority {
     }
 }
 
-fn write(file: &Path, text: &str) {
-    fs::write(file, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+impl Issued {
+    /// Writes `NAME.pem` and `NAME.key`; returns their paths.
+    ///
+    /// # Panics
+    /// If they can't be written.
+    #[must_use]
+    pub fn write(&self, folder: &Path, name: &str) -> [PathBuf; 2] {
+        [("pem", &self.certificate), ("key", &self.key)]
+            .map(|(ending, text)| write(folder.join(format!("{name}.{ending}")), text))
+    }
+}
+
+/// Returns the path.
+fn write(file: PathBuf, text: &str) -> PathBuf {
+    fs::write(&file, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+    file
 }

@@ -26,8 +26,8 @@ use crate::leadership::{Leadership, LeadershipLine, Reached};
 use crate::observe;
 use crate::peers::{Arrived, Peers};
 
-/// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. The next turn may be of others, so
-/// this bounds how long a caller waits for what another one has asked.
+/// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. The next turn may be of
+/// others, so this bounds how long a caller waits for what another one has asked.
 const TURN_REQUESTS: usize = 1 << 8;
 /// See [`TURN_REQUESTS`]: as measured.
 const TURN: Duration = Duration::from_micros(500);

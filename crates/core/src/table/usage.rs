@@ -211,8 +211,8 @@ impl RequestUsage {
 
 impl Table {
     /// What the sessions of an identity have; the empty identity is that of clients that the service does not know.
-    /// Closed holds count for the identity whose session held them, as requests, names and bytes; after a restore from a
-    /// snapshot they count for nobody.
+    /// Closed holds count for the identity whose session held them, as requests, names and bytes. A snapshot does not
+    /// contain that identity, so the closed holds of a restored table are in [`Table::usage_in_all`] only.
     #[must_use]
     pub fn usage(&self, identity: &str) -> Usage {
         let id = self.sessions.accounts().by_identity.get(identity);

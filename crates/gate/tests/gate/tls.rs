@@ -1,11 +1,10 @@
 //! `https` on the gate's port.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
 use lockkeeper_gate::GateTls;
-use lockkeeper_rig::{Authority, Issued};
+use lockkeeper_rig::Authority;
 use rustls::crypto::ring;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -40,17 +39,12 @@ async fn ask(gate: &Running, client: &TlsConnector) -> std::io::Result<String> {
     Ok(String::from_utf8(answer).unwrap().replace('"', ""))
 }
 
-fn write(folder: &Path, issued: &Issued) {
-    fs::write(folder.join("gate.pem"), &issued.certificate).unwrap();
-    fs::write(folder.join("gate.key"), &issued.key).unwrap();
-}
-
 #[tokio::test]
 async fn port_with_a_certificate_speaks_tls_only_and_takes_a_new_one() {
     let (folder, upstream) = (tempfile::tempdir().unwrap(), Upstream::start().await);
     let (first, second) = (Authority::new(), Authority::new());
-    write(folder.path(), &first.issue(&["localhost"], &[]));
-    let load = || GateTls::load(&folder.path().join("gate.pem"), &folder.path().join("gate.key"));
+    let [certificate, key] = first.issue(&["localhost"], &[]).write(folder.path(), "gate");
+    let load = || GateTls::load(&certificate, &key);
     let tls = load().unwrap();
     let gate = Running::with(&upstream.url(), |options| options.tls = Some(tls.clone())).await;
     let (old, new) = (client(&first), client(&second));
@@ -65,11 +59,11 @@ async fn port_with_a_certificate_speaks_tls_only_and_takes_a_new_one() {
     assert!(!tls.reload().unwrap(), "nothing has changed");
     let renewed = second.issue(&["localhost"], &[]);
     // A new certificate whose key has not come yet.
-    fs::write(folder.path().join("gate.pem"), &renewed.certificate).unwrap();
+    fs::write(&certificate, &renewed.certificate).unwrap();
     let error = tls.reload().unwrap_err().to_string();
     assert!(error.contains("gate.pem` can't be used: with its key:"), "{error}");
     assert!(ask(&gate, &old).await.is_ok(), "the one before stays in use");
-    write(folder.path(), &renewed);
+    fs::write(&key, &renewed.key).unwrap();
     assert!(tls.reload().unwrap());
     assert!(ask(&gate, &new).await.is_ok());
     assert!(ask(&gate, &old).await.is_err());
@@ -77,8 +71,8 @@ async fn port_with_a_certificate_speaks_tls_only_and_takes_a_new_one() {
     let _half = TcpStream::connect(gate.address).await.unwrap();
     assert!(gate.end().await.1);
 
-    fs::write(folder.path().join("gate.key"), "nothing").unwrap();
+    fs::write(&key, "nothing").unwrap();
     assert!(load().unwrap_err().to_string().contains("no private key in PEM"));
-    fs::remove_file(folder.path().join("gate.pem")).unwrap();
+    fs::remove_file(&certificate).unwrap();
     assert!(load().unwrap_err().to_string().contains("gate.pem` can't be read"));
 }

@@ -4,8 +4,9 @@
 //! and what is queued or proposed and not applied yet (*reserved*). So the limits are exact although commands are
 //! pipelined, the log has no trace of refused commands, and limits can be changed at any time without an agreement of the
 //! nodes. A closed hold counts for the identity whose session held it, but a snapshot does not say whose it is: after a
-//! restart from one it counts for all together only. The table's own limits (M1) hold independently. A repetition of a command that was queued before is not checked:
-//! it changes nothing (R5), and its client must get the answer of the first one.
+//! restart from one it counts for all together only. The table's own limits (M1) hold independently. A repetition of a
+//! command that was queued before is not checked: it changes nothing (R5), and its client must get the answer of the first
+//! one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -15,7 +15,7 @@ use super::identity::Identity;
 /// Above so many callers, those are forgotten that may ask for as much as one that has never asked.
 const REMEMBERED: usize = 4_096;
 
-/// The rates at this node, by what is allowed: all callers that may ask for equally much are in one limiter.
+/// One rate limiter for each configured rate. A limiter counts each of its callers separately.
 #[derive(Default)]
 pub(super) struct Rates(Mutex<BTreeMap<NonZeroU32, Arc<Limiter>>>);
 
@@ -46,7 +46,7 @@ impl Rates {
         })
     }
 
-    /// Forgets limits that nobody has reached lately, such as those of files that are no longer in use.
+    /// Removes the limiters without recent callers, such as those of rates that are configured no longer.
     pub(super) fn forget_unused(&self) {
         let mut limiters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         limiters.retain(|_, limiter| {

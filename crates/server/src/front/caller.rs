@@ -136,8 +136,8 @@ fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Call
     Ok(Caller { identity, token: None, address: address.unwrap_or_default(), is_checked })
 }
 
-/// The calls that do not count as requests: a client needs them to find the leader and keep its sessions alive. What is
-/// asked on a session's stream is counted there.
+/// Calls that the rate limit does not count: a client needs them to find the leader and to reconnect. Requests on a
+/// session's stream are counted one by one.
 const UNCOUNTED: [&str; 3] = [
     "/lockkeeper.v1.Lockkeeper/Session",
     "/lockkeeper.v1.Lockkeeper/Status",

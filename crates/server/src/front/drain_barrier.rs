@@ -229,7 +229,7 @@ mod tests {
         gate.want(2);
         gate.seen_empty();
         assert!(!gate.handed_on(A, 1_000, UNREAD) && !gate.has_passed(2), "each barrier counts for itself");
-        // The end of the input: what is unread then is new.
+        // At the end of the socket, counting begins again.
         gate.want(3);
         gate.over();
         assert!(!gate.handed_on(A, 1_000, UNREAD));

@@ -14,10 +14,11 @@ use super::accept::Acceptor;
 use super::{Ask, Front};
 use crate::inbox::{Outbox, ReplicaStatus};
 
-/// A connection that has not passed a drain barrier after this many checks is closed, unless it hands on what it has.
-/// Checks are counted, not their time: a stall of this process is one check, however long it was.
+/// A connection that has not passed a drain barrier after this many checks is closed, unless frames of it were handed to
+/// the replica since the last check. Checks are counted, not their time: a stall of this process is one check, however
+/// long it was.
 const LOOKS_MAX: u32 = 5;
-/// The same for one that hands on what it has: all sessions that are about to expire wait for it.
+/// The number of checks after which any connection that has not passed is closed: no session expires before that.
 const MOVING_LOOKS_MAX: u32 = 25;
 const LOOK: Duration = Duration::from_millis(200);
 

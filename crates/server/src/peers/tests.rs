@@ -99,17 +99,9 @@ fn tls_pair() -> (Transport<net::TcpStream>, Transport<net::TcpStream>) {
     let folder = tempfile::tempdir().expect("a folder");
     let tls = |node: u64| {
         let issued = authority.issue(&[], &[&NodeName { cluster: "c".to_owned(), node }.uri()]);
-        let file = |name: &str, text: &str| {
-            let path = folder.path().join(format!("{node}-{name}"));
-            std::fs::write(&path, text).expect("our folder");
-            path
-        };
-        NodeTls::load(&TlsFiles {
-            certificate: file("certificate", &issued.certificate),
-            key: file("key", &issued.key),
-            ca: file("ca", &authority.certificate()),
-        })
-        .expect("usable files")
+        let [certificate, key] = issued.write(folder.path(), &node.to_string());
+        let ca = authority.write(folder.path(), "ca");
+        NodeTls::load(&TlsFiles { certificate, key, ca }).expect("usable files")
     };
     let (first, second) = (tls(1), tls(2));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

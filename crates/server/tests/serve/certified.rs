@@ -29,16 +29,8 @@ impl ClientTls {
         let name = NodeName { cluster: "attacked".to_owned(), node: 1 };
         let node = authority.issue(&["localhost"], &[&name.uri()]);
         let client = authority.issue(&["witness"], &[]);
-        let file = |name: &str, text: &str| {
-            let path = folder.join(name);
-            std::fs::write(&path, text).unwrap();
-            path
-        };
-        let files = TlsFiles {
-            certificate: file("node.pem", &node.certificate),
-            key: file("node.key", &node.key),
-            ca: file("ca.pem", &authority.certificate()),
-        };
+        let [certificate, key] = node.write(folder, "node");
+        let files = TlsFiles { certificate, key, ca: authority.write(folder, "ca") };
         let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
         let mut roots = RootCertStore::empty();
         roots.add(certificate(&authority.certificate())).unwrap();

@@ -32,14 +32,8 @@ fn certificates(folder: &Path) -> Certificates {
     let authority = Authority::new();
     let name = NodeName { cluster: "test".to_owned(), node: 1 };
     let node = authority.issue(&["localhost"], &[&name.uri()]);
-    let files = TlsFiles {
-        certificate: folder.join("node.pem"),
-        key: folder.join("node.key"),
-        ca: folder.join("ca.pem"),
-    };
-    std::fs::write(&files.certificate, node.certificate).unwrap();
-    std::fs::write(&files.key, node.key).unwrap();
-    std::fs::write(&files.ca, authority.certificate()).unwrap();
+    let [certificate, key] = node.write(folder, "node");
+    let files = TlsFiles { certificate, key, ca: authority.write(folder, "ca") };
     let client = authority.issue(&["billing"], &[]);
     let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
     let key = PrivateKeyDer::from_pem_slice(client.key.as_bytes()).unwrap();

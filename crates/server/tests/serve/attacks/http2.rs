@@ -5,11 +5,11 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
+use super::attacked_node::write;
 use super::frames::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
     call, frame, message,
 };
-use super::target::write;
 use super::under_attack;
 
 /// Frames that are written at once.

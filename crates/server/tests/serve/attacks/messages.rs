@@ -6,8 +6,8 @@ use lockkeeper_wire::v1::{self, client_item};
 use prost::Message;
 use tokio::io::AsyncReadExt;
 
+use super::attacked_node::write;
 use super::frames::{DATA, END_HEADERS, END_STREAM, HEADERS, call, frame, message};
-use super::target::write;
 use super::under_attack;
 use crate::harness::{Client, SECRET, Server, directory};
 

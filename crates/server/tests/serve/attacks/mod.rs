@@ -4,15 +4,16 @@
 //!
 //! `LOCKKEEPER_ATTACK_SECONDS=30 cargo nextest run -p lockkeeper-server attacks --no-capture -j 1` runs them for longer.
 
+mod attacked_node;
 mod frames;
 mod handshakes;
 mod http2;
 mod member;
 mod messages;
 mod overload;
-mod target;
 mod witness;
 
+use std::fmt::Display;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +24,8 @@ use tokio::time::Instant;
 
 use crate::certified::ClientTls;
 use crate::harness::{DEADLINE, Server, directory};
-use target::Target;
-use witness::Witness;
+use attacked_node::AttackedNode;
+use witness::{Observations, Witness};
 
 /// How much the memory of this process may grow during an attack, attackers included. The most is for 16 connections with
 /// changes that they do not read, of 16 MiB each.
@@ -51,7 +52,7 @@ fn seconds() -> Duration {
 
 /// Lets `attackers` tasks run `attack` again and again against a node, beside a witness: by plain connections, then by TLS
 /// with a certificate. `attack` ends when the node has had enough of it.
-async fn under_attack<F>(what: &str, attackers: usize, attack: impl Fn(Target, AttackCount) -> F)
+async fn under_attack<F>(what: &str, attackers: usize, attack: impl Fn(AttackedNode, AttackCount) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -60,7 +61,7 @@ where
 }
 
 /// As [`under_attack`], by TLS only.
-async fn tls_under_attack<F>(what: &str, attackers: usize, attack: impl Fn(Target, AttackCount) -> F)
+async fn tls_under_attack<F>(what: &str, attackers: usize, attack: impl Fn(AttackedNode, AttackCount) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -73,7 +74,7 @@ async fn node_under_attack<F>(
     what: &str,
     tls: Option<(TlsFiles, ClientTls)>,
     attackers: usize,
-    attack: &impl Fn(Target, AttackCount) -> F,
+    attack: &impl Fn(AttackedNode, AttackCount) -> F,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -84,7 +85,7 @@ async fn node_under_attack<F>(
         tls: files,
         ..ServerOptions::new(data.path())
     });
-    let target = Target { address: server.running.address(), tls };
+    let target = AttackedNode { address: server.running.address(), tls };
     let mut witness = Witness::start(&target).await;
     witness.progress(100).await;
     let (sent, before) = (AttackCount::default(), resident());
@@ -104,19 +105,22 @@ async fn node_under_attack<F>(
     let during = witness.progress(20).await;
     tasks.shutdown().await;
     witness.progress(100).await;
-    let grown = peak.saturating_sub(before);
+    assert!(sent.get() > 0, "there was no attack");
+    report(what, sent.get(), during, peak.saturating_sub(before));
+    witness.end().await;
+    tokio::time::timeout(DEADLINE, server.stop()).await.expect("it stops").unwrap();
+}
+
+/// Prints the row of an attack; its memory has grown by so many bytes, which have a bound.
+fn report(what: &str, sent: impl Display, during: Observations, grown: u64) {
     eprintln!(
-        "| {what} | {} | {} s | {} pairs, slowest {} ms | {} MiB |",
-        sent.get(),
+        "| {what} | {sent} | {} s | {} pairs, slowest {} ms | {} MiB |",
         seconds().as_secs(),
         during.pairs,
         during.slowest.as_millis(),
         grown >> 20
     );
-    assert!(sent.get() > 0, "there was no attack");
     assert!(grown < GROWTH_MAX, "{} MiB of memory for attackers", grown >> 20);
-    witness.end().await;
-    tokio::time::timeout(DEADLINE, server.stop()).await.expect("it stops").unwrap();
 }
 
 /// The memory of this process that is resident, in bytes.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use tokio::time::Instant;
 
-use super::target::Target;
+use super::attacked_node::AttackedNode;
 use crate::harness::{Client, SECRET, acquire};
 
 /// Less than its ttl.
@@ -30,7 +30,7 @@ pub(super) struct Observations {
 }
 
 impl Witness {
-    pub(super) async fn start(target: &Target) -> Self {
+    pub(super) async fn start(target: &AttackedNode) -> Self {
         Self::of(target.client().await).await
     }
 

@@ -17,12 +17,12 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Wire for S {}
 
 /// A node under attack.
 #[derive(Clone)]
-pub(super) struct Target {
+pub(super) struct AttackedNode {
     pub(super) address: SocketAddr,
     pub(super) tls: Option<ClientTls>,
 }
 
-impl Target {
+impl AttackedNode {
     /// Opens a connection. `None`: the node has had enough.
     pub(super) async fn dial(&self) -> Option<Box<dyn Wire>> {
         Some(match &self.tls {
