@@ -75,7 +75,7 @@ impl Replica {
     pub(super) fn end_due(&mut self) {
         self.conclude_check();
         let now = self.clock.now();
-        for due in self.book.take_due(now, DUE_PER_TURN.min(self.room())) {
+        for due in self.book.take_due(now, DUE_PER_TURN.min(self.queue_room())) {
             match due {
                 Timer::Session(session) if self.is(Mutant::ExpiryAtDeadline) => {
                     if let Some(lease) = self.book.lease_mut(session) {

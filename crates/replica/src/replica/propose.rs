@@ -61,6 +61,8 @@ pub(super) struct Batch {
     /// When the batch was proposed or, once `is_on_disk`, when it became durable on this node.
     since: Duration,
     is_on_disk: bool,
+    /// How many of the commands are not the leader's own.
+    pub(super) of_clients: usize,
     pub(super) proposals: Vec<Proposal>,
 }
 
@@ -118,8 +120,9 @@ impl Replica {
                 return;
             };
             self.rounds.ride(at);
-            let proposals = self.queue.drain(..count).collect();
-            self.in_flight.push_back(Batch { at, since: self.now, is_on_disk: false, proposals });
+            let proposals: Vec<Proposal> = self.queue.drain(..count).collect();
+            let of_clients = proposals.iter().filter(|it| !matches!(it.origin, Origin::Leader)).count();
+            self.in_flight.push_back(Batch { at, since: self.now, is_on_disk: false, of_clients, proposals });
         }
         if !self.queue.is_empty() {
             self.take_back_ends();

@@ -92,3 +92,25 @@ fn single_node_does_not_delay_batches() {
     assert_eq!(world.node(leader).held_until(), None);
     assert!(granted(&world.heard(leader, stream)).is_some());
 }
+
+/// A client's command is committed after all that are queued and in flight, so there are few of them.
+#[test]
+fn requests_are_read_only_while_few_are_uncommitted() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 30_000, 0);
+    let room = world.node(leader).room();
+    let mut seq = 0;
+    while world.node(leader).room() > 0 && seq <= 100_000 {
+        seq += 1;
+        world.say(leader, stream, vec![acquire(session, seq, &format!("{seq}"), false)]);
+    }
+    assert_eq!(seq as usize, room);
+    world.now += HOLD;
+    world.turn(leader, Vec::new());
+    assert_eq!(world.node(leader).room(), 0, "what is proposed is not committed yet");
+    world.deliver();
+    assert_eq!(world.node(leader).room(), room);
+    assert_eq!(answered(&mut world, leader, stream).len(), room);
+}
