@@ -47,7 +47,11 @@ pub(crate) fn write_to(directory: &Path) -> Result<(), Box<dyn Error>> {
         // As `Bytes`, an entry's data are shared instead of copied.
         .bytes(".lockkeeper.store.v1.Entry.data")
         // `crate::secret` implements it, without the secrets.
-        .skip_debug([".lockkeeper.v1.OpenSession", ".lockkeeper.v1.AttachSession"])
+        .skip_debug([
+            ".lockkeeper.v1.OpenSession",
+            ".lockkeeper.v1.AttachSession",
+            ".lockkeeper.v1.SessionCallRequest",
+        ])
         // The crate's own type counts the items before it decodes them.
         .extern_path(".lockkeeper.v1.ClientFrame", "crate::frame::ClientFrame")
         .compile_fds(files)?;

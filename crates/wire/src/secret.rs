@@ -49,6 +49,17 @@ impl fmt::Debug for v1::AttachSession {
     }
 }
 
+/// Without the secret, which the generated implementation would print.
+impl fmt::Debug for v1::SessionCallRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { secret: _, item, poll_ms } = self;
+        f.debug_struct("SessionCallRequest")
+            .field("item", item)
+            .field("poll_ms", poll_ms)
+            .finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,7 +72,8 @@ mod tests {
         let attach = v1::AttachSession { secret, attach: 3 };
         for what in [v1::client_item::What::Open(open), v1::client_item::What::Attach(attach)] {
             let item = v1::ClientItem { session: 1, what: Some(what) };
-            let mut texts = vec![format!("{item:?}")];
+            let call = v1::SessionCallRequest { secret: vec![222; 16], item: Some(item.clone()), poll_ms: 0 };
+            let mut texts = vec![format!("{item:?}"), format!("{call:?}")];
             if let Ok(request) = Request::try_from(item) {
                 texts.push(format!("{request:?}"));
             }

@@ -28,6 +28,7 @@ use super::api::Api;
 use super::caller::{Certified, identify, is_open_to_all};
 use super::connection::{Above, Connection, Socket, Starting, TlsSocket};
 use super::forward;
+use super::session_calls::{Arriving, SESSION_CALL};
 use crate::access::Identity;
 use crate::places::{Places, network};
 use crate::tls::NodeTls;
@@ -304,6 +305,11 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
         // its reader.
         let starting = self.connection.starting();
         let (front, routes) = (self.connection.front().clone(), self.routes.clone());
+        if request.uri().path() == SESSION_CALL {
+            // It may wait long, and its answer is small, so it takes no place among the unsent answers.
+            request.extensions_mut().insert(Arriving::new(starting));
+            return Box::pin(async move { Ok(forward::route(front, routes, caller, request).await) });
+        }
         if forward::has_one_answer(request.uri().path()) {
             drop(starting);
             let answers = self.connection.answers.clone();

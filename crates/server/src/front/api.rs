@@ -13,6 +13,7 @@ use super::ask::{unexpected, unrecorded};
 use super::backup::Parts;
 use super::caller::Caller;
 use super::connection::{Connection, Starting};
+use super::session_calls::Arriving;
 use super::stream::{StreamResponses, stream_end};
 use super::watch::{Watcher, Watching};
 use super::{Ask, Front};
@@ -72,6 +73,15 @@ impl Lockkeeper for Api {
             stream.end(stream_end(StreamEndReason::Denied, refusal));
         }
         Ok(Response::new(StreamResponses(stream)))
+    }
+
+    async fn session_call(
+        &self,
+        request: Request<v1::SessionCallRequest>,
+    ) -> Result<Response<v1::SessionCallResponse>, Status> {
+        let (_, mut extensions, asked) = request.into_parts();
+        let arriving = extension::<Arriving>(&mut extensions)?;
+        self.0.session_call(caller(&extensions)?, &arriving, asked).await.map(Response::new)
     }
 
     async fn describe(

@@ -146,7 +146,14 @@ impl Front {
         let watchers: Vec<_> = registry.asks.values().filter_map(Ask::watcher).collect();
         let forwarded: Vec<_> =
             registry.forwarded.iter().map(|(id, (caller, _))| (*id, caller.clone())).collect();
+        let shared = registry.shared_streams.all();
         drop(registry);
+        for (id, caller) in shared {
+            if let Some(refusal) = self.ended(&caller) {
+                let end = stream_end(StreamEndReason::Denied, refusal);
+                self.registry().shared_streams.end(id, &end);
+            }
+        }
         for stream in streams {
             if let Some(refusal) = self.ended(stream.caller()) {
                 stream.end(stream_end(StreamEndReason::Denied, refusal));
@@ -230,7 +237,7 @@ pub(super) fn no_leader() -> Status {
     )
 }
 
-fn not_leader(text: String, leader: &str) -> Status {
+pub(super) fn not_leader(text: String, leader: &str) -> Status {
     let mut status = Status::unavailable(text);
     let leader = leader.parse().unwrap_or_else(|_| MetadataValue::from_static(""));
     status.metadata_mut().insert(LEADER_METADATA, leader);

@@ -1,8 +1,8 @@
 //! Who makes a call, and whether it may.
 
 use http::HeaderMap;
-use lockkeeper_core::LockName;
-use lockkeeper_wire::v1;
+use lockkeeper_core::{LockName, limits};
+use lockkeeper_wire::v1::{self, client_item};
 use prost::Message;
 use tonic::Status;
 
@@ -10,6 +10,7 @@ use super::Front;
 use super::api;
 use super::connection::Connection;
 use super::forward::FORWARDED;
+use super::session_calls::SESSION_CALL;
 use crate::access::{Identity, Permission, TokenId};
 use crate::tls::{CertificateNames, NodeName};
 
@@ -153,9 +154,22 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
         return Ok(());
     }
     let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
-    if !UNCOUNTED.contains(&path)
-        && let Err(text) = front.access.count_request(&rights, &caller.identity)
-    {
+    let session_call =
+        if path == SESSION_CALL { Some(message::<v1::SessionCallRequest>(body)?) } else { None };
+    let session_call =
+        session_call.as_ref().and_then(|call| call.item.as_ref()).and_then(|it| it.what.as_ref());
+    let is_counted = match session_call {
+        // As on a stream: a client needs the others to keep and to end what it has.
+        Some(what) => matches!(
+            what,
+            client_item::What::Open(_)
+                | client_item::What::Acquire(_)
+                | client_item::What::SetValue(_)
+                | client_item::What::Downgrade(_)
+        ),
+        None => !UNCOUNTED.contains(&path),
+    };
+    if is_counted && let Err(text) = front.access.count_request(&rights, &caller.identity) {
         front.over_quota("requests-per-second", caller, &text);
         return Err(Status::resource_exhausted(text));
     }
@@ -163,6 +177,16 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
         front.refused("denied", caller, &text);
         Err(Status::permission_denied(text))
     };
+    if let Some(client_item::What::Acquire(acquire)) = session_call {
+        for name in acquire.names.iter().take(limits::NAMES_PER_REQUEST_MAX) {
+            let name = api::name("names", name)?;
+            if let Err(text) =
+                crate::access::check(&rights, &caller.identity, Permission::Acquire, Some(&name))
+            {
+                return denied(text);
+            }
+        }
+    }
     match needed(path, body)? {
         Some((action, name)) => {
             match crate::access::check(&rights, &caller.identity, action, name.as_ref()) {
@@ -250,7 +274,7 @@ mod tests {
         for call in ["Backup", "ChangeMembers", "Transfer"] {
             assert_eq!(needed(&path(call), &all).unwrap(), Some((Permission::Admin, None)), "{call}");
         }
-        for call in ["Status", "Members", "Session"] {
+        for call in ["Status", "Members", "Session", "SessionCall"] {
             assert_eq!(needed(&path(call), &all).unwrap(), None, "{call}");
         }
     }

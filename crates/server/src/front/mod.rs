@@ -3,8 +3,8 @@
 //! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the drain
 //! barrier, which lets the replica expire a session only after all input that had arrived was handed to it (P9).
 //! Contains no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `drain_barrier.rs`
-//! and `connection.rs` (the drain barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`, `forming.rs`
-//! (a node whose cluster does not exist yet).
+//! and `connection.rs` (the drain barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`,
+//! `session_calls.rs` (sessions without a stream), `forming.rs` (a node whose cluster does not exist yet).
 
 mod accept;
 mod api;
@@ -17,6 +17,7 @@ mod forming;
 mod forward;
 mod join;
 mod pump;
+mod session_calls;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -45,6 +46,7 @@ use crate::places::{NoPlace, Places, TakenPlace};
 use crate::tls::NodeTls;
 use caller::Caller;
 use connection::Connection;
+use session_calls::SharedStreams;
 use stream::SessionStream;
 use unread::Unread;
 use watch::Watcher;
@@ -115,6 +117,7 @@ pub(crate) struct Front {
 struct Registry {
     connections: BTreeMap<u64, Arc<Connection>>,
     streams: BTreeMap<StreamId, Arc<SessionStream>>,
+    shared_streams: SharedStreams,
     asks: BTreeMap<AskId, Ask>,
     /// The streams of the leader's that callers read through this node, and how to end them.
     forwarded: BTreeMap<u64, (Caller, oneshot::Sender<Status>)>,
@@ -275,8 +278,11 @@ impl Front {
         if self.access.digest().is_none() {
             return;
         }
-        let callers: BTreeSet<Identity> =
-            self.registry().streams.values().map(|stream| stream.caller().identity.clone()).collect();
+        let registry = self.registry();
+        let callers = registry.streams.values().map(|stream| stream.caller());
+        let callers = callers.chain(registry.shared_streams.callers());
+        let callers: BTreeSet<Identity> = callers.map(|caller| caller.identity.clone()).collect();
+        drop(registry);
         let of = |caller: &Identity| (caller.as_str().into(), self.access.quota(caller));
         let by_identity = callers.iter().map(of).collect();
         self.push(Event::Quotas { total: self.access.total_quota(), by_identity });

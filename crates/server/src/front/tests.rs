@@ -28,6 +28,7 @@ use crate::audit::Audit;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::tls::NodeTls;
 
+mod session_calls;
 mod tls;
 
 /// Far longer than any test here takes.

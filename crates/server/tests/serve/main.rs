@@ -8,4 +8,5 @@ mod harness;
 mod life;
 mod protocol;
 mod rates;
+mod session_calls;
 mod sessions;

@@ -509,6 +509,30 @@ impl StreamEndReason {
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct SessionCallRequest {
+    /// The secret that the session was opened with; empty for `open`, which has its own.
+    #[prost(bytes = "vec", tag = "1")]
+    pub secret: ::prost::alloc::vec::Vec<u8>,
+    /// Any but `attach`: every call attaches its session. In `open`, `attach` is ignored, and `linger_ms` must be 0.
+    #[prost(message, optional, tag = "2")]
+    pub item: ::core::option::Option<ClientItem>,
+    /// How long to wait for a request that is queued, at most 60,000; 0: not at all. The answer after that time is `queued`.
+    /// The request stays in the queue; the same call again waits further, and a `finish` leaves the queue.
+    #[prost(uint64, tag = "3")]
+    pub poll_ms: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SessionCallResponse {
+    /// The answer. Every answer but `refused` and `session_gone` also says that after this call arrived, a quorum has
+    /// confirmed that the answering node leads: the client's lease starts at the time it sent the call (P5, P6).
+    #[prost(message, optional, tag = "1")]
+    pub item: ::core::option::Option<ServerItem>,
+    /// The seqs of the session's requests whose holds are under a break (B1).
+    #[prost(uint64, repeated, tag = "2")]
+    pub revoked: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescribeRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
@@ -1163,6 +1187,32 @@ pub mod lockkeeper_client {
                 .insert(GrpcMethod::new("lockkeeper.v1.Lockkeeper", "Session"));
             self.inner.streaming(req, path, codec).await
         }
+        /// One request of a session, for clients that keep no stream open. A session uses either streams or these calls. Any
+        /// node answers, and any call may be repeated: a session is known by its secret, a request by its seq (P7).
+        pub async fn session_call(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SessionCallRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SessionCallResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockkeeper.v1.Lockkeeper/SessionCall",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockkeeper.v1.Lockkeeper", "SessionCall"));
+            self.inner.unary(req, path, codec).await
+        }
         /// One lock: its holds and its waiters.
         pub async fn describe(
             &mut self,
@@ -1484,6 +1534,15 @@ pub mod lockkeeper_server {
             &self,
             request: tonic::Request<tonic::Streaming<crate::frame::ClientFrame>>,
         ) -> std::result::Result<tonic::Response<Self::SessionStream>, tonic::Status>;
+        /// One request of a session, for clients that keep no stream open. A session uses either streams or these calls. Any
+        /// node answers, and any call may be repeated: a session is known by its secret, a request by its seq (P7).
+        async fn session_call(
+            &self,
+            request: tonic::Request<super::SessionCallRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SessionCallResponse>,
+            tonic::Status,
+        >;
         /// One lock: its holds and its waiters.
         async fn describe(
             &self,
@@ -1698,6 +1757,51 @@ pub mod lockkeeper_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockkeeper.v1.Lockkeeper/SessionCall" => {
+                    #[allow(non_camel_case_types)]
+                    struct SessionCallSvc<T: Lockkeeper>(pub Arc<T>);
+                    impl<
+                        T: Lockkeeper,
+                    > tonic::server::UnaryService<super::SessionCallRequest>
+                    for SessionCallSvc<T> {
+                        type Response = super::SessionCallResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SessionCallRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Lockkeeper>::session_call(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SessionCallSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -28,6 +28,7 @@ use tower_service::Service as _;
 use super::Front;
 use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
 use super::caller::{ADDRESS, Caller, IDENTITY, authorize};
+use super::session_calls::{Arriving, POLL_MAX, SESSION_CALL};
 use crate::inbox::ReplicaStatus;
 pub(super) use link::Links;
 use link::{ForwardError, ForwardedStream};
@@ -72,6 +73,8 @@ fn kind(path: &str) -> Option<CallKind> {
         "Watch" | "Backup" => Some(CallKind::Stream),
         // A break names a token, and tokens are never issued again, so a repeat breaks nothing else.
         "Describe" | "List" | "ListSessions" | "CheckToken" | "Break" => Some(CallKind::Again),
+        // A session is known by its secret, its requests by their seqs (P7).
+        "SessionCall" => Some(CallKind::Again),
         // A change that was already made counts as success.
         "Members" | "ChangeMembers" => Some(CallKind::Again),
         _ => Some(CallKind::Once),
@@ -119,7 +122,7 @@ struct Forwarding {
     caller: Caller,
     parts: Parts,
     body: Bytes,
-    /// The caller's deadline, at most [`PATIENCE`] after the call began.
+    /// The caller's deadline, at most [`PATIENCE`] after the call began, and for a `SessionCall` [`POLL_MAX`] more.
     until: Instant,
     has_timeout: bool,
 }
@@ -135,7 +138,8 @@ impl Forwarding {
         let begun = Instant::now();
         let (parts, body) = request.into_parts();
         let timeout = deadline(&MetadataMap::from_headers(parts.headers.clone()))?;
-        let until = begun + timeout.map_or(PATIENCE, |given| given.min(PATIENCE));
+        let most = if parts.uri.path() == SESSION_CALL { PATIENCE + POLL_MAX } else { PATIENCE };
+        let until = begun + timeout.map_or(most, |given| given.min(most));
         let body = Limited::new(body, CALL_BYTES_MAX).collect();
         let body = tokio::time::timeout_at(until, body)
             .await
@@ -206,6 +210,9 @@ impl Forwarding {
         address: &str,
         state: &mut shown::Receiver<ReplicaStatus>,
     ) -> Result<Option<Response<Body>>, Status> {
+        if let Some(arriving) = self.parts.extensions.get::<Arc<Arriving>>() {
+            arriving.handed_on();
+        }
         let request = self.request(address)?;
         let asked = async {
             let link = match self.kind {

@@ -337,6 +337,13 @@ impl Lockkeeper for Node {
         Ok(Response::new(v1::StatusResponse::default()))
     }
 
+    async fn session_call(
+        &self,
+        _: Request<v1::SessionCallRequest>,
+    ) -> Result<Response<v1::SessionCallResponse>, Status> {
+        not_here()
+    }
+
     async fn describe(
         &self,
         _: Request<v1::DescribeRequest>,

@@ -1,0 +1,58 @@
+//! Calls of sessions without a stream: no barrier passes before those that had arrived are handed on.
+
+use std::io::Write as _;
+
+use super::*;
+
+/// The bytes of a keep-alive by a call, on this HTTP/2 stream of a connection.
+fn call(stream: u32) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if stream == 1 {
+        bytes.extend_from_slice(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        put(&mut bytes, 4, 0, 0, &[]);
+    }
+    // See `Frames`.
+    let mut block = vec![0x83, 0x86];
+    literal(&mut block, &[0x04], "/lockkeeper.v1.Lockkeeper/SessionCall");
+    literal(&mut block, &[0x01], "node");
+    literal(&mut block, &[0x0f, 31 - 15], "application/grpc");
+    put(&mut bytes, 1, 4, stream, &block);
+    let what = Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id: 0 }));
+    let item = Some(v1::ClientItem { session: 1, what });
+    let asked = v1::SessionCallRequest { secret: vec![7; 16], item, poll_ms: 0 };
+    let mut message = vec![0];
+    message.extend_from_slice(&u32::try_from(asked.encoded_len()).unwrap().to_be_bytes());
+    asked.encode(&mut message).unwrap();
+    put(&mut bytes, 0, 1, stream, &message);
+    bytes
+}
+
+fn is_call(event: &Event) -> bool {
+    matches!(event, Event::Frame(_, requests) if matches!(requests[..], [Request::Attach { .. }, Request::KeepAlive { .. }]))
+}
+
+/// This thread, which is also the runtime's, is blocked while it writes; the calls are in the socket, and in the accept
+/// queue, when the barrier begins.
+#[tokio::test]
+async fn barrier_after_a_stall_waits_for_calls_that_keep_sessions_alive() {
+    let mut rig = Rig::start().await;
+    let barrier = |rig: &Rig, number| rig.outbox.put(&mut vec![Output::Drain(number)], ReplicaStatus::Ready);
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let mut known = std::net::TcpStream::connect(rig.address).unwrap();
+    known.write_all(&call(1)).unwrap();
+    assert!(is_call(&rig.events(2).await[1]));
+    barrier(&rig, 1);
+    assert!(
+        matches!(rig.events(3).await[2], Event::Drained(1)),
+        "a call that waits for its answer delays nothing"
+    );
+
+    known.write_all(&call(3)).unwrap();
+    let mut new = std::net::TcpStream::connect(rig.address).unwrap();
+    new.write_all(&call(1)).unwrap();
+    barrier(&rig, 2);
+    let events = &rig.events(6).await[3..];
+    // The session's first call still waits, so they share its stream.
+    assert!(is_call(&events[0]) && is_call(&events[1]), "{events:?}");
+    assert!(matches!(events[2], Event::Drained(2)), "{events:?}");
+}
