@@ -10,7 +10,11 @@ use crate::v1;
 pub struct Secret(pub [u8; 16]);
 
 impl Secret {
-    pub(crate) fn from_wire(bytes: &[u8]) -> Result<Self, Malformed> {
+    /// Reads a secret as it is on the wire.
+    ///
+    /// # Errors
+    /// There are not 16 bytes.
+    pub fn from_wire(bytes: &[u8]) -> Result<Self, Malformed> {
         fields::array(bytes, "a session's secret").map(Self)
     }
 

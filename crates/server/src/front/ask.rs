@@ -146,14 +146,7 @@ impl Front {
         let watchers: Vec<_> = registry.asks.values().filter_map(Ask::watcher).collect();
         let forwarded: Vec<_> =
             registry.forwarded.iter().map(|(id, (caller, _))| (*id, caller.clone())).collect();
-        let shared = registry.shared_streams.all();
         drop(registry);
-        for (id, caller) in shared {
-            if let Some(refusal) = self.ended(&caller) {
-                let end = stream_end(StreamEndReason::Denied, refusal);
-                self.registry().shared_streams.end(id, &end);
-            }
-        }
         for stream in streams {
             if let Some(refusal) = self.ended(stream.caller()) {
                 stream.end(stream_end(StreamEndReason::Denied, refusal));

@@ -1,8 +1,9 @@
 //! Who makes a call, and whether it may.
 
 use http::HeaderMap;
-use lockkeeper_core::{LockName, limits};
-use lockkeeper_wire::v1::{self, client_item};
+use lockkeeper_core::{Command, LockName};
+use lockkeeper_wire::request::Request;
+use lockkeeper_wire::v1;
 use prost::Message;
 use tonic::Status;
 
@@ -11,7 +12,7 @@ use super::api;
 use super::connection::Connection;
 use super::forward::FORWARDED;
 use super::session_calls::SESSION_CALL;
-use crate::access::{Identity, Permission, TokenId};
+use crate::access::{self, Identity, Permission, Rights, TokenId};
 use crate::tls::{CertificateNames, NodeName};
 
 /// The header with the identity of a forwarded call's caller. Believed only from other nodes' certificates.
@@ -154,19 +155,13 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
         return Ok(());
     }
     let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
-    let session_call =
-        if path == SESSION_CALL { Some(message::<v1::SessionCallRequest>(body)?) } else { None };
-    let session_call =
-        session_call.as_ref().and_then(|call| call.item.as_ref()).and_then(|it| it.what.as_ref());
-    let is_counted = match session_call {
-        // As on a stream: a client needs the others to keep and to end what it has.
-        Some(what) => matches!(
-            what,
-            client_item::What::Open(_)
-                | client_item::What::Acquire(_)
-                | client_item::What::SetValue(_)
-                | client_item::What::Downgrade(_)
-        ),
+    let session_call = match path {
+        SESSION_CALL => message::<v1::SessionCallRequest>(body)?.item.map(Request::try_from),
+        _ => None,
+    };
+    let is_counted = match &session_call {
+        Some(Ok(request)) => is_counted(request),
+        Some(Err(_)) => true,
         None => !UNCOUNTED.contains(&path),
     };
     if is_counted && let Err(text) = front.access.count_request(&rights, &caller.identity) {
@@ -177,23 +172,16 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
         front.refused("denied", caller, &text);
         Err(Status::permission_denied(text))
     };
-    if let Some(client_item::What::Acquire(acquire)) = session_call {
-        for name in acquire.names.iter().take(limits::NAMES_PER_REQUEST_MAX) {
-            let name = api::name("names", name)?;
-            if let Err(text) =
-                crate::access::check(&rights, &caller.identity, Permission::Acquire, Some(&name))
-            {
-                return denied(text);
-            }
-        }
+    if let Some(Ok(request)) = &session_call
+        && let Some(text) = denied_acquire(&rights, &caller.identity, request)
+    {
+        return denied(text);
     }
     match needed(path, body)? {
-        Some((action, name)) => {
-            match crate::access::check(&rights, &caller.identity, action, name.as_ref()) {
-                Ok(()) => Ok(()),
-                Err(text) => denied(text),
-            }
-        }
+        Some((action, name)) => match access::check(&rights, &caller.identity, action, name.as_ref()) {
+            Ok(()) => Ok(()),
+            Err(text) => denied(text),
+        },
         None if rights.is_empty() => {
             if let Some(refusal) = front.access.revoked(&caller.identity) {
                 return denied(refusal);
@@ -202,6 +190,25 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
         }
         None => Ok(()),
     }
+}
+
+/// Whether a client's rate counts this request of a session. It does not count those by which a client keeps what it has, and
+/// ends it.
+pub(super) fn is_counted(request: &Request) -> bool {
+    match request {
+        Request::Open(_) => true,
+        Request::Command { command, .. } => {
+            matches!(command, Command::Acquire(_) | Command::SetValue { .. } | Command::Downgrade { .. })
+        }
+        Request::Attach { .. } | Request::KeepAlive { .. } | Request::Denied { .. } => false,
+    }
+}
+
+/// Why the client may not make this request, if it is an acquire for which it has no permission.
+pub(super) fn denied_acquire(rights: &Rights, caller: &Identity, request: &Request) -> Option<String> {
+    let Request::Command { command: Command::Acquire(acquire), .. } = request else { return None };
+    let check = |name| access::check(rights, caller, Permission::Acquire, Some(name)).err();
+    acquire.names.iter().find_map(check)
 }
 
 /// The permission that a call needs; without a name it is for all names.

@@ -32,6 +32,7 @@ use std::task::Waker;
 
 use lockkeeper_replica::storage::Snapshots;
 use lockkeeper_replica::{Answer, AskId, Event, StreamId};
+use lockkeeper_wire::v1;
 use tokio::sync::{Semaphore, oneshot, watch as shown};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -46,7 +47,7 @@ use crate::places::{NoPlace, Places, TakenPlace};
 use crate::tls::NodeTls;
 use caller::Caller;
 use connection::Connection;
-use session_calls::SharedStreams;
+use session_calls::{SharedStream, SharedStreamKey};
 use stream::SessionStream;
 use unread::Unread;
 use watch::Watcher;
@@ -116,11 +117,44 @@ pub(crate) struct Front {
 #[derive(Default)]
 struct Registry {
     connections: BTreeMap<u64, Arc<Connection>>,
-    streams: BTreeMap<StreamId, Arc<SessionStream>>,
-    shared_streams: SharedStreams,
+    streams: BTreeMap<StreamId, OpenStream>,
+    /// Those streams that calls of sessions share.
+    shared_streams: BTreeMap<SharedStreamKey, Arc<SharedStream>>,
     asks: BTreeMap<AskId, Ask>,
     /// The streams of the leader's that callers read through this node, and how to end them.
     forwarded: BTreeMap<u64, (Caller, oneshot::Sender<Status>)>,
+}
+
+/// A stream of sessions' requests to the replica.
+#[derive(Clone)]
+enum OpenStream {
+    /// A client's.
+    Client(Arc<SessionStream>),
+    /// One that calls of a session share.
+    Shared(Arc<SharedStream>),
+}
+
+impl OpenStream {
+    fn caller(&self) -> &Caller {
+        match self {
+            Self::Client(stream) => stream.caller(),
+            Self::Shared(stream) => stream.caller(),
+        }
+    }
+
+    fn deliver(&self, items: Vec<v1::ServerItem>) {
+        match self {
+            Self::Client(stream) => stream.deliver(items),
+            Self::Shared(stream) => stream.deliver(items),
+        }
+    }
+
+    fn end(&self, end: v1::StreamEnd) {
+        match self {
+            Self::Client(stream) => stream.end(end),
+            Self::Shared(stream) => stream.end(&end),
+        }
+    }
 }
 
 /// The receiver of a call's answers.
@@ -237,16 +271,25 @@ impl Front {
         connection: &Arc<Connection>,
         caller: Caller,
     ) -> Result<Arc<SessionStream>, Status> {
-        let place = self.place("streams of sessions", &self.stream_places, &caller)?;
-        let identity = caller.identity.as_str().into();
-        let quota = self.access.quota(&caller.identity);
+        let place = self.stream_place(&caller)?;
         let stream = SessionStream::new(StreamId(self.next_id()), connection.clone(), caller, place);
+        self.register_stream(stream.id, &stream.source, OpenStream::Client(stream.clone()));
+        Ok(stream)
+    }
+
+    /// Adds a stream, and tells the replica of it.
+    fn register_stream(&self, id: StreamId, source: &Source, stream: OpenStream) {
+        let caller = &stream.caller().identity;
+        let (identity, quota) = (caller.as_str().into(), self.access.quota(caller));
         let mut registry = self.registry();
-        registry.streams.insert(stream.id, stream.clone());
+        registry.streams.insert(id, stream);
         observe::streams(registry.streams.len());
         drop(registry);
-        self.push_from(&stream.source, Event::StreamOpened { stream: stream.id, identity, quota });
-        Ok(stream)
+        self.push_from(source, Event::StreamOpened { stream: id, identity, quota });
+    }
+
+    fn stream_place(&self, caller: &Caller) -> Result<TakenPlace<Identity>, Status> {
+        self.place("streams of sessions", &self.stream_places, caller)
     }
 
     /// A place for a stream or watch of this caller. Anonymous callers share the places of all; they have no limit of their
@@ -278,11 +321,8 @@ impl Front {
         if self.access.digest().is_none() {
             return;
         }
-        let registry = self.registry();
-        let callers = registry.streams.values().map(|stream| stream.caller());
-        let callers = callers.chain(registry.shared_streams.callers());
-        let callers: BTreeSet<Identity> = callers.map(|caller| caller.identity.clone()).collect();
-        drop(registry);
+        let callers: BTreeSet<Identity> =
+            self.registry().streams.values().map(|stream| stream.caller().identity.clone()).collect();
         let of = |caller: &Identity| (caller.as_str().into(), self.access.quota(caller));
         let by_identity = callers.iter().map(of).collect();
         self.push(Event::Quotas { total: self.access.total_quota(), by_identity });

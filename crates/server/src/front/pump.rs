@@ -73,22 +73,16 @@ impl Pump {
                 Output::Items(stream, items) => {
                     if let Some(stream) = registry.streams.get(&stream) {
                         stream.deliver(items);
-                    } else if let Some(shared) = registry.shared_streams.get(stream) {
-                        shared.deliver(items);
                     }
                 }
                 Output::EndStream(stream, end) => {
                     if let Some(stream) = registry.streams.get(&stream) {
                         stream.end(end);
-                    } else {
-                        registry.shared_streams.end(stream, &end);
                     }
                 }
                 Output::OverQuota(stream, text) => {
-                    let caller = registry.streams.get(&stream).map(|stream| stream.caller());
-                    let shared = || registry.shared_streams.get(stream).map(|stream| &stream.caller);
-                    if let Some(caller) = caller.or_else(shared) {
-                        self.front.over_quota("table", caller, &text);
+                    if let Some(stream) = registry.streams.get(&stream) {
+                        self.front.over_quota("table", stream.caller(), &text);
                     }
                 }
                 Output::Answer(ask, answer) => match (registry.asks.get(&ask), answer) {

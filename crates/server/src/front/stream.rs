@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use lockkeeper_core::Command;
 use lockkeeper_replica::{Event, StreamId};
 use lockkeeper_wire::request::{self, Request};
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
@@ -19,9 +18,9 @@ use tokio::time::{MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::{Status, Streaming};
 
-use super::caller::Caller;
+use super::caller::{Caller, denied_acquire, is_counted};
 use super::connection::Connection;
-use crate::access::{self, Identity, Permission};
+use crate::access::Identity;
 use crate::inbox::Source;
 use crate::observe;
 use crate::places::TakenPlace;
@@ -240,19 +239,11 @@ impl SessionStream {
         let identity = &self.caller.identity;
         let Some(rights) = front.access.rights(identity) else { return requests };
         for request in &mut requests {
-            let denied = match &request {
-                Request::Command { command: Command::Acquire(acquire), .. } => {
-                    let names = acquire.names.iter();
-                    let check =
-                        |name| access::check(&rights, identity, Permission::Acquire, Some(name)).err();
-                    names.map(check).find_map(|denied| denied).map(|text| (v1::RefusedCode::Denied, text))
-                }
-                Request::Command {
-                    command: Command::SetValue { .. } | Command::Downgrade { .. }, ..
-                }
-                | Request::Open(_) => None,
-                _ => continue,
-            };
+            if !is_counted(request) {
+                continue;
+            }
+            let denied =
+                denied_acquire(&rights, identity, request).map(|text| (v1::RefusedCode::Denied, text));
             let limited =
                 || Some((v1::RefusedCode::Limit, front.access.count_request(&rights, identity).err()?));
             let Some((code, text)) = denied.or_else(limited) else { continue };

@@ -116,11 +116,7 @@ impl Client {
     }
 
     fn send(&mut self, frame: &v1::ClientFrame) {
-        let mut bytes = BytesMut::new();
-        bytes.put_u8(0);
-        bytes.put_u32(u32::try_from(frame.encoded_len()).unwrap());
-        frame.encode(&mut bytes).unwrap();
-        self.stream.send_data(bytes.freeze(), false).unwrap();
+        self.stream.send_data(message(frame).into(), false).unwrap();
     }
 }
 
@@ -252,24 +248,37 @@ impl Frames {
     fn next(&mut self, id: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         if std::mem::take(&mut self.is_first) {
-            bytes.extend_from_slice(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-            put(&mut bytes, 4, 0, 0, &[]);
-            // HPACK: `:method POST` and `:scheme http` from the static table, the rest as literals without indexing.
-            let mut block = vec![0x83, 0x86];
-            literal(&mut block, &[0x04], "/lockkeeper.v1.Lockkeeper/Session");
-            literal(&mut block, &[0x01], "node");
-            // The index 31 exceeds the prefix of four bits.
-            literal(&mut block, &[0x0f, 31 - 15], "application/grpc");
-            put(&mut bytes, 1, 4, 1, &block);
+            begin(&mut bytes);
+            head(&mut bytes, 1, "/lockkeeper.v1.Lockkeeper/Session");
         }
         let what = Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id }));
         let frame = v1::ClientFrame { items: vec![v1::ClientItem { session: 1, what }] };
-        let mut message = vec![0];
-        message.extend_from_slice(&u32::try_from(frame.encoded_len()).unwrap().to_be_bytes());
-        frame.encode(&mut message).unwrap();
-        put(&mut bytes, 0, 0, 1, &message);
+        put(&mut bytes, 0, 0, 1, &message(&frame));
         bytes
     }
+}
+
+/// A message as gRPC sends it: not compressed, its length, and it.
+fn message(message: &impl Message) -> Vec<u8> {
+    let length = u32::try_from(message.encoded_len()).unwrap();
+    [&[0], &length.to_be_bytes()[..], &message.encode_to_vec()].concat()
+}
+
+/// The preface of a connection, and its settings.
+fn begin(bytes: &mut Vec<u8>) {
+    bytes.extend_from_slice(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    put(bytes, 4, 0, 0, &[]);
+}
+
+/// The headers of a call, on this HTTP/2 stream.
+fn head(bytes: &mut Vec<u8>, stream: u32, path: &str) {
+    // HPACK: `:method POST` and `:scheme http` from the static table, the rest as literals without indexing.
+    let mut block = vec![0x83, 0x86];
+    literal(&mut block, &[0x04], path);
+    literal(&mut block, &[0x01], "node");
+    // The index 31 exceeds the prefix of four bits.
+    literal(&mut block, &[0x0f, 31 - 15], "application/grpc");
+    put(bytes, 1, 4, stream, &block);
 }
 
 fn put(bytes: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {

@@ -1,12 +1,14 @@
 //! A node and clients for it. Every wait has a deadline.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use lockkeeper_rig::Port;
+use lockkeeper_server::access::{AccessFiles, NewToken};
 use lockkeeper_server::{Running, ServeError, ServerOptions, run};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{self, client_item, server_item};
@@ -40,6 +42,30 @@ impl Server {
         }
     }
 
+    /// Starts a node that knows these callers by tokens, and has these permissions, in files of this directory. Returns the
+    /// tokens.
+    pub(crate) fn start_for<const N: usize>(
+        data: &Path,
+        files: &Path,
+        callers: [&str; N],
+        permissions: Option<&str>,
+    ) -> (Self, [String; N]) {
+        let made = callers.map(|caller| NewToken::make(caller).unwrap());
+        let write = |name: &str, text: &str| {
+            let file = files.join(name);
+            std::fs::write(&file, text).unwrap();
+            file
+        };
+        let lines: String = made.iter().map(|token| format!("{}\n", token.line)).collect();
+        let access = AccessFiles {
+            tokens: Some(write("tokens", &lines)),
+            permissions: permissions.map(|text| write("permissions", text)),
+        };
+        let listen = "127.0.0.1:0".to_owned();
+        let server = Self::start_with(ServerOptions { listen, access, ..ServerOptions::new(data) });
+        (server, made.map(|token| token.token))
+    }
+
     pub(crate) async fn stop(self) -> Result<(), ServeError> {
         self.running.stop();
         self.ended().await
@@ -59,6 +85,35 @@ impl Server {
     pub(crate) async fn calls(&self) -> LockkeeperClient<Channel> {
         LockkeeperClient::new(self.channel().await)
     }
+}
+
+/// Starts the nodes of a cluster, which listen for each other on these ports, and know each other by these addresses.
+pub(crate) async fn start_cluster(
+    ports: [(u64, Port); 3],
+    addresses: &BTreeMap<u64, String>,
+) -> BTreeMap<u64, Server> {
+    let starting = ports.map(|(node, port)| {
+        let cluster = addresses.clone();
+        tokio::task::spawn_blocking(move || {
+            let data = directory();
+            let server = Server::start_with(ServerOptions {
+                listen: "127.0.0.1:0".to_owned(),
+                node: Some(node),
+                cluster,
+                peer_listen: Some(format!("127.0.0.1:{}", port.number())),
+                ..ServerOptions::new(data.path())
+            });
+            (node, (server, data, port))
+        })
+    });
+    let mut nodes = BTreeMap::new();
+    for node in starting {
+        let (node, (server, data, port)) = node.await.unwrap();
+        // They live as long as the test's process.
+        std::mem::forget((data, port));
+        nodes.insert(node, server);
+    }
+    nodes
 }
 
 pub(crate) fn directory() -> TempDir {

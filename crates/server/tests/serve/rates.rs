@@ -1,7 +1,5 @@
 //! A client that makes more requests in a second than it may, on the stream of its session.
 
-use lockkeeper_server::ServerOptions;
-use lockkeeper_server::access::{AccessFiles, NewToken};
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use tempfile::TempDir;
 
@@ -24,16 +22,8 @@ const MANY: u64 = 200;
 /// A node at which the caller of the token may make one request in a second.
 fn limited() -> (Server, String, [TempDir; 2]) {
     let (data, files) = (directory(), directory());
-    let token = NewToken::make("shop").unwrap();
-    let (tokens, permissions) = (files.path().join("tokens"), files.path().join("permissions"));
-    std::fs::write(&tokens, format!("{}\n", token.line)).unwrap();
-    std::fs::write(&permissions, PERMISSIONS).unwrap();
-    let server = Server::start_with(ServerOptions {
-        listen: "127.0.0.1:0".to_owned(),
-        access: AccessFiles { tokens: Some(tokens), permissions: Some(permissions) },
-        ..ServerOptions::new(data.path())
-    });
-    (server, token.token, [data, files])
+    let (server, [token]) = Server::start_for(data.path(), files.path(), ["shop"], Some(PERMISSIONS));
+    (server, token, [data, files])
 }
 
 fn item(session: u64, what: client_item::What) -> v1::ClientItem {

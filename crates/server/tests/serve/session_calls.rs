@@ -4,26 +4,24 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lockkeeper_rig::Port;
-use lockkeeper_server::ServerOptions;
-use lockkeeper_server::access::{AccessFiles, NewToken};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use crate::harness::{DEADLINE, SECRET, Server, acquire, directory};
+use crate::harness::{DEADLINE, SECRET, Server, acquire, directory, start_cluster};
 
 /// A client that calls one node.
 #[derive(Clone)]
-struct Caller {
+struct CallingClient {
     calls: LockkeeperClient<Channel>,
     secret: [u8; 16],
     session: u64,
     token: Option<String>,
 }
 
-impl Caller {
+impl CallingClient {
     async fn new(server: &Server, secret: [u8; 16]) -> Self {
         Self { calls: server.calls().await, secret, session: 0, token: None }
     }
@@ -103,8 +101,8 @@ async fn until_waiting(server: &Server, name: &str, waiters: u64) {
 async fn lock_is_acquired_waited_for_and_released_by_calls() {
     let data = directory();
     let server = Server::start(data.path());
-    let holder = Caller::open(&server, SECRET, 30_000).await;
-    let waiter = Caller::open(&server, [8; 16], 30_000).await;
+    let holder = CallingClient::open(&server, SECRET, 30_000).await;
+    let waiter = CallingClient::open(&server, [8; 16], 30_000).await;
     let first = token(&holder.acquire(1, "a", 0).await);
     assert!(matches!(waiter.acquire(1, "a", 0).await, What::Queued(_)), "it is told at once");
     let begun = Instant::now();
@@ -136,11 +134,11 @@ async fn lock_is_acquired_waited_for_and_released_by_calls() {
 async fn call_whose_answer_is_lost_leaves_no_second_session_and_no_second_hold() {
     let data = directory();
     let server = Server::start(data.path());
-    let mut caller = Caller::open(&server, SECRET, 30_000).await;
+    let mut caller = CallingClient::open(&server, SECRET, 30_000).await;
     let session = caller.session;
     caller.open_session(30_000).await;
     assert_eq!(caller.session, session);
-    let holder = Caller::open(&server, [8; 16], 30_000).await;
+    let holder = CallingClient::open(&server, [8; 16], 30_000).await;
     token(&holder.acquire(1, "a", 0).await);
     let lost = tokio::spawn({
         let caller = caller.clone();
@@ -157,20 +155,20 @@ async fn call_whose_answer_is_lost_leaves_no_second_session_and_no_second_hold()
     server.stop().await.unwrap();
 }
 
-/// Whoever does not know the secret neither uses the session nor disturbs its client, whose call is in progress.
+/// A caller without the secret can't use the session, and its call ends no call of the session's client.
 #[tokio::test]
 async fn wrong_secret_is_refused_also_while_the_session_has_a_stream() {
     let data = directory();
     let server = Server::start(data.path());
-    let holder = Caller::open(&server, [8; 16], 30_000).await;
+    let holder = CallingClient::open(&server, [8; 16], 30_000).await;
     token(&holder.acquire(1, "a", 0).await);
-    let owner = Caller::open(&server, SECRET, 30_000).await;
+    let owner = CallingClient::open(&server, SECRET, 30_000).await;
     let polls = tokio::spawn({
         let owner = owner.clone();
         async move { owner.acquire(1, "a", 20_000).await }
     });
     until_waiting(&server, "a", 1).await;
-    let thief = Caller { secret: [9; 16], ..owner.clone() };
+    let thief = CallingClient { secret: [9; 16], ..owner.clone() };
     let close = client_item::What::Close(v1::CloseSession {});
     let leave = client_item::What::Finish(v1::Finish { seq: 2, target: 1, done_through: 0 });
     for what in [close, leave, client_item::What::KeepAlive(v1::KeepAlive { id: 0 })] {
@@ -189,14 +187,14 @@ async fn wrong_secret_is_refused_also_while_the_session_has_a_stream() {
 async fn session_lives_as_long_as_it_is_called_and_a_ttl_longer() {
     let data = directory();
     let server = Server::start(data.path());
-    let caller = Caller::open(&server, SECRET, 1_000).await;
+    let caller = CallingClient::open(&server, SECRET, 1_000).await;
     token(&caller.acquire(1, "a", 0).await);
     let until = Instant::now() + Duration::from_secs(3);
     while Instant::now() < until {
         assert!(matches!(caller.keep_alive().await, What::KeptAlive(_)));
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    let next = Caller::open(&server, [8; 16], 30_000).await;
+    let next = CallingClient::open(&server, [8; 16], 30_000).await;
     token(&next.acquire(1, "a", 20_000).await);
     assert!(matches!(caller.keep_alive().await, What::SessionGone(_)));
     server.stop().await.unwrap();
@@ -206,7 +204,7 @@ async fn session_lives_as_long_as_it_is_called_and_a_ttl_longer() {
 async fn call_that_is_none_is_refused_in_words() {
     let data = directory();
     let server = Server::start(data.path());
-    let caller = Caller::open(&server, SECRET, 30_000).await;
+    let caller = CallingClient::open(&server, SECRET, 30_000).await;
     let refused = async |session, what, poll| {
         let status = caller.ask(session, what, poll).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
@@ -223,7 +221,7 @@ async fn call_that_is_none_is_refused_in_words() {
         ..v1::OpenSession::default()
     };
     assert!(refused(0, client_item::What::Open(lingers), 0).await.contains("linger"));
-    let short = Caller { secret: SECRET, ..caller.clone() };
+    let short = CallingClient { secret: SECRET, ..caller.clone() };
     let item = v1::ClientItem { session: caller.session, what: Some(keep_alive()) };
     let asked = v1::SessionCallRequest { secret: vec![1, 2, 3], item: Some(item), poll_ms: 0 };
     let status = short.calls.clone().session_call(asked).await.unwrap_err();
@@ -236,22 +234,14 @@ async fn call_that_is_none_is_refused_in_words() {
 async fn call_needs_the_permission_for_the_lock() {
     const PERMISSIONS: &str = "[[allow]]\nwho = [\"shop\"]\nactions = [\"acquire\"]\nnames = [\"orders\"]\n";
     let (data, files) = (directory(), directory());
-    let shop = NewToken::make("shop").unwrap();
-    let (tokens, permissions) = (files.path().join("tokens"), files.path().join("permissions"));
-    std::fs::write(&tokens, format!("{}\n", shop.line)).unwrap();
-    std::fs::write(&permissions, PERMISSIONS).unwrap();
-    let server = Server::start_with(ServerOptions {
-        listen: "127.0.0.1:0".to_owned(),
-        access: AccessFiles { tokens: Some(tokens), permissions: Some(permissions) },
-        ..ServerOptions::new(data.path())
-    });
-    let mut caller = Caller { token: Some(shop.token), ..Caller::new(&server, SECRET).await };
+    let (server, [shop]) = Server::start_for(data.path(), files.path(), ["shop"], Some(PERMISSIONS));
+    let mut caller = CallingClient { token: Some(shop), ..CallingClient::new(&server, SECRET).await };
     caller.open_session(30_000).await;
     token(&caller.acquire(1, "orders/1", 0).await);
     let other = client_item::What::Acquire(acquire(2, "payments/1", true));
     let status = caller.ask(caller.session, other, 0).await.unwrap_err();
     assert_eq!(status.code(), Code::PermissionDenied, "{status:?}");
-    let anonymous = Caller { token: None, ..caller.clone() };
+    let anonymous = CallingClient { token: None, ..caller.clone() };
     let status = anonymous.ask(caller.session, client_item::What::Close(v1::CloseSession {}), 0).await;
     assert_eq!(status.unwrap_err().code(), Code::PermissionDenied);
     assert_eq!(caller.finish(3, 1).await, v1::End::Released);
@@ -264,26 +254,10 @@ async fn calls_go_through_followers_and_survive_a_change_of_leader() {
     let ports = [1, 2, 3].map(|node| (node, Port::free()));
     let cluster: BTreeMap<u64, String> =
         ports.iter().map(|(node, port)| (*node, format!("127.0.0.1:{}", port.number()))).collect();
-    let starting = ports.map(|(node, port)| {
-        let cluster = cluster.clone();
-        tokio::task::spawn_blocking(move || {
-            let data = directory();
-            let server = Server::start_with(ServerOptions {
-                listen: "127.0.0.1:0".to_owned(),
-                node: Some(node),
-                cluster,
-                ..ServerOptions::new(data.path())
-            });
-            (server, data, port)
-        })
-    });
-    let mut nodes = Vec::new();
-    for node in starting {
-        nodes.push(node.await.unwrap());
-    }
+    let nodes = start_cluster(ports, &cluster).await;
     let mut callers = Vec::new();
-    let mut first = Caller::open(&nodes[0].0, SECRET, 30_000).await;
-    for (server, ..) in &nodes {
+    let mut first = CallingClient::open(&nodes[&1], SECRET, 30_000).await;
+    for server in nodes.values() {
         first.calls = server.calls().await;
         callers.push(first.clone());
     }
@@ -292,21 +266,21 @@ async fn calls_go_through_followers_and_survive_a_change_of_leader() {
         assert_eq!(token(&caller.acquire(1, "a", 0).await), held);
         assert!(matches!(caller.keep_alive().await, What::KeptAlive(_)));
     }
-    let waiter = Caller::open(&nodes[1].0, [8; 16], 30_000).await;
+    let waiter = CallingClient::open(&nodes[&2], [8; 16], 30_000).await;
     let mut polls = Vec::new();
-    for (server, ..) in &nodes {
-        let waiter = Caller { calls: server.calls().await, ..waiter.clone() };
+    for server in nodes.values() {
+        let waiter = CallingClient { calls: server.calls().await, ..waiter.clone() };
         polls.push(tokio::spawn(async move { waiter.acquire(1, "a", 20_000).await }));
     }
-    until_waiting(&nodes[0].0, "a", 1).await;
-    nodes[2].0.calls().await.transfer(v1::TransferRequest { node: 0 }).await.unwrap();
+    until_waiting(&nodes[&1], "a", 1).await;
+    nodes[&3].calls().await.transfer(v1::TransferRequest { node: 0 }).await.unwrap();
     assert_eq!(callers[2].finish(2, 1).await, v1::End::Released);
     let mut granted = Vec::new();
     for poll in polls {
         granted.push(token(&poll.await.unwrap()));
     }
     assert!(granted[0] > held && granted.iter().all(|it| *it == granted[0]), "{granted:?}");
-    for (server, ..) in nodes {
+    for server in nodes.into_values() {
         server.stop().await.unwrap();
     }
 }

@@ -3,27 +3,19 @@
 use std::io::Write as _;
 
 use super::*;
+use crate::front::session_calls::SESSION_CALL;
 
 /// The bytes of a keep-alive by a call, on this HTTP/2 stream of a connection.
 fn call(stream: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     if stream == 1 {
-        bytes.extend_from_slice(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-        put(&mut bytes, 4, 0, 0, &[]);
+        begin(&mut bytes);
     }
-    // See `Frames`.
-    let mut block = vec![0x83, 0x86];
-    literal(&mut block, &[0x04], "/lockkeeper.v1.Lockkeeper/SessionCall");
-    literal(&mut block, &[0x01], "node");
-    literal(&mut block, &[0x0f, 31 - 15], "application/grpc");
-    put(&mut bytes, 1, 4, stream, &block);
+    head(&mut bytes, stream, SESSION_CALL);
     let what = Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id: 0 }));
     let item = Some(v1::ClientItem { session: 1, what });
     let asked = v1::SessionCallRequest { secret: vec![7; 16], item, poll_ms: 0 };
-    let mut message = vec![0];
-    message.extend_from_slice(&u32::try_from(asked.encoded_len()).unwrap().to_be_bytes());
-    asked.encode(&mut message).unwrap();
-    put(&mut bytes, 0, 1, stream, &message);
+    put(&mut bytes, 0, 1, stream, &message(&asked));
     bytes
 }
 

@@ -10,7 +10,6 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use lockkeeper_rig::Port;
-use lockkeeper_server::ServerOptions;
 use lockkeeper_wire::peer::{Hello, HelloAnswer, Lane, PeerFrame, PeerKind, PeerMessage, SnapshotOffer};
 use lockkeeper_wire::store::{Entry, SnapshotHead};
 use lockkeeper_wire::v1;
@@ -22,7 +21,7 @@ use tokio::time::Instant;
 use super::attacked_node::AttackedNode;
 use super::witness::Witness;
 use super::{AttackCount, report, resident, seconds};
-use crate::harness::{DEADLINE, Server, directory};
+use crate::harness::{DEADLINE, Server, start_cluster};
 
 /// A length, then as many bytes: what nodes send each other.
 fn record(bytes: &[u8]) -> Vec<u8> {
@@ -164,27 +163,7 @@ async fn cluster(culprit: &Arc<AtomicU64>, sent: &AttackCount) -> (BTreeMap<u64,
         let relay = Relay { node: *node, behind: port.number(), culprit, sent };
         tokio::spawn(Arc::new(relay).run(listener));
     }
-    let starting = ports.map(|(node, port)| {
-        let cluster = addresses.clone();
-        tokio::task::spawn_blocking(move || {
-            let data = directory();
-            let server = Server::start_with(ServerOptions {
-                listen: "127.0.0.1:0".to_owned(),
-                node: Some(node),
-                cluster,
-                peer_listen: Some(format!("127.0.0.1:{}", port.number())),
-                ..ServerOptions::new(data.path())
-            });
-            (node, (server, data, port))
-        })
-    });
-    let mut nodes = BTreeMap::new();
-    for node in starting {
-        let (node, (server, data, port)) = node.await.unwrap();
-        // They live as long as the test's process.
-        std::mem::forget((data, port));
-        nodes.insert(node, server);
-    }
+    let nodes = start_cluster(ports, &addresses).await;
     // So that the first term is over.
     let first = leader_of(&nodes, 3).await;
     let transferred = nodes[&first].calls().await.transfer(v1::TransferRequest { node: 0 }).await.unwrap();

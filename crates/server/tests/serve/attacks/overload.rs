@@ -7,8 +7,6 @@ use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lockkeeper_server::ServerOptions;
-use lockkeeper_server::access::{AccessFiles, NewToken};
 use lockkeeper_wire::v1::{self, client_item::What};
 use tokio::time::Instant;
 
@@ -141,21 +139,15 @@ async fn flood(address: SocketAddr, token: String, number: u64, done: AttackCoun
 #[test]
 fn overload_by_one_client_is_not_felt_by_another() {
     let (files, data) = (directory(), directory());
-    let tokens = ["flood", "bystander"].map(|name| NewToken::make(name).unwrap());
-    let file = files.path().join("tokens");
-    std::fs::write(&file, format!("{}\n{}\n", tokens[0].line, tokens[1].line)).unwrap();
-    let server = Server::start_with(ServerOptions {
-        listen: "127.0.0.1:0".to_owned(),
-        access: AccessFiles { tokens: Some(file), permissions: None },
-        ..ServerOptions::new(data.path())
-    });
+    let callers = ["flood", "bystander"];
+    let (server, tokens) = Server::start_for(data.path(), files.path(), callers, None);
     let address = server.running.address();
-    let bystander = Bystander::start(&server, &tokens[1].token);
+    let bystander = Bystander::start(&server, &tokens[1]);
     let before = resident();
     std::thread::sleep(seconds());
     let quiet = bystander.phase();
     let (done, stop) = (AttackCount::default(), Arc::new(AtomicBool::new(false)));
-    let flooding = flooding(address, &tokens[0].token, &done, &stop);
+    let flooding = flooding(address, &tokens[0], &done, &stop);
     let deadline = Instant::now() + DEADLINE;
     while done.get() < 10_000 {
         assert!(Instant::now() < deadline, "the flood does not begin");
