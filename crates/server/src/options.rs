@@ -28,6 +28,8 @@ pub struct ServerOptions {
     pub data: PathBuf,
     /// The address that serves clients: `HOST:PORT`, an IPv6 address in brackets. Port 0 takes any free port.
     pub listen: String,
+    /// The address that serves HTTP/JSON, as `listen`; `None`: nothing does.
+    pub http_listen: Option<String>,
     /// The address that clients are given, `HOST:PORT`; by default `listen`.
     pub advertise: Option<String>,
     /// Allows an address other than loopback without TLS.
@@ -69,6 +71,7 @@ impl ServerOptions {
         Self {
             data: data.into(),
             listen: format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PORT),
+            http_listen: None,
             advertise: None,
             insecure: false,
             tls: None,
@@ -93,6 +96,11 @@ impl ServerOptions {
             return Err(ServeError::Wildcard { address: self.listen.clone() });
         }
         Ok(address)
+    }
+
+    /// The address to serve HTTP on, resolved; an error if the options don't allow it.
+    pub(crate) fn http_address(&self) -> Result<Option<SocketAddr>, ServeError> {
+        self.http_listen.as_deref().map(|typed| self.allowed(typed)).transpose()
     }
 
     /// The address to listen on for peers, resolved and as typed; `None` if the options give none.

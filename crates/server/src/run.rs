@@ -58,6 +58,7 @@ const FILES_RESERVED: u64 = 64;
 #[derive(Clone, Debug)]
 pub struct Running {
     address: SocketAddr,
+    http_address: Option<SocketAddr>,
     stop: CancellationToken,
 }
 
@@ -66,6 +67,12 @@ impl Running {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The address on which the node serves HTTP/JSON, if it does.
+    #[must_use]
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http_address
     }
 
     /// Stops the node, as SIGTERM does: streams are notified, buffers are sent, then [`run`] returns.
@@ -118,6 +125,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
     tokio::spawn(keep_current(files, hangups()?, audit.clone()));
     // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
+    let http = options.http_address()?.map(listen).transpose()?;
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
     data::refuse_foreign(&options.data)?;
     let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
@@ -158,7 +166,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
     };
     let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
     let front = Front::new(node.inbox.clone(), node.about.clone(), tls, access, audit);
-    let result = runtime.block_on(serve(node, front, listener, address, connections_max, signals, ready));
+    let result = runtime.block_on(serve(node, front, (listener, address), http, connections_max, signals, ready));
     drop(entered);
     // Connections that did not end in time are dropped here.
     drop(runtime);
@@ -455,8 +463,8 @@ fn config(founding: &Founding, options: &ServerOptions) -> Config {
 async fn serve(
     mut node: Started,
     front: Arc<Front>,
-    listener: TcpListener,
-    address: SocketAddr,
+    (listener, address): (TcpListener, SocketAddr),
+    http: Option<(TcpListener, SocketAddr)>,
     connections_max: usize,
     mut signals: Signals,
     ready: impl FnOnce(Running),
@@ -464,11 +472,12 @@ async fn serve(
     // Never fails: set only here.
     let _ = front.snapshots.set(node.snapshots.clone());
     let (health, health_service) = tonic_health::server::health_reporter();
-    let acceptor = Acceptor::new(listener, front.clone(), health_service, connections_max)
+    let (http, http_address) = http.unzip();
+    let acceptor = Acceptor::new(listener, http, front.clone(), health_service, connections_max)
         .map_err(|error| ServeError::system("describe the interface")(io::Error::other(error)))?;
     let mut state = front.state();
     tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone()));
-    tokio::spawn(acceptor.run());
+    acceptor.run();
     front.set_quotas();
     let of_denied = front.clone();
     tokio::spawn(async move {
@@ -485,7 +494,7 @@ async fn serve(
         talk(listener, directory, handover, node.inbox.clone(), bulk, to_send, refused.clone());
     }
     notify(NotifyState::Ready);
-    let running = Running { address, stop: CancellationToken::new() };
+    let running = Running { address, http_address, stop: CancellationToken::new() };
     let mut ready = Some(ready);
     let mut result = Ok(());
     loop {
@@ -505,6 +514,9 @@ async fn serve(
                 notify(NotifyState::Status(&status));
                 if let Some(ready) = ready.take() {
                     tracing::info!(%address, "serving clients at {address}");
+                    if let Some(address) = http_address {
+                        tracing::info!(%address, "serving HTTP at {address}");
+                    }
                     ready(running.clone());
                 }
             }

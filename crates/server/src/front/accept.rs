@@ -1,4 +1,4 @@
-//! Accepting connections, and serving HTTP/2 on them.
+//! Accepting connections of both ports, and serving gRPC on those of one.
 
 use std::convert::Infallible;
 use std::io;
@@ -15,7 +15,7 @@ use lockkeeper_wire::FRAME_BYTES_MAX;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::server::TlsStream;
 use tonic::Status;
 use tonic::body::Body;
@@ -28,10 +28,11 @@ use super::api::Api;
 use super::caller::{Certified, identify, is_open_to_all};
 use super::connection::{Above, Connection, Socket, Starting, TlsSocket};
 use super::forward;
+use super::http::HttpInterface;
 use super::session_calls::{Arriving, SESSION_CALL};
 use crate::access::Identity;
 use crate::places::{Places, network};
-use crate::tls::NodeTls;
+use crate::tls::{ClientProtocol, NodeTls};
 
 /// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -68,16 +69,30 @@ pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections.
 pub(crate) struct Acceptor {
-    listener: TcpListener,
+    ports: Vec<Port>,
     front: Arc<Front>,
-    routes: Routes,
     connections_max: usize,
     unauthenticated: Arc<Places<IpAddr>>,
 }
 
+/// A listener, and what is spoken on its connections.
+struct Port {
+    listener: TcpListener,
+    interface: Interface,
+}
+
+/// What is spoken on a connection.
+#[derive(Clone)]
+enum Interface {
+    Grpc(Routes),
+    Http(HttpInterface),
+}
+
 impl Acceptor {
+    /// Serves gRPC on `listener`, and HTTP/JSON on `http`.
     pub(crate) fn new(
         listener: TcpListener,
+        http: Option<TcpListener>,
         front: Arc<Front>,
         health: HealthServer<impl Health>,
         connections_max: usize,
@@ -95,18 +110,33 @@ impl Acceptor {
             .add_service(reflection().build_v1alpha()?.max_decoding_message_size(FOREIGN_MESSAGE_BYTES_MAX))
             .prepare();
         let unauthenticated = Places::new(UNAUTHENTICATED_MAX.min(connections_max));
-        Ok(Arc::new(Self { listener, front, routes, connections_max, unauthenticated }))
+        let mut ports = vec![];
+        if let Some(listener) = http {
+            let is_local = front.tls.is_none() && listener.local_addr().is_ok_and(|it| it.ip().is_loopback());
+            let places = Arc::new(Semaphore::new((connections_max / 2).max(1)));
+            let interface = HttpInterface::new(routes.clone(), is_local, places);
+            ports.push(Port { listener, interface: Interface::Http(interface) });
+        }
+        ports.push(Port { listener, interface: Interface::Grpc(routes) });
+        Ok(Arc::new(Self { ports, front, connections_max, unauthenticated }))
     }
 
     /// Accepts until the process stops.
-    pub(crate) async fn run(self: Arc<Self>) {
+    pub(crate) fn run(self: &Arc<Self>) {
+        for index in 0..self.ports.len() {
+            tokio::spawn(self.clone().run_port(index));
+        }
+    }
+
+    async fn run_port(self: Arc<Self>, index: usize) {
+        let port = &self.ports[index];
         loop {
             let accepted = tokio::select! {
-                accepted = self.listener.accept() => accepted,
+                accepted = port.listener.accept() => accepted,
                 () = self.front.stopping.cancelled() => return,
             };
             match accepted {
-                Ok((socket, address)) => self.serve(socket, Some(address)),
+                Ok((socket, address)) => self.serve(socket, Some(address), port),
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted: {error}");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -115,18 +145,23 @@ impl Acceptor {
         }
     }
 
-    /// Accepts all connections in the kernel's queue by direct system calls: the runtime may not have polled the
-    /// listener's readiness yet. Returns whether the queue was found empty. Returns false if descriptors have run out,
-    /// or after [`FAILURES_MAX`] failed accepts: connections may remain in the queue then.
+    /// Accepts all connections in the kernel's queues by direct system calls: the runtime may not have polled the
+    /// listeners' readiness yet. Returns whether the queues were found empty. Returns false if descriptors have run out,
+    /// or after [`FAILURES_MAX`] failed accepts: connections may remain in the queues then.
     pub(super) fn accept_waiting(&self) -> bool {
+        // Every queue is emptied, even if one was not.
+        self.ports.iter().fold(true, |all, port| self.accept_waiting_at(port) && all)
+    }
+
+    fn accept_waiting_at(&self, port: &Port) -> bool {
         let mut failed = 0;
         while failed < FAILURES_MAX {
-            let accepted = SockRef::from(&self.listener).accept().and_then(|(socket, address)| {
+            let accepted = SockRef::from(&port.listener).accept().and_then(|(socket, address)| {
                 socket.set_nonblocking(true)?;
                 Ok((TcpStream::from_std(socket.into())?, address.as_socket()))
             });
             match accepted {
-                Ok((socket, address)) => self.serve(socket, address),
+                Ok((socket, address)) => self.serve(socket, address, port),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(error) if out_of_descriptors(&error) => {
                     tracing::warn!(%error, "a connection could not be accepted: {error}");
@@ -139,7 +174,18 @@ impl Acceptor {
         false
     }
 
-    fn serve(&self, socket: TcpStream, address: Option<SocketAddr>) {
+    fn serve(&self, socket: TcpStream, address: Option<SocketAddr>, port: &Port) {
+        let interface = port.interface.clone();
+        let http_place = match &interface {
+            Interface::Grpc(_) => None,
+            Interface::Http(http) => match http.places.clone().try_acquire_owned() {
+                Ok(place) => Some(place),
+                Err(_) => {
+                    tracing::warn!("a connection for HTTP was closed at once: half of all that may be open are for HTTP");
+                    return;
+                }
+            },
+        };
         if self.front.connections() >= self.connections_max {
             tracing::warn!(
                 limit = self.connections_max,
@@ -164,7 +210,16 @@ impl Acceptor {
             }
         }
         let connection = self.front.open_connection(address, place);
-        tokio::spawn(serve(socket, connection, self.routes.clone()));
+        tokio::spawn(serve(socket, connection, interface, http_place));
+    }
+}
+
+impl Interface {
+    fn protocol(&self) -> ClientProtocol {
+        match self {
+            Self::Grpc(_) => ClientProtocol::Grpc,
+            Self::Http(_) => ClientProtocol::Http,
+        }
     }
 }
 
@@ -179,23 +234,45 @@ fn out_of_descriptors(error: &io::Error) -> bool {
 }
 
 /// Serves one connection until it ends.
-async fn serve(socket: TcpStream, connection: Arc<Connection>, routes: Routes) {
+async fn serve(
+    socket: TcpStream,
+    connection: Arc<Connection>,
+    interface: Interface,
+    _http_place: Option<OwnedSemaphorePermit>,
+) {
     match connection.front().tls.clone() {
-        None => serve_http(Socket::new(socket, connection.clone(), Above::Http), &connection, routes).await,
+        None => serve_on(Socket::new(socket, connection.clone(), Above::Http), &connection, interface).await,
         Some(tls) => {
+            let protocol = interface.protocol();
             let socket = Socket::new(socket, connection.clone(), Above::Handshake);
-            if let Some(stream) = accept_tls(&tls, socket, &connection).await {
-                serve_http(TlsSocket::new(stream), &connection, routes).await;
+            if let Some(stream) = accept_tls(&tls, socket, &connection, protocol).await {
+                serve_on(TlsSocket::new(stream), &connection, interface).await;
             }
         }
     }
     connection.over();
 }
 
+async fn serve_on(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    connection: &Arc<Connection>,
+    interface: Interface,
+) {
+    match interface {
+        Interface::Grpc(routes) => serve_grpc(io, connection, routes).await,
+        Interface::Http(http) => http.serve(io, connection).await,
+    }
+}
+
 /// The TLS handshake of a connection; `None` if it failed, was late, or this node closes the connection.
-async fn accept_tls(tls: &NodeTls, socket: Socket, connection: &Connection) -> Option<TlsStream<Socket>> {
+async fn accept_tls(
+    tls: &NodeTls,
+    socket: Socket,
+    connection: &Connection,
+    protocol: ClientProtocol,
+) -> Option<TlsStream<Socket>> {
     let accepted = tokio::select! {
-        accepted = tls.accept_client(socket) => accepted,
+        accepted = tls.accept_client(socket, protocol) => accepted,
         () = connection.kill.cancelled() => return None,
         () = connection.front().stopping.cancelled() => return None,
     };
@@ -216,58 +293,64 @@ async fn accept_tls(tls: &NodeTls, socket: Socket, connection: &Connection) -> O
     }
 }
 
-/// Serves HTTP/2 on a connection until it ends.
-async fn serve_http(
+/// Serves gRPC on a connection until it ends.
+async fn serve_grpc(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     connection: &Arc<Connection>,
     routes: Routes,
 ) {
-    let io = TokioIo::new(io);
     let calls = Calls { connection: connection.clone(), routes };
-    {
-        let mut http = pin!(
-            http2::Builder::new(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .initial_stream_window_size(STREAM_WINDOW)
-                .initial_connection_window_size(CONNECTION_WINDOW)
-                .max_send_buf_size(SEND_BYTES_MAX)
-                .max_concurrent_streams(STREAMS_MAX)
-                .max_header_list_size(HEADER_BYTES_MAX)
-                .keep_alive_interval(PING_AFTER)
-                .keep_alive_timeout(PING_TIMEOUT)
-                .serve_connection(io, calls)
-        );
-        let front = connection.front().clone();
-        let mut is_stopping = false;
-        let mut is_used = false;
-        let mut is_stranger = connection.is_unauthenticated();
-        let mut life = pin!(tokio::time::sleep(UNAUTHENTICATED_LIFE));
-        loop {
-            tokio::select! {
-                ended = http.as_mut() => {
-                    if let Err(error) = ended {
-                        tracing::debug!(connection = connection.id, %error, "a connection ended: {error}");
-                    }
+    let http = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(SEND_BYTES_MAX)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEADER_BYTES_MAX)
+        .keep_alive_interval(PING_AFTER)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .serve_connection(TokioIo::new(io), calls);
+    until_end(pin!(http), http2::Connection::graceful_shutdown, connection).await;
+}
+
+/// Completes when the connection has ended, or this node closes it.
+pub(super) async fn until_end<C>(
+    mut http: Pin<&mut C>,
+    graceful_shutdown: impl Fn(Pin<&mut C>),
+    connection: &Connection,
+) where
+    C: Future<Output = hyper::Result<()>>,
+{
+    let front = connection.front().clone();
+    let mut is_stopping = false;
+    let mut is_used = false;
+    let mut is_stranger = connection.is_unauthenticated();
+    let mut life = pin!(tokio::time::sleep(UNAUTHENTICATED_LIFE));
+    loop {
+        tokio::select! {
+            ended = http.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(connection = connection.id, %error, "a connection ended: {error}");
+                }
+                break;
+            }
+            () = connection.kill.cancelled() => break,
+            () = front.stopping.cancelled(), if !is_stopping => {
+                is_stopping = true;
+                graceful_shutdown(http.as_mut());
+            }
+            () = &mut life, if is_stranger => {
+                is_stranger = connection.is_unauthenticated();
+                if is_stranger {
+                    tracing::debug!(connection = connection.id, "a connection is closed: its client did not say who it is");
                     break;
                 }
-                () = connection.kill.cancelled() => break,
-                () = front.stopping.cancelled(), if !is_stopping => {
-                    is_stopping = true;
-                    http.as_mut().graceful_shutdown();
-                }
-                () = &mut life, if is_stranger => {
-                    is_stranger = connection.is_unauthenticated();
-                    if is_stranger {
-                        tracing::debug!(connection = connection.id, "a connection is closed: its client did not say who it is");
-                        break;
-                    }
-                }
-                () = tokio::time::sleep(FIRST_CALL), if !is_used => {
-                    is_used = connection.had_streams();
-                    if !is_used {
-                        tracing::debug!(connection = connection.id, "a connection is closed: it was not used");
-                        break;
-                    }
+            }
+            () = tokio::time::sleep(FIRST_CALL), if !is_used => {
+                is_used = connection.had_streams();
+                if !is_used {
+                    tracing::debug!(connection = connection.id, "a connection is closed: it was not used");
+                    break;
                 }
             }
         }
@@ -308,14 +391,14 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
         if request.uri().path() == SESSION_CALL {
             // It may wait long, and its answer is small, so it takes no place among the unsent answers.
             request.extensions_mut().insert(Arriving::new(starting));
-            return Box::pin(async move { Ok(forward::route(front, routes, caller, request).await) });
+            return Box::pin(async move { Ok(forward::route(front, routes, caller, request.map(Body::new)).await) });
         }
         if forward::has_one_answer(request.uri().path()) {
             drop(starting);
             let answers = self.connection.answers.clone();
             return Box::pin(async move {
                 let slot = answers.acquire_owned().await.ok();
-                let response = forward::route(front, routes, caller, request).await;
+                let response = forward::route(front, routes, caller, request.map(Body::new)).await;
                 Ok(holding(slot, response))
             });
         }
@@ -323,7 +406,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
             request.extensions_mut().insert(Arc::new(starting) as Arc<Starting>);
         }
         request.extensions_mut().insert(self.connection.clone());
-        Box::pin(async move { Ok(forward::route(front, routes, caller, request).await) })
+        Box::pin(async move { Ok(forward::route(front, routes, caller, request.map(Body::new)).await) })
     }
 }
 

@@ -24,7 +24,7 @@ use super::accept::{
 };
 use super::caller::is_open_to_all;
 use crate::places::{Places, TakenPlace, network};
-use crate::tls::NodeTls;
+use crate::tls::{ClientProtocol, NodeTls};
 
 /// The longest life of a connection: there is nothing to keep it for.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30);
@@ -78,7 +78,7 @@ async fn accept(
     waits_for: watch::Receiver<String>,
 ) {
     let Some(tls) = tls else { return answer(socket, true, routes, waits_for).await };
-    match tls.accept_client(socket).await {
+    match tls.accept_client(socket, ClientProtocol::Grpc).await {
         Ok(stream) => {
             let is_known = stream.get_ref().1.peer_certificates().is_some();
             let _place = place.filter(|_| !is_known);

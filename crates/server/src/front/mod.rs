@@ -15,6 +15,7 @@ mod connection;
 mod drain_barrier;
 mod forming;
 mod forward;
+mod http;
 mod join;
 mod pump;
 mod session_calls;

@@ -57,10 +57,10 @@ impl Rig {
         let access = Access::load(&AccessFiles::default()).unwrap();
         let front = Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(audit).unwrap());
         let (_, health) = tonic_health::server::health_reporter();
-        let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
+        let acceptor = Acceptor::new(listener, None, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());
         tokio::spawn(pump(front.clone(), acceptor.clone(), outbox.clone()));
-        tokio::spawn(acceptor.run());
+        acceptor.run();
         Self { front, outbox, address, seen: Vec::new() }
     }
 

@@ -38,10 +38,18 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The end of the certificate is logged when it is nearer than these days, ascending.
 const WARN_DAYS: [u64; 3] = [1, 7, 30];
-/// The protocol names (ALPN) of the two ports: a client that connects to the peers' port, or a node that connects to
-/// the clients', fails in the handshake.
-const CLIENT_PROTOCOL: &[u8] = b"h2";
+/// The protocol names (ALPN) of the ports: a client that connects to the peers' port, or a node that connects to the
+/// clients', fails in the handshake.
+const GRPC_PROTOCOL: &[u8] = b"h2";
+const HTTP_PROTOCOL: &[u8] = b"http/1.1";
 const PEER_PROTOCOL: &[u8] = b"lockkeeper-peer";
+
+/// What a client speaks within TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ClientProtocol {
+    Grpc,
+    Http,
+}
 
 /// A node's TLS configurations. Each new connection uses those of the newest usable files.
 #[derive(Debug)]
@@ -59,7 +67,8 @@ struct Loaded {
     expires: SystemTime,
     /// The earliest end of an authority.
     authority_expires: SystemTime,
-    clients: Arc<ServerConfig>,
+    grpc: Arc<ServerConfig>,
+    http: Arc<ServerConfig>,
     peers_in: Arc<ServerConfig>,
     peers_out: Arc<ClientConfig>,
     forwards: Arc<ClientConfig>,
@@ -93,11 +102,20 @@ impl NodeTls {
     ///
     /// # Errors
     /// The handshake failed or was late.
-    pub(crate) async fn accept_client<S>(&self, socket: S) -> io::Result<server::TlsStream<S>>
+    pub(crate) async fn accept_client<S>(
+        &self,
+        socket: S,
+        protocol: ClientProtocol,
+    ) -> io::Result<server::TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let handshake = TlsAcceptor::from(self.current().clients.clone()).accept(socket);
+        let current = self.current();
+        let config = match protocol {
+            ClientProtocol::Grpc => &current.grpc,
+            ClientProtocol::Http => &current.http,
+        };
+        let handshake = TlsAcceptor::from(config.clone()).accept(socket);
         tokio::time::timeout(HANDSHAKE, handshake)
             .await
             .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long")))
@@ -259,7 +277,7 @@ impl Loaded {
             builder.build().map_err(|error| unusable(error.to_string()))
         };
         let to_serve = |protocol: &[u8]| -> Result<Arc<ServerConfig>, FileError> {
-            let guests: Arc<dyn ClientCertVerifier> = guests(protocol == CLIENT_PROTOCOL)?;
+            let guests: Arc<dyn ClientCertVerifier> = guests(protocol != PEER_PROTOCOL)?;
             let mut config = ServerConfig::builder_with_provider(provider.clone())
                 .with_protocol_versions(&[&TLS13])
                 .map_err(|error| unusable(error.to_string()))?
@@ -283,10 +301,11 @@ impl Loaded {
             Ok(Arc::new(config))
         };
         Ok(Self {
-            clients: to_serve(CLIENT_PROTOCOL)?,
+            grpc: to_serve(GRPC_PROTOCOL)?,
+            http: to_serve(HTTP_PROTOCOL)?,
             peers_in: to_serve(PEER_PROTOCOL)?,
             peers_out: to_connect(PEER_PROTOCOL)?,
-            forwards: to_connect(CLIENT_PROTOCOL)?,
+            forwards: to_connect(GRPC_PROTOCOL)?,
             expires: names.expires(),
             authority_expires,
             name,

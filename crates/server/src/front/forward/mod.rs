@@ -16,7 +16,7 @@ use std::time::Duration;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Bytes;
 use tokio::sync::watch as shown;
 use tokio::time::Instant;
 use tonic::Status;
@@ -86,7 +86,7 @@ pub(super) async fn route(
     front: Arc<Front>,
     mut routes: Routes,
     caller: Caller,
-    request: Request<Incoming>,
+    request: Request<Body>,
 ) -> Response<Body> {
     let path = request.uri().path();
     let Some(kind) = kind(path) else {
@@ -132,7 +132,7 @@ impl Forwarding {
         front: Arc<Front>,
         kind: CallKind,
         caller: Caller,
-        request: Request<Incoming>,
+        request: Request<Body>,
     ) -> Result<Self, Status> {
         front.check_serving()?;
         let begun = Instant::now();

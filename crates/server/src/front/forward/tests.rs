@@ -159,13 +159,13 @@ impl Follower {
             crate::audit::Audit::open(None).unwrap(),
         );
         let (_, health) = tonic_health::server::health_reporter();
-        let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
+        let acceptor = Acceptor::new(listener, None, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());
         if leader.is_some() {
             outbox.put(&mut Vec::new(), ReplicaStatus::Following { leader: LEADER });
         }
         tokio::spawn(pump(front.clone(), acceptor.clone(), outbox));
-        tokio::spawn(acceptor.run());
+        acceptor.run();
         if leader.is_some() {
             let mut state = front.state();
             state.wait_for(|state| *state != ReplicaStatus::Waiting).await.unwrap();

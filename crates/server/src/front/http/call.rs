@@ -1,0 +1,212 @@
+//! What a handler gets from a request: who calls, the session's secret, the body; and the service's calls to answer it by.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use http::request::Parts;
+use http::{HeaderMap, StatusCode, header};
+use lockkeeper_wire::request::Secret;
+use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
+use lockkeeper_wire::v1::{self, client_item, server_item::What};
+use serde::de::DeserializeOwned;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tower_service::Service;
+
+use super::problem::{Problem, ProblemCode};
+use super::{SECRET_HEADER, SECRET_HELP};
+use crate::access::Identity;
+use crate::front::caller::{Caller, identify};
+use crate::front::connection::Connection;
+use crate::front::forward;
+use crate::front::session_calls::{Arriving, SESSION_CALL};
+
+/// The time that a body has to arrive.
+const BODY_TIME: Duration = Duration::from_secs(10);
+
+/// Where a request came from: what the connection attached to it.
+#[derive(Clone)]
+pub(super) struct Origin {
+    pub(super) connection: Arc<Connection>,
+    pub(super) routes: Routes,
+    /// For the requests that may be of a session: no drain barrier passes before they are handed on.
+    pub(super) arriving: Arc<Arriving>,
+}
+
+/// The calls of the service, in this process, as the caller of a request may make them.
+pub(super) type Calls = LockkeeperClient<InProcess>;
+
+/// Answers calls as the gRPC port would: permissions, quotas, the audit trail and forwarding to the leader are the same.
+#[derive(Clone)]
+pub(super) struct InProcess {
+    origin: Origin,
+    caller: Caller,
+    authorization: Option<http::HeaderValue>,
+}
+
+impl Service<http::Request<Body>> for InProcess {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let Self { origin, caller, authorization } = self.clone();
+        let Origin { connection, routes, arriving } = origin;
+        if request.uri().path() == SESSION_CALL {
+            request.extensions_mut().insert(arriving);
+        } else {
+            arriving.handed_on();
+        }
+        if let Some(authorization) = authorization {
+            // Without TLS, the leader identifies the caller of a forwarded call by its token.
+            request.headers_mut().insert(header::AUTHORIZATION, authorization);
+        }
+        let front = connection.front().clone();
+        request.extensions_mut().insert(connection);
+        request.extensions_mut().insert(caller.clone());
+        Box::pin(async move { Ok(forward::route(front, routes, caller, request).await) })
+    }
+}
+
+/// The service's calls, for an identified caller.
+pub(super) struct Client(pub(super) Calls);
+
+impl<S: Sync> FromRequestParts<S> for Client {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let origin = parts.extensions.get::<Origin>().cloned().ok_or_else(|| {
+            Problem::new(ProblemCode::Internal, "the request came by no connection: a bug")
+        })?;
+        let caller = identify(&origin.connection, &parts.headers).inspect_err(|refusal| {
+            let (audit, address) = (&origin.connection.front().audit, origin.connection.address());
+            audit.refused("unauthenticated", &Identity::ANONYMOUS, address, refusal.message());
+        })?;
+        let authorization = parts.headers.get(header::AUTHORIZATION).cloned();
+        Ok(Self(LockkeeperClient::new(InProcess { origin, caller, authorization })))
+    }
+}
+
+/// The calls of a session, for a caller that has shown its secret.
+pub(super) struct SessionClient {
+    calls: Calls,
+    pub(super) secret: Secret,
+}
+
+impl<S: Sync> FromRequestParts<S> for SessionClient {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let Client(calls) = Client::from_request_parts(parts, state).await?;
+        Ok(Self { calls, secret: secret(&parts.headers)? })
+    }
+}
+
+/// An answer to a session's request, and which of its holds are under a break.
+pub(super) struct Answered {
+    pub(super) session: u64,
+    pub(super) what: What,
+    pub(super) revoked: Vec<u64>,
+}
+
+impl SessionClient {
+    /// Makes a request of the session, and waits at most for `poll_ms` if it is queued.
+    ///
+    /// # Errors
+    /// The request was refused, or there was no answer.
+    pub(super) async fn ask(
+        &mut self,
+        session: u64,
+        what: client_item::What,
+        poll_ms: u64,
+    ) -> Result<Answered, Problem> {
+        let item = v1::ClientItem { session, what: Some(what) };
+        let call = v1::SessionCallRequest { secret: self.secret.0.to_vec(), item: Some(item), poll_ms };
+        let v1::SessionCallResponse { item, revoked } = self.calls.session_call(call).await?.into_inner();
+        let session = item.as_ref().map_or(0, |item| item.session);
+        match item.and_then(|item| item.what) {
+            Some(What::Refused(refused)) => Err(refused.into()),
+            Some(what) => Ok(Answered { session, what, revoked }),
+            None => Err(unexpected()),
+        }
+    }
+}
+
+/// The service has answered another question.
+pub(super) fn unexpected() -> Problem {
+    Problem::new(ProblemCode::Internal, "the service has answered another question: a bug")
+}
+
+fn secret(headers: &HeaderMap) -> Result<Secret, Problem> {
+    let shown = headers.get(SECRET_HEADER).ok_or_else(|| {
+        Problem::invalid(format!("the header `{SECRET_HEADER}` is missing: {SECRET_HELP}"))
+    })?;
+    let digits = shown.as_bytes();
+    let bytes = (digits.len() == 32).then(|| {
+        digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+    });
+    let bytes: Option<Vec<u8>> = bytes.flatten();
+    // The value is not repeated: it may be a secret with a typing error.
+    bytes.and_then(|bytes| Secret::from_wire(&bytes).ok()).ok_or_else(|| {
+        Problem::invalid(format!("the header `{SECRET_HEADER}` is not of 32 hexadecimal digits: {SECRET_HELP}"))
+    })
+}
+
+/// A body in JSON.
+pub(super) struct JsonBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        match tokio::time::timeout(BODY_TIME, Json::<T>::from_request(request, state)).await {
+            Ok(Ok(Json(body))) => Ok(Self(body)),
+            Ok(Err(JsonRejection::MissingJsonContentType(_))) => Err(Problem::new(
+                ProblemCode::UnsupportedMediaType,
+                "the body is not declared as JSON: send `Content-Type: application/json` (`curl --json` does)",
+            )),
+            Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+                Err(Problem::new(ProblemCode::PayloadTooLarge, rejection.body_text()))
+            }
+            Ok(Err(rejection)) => Err(Problem::invalid(rejection.body_text())),
+            Err(_) => Err(Problem::new(
+                ProblemCode::DeadlineExceeded,
+                format!("the body did not arrive whole within {} s", BODY_TIME.as_secs()),
+            )),
+        }
+    }
+}
+
+/// The parts of a path that vary.
+pub(super) struct InPath<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for InPath<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let found = Path::<T>::from_request_parts(parts, state).await;
+        found.map(|Path(found)| Self(found)).map_err(|rejection: PathRejection| Problem::invalid(rejection.body_text()))
+    }
+}
+
+/// The parameters after the path.
+pub(super) struct InQuery<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for InQuery<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let found = Query::<T>::from_request_parts(parts, state).await;
+        found.map(|Query(found)| Self(found)).map_err(|rejection: QueryRejection| Problem::invalid(rejection.body_text()))
+    }
+}

@@ -1,0 +1,479 @@
+//! Sessions, and their requests: each is one call of the service, which may be repeated.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use lockkeeper_wire::v1::{self, client_item, server_item::What};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::call::{Client, InPath, InQuery, JsonBody, SessionClient, unexpected};
+use super::content;
+use super::problem::{Problem, RequestEnd};
+
+/// How long a call waits for a request that is queued, if it does not say: proxies close connections that are silent for
+/// a minute.
+const POLL_MS_DEFAULT: u64 = 30_000;
+
+/// Every call that concerns a session shows its secret.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "describes the header")]
+pub(super) struct SecretHeader {
+    /// The session's secret: 32 random hexadecimal digits that only the session's client knows.
+    #[param(rename = "Lockkeeper-Secret", min_length = 32, max_length = 32, pattern = "^[0-9a-fA-F]{32}$")]
+    secret: String,
+}
+
+/// A new session.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OpenSession {
+    /// How long the session lives without a call, in milliseconds.
+    #[schema(minimum = 1_000, maximum = 3_600_000)]
+    ttl_ms: u64,
+    /// How long its locks stay closed if it expires, in milliseconds.
+    #[serde(default)]
+    #[schema(maximum = 3_600_000)]
+    lock_delay_ms: u64,
+    /// For people: host, process, purpose.
+    #[serde(default)]
+    #[schema(max_length = 256)]
+    label: String,
+}
+
+/// A session is open.
+#[derive(Serialize, ToSchema)]
+pub(super) struct OpenedSession {
+    /// Its id.
+    session: u64,
+}
+
+/// The session lives for another ttl, counted from when this call was sent.
+#[derive(Serialize, ToSchema)]
+pub(super) struct KeptAlive {
+    /// The requests whose holds are under a break: stop, then delete them.
+    revoked: Vec<u64>,
+}
+
+/// Opens a session, or finds the one that an earlier call with the same secret has opened.
+#[utoipa::path(post, path = "/v1/sessions", tag = "sessions", params(SecretHeader), request_body = OpenSession,
+    responses((status = 200, body = OpenedSession)))]
+pub(super) async fn open(
+    mut client: SessionClient,
+    JsonBody(asked): JsonBody<OpenSession>,
+) -> Result<Json<OpenedSession>, Problem> {
+    let open = v1::OpenSession {
+        secret: client.secret.0.to_vec(),
+        ttl_ms: asked.ttl_ms,
+        lock_delay_ms: asked.lock_delay_ms,
+        label: asked.label,
+        ..v1::OpenSession::default()
+    };
+    let answered = client.ask(0, client_item::What::Open(open), 0).await?;
+    match answered.what {
+        What::Opened(_) => Ok(Json(OpenedSession { session: answered.session })),
+        What::SessionGone(_) => Err(Problem::session_gone()),
+        _ => Err(unexpected()),
+    }
+}
+
+/// Keeps a session alive. Every other call of the session that has an answer does so too.
+#[utoipa::path(post, path = "/v1/sessions/{session}/keep-alive", tag = "sessions",
+    params(("session" = u64, Path, description = "The session's id."), SecretHeader),
+    responses((status = 200, body = KeptAlive)))]
+pub(super) async fn keep_alive(
+    mut client: SessionClient,
+    InPath(session): InPath<u64>,
+) -> Result<Json<KeptAlive>, Problem> {
+    let keep_alive = client_item::What::KeepAlive(v1::KeepAlive::default());
+    let answered = client.ask(session, keep_alive, 0).await?;
+    match answered.what {
+        What::KeptAlive(_) => Ok(Json(KeptAlive { revoked: answered.revoked })),
+        What::SessionGone(_) => Err(Problem::session_gone()),
+        _ => Err(unexpected()),
+    }
+}
+
+/// Ends a session: all its requests end, without lock-delay. Also succeeds if no live session has this id and secret.
+#[utoipa::path(delete, path = "/v1/sessions/{session}", tag = "sessions",
+    params(("session" = u64, Path, description = "The session's id."), SecretHeader),
+    responses((status = 204, description = "The session has ended.")))]
+pub(super) async fn close(
+    mut client: SessionClient,
+    InPath(session): InPath<u64>,
+) -> Result<StatusCode, Problem> {
+    let answered = client.ask(session, client_item::What::Close(v1::CloseSession {}), 0).await?;
+    match answered.what {
+        What::SessionGone(_) => Ok(StatusCode::NO_CONTENT),
+        _ => Err(unexpected()),
+    }
+}
+
+/// How a request holds its lock.
+#[derive(Clone, Copy, Default, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Mode {
+    /// Alone.
+    #[default]
+    Exclusive,
+    /// Together with other shared holds.
+    Shared,
+    /// One of a number of permits.
+    Permit,
+}
+
+impl From<Mode> for v1::Mode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive => Self::Exclusive,
+            Mode::Shared => Self::Shared,
+            Mode::Permit => Self::Permit,
+        }
+    }
+}
+
+impl From<v1::Mode> for Mode {
+    fn from(mode: v1::Mode) -> Self {
+        match mode {
+            v1::Mode::Exclusive | v1::Mode::Unspecified => Self::Exclusive,
+            v1::Mode::Shared => Self::Shared,
+            v1::Mode::Permit => Self::Permit,
+        }
+    }
+}
+
+/// A request for a lock.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Acquire {
+    /// The session's id.
+    session: u64,
+    /// The number of this request in its session, from 1. It must be higher than that of every earlier request. The same
+    /// call again, with the same number, asks again for the same request, and waits on.
+    #[schema(minimum = 1)]
+    request: u64,
+    /// The client has the answers to all requests up to this number and does not ask for them again, so the service may
+    /// forget them; at most 4,096 ended requests are remembered.
+    #[serde(default)]
+    done_through: u64,
+    /// How to hold the lock.
+    #[serde(default)]
+    mode: Mode,
+    /// For permits: their number; absent: the one in force.
+    #[schema(minimum = 1, maximum = 65_536)]
+    permits: Option<u32>,
+    /// Also covers everything below the name.
+    #[serde(default)]
+    subtree: bool,
+    /// Other locks to acquire together with this one: all or none.
+    #[serde(default)]
+    #[schema(max_items = 63)]
+    also: Vec<String>,
+    /// Wait in the queue if the lock is not free.
+    #[serde(default)]
+    wait: bool,
+    /// With `wait`: how long to wait in the queue in all, in milliseconds; absent: unlimited.
+    at_most_ms: Option<u64>,
+    /// With `wait`: how long this call waits for the answer, in milliseconds; absent: 30,000. The request stays in the queue
+    /// after that.
+    #[schema(maximum = 60_000)]
+    poll_ms: Option<u64>,
+    /// How long the lock stays closed after the hold, in milliseconds.
+    #[serde(default)]
+    #[schema(maximum = 86_400_000)]
+    keep_closed_ms: u64,
+    /// A value that the holder publishes: at most 4,096 bytes.
+    value: Option<String>,
+    /// The value, if it is not text, in base64.
+    value_base64: Option<String>,
+    /// For people: the purpose of the hold, at most 1,024 bytes.
+    meta: Option<String>,
+    /// The purpose, if it is not text, in base64.
+    meta_base64: Option<String>,
+}
+
+/// What a request does now.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum RequestState {
+    /// It holds.
+    Held,
+    /// It waits.
+    Queued,
+    /// It holds, but is under a break: stop, then delete the request.
+    Revoked,
+}
+
+/// A request that holds or waits.
+#[derive(Serialize, ToSchema)]
+pub(super) struct RequestStatus {
+    state: RequestState,
+    /// Of a hold: the fencing token, which the resource has to check.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<u64>,
+    /// Of a hold of permits: one per name, in byte order of the names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    permits: Vec<Permit>,
+    /// Of a waiting request: the number of earlier ones that overlap it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    position: Option<u64>,
+    /// The requests of the session whose holds are under a break: stop, then delete them.
+    revoked: Vec<u64>,
+}
+
+/// A permit that is held.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Permit {
+    /// Its slot, from 0.
+    slot: u32,
+    /// The number of permits.
+    limit: u32,
+}
+
+/// Acquires a lock, or asks again for a request that was made before.
+///
+/// The answer 202 says that the request is still in the queue: the same call again waits on. If an answer is lost, the same
+/// call again gets it. To give up, delete the request.
+#[utoipa::path(post, path = "/v1/locks/{name}", tag = "sessions",
+    params(("name" = String, Path, description = "The lock's name; it may contain `/`."), SecretHeader),
+    request_body = Acquire,
+    responses(
+        (status = 200, description = "The request holds.", body = RequestStatus),
+        (status = 202, description = "The request waits.", body = RequestStatus)))]
+pub(super) async fn acquire(
+    mut client: SessionClient,
+    InPath(name): InPath<String>,
+    JsonBody(asked): JsonBody<Acquire>,
+) -> Result<Response, Problem> {
+    let poll_ms = match (asked.wait, asked.poll_ms, asked.at_most_ms) {
+        (true, poll_ms, _) => poll_ms.unwrap_or(POLL_MS_DEFAULT),
+        (false, None, None) => 0,
+        (false, ..) => {
+            return Err(Problem::invalid("`poll_ms` or `at_most_ms` is given, but `wait` is not true: the request does not wait"));
+        }
+    };
+    let acquire = v1::Acquire {
+        seq: asked.request,
+        done_through: asked.done_through,
+        names: std::iter::once(name).chain(asked.also).collect(),
+        mode: v1::Mode::from(asked.mode).into(),
+        permits: asked.permits,
+        subtree: asked.subtree,
+        wait: asked.wait,
+        at_most_ms: asked.at_most_ms,
+        keep_closed_ms: asked.keep_closed_ms,
+        value: content::bytes("value", asked.value, asked.value_base64)?,
+        meta: content::bytes("meta", asked.meta, asked.meta_base64)?,
+    };
+    let answered = client.ask(asked.session, client_item::What::Acquire(acquire), poll_ms).await?;
+    let request = |state| RequestStatus {
+        state,
+        token: None,
+        permits: Vec::new(),
+        position: None,
+        revoked: answered.revoked.clone(),
+    };
+    let (status, request) = match answered.what {
+        What::Granted(granted) => {
+            let permits = granted.permits.into_iter();
+            let permits = permits.map(|it| Permit { slot: it.slot, limit: it.limit }).collect();
+            let held = RequestStatus { token: Some(granted.token), permits, ..request(RequestState::Held) };
+            (StatusCode::OK, held)
+        }
+        What::Revoked(revoked) => {
+            (StatusCode::OK, RequestStatus { token: Some(revoked.token), ..request(RequestState::Revoked) })
+        }
+        What::Queued(queued) => {
+            let queued = RequestStatus { position: Some(queued.position), ..request(RequestState::Queued) };
+            (StatusCode::ACCEPTED, queued)
+        }
+        What::Busy(busy) => return Err(Problem::busy(busy)),
+        What::Finished(it) | What::Ended(it) => return Err(Problem::ended(it.end())),
+        What::SessionGone(_) => return Err(Problem::session_gone()),
+        _ => return Err(unexpected()),
+    };
+    Ok((status, Json(request)).into_response())
+}
+
+/// Which request of which session.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct OfSession {
+    /// The session's id.
+    session: u64,
+    /// The number of the request that acquired the lock.
+    request: u64,
+}
+
+/// What the client needs no more.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DoneThrough {
+    /// See `done_through` of an acquire.
+    #[serde(default)]
+    #[param(required = false)]
+    done_through: u64,
+}
+
+/// A request has ended.
+#[derive(Serialize, ToSchema)]
+pub(super) struct EndedRequest {
+    end: RequestEnd,
+    /// The requests of the session whose holds are under a break: stop, then delete them.
+    revoked: Vec<u64>,
+}
+
+/// Releases a lock, or leaves its queue: one call for both, so that giving up can't race with a grant.
+#[utoipa::path(delete, path = "/v1/sessions/{session}/requests/{request}", tag = "sessions",
+    params(OfSession, DoneThrough, SecretHeader), responses((status = 200, body = EndedRequest)))]
+pub(super) async fn release(
+    mut client: SessionClient,
+    InPath(of): InPath<OfSession>,
+    InQuery(done): InQuery<DoneThrough>,
+) -> Result<Json<EndedRequest>, Problem> {
+    // A `finish` runs whatever its number is, so it needs none of its own (R4).
+    let finish = v1::Finish { seq: of.request, target: of.request, done_through: done.done_through };
+    let answered = client.ask(of.session, client_item::What::Finish(finish), 0).await?;
+    match answered.what {
+        What::Finished(it) => Ok(Json(EndedRequest { end: it.end().into(), revoked: answered.revoked })),
+        What::SessionGone(_) => Err(Problem::session_gone()),
+        _ => Err(unexpected()),
+    }
+}
+
+/// A new value of a hold.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SetValue {
+    /// The number of this change among the session's requests: higher than every earlier one.
+    #[schema(minimum = 1)]
+    number: u64,
+    /// See `done_through` of an acquire.
+    #[serde(default)]
+    done_through: u64,
+    /// The value: at most 4,096 bytes.
+    value: Option<String>,
+    /// The value, if it is not text, in base64.
+    value_base64: Option<String>,
+}
+
+/// Replaces the value that a hold publishes.
+#[utoipa::path(put, path = "/v1/sessions/{session}/requests/{request}/value", tag = "sessions",
+    params(OfSession, SecretHeader), request_body = SetValue, responses((status = 200, body = KeptAlive)))]
+pub(super) async fn set_value(
+    client: SessionClient,
+    InPath(of): InPath<OfSession>,
+    JsonBody(asked): JsonBody<SetValue>,
+) -> Result<Json<KeptAlive>, Problem> {
+    let set_value = v1::SetValue {
+        seq: asked.number,
+        target: of.request,
+        done_through: asked.done_through,
+        value: content::bytes("value", asked.value, asked.value_base64)?,
+    };
+    change(client, of.session, client_item::What::SetValue(set_value)).await
+}
+
+/// A change of a hold from exclusive to shared.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Downgrade {
+    /// The number of this change among the session's requests: higher than every earlier one.
+    #[schema(minimum = 1)]
+    number: u64,
+    /// See `done_through` of an acquire.
+    #[serde(default)]
+    done_through: u64,
+}
+
+/// Makes an exclusive hold a shared one. It keeps its token.
+#[utoipa::path(post, path = "/v1/sessions/{session}/requests/{request}/downgrade", tag = "sessions",
+    params(OfSession, SecretHeader), request_body = Downgrade, responses((status = 200, body = KeptAlive)))]
+pub(super) async fn downgrade(
+    client: SessionClient,
+    InPath(of): InPath<OfSession>,
+    JsonBody(asked): JsonBody<Downgrade>,
+) -> Result<Json<KeptAlive>, Problem> {
+    let downgrade =
+        v1::Downgrade { seq: asked.number, target: of.request, done_through: asked.done_through };
+    change(client, of.session, client_item::What::Downgrade(downgrade)).await
+}
+
+async fn change(
+    mut client: SessionClient,
+    session: u64,
+    what: client_item::What,
+) -> Result<Json<KeptAlive>, Problem> {
+    let answered = client.ask(session, what, 0).await?;
+    match answered.what {
+        What::Done(_) => Ok(Json(KeptAlive { revoked: answered.revoked })),
+        What::Finished(it) | What::Ended(it) => Err(Problem::ended(it.end())),
+        What::SessionGone(_) => Err(Problem::session_gone()),
+        _ => Err(unexpected()),
+    }
+}
+
+/// A page of a list, by number.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SessionsPage {
+    /// The most entries of the page; absent: 100.
+    #[serde(default)]
+    #[param(required = false, maximum = 1_000)]
+    page_size: u32,
+    /// `next_after` of the last page.
+    #[serde(default)]
+    #[param(required = false)]
+    after: u64,
+}
+
+/// A page of the live sessions.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Sessions {
+    sessions: Vec<Session>,
+    /// `after` of the next page; absent: this is the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_after: Option<u64>,
+}
+
+/// A live session.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Session {
+    session: u64,
+    label: String,
+    /// Who its client is, as the service has authenticated it; empty: unknown.
+    identity: String,
+    ttl_ms: u64,
+    lock_delay_ms: u64,
+    linger_ms: u64,
+    /// The number of its holds and waiting requests.
+    requests: u64,
+    /// Its client has a stream open, or a call in progress.
+    attached: bool,
+    /// The rest of its ttl, as the leader counts it.
+    left_ms: u64,
+}
+
+/// The live sessions, ordered by id, in pages.
+#[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(SessionsPage),
+    responses((status = 200, body = Sessions)))]
+pub(super) async fn list(
+    Client(mut calls): Client,
+    InQuery(page): InQuery<SessionsPage>,
+) -> Result<Json<Sessions>, Problem> {
+    let asked = v1::ListSessionsRequest { page_size: page.page_size, after: page.after };
+    let page = calls.list_sessions(asked).await?.into_inner();
+    let sessions = page.sessions.into_iter().map(Session::from).collect();
+    Ok(Json(Sessions { sessions, next_after: Some(page.next_after).filter(|after| *after > 0) }))
+}
+
+impl From<v1::Session> for Session {
+    fn from(session: v1::Session) -> Self {
+        let v1::Session { id, label, ttl_ms, lock_delay_ms, linger_ms, requests, attached, left_ms, identity } =
+            session;
+        Self { session: id, label, identity, ttl_ms, lock_delay_ms, linger_ms, requests, attached, left_ms }
+    }
+}
