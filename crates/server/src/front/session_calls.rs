@@ -30,11 +30,11 @@ pub(super) const SESSION_CALL: &str = "/lockkeeper.v1.Lockkeeper/SessionCall";
 /// The longest wait for a queued request in one call: proxies close connections that are silent for much longer.
 pub(super) const POLL_MAX: Duration = Duration::from_secs(60);
 
-/// Who shares a stream: the caller, the session (0 for one that is being opened), and its secret.
+/// Who shares a stream: the calls of a caller that show the same secret, which is of one session. The calls that open it are
+/// among them: on a stream of their own they would take the session from the stream of the others.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SharedStreamKey {
     identity: String,
-    session: SessionId,
     secret: [u8; 16],
 }
 
@@ -56,6 +56,8 @@ struct SharedState {
 }
 
 struct AwaitingCall {
+    /// 0 for a call that opens one.
+    session: SessionId,
     awaits: Awaits,
     answers: UnboundedSender<v1::ServerItem>,
 }
@@ -84,17 +86,20 @@ impl SharedStream {
     pub(super) fn deliver(&self, items: Vec<v1::ServerItem>) {
         let state = self.lock();
         for item in items {
-            let concerns = |number: u64, awaits: Awaits| match (&item.what, awaits) {
+            let concerns = |number: u64, call: &AwaitingCall| match (&item.what, call.awaits) {
                 (Some(What::KeptAlive(it)), _) => it.id == number,
-                (Some(What::Opened(_) | What::SessionGone(_)), _) => true,
+                (Some(What::Opened(_)), awaits) => awaits == Awaits::Opened,
+                (Some(What::SessionGone(_)), Awaits::Opened) => true,
                 (Some(What::Attached(_) | What::Nodes(_) | What::StreamEnd(_)) | None, _) => false,
+                _ if item.session != call.session.0 => false,
+                (Some(What::SessionGone(_)), _) => true,
                 (Some(What::Refused(_)), _) if item.seq == 0 => true,
                 (Some(What::Finished(_)), Awaits::End(seq)) | (Some(_), Awaits::Answer(seq)) => {
                     seq == item.seq
                 }
                 (Some(_), Awaits::End(_) | Awaits::Opened | Awaits::KeptAlive) => false,
             };
-            for (_, call) in state.calls.iter().filter(|(number, call)| concerns(**number, call.awaits)) {
+            for (_, call) in state.calls.iter().filter(|(number, call)| concerns(**number, call)) {
                 // Fails if the caller has gone.
                 let _ = call.answers.send(item.clone());
             }
@@ -146,12 +151,14 @@ impl Asked {
                 ));
             }
         };
+        // A session that is being opened has no id yet.
+        let session = if awaits == Awaits::Opened { 0 } else { session };
         Ok(Self { session: SessionId(session), secret, request, awaits })
     }
 
     fn key(&self, caller: &Caller) -> SharedStreamKey {
         let identity = caller.identity.as_str().to_owned();
-        SharedStreamKey { identity, session: self.session, secret: self.secret.0 }
+        SharedStreamKey { identity, secret: self.secret.0 }
     }
 
     /// The requests on the stream. They attach the session, ask for a proof that this node leads, and ask for what the
@@ -258,7 +265,8 @@ impl Front {
             Some(stream) => stream,
             None => self.open_shared_stream(caller, key)?,
         };
-        stream.lock().calls.insert(number, AwaitingCall { awaits: asked.awaits, answers: sender });
+        let call = AwaitingCall { session: asked.session, awaits: asked.awaits, answers: sender };
+        stream.lock().calls.insert(number, call);
         Ok(CallInProgress { front: self.clone(), stream, number, awaits: asked.awaits, answers })
     }
 

@@ -34,6 +34,8 @@ impl Server {
     }
 
     pub(crate) fn start_with(options: ServerOptions) -> Self {
+        let http_listen = options.http_listen.clone().or_else(|| Some("127.0.0.1:0".to_owned()));
+        let options = ServerOptions { http_listen, ..options };
         let (sender, ready) = mpsc::channel();
         let thread = std::thread::spawn(move || run(options, move |running| sender.send(running).unwrap()));
         match ready.recv_timeout(DEADLINE) {

@@ -5,6 +5,7 @@ mod calls;
 mod certified;
 mod crowds;
 mod harness;
+mod http;
 mod life;
 mod protocol;
 mod rates;

@@ -155,6 +155,30 @@ async fn call_whose_answer_is_lost_leaves_no_second_session_and_no_second_hold()
     server.stop().await.unwrap();
 }
 
+/// An `open` that is repeated while a request of the session waits takes nothing from it.
+#[tokio::test]
+async fn repeated_open_leaves_calls_in_progress_as_they_are() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let holder = CallingClient::open(&server, [8; 16], 30_000).await;
+    token(&holder.acquire(1, "a", 0).await);
+    let caller = CallingClient::open(&server, SECRET, 30_000).await;
+    let polls = tokio::spawn({
+        let caller = caller.clone();
+        async move { caller.acquire(1, "a", 20_000).await }
+    });
+    until_waiting(&server, "a", 1).await;
+    let again = CallingClient::open(&server, SECRET, 30_000).await;
+    assert_eq!(again.session, caller.session);
+    assert!(matches!(again.keep_alive().await, What::KeptAlive(_)));
+    token(&again.acquire(2, "b", 0).await);
+    let other = CallingClient { session: caller.session + 7, ..again };
+    assert!(matches!(other.keep_alive().await, What::SessionGone(_)), "it has the secret, but not the session");
+    assert_eq!(holder.finish(2, 1).await, v1::End::Released);
+    token(&polls.await.unwrap());
+    server.stop().await.unwrap();
+}
+
 /// A caller without the secret can't use the session, and its call ends no call of the session's client.
 #[tokio::test]
 async fn wrong_secret_is_refused_also_while_the_session_has_a_stream() {

@@ -182,7 +182,7 @@ impl Problem {
     pub(super) fn session_gone() -> Self {
         Self::new(
             ProblemCode::SessionGone,
-            "the session is not live, or has another secret: all its requests have ended; open a new one",
+            "the session is not live, and all its requests have ended; open a new one, with a new secret",
         )
     }
 }

@@ -95,7 +95,7 @@ pub(super) async fn keep_alive(
     }
 }
 
-/// Ends a session: all its requests end, without lock-delay. Also succeeds if no live session has this id and secret.
+/// Ends a session: all its requests end, without lock-delay. Also succeeds if the session has ended before.
 #[utoipa::path(delete, path = "/v1/sessions/{session}", tag = "sessions",
     params(("session" = u64, Path, description = "The session's id."), SecretHeader),
     responses((status = 204, description = "The session has ended.")))]

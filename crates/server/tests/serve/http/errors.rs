@@ -1,0 +1,143 @@
+//! Calls that are refused, in words and with a code.
+
+use http_body_util::{BodyExt, Full};
+use hyper::Method;
+use serde_json::{Value, json};
+
+use super::client::HttpClient;
+use crate::harness::{Server, directory};
+
+#[tokio::test]
+async fn bad_calls_are_refused_in_words() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut client = HttpClient::open(&server, 7, 30_000).await;
+    let session = client.session;
+    let lock = |more: Value| {
+        let mut body = json!({ "session": session, "request": 1 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ("/v1/locks/a".to_owned(), body)
+    };
+    let at = |path: &str, body: Value| (path.to_owned(), body);
+    // What is posted, and the status, the code and a word of the answer.
+    let posts = [
+        (lock(json!({ "wait": true, "poll_ms": 60_001 })), 400, "invalid-argument", "60001"),
+        (lock(json!({ "poll_ms": 5 })), 400, "invalid-argument", "wait"),
+        (lock(json!({ "mode": "sometimes" })), 400, "invalid-argument", "sometimes"),
+        (lock(json!({ "time": 5 })), 400, "invalid-argument", "time"),
+        (lock(json!({ "value": "a", "value_base64": "YQ==" })), 400, "invalid-argument", "value_base64"),
+        (lock(json!({ "meta_base64": "?" })), 400, "invalid-argument", "base64"),
+        (lock(json!({ "value": "a".repeat(4_097) })), 400, "invalid-argument", "4096"),
+        (lock(json!({ "mode": "permit" })), 409, "failed-precondition", "permits"),
+        (at("/v1/locks/a//b", json!({ "session": session, "request": 9 })), 400, "invalid-argument", "empty segment"),
+        (at("/v1/locks/%FF", json!({ "session": session, "request": 9 })), 400, "invalid-argument", "UTF-8"),
+        (at("/v1/locks/a", json!({ "request": 1 })), 400, "invalid-argument", "session"),
+        (at("/v1/sessions", json!({ "ttl_ms": 5 })), 400, "invalid-argument", "1000"),
+        (at("/v1/sessions/none/keep-alive", json!({})), 400, "invalid-argument", "none"),
+        (at("/v1/set-limit", json!({ "name": "a" })), 400, "invalid-argument", "permits"),
+        (at("/v1/break", json!({ "name": "a", "token": 0, "reason": "x" })), 400, "invalid-argument", "token"),
+        (at("/v1/nothing", json!({})), 404, "not-found", "openapi"),
+        (at("/v1/status", json!({})), 405, "method-not-allowed", "POST"),
+    ];
+    for ((path, body), status, code, word) in posts {
+        let (found, problem) = client.post(&path, body).await;
+        assert_eq!((found, &problem["code"], &problem["status"]), (status, &json!(code), &json!(status)), "{path}: {problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(word), "{path}, {word}: {problem}");
+    }
+    for path in ["/v1/locks?page_size=1001", "/v1/locks?size=1", "/v1/sessions?after=x", "/v1/locks/a?holds_after=-1"] {
+        let (status, problem) = client.get(path).await;
+        assert_eq!((status, &problem["code"]), (400, &json!("invalid-argument")), "{path}: {problem}");
+    }
+    client.hold(20, "a").await;
+    // The service does not read what is left of the body, so the connection ends.
+    let (status, problem) = client.acquire(21, "b", json!({ "value": "a".repeat(300_000) })).await;
+    assert_eq!((status, &problem["code"]), (413, &json!("payload-too-large")), "{problem}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn session_is_its_secrets_owners() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut owner = HttpClient::open(&server, 7, 30_000).await;
+    owner.hold(1, "a").await;
+    let path = format!("/v1/sessions/{}", owner.session);
+    for (secret, status, word) in [("08".repeat(16), 400, "secret"), ("0".repeat(31), 400, "32"), ("x".repeat(32), 400, "32")] {
+        let mut thief = HttpClient::connect(&server, 9).await;
+        thief.secret.clone_from(&secret);
+        let (found, problem) = thief.delete(&path).await;
+        assert_eq!(found, status, "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(word), "{problem}");
+        assert!(!problem.to_string().contains(&secret), "{problem}");
+    }
+    let request = hyper::Request::delete(&path).body(Full::default()).unwrap();
+    let (status, problem) = owner.answer(request).await;
+    assert_eq!(status, 400, "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("openssl rand"), "{problem}");
+    assert_eq!(owner.release(1).await, "released");
+    server.stop().await.unwrap();
+}
+
+/// A web site that the user of a browser visits can send requests to this machine. It can't declare a body as JSON without
+/// asking the server first, and a name of its own that stands for this machine is seen in `Host`.
+#[tokio::test]
+async fn requests_of_web_sites_are_refused() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut client = HttpClient::open(&server, 7, 30_000).await;
+    for kind in ["text/plain", "application/x-www-form-urlencoded"] {
+        let request = client.request(Method::POST, "/v1/set-limit").header("content-type", kind);
+        let body = json!({ "name": "a", "permits": 3 }).to_string();
+        let (status, problem) = client.answer(request.body(Full::from(body)).unwrap()).await;
+        assert_eq!((status, &problem["code"]), (415, &json!("unsupported-media-type")), "{problem}");
+    }
+    for method in [Method::GET, Method::POST, Method::OPTIONS] {
+        let request = hyper::Request::builder().method(method).uri("/v1/status").header("host", "evil.example:5627");
+        let (status, problem) = client.answer(request.body(Full::default()).unwrap()).await;
+        assert_eq!((status, &problem["code"]), (421, &json!("misdirected")), "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains("evil.example"), "{problem}");
+    }
+    let request = client.request(Method::GET, "/v1/status").header("origin", "https://evil.example");
+    let answer = client.send(request.body(Full::default()).unwrap()).await;
+    assert!(!answer.headers().contains_key("access-control-allow-origin"), "{answer:?}");
+    answer.into_body().collect().await.unwrap();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn permissions_and_tokens_are_those_of_the_other_port() {
+    const PERMISSIONS: &str = "[[allow]]\nwho = [\"shop\"]\nactions = [\"acquire\", \"read\"]\nnames = [\"orders\"]\n";
+    let (data, files) = (directory(), directory());
+    let (server, [shop]) = Server::start_for(data.path(), files.path(), ["shop"], Some(PERMISSIONS));
+    let mut client = HttpClient::connect(&server, 7).await;
+    let (status, problem) = client.post("/v1/sessions", json!({ "ttl_ms": 30_000 })).await;
+    assert_eq!((status, &problem["code"]), (403, &json!("permission-denied")), "{problem}");
+    client.token = Some("made-up".to_owned());
+    let request = client.request(Method::GET, "/v1/locks/orders/1").body(Full::default()).unwrap();
+    let refused = client.send(request).await;
+    assert_eq!((refused.status().as_u16(), &refused.headers()["www-authenticate"]), (401, &"Bearer".parse().unwrap()));
+    refused.into_body().collect().await.unwrap();
+
+    client.token = Some(shop);
+    client.open_session(30_000).await;
+    client.hold(1, "orders/1").await;
+    let (_, lock) = client.get("/v1/locks/orders/1").await;
+    assert_eq!(lock["holds"][0]["identity"], "shop", "{lock}");
+    let others = [
+        client.acquire(2, "payments/1", json!({})).await,
+        client.get("/v1/locks/payments/1").await,
+        client.get("/v1/locks").await,
+        client.get("/v1/sessions").await,
+        client.get("/v1/watch").await,
+        client.get("/v1/backup").await,
+        client.post("/v1/break", json!({ "name": "orders/1", "token": 1, "reason": "x" })).await,
+        client.post("/v1/set-limit", json!({ "name": "orders/1", "permits": 3 })).await,
+        client.post("/v1/transfer", json!({})).await,
+        client.delete("/v1/members/1").await,
+    ];
+    for (status, problem) in others {
+        assert_eq!((status, &problem["code"]), (403, &json!("permission-denied")), "{problem}");
+    }
+    assert_eq!(client.release(1).await, "released");
+    server.stop().await.unwrap();
+}
