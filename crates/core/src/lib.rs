@@ -26,7 +26,7 @@ pub use name::{LockName, NameError};
 pub use reply::{Effect, Effects, End, Grant, PermitGrant, Rejection, Reply};
 pub use snapshot::Snapshot;
 pub use table::{
-    Description, HoldInfo, HoldState, Page, Pending, Restorer, SessionInfo, SnapshotError, SnapshotProgress,
-    SnapshotUnderWay, Table, TokenStatus, Usage, WaiterInfo,
+    Description, HoldInfo, HoldState, Page, Pending, PrefixLoad, Restorer, SessionInfo, SnapshotError,
+    SnapshotProgress, SnapshotUnderWay, Table, TokenStatus, Usage, WaiterInfo,
 };
 pub use types::{Mode, ModeKind, Seq, SessionId, Slot, Ticket, Token};

@@ -7,6 +7,7 @@ use lockkeeper_wire::peer::{PeerMessage, SnapshotOffer};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::{store, v1};
 
+use crate::load::Load;
 use crate::members::{Change, Members};
 
 /// A client's stream. The caller numbers streams and never reuses a number.
@@ -162,6 +163,14 @@ pub enum Question {
     Backup,
     /// The node's status. Answered by every node, whether it leads or not.
     Status,
+    /// What the node has and has done. Answered by every node, as it knows it. The work is bounded: some of the names may be
+    /// missing.
+    Load {
+        /// Prefixes whose load is asked for.
+        prefixes: Vec<LockName>,
+        /// The load of the names in use is asked for, joined by so many first segments.
+        segments: usize,
+    },
     /// The cluster members and their replication progress.
     Members,
     /// Change the members. Succeeds at once if the change was made already.
@@ -199,6 +208,8 @@ pub enum Answer {
     },
     /// See [`Question::Status`]. Fields that only the process can fill are empty.
     Status(v1::StatusResponse),
+    /// See [`Question::Load`].
+    Load(Box<Load>),
     /// See [`Question::Members`].
     Members(v1::MembersResponse),
     /// See [`Question::Change`]: the change is in force. An added node starts as a learner; a removed voter takes

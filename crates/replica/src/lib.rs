@@ -13,6 +13,7 @@ pub mod disk;
 mod engine;
 pub mod event;
 mod lease;
+pub mod load;
 mod members;
 pub mod mutant;
 pub mod replica;
@@ -24,6 +25,7 @@ pub use engine::{ELECTION_TICKS, Persisted, Write};
 pub use event::{
     Answer, AskId, Difference, Event, LostEntries, Output, Question, Received, SnapshotStep, StreamId,
 };
+pub use load::{Activity, Load};
 pub use members::{Change, Members, NODES_MAX, Rejected};
 pub use replica::{
     Config, ENDS_PER_PART, Fatal, ITEMS_PER_PIECE, Recovered, Replica, TAIL_BYTES, TICK, TURN_VISITS_MAX,

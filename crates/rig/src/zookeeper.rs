@@ -189,8 +189,34 @@ impl ZooKeeper {
         // A member of an ensemble that knows no leader answers without a mode.
         self.slot.wait_until_ready("zookeeper", || {
             let state = self.ask("srvr")?;
-            if state.contains("Mode: ") { Ok(()) } else { Err(format!("it answers {state:?}")) }
+            if !state.contains("Mode: ") {
+                return Err(format!("it answers {state:?}"));
+            }
+            // The first session takes seconds on a busy machine, longer than a client waits.
+            self.open_session().map_err(|error| format!("it opens no session: {error}"))
         });
+    }
+
+    /// Opens a session and closes it.
+    fn open_session(&self) -> std::io::Result<()> {
+        // After its length, a request to connect: the protocol's version, the last transaction seen, the time-out in
+        // milliseconds, no session to resume, an empty password of 16 bytes, and not read-only.
+        let mut connect = vec![0; 45];
+        connect[12..16].copy_from_slice(&4_000_u32.to_be_bytes());
+        connect[24..28].copy_from_slice(&16_u32.to_be_bytes());
+        // The end of a session: a number of the request, and its type.
+        let close = [1_i32.to_be_bytes(), (-11_i32).to_be_bytes()].concat();
+        let mut stream = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], self.port())), ASK)?;
+        stream.set_read_timeout(Some(ASK))?;
+        for request in [connect, close] {
+            stream.write_all(&(request.len() as u32).to_be_bytes())?;
+            stream.write_all(&request)?;
+            let mut length = [0; 4];
+            stream.read_exact(&mut length)?;
+            let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+            stream.read_exact(&mut answer)?;
+        }
+        Ok(())
     }
 
     /// The server's answer to one of its commands of four letters.

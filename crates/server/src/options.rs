@@ -21,6 +21,31 @@ pub const SNAPSHOT_AFTER: u64 = 64 << 20;
 /// election.
 pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(240);
 
+/// Whether a node serves HTTP/JSON, and at which address (as in [`ServerOptions::listen`]).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum HttpListen {
+    /// It does not.
+    Off,
+    /// At this address; if that is not possible, the node does not start.
+    At(String),
+    /// At this address; if that is in use, the node warns, and serves without HTTP.
+    IfFree(String),
+}
+
+impl HttpListen {
+    /// The usual address, for a node that listens for other clients at `listen`. Off if that has not the default port: the
+    /// node may then be one of several on its machine, which can't all have the usual address.
+    #[must_use]
+    pub fn usual(listen: &str) -> Self {
+        match listen.rsplit_once(':') {
+            Some((_, port)) if port.parse() == Ok(lockkeeper_wire::DEFAULT_PORT) => {
+                Self::IfFree(format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_HTTP_PORT))
+            }
+            _ => Self::Off,
+        }
+    }
+}
+
 /// Start options of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerOptions {
@@ -28,8 +53,8 @@ pub struct ServerOptions {
     pub data: PathBuf,
     /// The address that serves clients: `HOST:PORT`, an IPv6 address in brackets. Port 0 takes any free port.
     pub listen: String,
-    /// The address that serves HTTP/JSON, as `listen`; `None`: nothing does.
-    pub http_listen: Option<String>,
+    /// The address that serves HTTP/JSON.
+    pub http: HttpListen,
     /// The address that clients are given, `HOST:PORT`; by default `listen`.
     pub advertise: Option<String>,
     /// Allows an address other than loopback without TLS.
@@ -71,7 +96,7 @@ impl ServerOptions {
         Self {
             data: data.into(),
             listen: format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PORT),
-            http_listen: None,
+            http: HttpListen::Off,
             advertise: None,
             insecure: false,
             tls: None,
@@ -96,11 +121,6 @@ impl ServerOptions {
             return Err(ServeError::Wildcard { address: self.listen.clone() });
         }
         Ok(address)
-    }
-
-    /// The address to serve HTTP on, resolved; an error if the options don't allow it.
-    pub(crate) fn http_address(&self) -> Result<Option<SocketAddr>, ServeError> {
-        self.http_listen.as_deref().map(|typed| self.allowed(typed)).transpose()
     }
 
     /// The address to listen on for peers, resolved and as typed; `None` if the options give none.
@@ -217,6 +237,17 @@ mod tests {
             let text = refused(other, false, Some("node:5625"));
             assert!(text.contains(other) && text.contains("--insecure"), "{text}");
             assert_eq!(refused(other, true, Some("node:5625")), "");
+        }
+    }
+
+    #[test]
+    fn usual_address_for_http_is_of_the_default_port_only() {
+        let usual = HttpListen::IfFree("127.0.0.1:5627".to_owned());
+        for listen in ["127.0.0.1:5625", "0.0.0.0:5625", "[::1]:5625", "db1.example:5625"] {
+            assert_eq!(HttpListen::usual(listen), usual, "{listen}");
+        }
+        for listen in ["127.0.0.1:0", "127.0.0.1:56250", "127.0.0.1:15625", "5625"] {
+            assert_eq!(HttpListen::usual(listen), HttpListen::Off, "{listen}");
         }
     }
 

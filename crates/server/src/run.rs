@@ -39,7 +39,7 @@ use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::Leadership;
 use crate::node::NodeThread;
 use crate::observe::notify;
-use crate::options::ServerOptions;
+use crate::options::{HttpListen, ServerOptions};
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 use crate::tls::NodeTls;
 
@@ -125,7 +125,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
     tokio::spawn(keep_current(files, hangups()?, audit.clone()));
     // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
-    let http = options.http_address()?.map(listen).transpose()?;
+    let http = listen_for_http(&options)?;
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
     data::refuse_foreign(&options.data)?;
     let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
@@ -166,7 +166,8 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
     };
     let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
     let front = Front::new(node.inbox.clone(), node.about.clone(), tls, access, audit);
-    let result = runtime.block_on(serve(node, front, (listener, address), http, connections_max, signals, ready));
+    let result =
+        runtime.block_on(serve(node, front, (listener, address), http, connections_max, signals, ready));
     drop(entered);
     // Connections that did not end in time are dropped here.
     drop(runtime);
@@ -251,6 +252,21 @@ fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> 
         io::ErrorKind::AddrInUse => ServeError::AddressInUse { address },
         _ => ServeError::Listen { address, source },
     })
+}
+
+/// The listener for HTTP/JSON, if the node is to serve it.
+fn listen_for_http(options: &ServerOptions) -> Result<Option<(TcpListener, SocketAddr)>, ServeError> {
+    match &options.http {
+        HttpListen::Off => Ok(None),
+        HttpListen::At(typed) => listen(options.allowed(typed)?).map(Some),
+        HttpListen::IfFree(typed) => match options.allowed(typed).and_then(listen) {
+            Err(error @ (ServeError::AddressInUse { .. } | ServeError::Listen { .. })) => {
+                tracing::warn!(%error, "HTTP is not served, since no address is given for it: {error}");
+                Ok(None)
+            }
+            listening => listening.map(Some),
+        },
+    }
 }
 
 /// The listener for other nodes.

@@ -69,3 +69,6 @@ pub const DEFAULT_PORT: u16 = 5625;
 
 /// The default port for connections between nodes.
 pub const DEFAULT_PEER_PORT: u16 = 5626;
+
+/// The default port for HTTP/JSON.
+pub const DEFAULT_HTTP_PORT: u16 = 5627;

@@ -41,6 +41,9 @@ pub struct Serve {
     /// The listen address; port 0 takes any free port
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:5625")]
     pub listen: String,
+    /// The listen address for HTTP/JSON, or `off`; by default 127.0.0.1:5627 if --listen has port 5625, else off
+    #[arg(long, value_name = "HOST:PORT")]
+    pub http_listen: Option<String>,
     /// The address that clients should connect to, if it is not --listen
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use lockkeeper_server::access::AccessFiles;
 use lockkeeper_server::disk::DirectoryError;
-use lockkeeper_server::{Running, ServeError, ServerOptions, TlsFiles};
+use lockkeeper_server::{HttpListen, Running, ServeError, ServerOptions, TlsFiles};
 use serde_json::json;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -42,11 +42,17 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         _ => None,
     };
     let scheme = if tls.is_some() { "lockkeepers" } else { "lockkeeper" };
+    let http = match args.http_listen {
+        Some(typed) if typed == "off" => HttpListen::Off,
+        Some(typed) => HttpListen::At(typed),
+        None => HttpListen::usual(&args.listen),
+    };
     let usual = ServerOptions::new(&data);
     let options = ServerOptions {
         snapshot_after: args.snapshot_after.unwrap_or(usual.snapshot_after),
         segment_bytes: args.segment_bytes.unwrap_or(usual.segment_bytes),
         listen: args.listen,
+        http,
         advertise: args.advertise,
         insecure: args.insecure,
         tls,
@@ -72,11 +78,15 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
 fn ready(running: &Running, scheme: &str, advertise: Option<&str>, data: &Path, json: bool) {
     let listening = running.address().to_string();
     let locks = format!("{scheme}://{}", advertise.unwrap_or(&listening));
+    let web = if scheme == "lockkeepers" { "https" } else { "http" };
+    let http = running.http_address().map(|address| format!("{web}://{address}"));
     let line = if json {
         let data = data.to_string_lossy();
-        json!({ "locks": locks, "listening": listening, "data": data, "pid": std::process::id() }).to_string()
+        let pid = std::process::id();
+        json!({ "locks": locks, "listening": listening, "http": http, "data": data, "pid": pid }).to_string()
     } else {
-        format!("serving {locks}, data in {}", data.display())
+        let http = http.map_or_else(String::new, |url| format!(" and {url}"));
+        format!("serving {locks}{http}, data in {}", data.display())
     };
     let mut out = std::io::stdout().lock();
     if let Err(error) = writeln!(out, "{line}").and_then(|()| out.flush()) {

@@ -12,6 +12,7 @@ mod fencing;
 mod forming;
 mod gate;
 mod grace;
+mod http;
 mod node;
 mod once;
 mod operators;

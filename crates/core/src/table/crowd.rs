@@ -194,6 +194,11 @@ impl Here {
     }
 
     /// Number of holds of these classes, including closed ones.
+    /// The number of all waiters.
+    pub(super) fn count_waiting(&self) -> usize {
+        self.crowd().map_or(0, |crowd| crowd.waiting.len())
+    }
+
     pub(super) fn count_holds(&self, classes: &[Class], requests: &Requests) -> usize {
         classes.iter().map(|&class| self.holds(class, requests)).sum()
     }

@@ -15,6 +15,7 @@ mod names;
 mod obstacles;
 mod pass;
 mod pending;
+mod prefixes;
 mod request;
 mod requests;
 mod restore;
@@ -28,6 +29,7 @@ use std::collections::BTreeMap;
 
 pub use describe::{Description, HoldInfo, HoldState, Page, SessionInfo, TokenStatus, WaiterInfo};
 pub use pending::Pending;
+pub use prefixes::PrefixLoad;
 pub use restore::{Restorer, SnapshotError};
 pub use snapshot_iterator::{SnapshotProgress, SnapshotUnderWay};
 pub use usage::Usage;

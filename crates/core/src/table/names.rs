@@ -60,6 +60,13 @@ pub(super) struct WaitersBelow {
 /// The request, and how many of its names are below the node.
 pub(super) type ByTicketBelow = BTreeMap<Ticket, (RequestId, u32)>;
 
+impl NameNode {
+    /// The number of requests that wait strictly below this name.
+    pub(super) fn count_waiting_below(&self) -> usize {
+        self.waiting_below.as_ref().map_or(0, |below| below.shared.len() + below.unshared.len())
+    }
+}
+
 impl WaitersBelow {
     fn of(&self, shared: bool) -> &ByTicketBelow {
         if shared { &self.shared } else { &self.unshared }
@@ -68,6 +75,8 @@ impl WaitersBelow {
 
 pub(super) struct Names {
     nodes: Slab<NameNode>,
+    /// The names of one segment are siblings, as those below a node are.
+    first_root: NodeId,
     index: HashTable<NodeId>,
     /// Makes hashes unpredictable to clients, who choose names. Affects no result.
     hash_seed: u64,
@@ -77,7 +86,14 @@ pub(super) struct Names {
 
 impl Names {
     pub(super) fn new(hash_seed: u64) -> Self {
-        Self { nodes: Slab::new(), index: HashTable::new(), hash_seed, walk: None, visits: Visits::default() }
+        Self {
+            nodes: Slab::new(),
+            first_root: NONE,
+            index: HashTable::new(),
+            hash_seed,
+            walk: None,
+            visits: Visits::default(),
+        }
     }
 
     pub(super) fn find(&self, name: &str) -> Option<NodeId> {
@@ -132,7 +148,7 @@ impl Names {
         let above = name::parent(name);
         let segment = above.map_or(name, |above| &name[above.len() + 1..]);
         let parent = above.map_or(NONE, |above| self.intern(above));
-        let next = if parent == NONE { NONE } else { self.nodes[parent as usize].first_child };
+        let next = if parent == NONE { self.first_root } else { self.nodes[parent as usize].first_child };
         self.visits.add(1);
         let id = insert(
             &mut self.nodes,
@@ -151,7 +167,9 @@ impl Names {
         if next != NONE {
             self.nodes[next as usize].prev = id;
         }
-        if parent != NONE {
+        if parent == NONE {
+            self.first_root = id;
+        } else {
             self.nodes[parent as usize].first_child = id;
         }
         let nodes = &self.nodes;
@@ -177,7 +195,9 @@ impl Names {
             }
             if node.prev != NONE {
                 self.nodes[node.prev as usize].next = node.next;
-            } else if node.parent != NONE {
+            } else if node.parent == NONE {
+                self.first_root = node.next;
+            } else {
                 self.nodes[node.parent as usize].first_child = node.next;
             }
             if node.parent == NONE {
@@ -264,6 +284,26 @@ impl Names {
             let node = (found != NONE).then(|| self.get(found))?;
             at = if node.first_child != NONE { node.first_child } else { self.after(found, top) };
             Some((found, node))
+        })
+    }
+
+    /// The names of at most so many segments, each once; see [`Names::below`] for the order. The nodes below them are not
+    /// visited.
+    pub(super) fn top(&self, segments: usize) -> impl Iterator<Item = (NodeId, usize)> {
+        let (mut at, mut depth) = (self.first_root, 1);
+        std::iter::from_fn(move || {
+            let found = (at != NONE && segments > 0).then_some((at, depth))?;
+            let mut node = self.get(at);
+            if node.first_child != NONE && depth < segments {
+                (at, depth) = (node.first_child, depth + 1);
+                return Some(found);
+            }
+            while node.next == NONE && node.parent != NONE {
+                node = self.get(node.parent);
+                depth -= 1;
+            }
+            at = node.next;
+            Some(found)
         })
     }
 

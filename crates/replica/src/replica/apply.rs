@@ -11,6 +11,7 @@ use super::lead::ms;
 use super::{Fatal, Origin, Proposal, Replica};
 use crate::engine::Committed;
 use crate::event::{Answer, Output};
+use crate::load::Counted;
 use crate::mutant::Mutant;
 
 /// Fields of a command that are needed after `Table::apply` has consumed it.
@@ -176,7 +177,7 @@ impl Replica {
         {
             open.label = Box::default();
         }
-        let note = self.note(&command);
+        let (note, counted) = (self.note(&command), Counted::of(&command));
         if command == Command::Resume {
             self.is_resuming = false;
         }
@@ -201,6 +202,7 @@ impl Replica {
         let mut effects = std::mem::take(&mut self.effects);
         // A follower sends no results, and a new leader reads its timers from the table at its zero point.
         if self.lead.is_ready() {
+            self.activity.applied(counted, &reply, &effects);
             self.answer_origin(origin, note, reply);
             effects.drain(..).for_each(|effect| self.tell_effect(effect));
         } else if let Origin::Ask(ask) = origin {

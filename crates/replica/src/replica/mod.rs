@@ -41,6 +41,7 @@ use crate::deadlines::Deadlines;
 use crate::engine::{Engine, Persisted, Position, Start, Write};
 use crate::event::{Answer, Event, Output, Question, Received, StreamId};
 use crate::lease::LeaseClock;
+use crate::load::Activity;
 use crate::members::Members;
 use crate::mutant::Mutant;
 use crate::since::Since;
@@ -180,6 +181,7 @@ pub struct Replica {
     watchers: Vec<Watcher>,
     quotas: Quotas,
     effects: Effects,
+    activity: Activity,
     /// Messages by receiver; sent before all other outputs.
     to_peers: BTreeMap<u64, Vec<PeerMessage>>,
     outputs: Vec<Output>,
@@ -248,6 +250,7 @@ impl Replica {
             watchers: Vec::new(),
             quotas: Quotas::default(),
             effects: Effects::new(),
+            activity: Activity::default(),
             to_peers: BTreeMap::new(),
             outputs: Vec::new(),
         };
@@ -282,6 +285,10 @@ impl Replica {
             Event::Asked(ask, Question::Status) => {
                 let status = Answer::Status(self.status());
                 self.outputs.push(Output::Answer(ask, status));
+            }
+            Event::Asked(ask, Question::Load { prefixes, segments }) => {
+                let load = Answer::Load(Box::new(self.load(&prefixes, segments)));
+                self.outputs.push(Output::Answer(ask, load));
             }
             Event::Peer(messages) => messages.into_iter().for_each(|message| self.peer(message)),
             Event::PeerUp { node, rules_max, client_address } => {

@@ -10,6 +10,7 @@ use super::lead::ms;
 use super::quorum_reads::PendingRead;
 use super::{Origin, Proposal, Replica};
 use crate::event::{Answer, AskId, Output, Question};
+use crate::load::Load;
 
 /// Maximum number of table slots visited for one page of a list: some hundred microseconds.
 const PLACES_PER_PAGE: usize = 1 << 14;
@@ -17,6 +18,9 @@ const PLACES_PER_PAGE: usize = 1 << 14;
 const PLACES_PER_STEP: usize = 8;
 /// A list page ends once it has this many bytes.
 const PAGE_BYTES_MAX: usize = 1 << 18;
+/// Most prefixes whose load is told at once, and most names and prefixes that are visited for others.
+const PREFIXES_MAX: usize = 128;
+const PREFIX_PLACES_MAX: usize = 512;
 /// The page of each lock's holds and waiters that lists and watches show.
 pub(super) const LISTED: Page = Page { after: None, holds_max: 10, bytes_max: 1 << 13, waiters_max: 10 };
 
@@ -45,12 +49,13 @@ impl Replica {
             Question::Backup => return self.want_snapshot(ask),
             Question::Members => Answer::Members(self.members_status()),
             // These never wait for a quorum read: `asked` proposes the operators' commands, and `handle` answers
-            // `Status`.
+            // `Status` and `Load`.
             Question::Break(_)
             | Question::SetLimit { .. }
             | Question::Change(_)
             | Question::Transfer { .. }
-            | Question::Status => return,
+            | Question::Status
+            | Question::Load { .. } => return,
         };
         self.outputs.push(Output::Answer(ask, answer));
     }
@@ -78,6 +83,27 @@ impl Replica {
             members: self.member_list(),
             removed: self.members.removed.keys().copied().collect(),
             ..v1::StatusResponse::default()
+        }
+    }
+
+    pub(super) fn load(&self, prefixes: &[LockName], segments: usize) -> Load {
+        let status = self.status();
+        let leads = status.role() == v1::Role::Leader;
+        let asked = prefixes.iter().take(PREFIXES_MAX).map(|prefix| self.table.load_of(prefix));
+        let others = self.table.loads(segments, PREFIX_PLACES_MAX).into_iter();
+        let answering = status.members.iter().filter(|it| it.answers || it.node == self.config.node).count();
+        Load {
+            leads,
+            leader: status.leader,
+            term: status.term,
+            applied: status.applied,
+            committed: status.committed,
+            last_token: status.last_token,
+            usage: self.table.usage_in_all(),
+            prefixes: asked.chain(others.filter(|other| !prefixes.contains(&other.prefix))).collect(),
+            members: status.members.len() as u64,
+            answering: if leads { answering as u64 } else { 0 },
+            activity: self.activity.clone(),
         }
     }
 

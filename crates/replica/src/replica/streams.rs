@@ -202,6 +202,7 @@ impl Replica {
             return self.not_attached(stream, session, Seq(0));
         }
         if !lease.ending || late {
+            self.activity.kept_alive(lease.deadline.saturating_sub(now), lease.ttl);
             lease.deadline = lease.deadline.max(now + lease.ttl);
             self.rounds.ask(PendingRead::KeepAlive { stream, session, id });
         }

@@ -181,7 +181,9 @@ impl Acceptor {
             Interface::Http(http) => match http.places.clone().try_acquire_owned() {
                 Ok(place) => Some(place),
                 Err(_) => {
-                    tracing::warn!("a connection for HTTP was closed at once: half of all that may be open are for HTTP");
+                    tracing::warn!(
+                        "a connection for HTTP was closed at once: half of all that may be open are for HTTP"
+                    );
                     return;
                 }
             },
@@ -391,7 +393,9 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
         if request.uri().path() == SESSION_CALL {
             // It may wait long, and its answer is small, so it takes no place among the unsent answers.
             request.extensions_mut().insert(Arriving::new(starting));
-            return Box::pin(async move { Ok(forward::route(front, routes, caller, request.map(Body::new)).await) });
+            return Box::pin(async move {
+                Ok(forward::route(front, routes, caller, request.map(Body::new)).await)
+            });
         }
         if forward::has_one_answer(request.uri().path()) {
             drop(starting);

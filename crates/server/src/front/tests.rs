@@ -28,6 +28,7 @@ use crate::audit::Audit;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::tls::NodeTls;
 
+mod http_calls;
 mod session_calls;
 mod tls;
 
@@ -38,6 +39,7 @@ struct Rig {
     front: Arc<Front>,
     outbox: Arc<Outbox>,
     address: SocketAddr,
+    http_address: SocketAddr,
     seen: Vec<Event>,
 }
 
@@ -53,15 +55,17 @@ impl Rig {
     async fn start_of(tls: Option<Arc<NodeTls>>, audit: Option<&Path>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
+        let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let http_address = http.local_addr().unwrap();
         let about = About { cluster: String::new(), incarnation: String::new(), clients: Default::default() };
         let access = Access::load(&AccessFiles::default()).unwrap();
         let front = Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(audit).unwrap());
         let (_, health) = tonic_health::server::health_reporter();
-        let acceptor = Acceptor::new(listener, None, front.clone(), health, 100).unwrap();
+        let acceptor = Acceptor::new(listener, Some(http), front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());
         tokio::spawn(pump(front.clone(), acceptor.clone(), outbox.clone()));
         acceptor.run();
-        Self { front, outbox, address, seen: Vec::new() }
+        Self { front, outbox, address, http_address, seen: Vec::new() }
     }
 
     fn drain(&self, number: u64) {

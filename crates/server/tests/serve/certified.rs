@@ -7,16 +7,31 @@ use std::sync::Arc;
 use hyper_util::rt::TokioIo;
 use lockkeeper_rig::Authority;
 use lockkeeper_server::{NodeName, TlsFiles};
+use rustls::client::ResolvesClientCert;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
 use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, RootCertStore, SignatureScheme};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
+
+#[derive(Debug)]
+struct NoCertificate;
+
+impl ResolvesClientCert for NoCertificate {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
+}
 
 /// A client's certificate, and the authority that it trusts.
 #[derive(Clone)]
@@ -53,6 +68,23 @@ impl ClientTls {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
         self.0.connect("localhost".try_into().unwrap(), socket).await
+    }
+
+    /// A connection to the port for HTTP/JSON, after its handshake; without a certificate unless `certified`.
+    ///
+    /// # Errors
+    /// As [`ClientTls::connect`].
+    pub(crate) async fn connect_http(
+        &self,
+        address: SocketAddr,
+        certified: bool,
+    ) -> std::io::Result<TlsStream<TcpStream>> {
+        let mut config = ClientConfig::clone(self.0.config());
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        if !certified {
+            config.client_auth_cert_resolver = Arc::new(NoCertificate);
+        }
+        Self(TlsConnector::from(Arc::new(config))).connect(address).await
     }
 
     pub(crate) async fn channel(&self, address: SocketAddr) -> Channel {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lockkeeper_rig::Port;
 use lockkeeper_server::access::{AccessFiles, NewToken};
-use lockkeeper_server::{Running, ServeError, ServerOptions, run};
+use lockkeeper_server::{HttpListen, Running, ServeError, ServerOptions, run};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 use tempfile::TempDir;
@@ -34,8 +34,7 @@ impl Server {
     }
 
     pub(crate) fn start_with(options: ServerOptions) -> Self {
-        let http_listen = options.http_listen.clone().or_else(|| Some("127.0.0.1:0".to_owned()));
-        let options = ServerOptions { http_listen, ..options };
+        let options = ServerOptions { http: HttpListen::At("127.0.0.1:0".to_owned()), ..options };
         let (sender, ready) = mpsc::channel();
         let thread = std::thread::spawn(move || run(options, move |running| sender.send(running).unwrap()));
         match ready.recv_timeout(DEADLINE) {

@@ -173,7 +173,10 @@ async fn repeated_open_leaves_calls_in_progress_as_they_are() {
     assert!(matches!(again.keep_alive().await, What::KeptAlive(_)));
     token(&again.acquire(2, "b", 0).await);
     let other = CallingClient { session: caller.session + 7, ..again };
-    assert!(matches!(other.keep_alive().await, What::SessionGone(_)), "it has the secret, but not the session");
+    assert!(
+        matches!(other.keep_alive().await, What::SessionGone(_)),
+        "it has the secret, but not the session"
+    );
     assert_eq!(holder.finish(2, 1).await, v1::End::Released);
     token(&polls.await.unwrap());
     server.stop().await.unwrap();

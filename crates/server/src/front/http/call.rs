@@ -85,9 +85,10 @@ impl<S: Sync> FromRequestParts<S> for Client {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let origin = parts.extensions.get::<Origin>().cloned().ok_or_else(|| {
-            Problem::new(ProblemCode::Internal, "the request came by no connection: a bug")
-        })?;
+        let origin =
+            parts.extensions.get::<Origin>().cloned().ok_or_else(|| {
+                Problem::new(ProblemCode::Internal, "the request came by no connection: a bug")
+            })?;
         let caller = identify(&origin.connection, &parts.headers).inspect_err(|refusal| {
             let (audit, address) = (&origin.connection.front().audit, origin.connection.address());
             audit.refused("unauthenticated", &Identity::ANONYMOUS, address, refusal.message());
@@ -148,9 +149,9 @@ pub(super) fn unexpected() -> Problem {
 }
 
 fn secret(headers: &HeaderMap) -> Result<Secret, Problem> {
-    let shown = headers.get(SECRET_HEADER).ok_or_else(|| {
-        Problem::invalid(format!("the header `{SECRET_HEADER}` is missing: {SECRET_HELP}"))
-    })?;
+    let shown = headers
+        .get(SECRET_HEADER)
+        .ok_or_else(|| Problem::invalid(format!("the header `{SECRET_HEADER}` is missing: {SECRET_HELP}")))?;
     let digits = shown.as_bytes();
     let bytes = (digits.len() == 32).then(|| {
         digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
@@ -158,7 +159,9 @@ fn secret(headers: &HeaderMap) -> Result<Secret, Problem> {
     let bytes: Option<Vec<u8>> = bytes.flatten();
     // The value is not repeated: it may be a secret with a typing error.
     bytes.and_then(|bytes| Secret::from_wire(&bytes).ok()).ok_or_else(|| {
-        Problem::invalid(format!("the header `{SECRET_HEADER}` is not of 32 hexadecimal digits: {SECRET_HELP}"))
+        Problem::invalid(format!(
+            "the header `{SECRET_HEADER}` is not of 32 hexadecimal digits: {SECRET_HELP}"
+        ))
     })
 }
 
@@ -195,7 +198,9 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for InPath<
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let found = Path::<T>::from_request_parts(parts, state).await;
-        found.map(|Path(found)| Self(found)).map_err(|rejection: PathRejection| Problem::invalid(rejection.body_text()))
+        found
+            .map(|Path(found)| Self(found))
+            .map_err(|rejection: PathRejection| Problem::invalid(rejection.body_text()))
     }
 }
 
@@ -207,6 +212,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for InQuery<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let found = Query::<T>::from_request_parts(parts, state).await;
-        found.map(|Query(found)| Self(found)).map_err(|rejection: QueryRejection| Problem::invalid(rejection.body_text()))
+        found
+            .map(|Query(found)| Self(found))
+            .map_err(|rejection: QueryRejection| Problem::invalid(rejection.body_text()))
     }
 }

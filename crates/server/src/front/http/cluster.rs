@@ -93,8 +93,15 @@ impl From<v1::ClusterNode> for Member {
             v1::NodePart::Learner => Part::Learner,
             v1::NodePart::Leaving => Part::Leaving,
         };
-        let v1::ClusterNode { node, peer_address, client_address, part: _, answers, matched, receives_snapshot } =
-            node;
+        let v1::ClusterNode {
+            node,
+            peer_address,
+            client_address,
+            part: _,
+            answers,
+            matched,
+            receives_snapshot,
+        } = node;
         Self { node, peer_address, client_address, part, answers, matched, receives_snapshot }
     }
 }

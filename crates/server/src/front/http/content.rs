@@ -11,7 +11,9 @@ use super::problem::Problem;
 /// Both are given, or the base64 is none.
 pub(super) fn bytes(field: &str, text: Option<String>, base64: Option<String>) -> Result<Vec<u8>, Problem> {
     match (text, base64) {
-        (Some(_), Some(_)) => Err(Problem::invalid(format!("`{field}` and `{field}_base64` are given: give one"))),
+        (Some(_), Some(_)) => {
+            Err(Problem::invalid(format!("`{field}` and `{field}_base64` are given: give one")))
+        }
         (Some(text), None) => Ok(text.into_bytes()),
         (None, Some(base64)) => STANDARD
             .decode(base64)

@@ -226,8 +226,7 @@ pub(super) async fn describe(
     InPath(name): InPath<String>,
     InQuery(page): InQuery<LockPage>,
 ) -> Result<Json<Lock>, Problem> {
-    let asked =
-        v1::DescribeRequest { name, waiters_max: page.waiters_max, holds_after: page.holds_after };
+    let asked = v1::DescribeRequest { name, waiters_max: page.waiters_max, holds_after: page.holds_after };
     let lock = calls.describe(asked).await?.into_inner().lock.unwrap_or_default();
     Ok(Json(lock.into()))
 }

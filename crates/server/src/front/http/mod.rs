@@ -43,7 +43,8 @@ use problem::{Problem, ProblemCode};
 /// The header with a session's secret.
 const SECRET_HEADER: &str = "lockkeeper-secret";
 /// How to make a secret.
-const SECRET_HELP: &str = "make one for each session, as by `openssl rand -hex 16`, and send it with every call of the session";
+const SECRET_HELP: &str =
+    "make one for each session, as by `openssl rand -hex 16`, and send it with every call of the session";
 /// The limit of a body, in bytes. The largest acquire has a quarter of it.
 const BODY_BYTES_MAX: usize = 256 << 10;
 /// The limit of a request's head, in bytes, and so of what is read ahead.
@@ -102,7 +103,9 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
         if request.method() == Method::GET {
             arriving.handed_on();
         }
-        if self.interface.is_local && let Some(host) = foreign_host(&request) {
+        if self.interface.is_local
+            && let Some(host) = foreign_host(&request)
+        {
             let text = format!(
                 "`Host` is `{host}`, but this port is for programs on this machine: a web site may have sent this request. \
                  Call it by its address or as `localhost`, also through a proxy"
@@ -178,10 +181,20 @@ mod tests {
         let foreign = |host: &str| {
             foreign_host(&http::Request::builder().header(header::HOST, host).body(()).unwrap()).is_some()
         };
-        for own in ["127.0.0.1:5627", "127.0.0.1", "[::1]:5627", "[::1]", "localhost:5627", "LOCALHOST", "a.localhost:1"] {
+        for own in [
+            "127.0.0.1:5627",
+            "127.0.0.1",
+            "[::1]:5627",
+            "[::1]",
+            "localhost:5627",
+            "LOCALHOST",
+            "a.localhost:1",
+        ] {
             assert!(!foreign(own), "{own}");
         }
-        for other in ["evil.example", "evil.example:5627", "localhost.evil.example", "127.0.0.1.evil.example:80", ""] {
+        for other in
+            ["evil.example", "evil.example:5627", "localhost.evil.example", "127.0.0.1.evil.example:80", ""]
+        {
             assert!(foreign(other), "{other}");
         }
         assert!(foreign_host(&http::Request::new(())).is_none());

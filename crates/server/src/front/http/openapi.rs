@@ -36,10 +36,8 @@ struct ForAll;
 impl Modify for ForAll {
     fn modify(&self, document: &mut openapi::OpenApi) {
         let problem = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
-        let problem = ResponseBuilder::new()
-            .description("The call has failed.")
-            .content(PROBLEM_JSON, problem)
-            .build();
+        let problem =
+            ResponseBuilder::new().description("The call has failed.").content(PROBLEM_JSON, problem).build();
         for path in document.paths.paths.values_mut() {
             let operations = [&mut path.get, &mut path.post, &mut path.put, &mut path.delete];
             for operation in operations.into_iter().flatten() {
@@ -56,7 +54,8 @@ impl Modify for ForAll {
 }
 
 /// Never fails: the document has string keys only.
-static DOCUMENT: LazyLock<String> = LazyLock::new(|| Document::openapi().to_pretty_json().unwrap_or_default());
+static DOCUMENT: LazyLock<String> =
+    LazyLock::new(|| Document::openapi().to_pretty_json().unwrap_or_default());
 
 /// This document.
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "cluster",

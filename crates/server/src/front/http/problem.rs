@@ -151,7 +151,8 @@ impl Problem {
 
     pub(super) fn busy(busy: v1::Busy) -> Self {
         let detail = match busy.holder {
-            0 => "the lock is not free: requests wait for it, or it stays closed after its last hold".to_owned(),
+            0 => "the lock is not free: requests wait for it, or it stays closed after its last hold"
+                .to_owned(),
             holder => format!("the lock is not free: session {holder} holds it"),
         };
         Self {
@@ -166,12 +167,17 @@ impl Problem {
     pub(super) fn ended(end: End) -> Self {
         let detail = match end {
             End::TimedOut => {
-                let detail = "the request has waited for `at_most_ms`; delete it, so that the service forgets it";
+                let detail =
+                    "the request has waited for `at_most_ms`; delete it, so that the service forgets it";
                 return Self::new(ProblemCode::TimedOut, detail);
             }
-            End::Broken => "an operator has broken the hold: stop, and delete the request, so that the service forgets it",
+            End::Broken => {
+                "an operator has broken the hold: stop, and delete the request, so that the service forgets it"
+            }
             End::NotAcquired => "the request has ended without a hold: the lock was busy, or it was refused",
-            End::Left | End::Released => "the request was deleted; to acquire the lock again, take a higher `request`",
+            End::Left | End::Released => {
+                "the request was deleted; to acquire the lock again, take a higher `request`"
+            }
             End::Gone | End::Unspecified => {
                 "the service does not know the request, and knows later ones of the session: take a higher `request`"
             }
@@ -191,7 +197,9 @@ impl From<v1::Refused> for Problem {
     fn from(refused: v1::Refused) -> Self {
         let code = match refused.code() {
             RefusedCode::Invalid | RefusedCode::Unspecified => ProblemCode::InvalidArgument,
-            RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::Operator => ProblemCode::FailedPrecondition,
+            RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::Operator => {
+                ProblemCode::FailedPrecondition
+            }
             RefusedCode::Limit => ProblemCode::ResourceExhausted,
             RefusedCode::Denied => ProblemCode::PermissionDenied,
         };

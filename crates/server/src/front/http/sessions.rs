@@ -11,9 +11,9 @@ use super::call::{Client, InPath, InQuery, JsonBody, SessionClient, unexpected};
 use super::content;
 use super::problem::{Problem, RequestEnd};
 
-/// How long a call waits for a request that is queued, if it does not say: proxies close connections that are silent for
-/// a minute.
-const POLL_MS_DEFAULT: u64 = 30_000;
+/// How long a call waits for a request that is queued, if it does not say. Much longer is possible, but a call that waits does
+/// not keep its session alive, and the usual ttl is 10 to 30 s.
+const POLL_MS_DEFAULT: u64 = 3_000;
 
 /// Every call that concerns a session shows its secret.
 #[derive(IntoParams)]
@@ -175,8 +175,8 @@ pub(super) struct Acquire {
     wait: bool,
     /// With `wait`: how long to wait in the queue in all, in milliseconds; absent: unlimited.
     at_most_ms: Option<u64>,
-    /// With `wait`: how long this call waits for the answer, in milliseconds; absent: 30,000. The request stays in the queue
-    /// after that.
+    /// With `wait`: how long this call waits for the answer, in milliseconds; absent: 3,000. The request stays in the queue
+    /// after that. At most a third of the session's ttl, or other calls have to keep the session alive meanwhile.
     #[schema(maximum = 60_000)]
     poll_ms: Option<u64>,
     /// How long the lock stays closed after the hold, in milliseconds.
@@ -250,7 +250,9 @@ pub(super) async fn acquire(
         (true, poll_ms, _) => poll_ms.unwrap_or(POLL_MS_DEFAULT),
         (false, None, None) => 0,
         (false, ..) => {
-            return Err(Problem::invalid("`poll_ms` or `at_most_ms` is given, but `wait` is not true: the request does not wait"));
+            return Err(Problem::invalid(
+                "`poll_ms` or `at_most_ms` is given, but `wait` is not true: the request does not wait",
+            ));
         }
     };
     let acquire = v1::Acquire {
@@ -396,8 +398,7 @@ pub(super) async fn downgrade(
     InPath(of): InPath<OfSession>,
     JsonBody(asked): JsonBody<Downgrade>,
 ) -> Result<Json<KeptAlive>, Problem> {
-    let downgrade =
-        v1::Downgrade { seq: asked.number, target: of.request, done_through: asked.done_through };
+    let downgrade = v1::Downgrade { seq: asked.number, target: of.request, done_through: asked.done_through };
     change(client, of.session, client_item::What::Downgrade(downgrade)).await
 }
 
@@ -472,8 +473,17 @@ pub(super) async fn list(
 
 impl From<v1::Session> for Session {
     fn from(session: v1::Session) -> Self {
-        let v1::Session { id, label, ttl_ms, lock_delay_ms, linger_ms, requests, attached, left_ms, identity } =
-            session;
+        let v1::Session {
+            id,
+            label,
+            ttl_ms,
+            lock_delay_ms,
+            linger_ms,
+            requests,
+            attached,
+            left_ms,
+            identity,
+        } = session;
         Self { session: id, label, identity, ttl_ms, lock_delay_ms, linger_ms, requests, attached, left_ms }
     }
 }

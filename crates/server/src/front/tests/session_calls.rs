@@ -19,7 +19,7 @@ fn call(stream: u32) -> Vec<u8> {
     bytes
 }
 
-fn is_call(event: &Event) -> bool {
+pub(super) fn is_keep_alive(event: &Event) -> bool {
     matches!(event, Event::Frame(_, requests) if matches!(requests[..], [Request::Attach { .. }, Request::KeepAlive { .. }]))
 }
 
@@ -32,7 +32,7 @@ async fn barrier_after_a_stall_waits_for_calls_that_keep_sessions_alive() {
     rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
     let mut known = std::net::TcpStream::connect(rig.address).unwrap();
     known.write_all(&call(1)).unwrap();
-    assert!(is_call(&rig.events(2).await[1]));
+    assert!(is_keep_alive(&rig.events(2).await[1]));
     barrier(&rig, 1);
     assert!(
         matches!(rig.events(3).await[2], Event::Drained(1)),
@@ -45,6 +45,6 @@ async fn barrier_after_a_stall_waits_for_calls_that_keep_sessions_alive() {
     barrier(&rig, 2);
     let events = &rig.events(6).await[3..];
     // The session's first call still waits, so they share its stream.
-    assert!(is_call(&events[0]) && is_call(&events[1]), "{events:?}");
+    assert!(is_keep_alive(&events[0]) && is_keep_alive(&events[1]), "{events:?}");
     assert!(matches!(events[2], Event::Drained(2)), "{events:?}");
 }

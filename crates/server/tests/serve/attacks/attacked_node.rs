@@ -19,6 +19,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Wire for S {}
 #[derive(Clone)]
 pub(super) struct AttackedNode {
     pub(super) address: SocketAddr,
+    pub(super) http_address: SocketAddr,
     pub(super) tls: Option<ClientTls>,
 }
 
@@ -28,6 +29,14 @@ impl AttackedNode {
         Some(match &self.tls {
             Some(tls) => Box::new(tls.connect(self.address).await.ok()?),
             None => Box::new(TcpStream::connect(self.address).await.ok()?),
+        })
+    }
+
+    /// As [`AttackedNode::dial`], to the port for HTTP/JSON.
+    pub(super) async fn dial_http(&self) -> Option<Box<dyn Wire>> {
+        Some(match &self.tls {
+            Some(tls) => Box::new(tls.connect_http(self.http_address, true).await.ok()?),
+            None => Box::new(TcpStream::connect(self.http_address).await.ok()?),
         })
     }
 

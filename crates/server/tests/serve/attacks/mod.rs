@@ -1,4 +1,4 @@
-//! Attacks on the clients' port of a real node. Each runs for a while beside a witness: a client that acquires and
+//! Attacks on the clients' ports of a real node. Each runs for a while beside a witness: a client that acquires and
 //! releases a lock all the time. The witness must lose nothing and must make progress, and the node's memory must stay
 //! within bounds. Each test prints a row: what was sent, for how long, what the witness noticed.
 //!
@@ -7,6 +7,7 @@
 mod attacked_node;
 mod frames;
 mod handshakes;
+mod http1;
 mod http2;
 mod member;
 mod messages;
@@ -85,7 +86,8 @@ async fn node_under_attack<F>(
         tls: files,
         ..ServerOptions::new(data.path())
     });
-    let target = AttackedNode { address: server.running.address(), tls };
+    let http_address = server.running.http_address().unwrap();
+    let target = AttackedNode { address: server.running.address(), http_address, tls };
     let mut witness = Witness::start(&target).await;
     witness.progress(100).await;
     let (sent, before) = (AttackCount::default(), resident());

@@ -6,6 +6,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -21,6 +22,13 @@ pub(super) struct HttpClient {
 impl HttpClient {
     pub(super) async fn connect(server: &Server, secret: u8) -> Self {
         let socket = TcpStream::connect(server.running.http_address().unwrap()).await.unwrap();
+        Self::over(socket, secret).await
+    }
+
+    pub(super) async fn over(
+        socket: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        secret: u8,
+    ) -> Self {
         let (sender, connection) = handshake(TokioIo::new(socket)).await.unwrap();
         // Ends with an error if the node cuts the connection.
         tokio::spawn(connection);
@@ -35,7 +43,8 @@ impl HttpClient {
     }
 
     pub(super) async fn open_session(&mut self, ttl_ms: u64) {
-        let (status, opened) = self.post("/v1/sessions", json!({ "ttl_ms": ttl_ms, "label": "worker" })).await;
+        let (status, opened) =
+            self.post("/v1/sessions", json!({ "ttl_ms": ttl_ms, "label": "worker" })).await;
         assert_eq!(status, 200, "{opened}");
         self.session = opened["session"].as_u64().unwrap();
     }

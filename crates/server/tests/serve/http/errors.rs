@@ -29,22 +29,38 @@ async fn bad_calls_are_refused_in_words() {
         (lock(json!({ "meta_base64": "?" })), 400, "invalid-argument", "base64"),
         (lock(json!({ "value": "a".repeat(4_097) })), 400, "invalid-argument", "4096"),
         (lock(json!({ "mode": "permit" })), 409, "failed-precondition", "permits"),
-        (at("/v1/locks/a//b", json!({ "session": session, "request": 9 })), 400, "invalid-argument", "empty segment"),
+        (
+            at("/v1/locks/a//b", json!({ "session": session, "request": 9 })),
+            400,
+            "invalid-argument",
+            "empty segment",
+        ),
         (at("/v1/locks/%FF", json!({ "session": session, "request": 9 })), 400, "invalid-argument", "UTF-8"),
         (at("/v1/locks/a", json!({ "request": 1 })), 400, "invalid-argument", "session"),
         (at("/v1/sessions", json!({ "ttl_ms": 5 })), 400, "invalid-argument", "1000"),
         (at("/v1/sessions/none/keep-alive", json!({})), 400, "invalid-argument", "none"),
         (at("/v1/set-limit", json!({ "name": "a" })), 400, "invalid-argument", "permits"),
-        (at("/v1/break", json!({ "name": "a", "token": 0, "reason": "x" })), 400, "invalid-argument", "token"),
+        (
+            at("/v1/break", json!({ "name": "a", "token": 0, "reason": "x" })),
+            400,
+            "invalid-argument",
+            "token",
+        ),
         (at("/v1/nothing", json!({})), 404, "not-found", "openapi"),
         (at("/v1/status", json!({})), 405, "method-not-allowed", "POST"),
     ];
     for ((path, body), status, code, word) in posts {
         let (found, problem) = client.post(&path, body).await;
-        assert_eq!((found, &problem["code"], &problem["status"]), (status, &json!(code), &json!(status)), "{path}: {problem}");
+        assert_eq!(
+            (found, &problem["code"], &problem["status"]),
+            (status, &json!(code), &json!(status)),
+            "{path}: {problem}"
+        );
         assert!(problem["detail"].as_str().unwrap().contains(word), "{path}, {word}: {problem}");
     }
-    for path in ["/v1/locks?page_size=1001", "/v1/locks?size=1", "/v1/sessions?after=x", "/v1/locks/a?holds_after=-1"] {
+    for path in
+        ["/v1/locks?page_size=1001", "/v1/locks?size=1", "/v1/sessions?after=x", "/v1/locks/a?holds_after=-1"]
+    {
         let (status, problem) = client.get(path).await;
         assert_eq!((status, &problem["code"]), (400, &json!("invalid-argument")), "{path}: {problem}");
     }
@@ -62,7 +78,9 @@ async fn session_is_its_secrets_owners() {
     let mut owner = HttpClient::open(&server, 7, 30_000).await;
     owner.hold(1, "a").await;
     let path = format!("/v1/sessions/{}", owner.session);
-    for (secret, status, word) in [("08".repeat(16), 400, "secret"), ("0".repeat(31), 400, "32"), ("x".repeat(32), 400, "32")] {
+    for (secret, status, word) in
+        [("08".repeat(16), 400, "secret"), ("0".repeat(31), 400, "32"), ("x".repeat(32), 400, "32")]
+    {
         let mut thief = HttpClient::connect(&server, 9).await;
         thief.secret.clone_from(&secret);
         let (found, problem) = thief.delete(&path).await;
@@ -92,7 +110,8 @@ async fn requests_of_web_sites_are_refused() {
         assert_eq!((status, &problem["code"]), (415, &json!("unsupported-media-type")), "{problem}");
     }
     for method in [Method::GET, Method::POST, Method::OPTIONS] {
-        let request = hyper::Request::builder().method(method).uri("/v1/status").header("host", "evil.example:5627");
+        let request =
+            hyper::Request::builder().method(method).uri("/v1/status").header("host", "evil.example:5627");
         let (status, problem) = client.answer(request.body(Full::default()).unwrap()).await;
         assert_eq!((status, &problem["code"]), (421, &json!("misdirected")), "{problem}");
         assert!(problem["detail"].as_str().unwrap().contains("evil.example"), "{problem}");
@@ -106,7 +125,8 @@ async fn requests_of_web_sites_are_refused() {
 
 #[tokio::test]
 async fn permissions_and_tokens_are_those_of_the_other_port() {
-    const PERMISSIONS: &str = "[[allow]]\nwho = [\"shop\"]\nactions = [\"acquire\", \"read\"]\nnames = [\"orders\"]\n";
+    const PERMISSIONS: &str =
+        "[[allow]]\nwho = [\"shop\"]\nactions = [\"acquire\", \"read\"]\nnames = [\"orders\"]\n";
     let (data, files) = (directory(), directory());
     let (server, [shop]) = Server::start_for(data.path(), files.path(), ["shop"], Some(PERMISSIONS));
     let mut client = HttpClient::connect(&server, 7).await;
@@ -115,7 +135,10 @@ async fn permissions_and_tokens_are_those_of_the_other_port() {
     client.token = Some("made-up".to_owned());
     let request = client.request(Method::GET, "/v1/locks/orders/1").body(Full::default()).unwrap();
     let refused = client.send(request).await;
-    assert_eq!((refused.status().as_u16(), &refused.headers()["www-authenticate"]), (401, &"Bearer".parse().unwrap()));
+    assert_eq!(
+        (refused.status().as_u16(), &refused.headers()["www-authenticate"]),
+        (401, &"Bearer".parse().unwrap())
+    );
     refused.into_body().collect().await.unwrap();
 
     client.token = Some(shop);

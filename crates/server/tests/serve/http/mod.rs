@@ -3,6 +3,7 @@
 mod client;
 mod errors;
 mod operators;
+mod secured;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -45,7 +46,11 @@ async fn lock_is_acquired_waited_for_and_released() {
     let wait = json!({ "wait": true, "poll_ms": 200 });
     let begun = Instant::now();
     let (status, queued) = waiter.acquire(2, "orders/42", wait).await;
-    assert_eq!((status, &queued["state"], &queued["position"]), (202, &json!("queued"), &json!(0)), "{queued}");
+    assert_eq!(
+        (status, &queued["state"], &queued["position"]),
+        (202, &json!("queued"), &json!(0)),
+        "{queued}"
+    );
     assert!(begun.elapsed() >= Duration::from_millis(200));
 
     let polls = tokio::spawn(async move {
@@ -108,7 +113,11 @@ async fn lost_answers_lose_no_grant_and_leave_no_orphan() {
         assert_eq!(client.release(1).await, "released");
     }
     let (status, ended) = client.acquire(1, "a", json!({ "wait": true })).await;
-    assert_eq!((status, &ended["code"], &ended["end"]), (410, &json!("ended"), &json!("released")), "{ended}");
+    assert_eq!(
+        (status, &ended["code"], &ended["end"]),
+        (410, &json!("ended"), &json!("released")),
+        "{ended}"
+    );
     for _ in 0..2 {
         assert_eq!(client.delete(&format!("/v1/sessions/{session}")).await.0, 204);
     }

@@ -26,11 +26,18 @@ async fn holds_are_checked_and_broken() {
     assert_eq!((status, &broken["result"]), (200, &json!("done")), "{broken}");
     let (_, lock) = operator.get("/v1/locks/a").await;
     let hold = &lock["holds"][0];
-    assert_eq!((&hold["state"], &hold["break_by"], &hold["break_reason"]), (&json!("revoked"), &json!("ann"), &json!("stuck")));
+    assert_eq!(
+        (&hold["state"], &hold["break_by"], &hold["break_reason"]),
+        (&json!("revoked"), &json!("ann"), &json!("stuck"))
+    );
     // The holder is told by every answer.
     assert_eq!(holder.keep_alive().await.1, json!({ "revoked": [1] }));
     let (status, revoked) = holder.acquire(1, "a", json!({})).await;
-    assert_eq!((status, &revoked["state"], &revoked["token"]), (200, &json!("revoked"), &json!(token)), "{revoked}");
+    assert_eq!(
+        (status, &revoked["state"], &revoked["token"]),
+        (200, &json!("revoked"), &json!(token)),
+        "{revoked}"
+    );
     assert_eq!(operator.post("/v1/break", order(token, true)).await.1["result"], "done");
     let (status, ended) = holder.acquire(1, "a", json!({})).await;
     assert_eq!((status, &ended["code"], &ended["end"]), (410, &json!("ended"), &json!("broken")), "{ended}");
@@ -71,12 +78,20 @@ async fn limits_lists_and_nodes_are_there() {
     assert_eq!((&session["label"], &session["ttl_ms"]), (&json!("worker"), &json!(30_000)), "{page}");
 
     let (_, status) = client.get("/v1/status").await;
-    assert_eq!((&status["node"], &status["role"], &status["leader"]), (&json!(1), &json!("leader"), &json!(1)), "{status}");
+    assert_eq!(
+        (&status["node"], &status["role"], &status["leader"]),
+        (&json!(1), &json!("leader"), &json!(1)),
+        "{status}"
+    );
     assert_eq!(status["sessions"], 1, "{status}");
     let (_, members) = client.get("/v1/members").await;
     assert_eq!((&members["nodes"][0]["part"], &members["leader"]), (&json!("voter"), &json!(1)), "{members}");
     let (status, problem) = client.post("/v1/transfer", json!({})).await;
-    assert_eq!((status, &problem["code"]), (409, &json!("failed-precondition")), "there is no other node: {problem}");
+    assert_eq!(
+        (status, &problem["code"]),
+        (409, &json!("failed-precondition")),
+        "there is no other node: {problem}"
+    );
     let (status, problem) = client.post("/v1/members", json!({ "node": 2, "peer_address": "nowhere" })).await;
     assert_eq!(status, 400, "{problem}");
 
@@ -102,7 +117,11 @@ async fn document_describes_what_is_there() {
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1"), "{}", document["openapi"]);
     let mut operations = 0;
     for (path, item) in document["paths"].as_object().unwrap() {
-        let called = path.replace("{name}", "a/b").replace("{session}", "1").replace("{request}", "1").replace("{node}", "7");
+        let called = path
+            .replace("{name}", "a/b")
+            .replace("{session}", "1")
+            .replace("{request}", "1")
+            .replace("{node}", "7");
         for method in ["get", "put", "post", "delete", "patch", "head", "options"] {
             if path == "/v1/watch" && method == "get" {
                 continue;
@@ -118,7 +137,8 @@ async fn document_describes_what_is_there() {
         for (method, operation) in item.as_object().unwrap() {
             operations += 1;
             assert!(operation["summary"].is_string(), "{method} {path}");
-            let problem = &operation["responses"]["default"]["content"]["application/problem+json"]["schema"]["$ref"];
+            let problem =
+                &operation["responses"]["default"]["content"]["application/problem+json"]["schema"]["$ref"];
             assert_eq!(problem, "#/components/schemas/Problem", "{method} {path}");
         }
     }

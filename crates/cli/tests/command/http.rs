@@ -1,0 +1,152 @@
+//! HTTP/JSON from a shell and from Python, as the page on it shows.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lockkeeper_cli::exit;
+use nix::sys::signal::Signal;
+
+use crate::node::Node;
+use crate::support::{CommandExt, Place, wait_until};
+
+const PAGE: &str = include_str!("../../../../docs/http.md");
+
+/// The code after a heading; before the first heading if there is none.
+fn code(heading: &str, language: &str) -> &'static str {
+    let begin = if heading.is_empty() { 0 } else { PAGE.find(&format!("\n{heading}\n")).unwrap() };
+    let rest = PAGE[begin..].split_once(&format!("```{language}\n")).unwrap().1;
+    rest.split_once("```").unwrap().0
+}
+
+fn node(place: &Place) -> Node {
+    place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready()
+}
+
+fn url(node: &Node) -> String {
+    node.said["http"].as_str().unwrap().to_owned()
+}
+
+/// The two programs of the page, as commands that run `job` under a lock.
+fn programs(place: &Place, node: &Node) -> [Box<dyn Fn(&str, &str) -> Command>; 2] {
+    std::fs::write(place.path("with_lock.py"), code("## A lock in Python", "python")).unwrap();
+    let in_shell = code("## A lock in a shell script", "sh").to_owned();
+    let prepared = |mut command: Command, url: &str, directory: &std::path::Path| {
+        command.env("LOCKKEEPER_HTTP", url).current_dir(directory);
+        command
+    };
+    let (shell_url, python_url, directory) = (url(node), url(node), place.path(""));
+    let of_python = directory.clone();
+    [
+        Box::new(move |name, job| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("{in_shell}\nwith_lock \"$@\""), "sh", name, "sh", "-c", job]);
+            prepared(command, &shell_url, &directory)
+        }),
+        Box::new(move |name, job| {
+            let mut command = Command::new("python3");
+            command.args(["with_lock.py", name, "sh", "-c", job]);
+            prepared(command, &python_url, &of_python)
+        }),
+    ]
+}
+
+#[test]
+fn first_calls_of_the_page_answer_as_printed() {
+    let place = Place::new();
+    let node = node(&place);
+    let script = code("", "sh").replace("http://127.0.0.1:5627", &url(&node));
+    // The alias of an interactive shell.
+    let script = script
+        .replace("alias ask='curl -sS", "ask() { curl -sS -w '\\n'")
+        .replace("$secret\"'", "$secret\" \"$@\"; }");
+    let ended = Command::new("sh").args(["-ec", &script]).ended();
+    assert_eq!((ended.code, &ended.err[..]), (0, ""), "{ended:?}");
+    let shown = |text: &str| {
+        let digits = |line: &str| match line.split_once("\"token\":") {
+            Some((before, after)) => {
+                format!("{before}\"token\":{}", after.trim_start_matches(|it: char| it.is_ascii_digit()))
+            }
+            None => line.to_owned(),
+        };
+        text.lines().filter(|line| !line.is_empty()).map(digits).collect::<Vec<_>>()
+    };
+    let printed = PAGE.split_once("\n```\n{").unwrap().1.split_once("\n```").unwrap().0;
+    assert_eq!(shown(&ended.out), shown(&format!("{{{printed}")));
+}
+
+/// Both programs wait for each other, pass on the job's exit code, and leave nothing behind.
+#[test]
+fn programs_of_the_page_exclude_each_other() {
+    let place = Place::new();
+    let node = node(&place);
+    const JOB: &str = "echo \"in $TOKEN\" >> journal; sleep 0.3; echo \"out $TOKEN\" >> journal; exit 7";
+    let mut running: Vec<_> = [(); 3]
+        .iter()
+        .flat_map(|()| programs(&place, &node))
+        .map(|program| program("orders/42", JOB).stderr(Stdio::inherit()).spawn().unwrap())
+        .collect();
+    for child in &mut running {
+        assert_eq!(child.wait().unwrap().code(), Some(7));
+    }
+    let journal = std::fs::read_to_string(place.path("journal")).unwrap();
+    let lines: Vec<_> = journal.lines().collect();
+    assert_eq!(lines.len(), 12, "{journal}");
+    let token = |line: &str| line.split(' ').nth(1).unwrap().parse::<u64>().unwrap();
+    let mut last = 0;
+    for pair in lines.chunks(2) {
+        assert!(pair[0].starts_with("in ") && pair[1].starts_with("out "), "{journal}");
+        assert!(token(pair[0]) == token(pair[1]) && token(pair[0]) > last, "{journal}");
+        last = token(pair[0]);
+    }
+    let left = place.over(&node.url()).ran("sessions");
+    assert_eq!((left.code, &left.err[..]), (0, "lockkeeper: no sessions\n"), "{left:?}");
+}
+
+/// A job is killed before the lease ends if the service is out of reach.
+#[test]
+fn programs_of_the_page_give_up_in_time() {
+    let place = Place::new();
+    let node = node(&place);
+    let mut running: Vec<_> = programs(&place, &node)
+        .iter()
+        .enumerate()
+        .map(|(index, program)| {
+            let job = format!("echo up > up-{index}; exec sleep 100");
+            program(&format!("lock-{index}"), &job).stderr(Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    wait_until("both jobs run", || (0..2).all(|index| place.path(&format!("up-{index}")).exists()));
+    // Not killed: its connections stay open, and nothing answers.
+    node.signal(Signal::SIGSTOP);
+    let begun = Instant::now();
+    for child in &mut running {
+        let code = child.wait().unwrap().code();
+        assert_ne!(code, Some(0));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60), "the jobs ended by themselves");
+    node.signal(Signal::SIGCONT);
+}
+
+#[test]
+fn program_says_why_it_has_no_lock() {
+    let place = Place::new();
+    let node = node(&place);
+    let [shell, _] = programs(&place, &node);
+    let ended = shell("orders//42", "echo never").ended();
+    assert_eq!((ended.code, &ended.out[..]), (75, ""), "{ended:?}");
+    assert!(ended.err.contains("empty segment"), "{ended:?}");
+}
+
+#[test]
+fn default_address_for_http_is_of_the_default_port_only() {
+    let place = Place::new();
+    let other = place.begin("other", &["--listen", "127.0.0.1:0"]).ready();
+    assert!(other.said["http"].is_null(), "{}", other.said);
+    let off = place.begin("off", &["--listen", "127.0.0.1:0", "--http-listen", "off"]).ready();
+    assert!(off.said["http"].is_null(), "{}", off.said);
+    let wide = place.ran("serve --data wide --listen 127.0.0.1:0 --http-listen 0.0.0.0:0");
+    wide.is_one_line(exit::USAGE, &["0.0.0.0:0"]);
+    let taken = off.listening();
+    let busy = place.ran(&format!("serve --data busy --listen 127.0.0.1:0 --http-listen {taken}"));
+    assert!(busy.code == i32::from(exit::BUSY) && busy.err.contains(&taken), "{busy:?}");
+}

@@ -1,0 +1,108 @@
+//! What a node has, and what it has done since its start: for metrics.
+
+use std::time::Duration;
+
+use lockkeeper_core::{Command, Effect, End, PrefixLoad, Reply, Usage};
+
+/// What a node has.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Load {
+    /// This node leads.
+    pub leads: bool,
+    /// The leader's id; 0 if none is known.
+    pub leader: u64,
+    /// The term of the election.
+    pub term: u64,
+    /// The last log entry that this node has applied.
+    pub applied: u64,
+    /// The last log entry that this node knows to be committed.
+    pub committed: u64,
+    /// The last token that was issued.
+    pub last_token: u64,
+    /// What all sessions have together in the table.
+    pub usage: Usage,
+    /// The load of the prefixes that were asked for, and of others.
+    pub prefixes: Vec<PrefixLoad>,
+    /// The members of the cluster, and how many of them the leader hears, itself included. A follower hears only its own.
+    pub members: u64,
+    /// See `members`; 0 unless this node leads.
+    pub answering: u64,
+    /// What this node has done as the leader.
+    pub activity: Activity,
+}
+
+/// What a node has done as the leader since its start. A new leader begins with its own counts, so sums over the nodes count
+/// everything once.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Activity {
+    /// Grants.
+    pub grants: u64,
+    /// Sessions that expired: their clients were not heard for the ttl.
+    pub expired: u64,
+    /// Requests that left the queue since their time was over.
+    pub timed_out: u64,
+    /// Breaks that operators ordered. One that is ordered again, with `now`, counts twice.
+    pub breaks: u64,
+    /// Keep-alives, by the part of the ttl that was left when they arrived, in tenths.
+    pub slack: [u64; SLACK_PARTS],
+}
+
+/// The number of equal parts of a ttl in [`Activity::slack`].
+pub const SLACK_PARTS: usize = 10;
+
+/// A command whose effects are counted, which its own fields don't tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Counted {
+    Expiry,
+    Break,
+    Other,
+}
+
+impl Counted {
+    pub(crate) fn of(command: &Command) -> Self {
+        match command {
+            Command::ExpireSession { .. } => Self::Expiry,
+            Command::Break(_) => Self::Break,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl Activity {
+    /// Counts what a command has done.
+    pub(crate) fn applied(&mut self, command: Counted, reply: &Reply, effects: &[Effect]) {
+        self.grants += u64::from(matches!(reply, Reply::Granted(_)));
+        self.breaks += u64::from(command == Counted::Break && matches!(reply, Reply::Done));
+        for effect in effects {
+            match effect {
+                Effect::Granted { .. } => self.grants += 1,
+                Effect::Ended { end: End::TimedOut, .. } => self.timed_out += 1,
+                Effect::SessionEnded { .. } if command == Counted::Expiry => self.expired += 1,
+                _ => {}
+            }
+        }
+    }
+
+    /// Counts a keep-alive that arrived when so much of the ttl was left.
+    pub(crate) fn kept_alive(&mut self, left: Duration, ttl: Duration) {
+        let parts = SLACK_PARTS as u128;
+        let part = left.as_nanos() * parts / ttl.as_nanos().max(1);
+        // A session that was opened or kept alive in this turn has all of it.
+        let part = usize::try_from(part.min(parts - 1)).unwrap_or(SLACK_PARTS - 1);
+        self.slack[part] += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keep_alives_are_counted_by_what_was_left() {
+        let mut activity = Activity::default();
+        for left in [0, 99, 100, 950, 999, 1_000, 2_000] {
+            activity.kept_alive(Duration::from_millis(left), Duration::from_secs(1));
+        }
+        assert_eq!(activity.slack, [2, 1, 0, 0, 0, 0, 0, 0, 0, 4]);
+    }
+}
