@@ -7,7 +7,7 @@
 use std::env;
 use std::process::Command;
 
-use lockkeeper_rig::{Program, etcd, find, network, pgbouncer, postgres, redis, zookeeper};
+use lockkeeper_rig::{Program, etcd, find, network, pgbouncer, postgres, prometheus, redis, zookeeper};
 
 use crate::TaskResult;
 use crate::foreign;
@@ -85,6 +85,9 @@ const TEST_NEEDS: &[Need] = &[
         package: "libsqlite3-dev",
         used_by: "the SQLite fence, whose tests link the system's library",
     },
+    Need { program: "curl", package: "curl", used_by: "the tests of HTTP/JSON" },
+    Need::of(prometheus::SERVER, "the tests of metrics"),
+    Need::of(prometheus::TOOL, "the same"),
     Need { program: "dpkg-deb", package: "dpkg", used_by: "the tests of the Debian package" },
     Need { program: "git", package: "git", used_by: "tidy, which reads the list of tracked files" },
     Need {

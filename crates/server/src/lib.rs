@@ -41,6 +41,8 @@ mod tls;
 pub use error::ServeError;
 pub use files::FileError;
 pub use front::LEADER_METADATA;
-pub use options::{CONNECTIONS_MAX, ELECTION_TIMEOUT, HttpListen, SNAPSHOT_AFTER, ServerOptions};
+pub use options::{
+    CONNECTIONS_MAX, ELECTION_TIMEOUT, HttpListen, MetricsPage, SNAPSHOT_AFTER, ServerOptions,
+};
 pub use run::{Running, raise_file_limit, run};
 pub use tls::{CertificateNames, NodeName, TlsFiles};

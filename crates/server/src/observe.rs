@@ -1,53 +1,202 @@
-//! Metrics, through the `metrics` facade. Names are listed in `docs/metrics.md`.
+//! Metrics, through the `metrics` facade. docs/metrics.md lists them.
 
 use std::time::Duration;
 
+use lockkeeper_replica::{Activity, Load};
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+
+const LOG_SYNC: &str = "lockkeeper_log_sync_seconds";
+const TURN: &str = "lockkeeper_turn_seconds";
+const TURN_REQUESTS: &str = "lockkeeper_turn_requests";
+const REQUESTS: &str = "lockkeeper_requests_total";
+const SNAPSHOT_STEP: &str = "lockkeeper_snapshot_step_seconds";
+const SNAPSHOT: &str = "lockkeeper_snapshot_seconds";
+const SNAPSHOT_BYTES: &str = "lockkeeper_snapshot_bytes";
+const TABLES_DIFFER: &str = "lockkeeper_tables_differ_total";
+const STREAMS: &str = "lockkeeper_streams";
+const CONNECTIONS: &str = "lockkeeper_connections";
+const STREAMS_REFUSED: &str = "lockkeeper_streams_refused_total";
+const QUOTA_REFUSALS: &str = "lockkeeper_quota_refusals_total";
+const LEADS: &str = "lockkeeper_leads";
+const LEADER: &str = "lockkeeper_leader";
+const TERM: &str = "lockkeeper_term";
+const APPLIED: &str = "lockkeeper_applied_index";
+const COMMITTED: &str = "lockkeeper_committed_index";
+const LAST_TOKEN: &str = "lockkeeper_last_token";
+const MEMBERS: &str = "lockkeeper_members";
+const MEMBERS_HEARD: &str = "lockkeeper_members_heard";
+const SESSIONS: &str = "lockkeeper_sessions";
+const HOLDS: &str = "lockkeeper_holds";
+const WAITERS: &str = "lockkeeper_waiters";
+const TABLE_BYTES: &str = "lockkeeper_table_bytes";
+const PREFIX_HOLDS: &str = "lockkeeper_prefix_holds";
+const PREFIX_WAITERS: &str = "lockkeeper_prefix_waiters";
+const GRANTS: &str = "lockkeeper_grants_total";
+const EXPIRED: &str = "lockkeeper_expired_sessions_total";
+const TIMED_OUT: &str = "lockkeeper_timed_out_requests_total";
+const BREAKS: &str = "lockkeeper_breaks_total";
+const RENEW_SLACK: &str = "lockkeeper_renew_slack_ratio";
+const CERTIFICATE_ENDS: &str = "lockkeeper_certificate_ends_timestamp_seconds";
+const CLOCK_RATE: &str = "lockkeeper_clock_correction_ratio";
+
+/// Explains every metric to the recorder. To be called once it is installed.
+pub(crate) fn describe() {
+    describe_histogram!(
+        LOG_SYNC,
+        "Duration of one append to the log with its sync: every acquire waits for one"
+    );
+    describe_histogram!(TURN, "Duration of one turn of the replica, the sync of the log included");
+    describe_histogram!(
+        TURN_REQUESTS,
+        "Requests of clients that one turn has handled: the batch that shares one sync"
+    );
+    describe_counter!(REQUESTS, "Requests of clients that the replica has handled, keep-alives included");
+    describe_histogram!(
+        SNAPSHOT_STEP,
+        "Time of each uninterrupted piece of snapshot work on the thread of the replica"
+    );
+    describe_histogram!(SNAPSHOT, "Time from the first step of a snapshot until it is durable");
+    describe_histogram!(SNAPSHOT_BYTES, "Size of a snapshot");
+    describe_counter!(TABLES_DIFFER, "How often this leader found that the table of another node differs");
+    describe_gauge!(
+        STREAMS,
+        "Open streams of clients; the calls in progress of a session without a stream are one"
+    );
+    describe_gauge!(CONNECTIONS, "Open connections of clients");
+    describe_counter!(
+        STREAMS_REFUSED,
+        "Streams that the node has ended because of the behaviour of their clients"
+    );
+    describe_counter!(QUOTA_REFUSALS, "Refusals at a limit or quota");
+    describe_gauge!(LEADS, "1 if this node leads, else 0");
+    describe_gauge!(LEADER, "The id of the leader; 0 if none is known");
+    describe_gauge!(TERM, "The term of the last election");
+    describe_gauge!(APPLIED, "The last log entry that this node has applied");
+    describe_gauge!(COMMITTED, "The last log entry that this node knows to be committed");
+    describe_gauge!(LAST_TOKEN, "The last token that was issued");
+    describe_gauge!(MEMBERS, "Members of the cluster");
+    describe_gauge!(MEMBERS_HEARD, "Members that the leader hears, itself included; 0 at other nodes");
+    describe_gauge!(SESSIONS, "Live sessions");
+    describe_gauge!(HOLDS, "Holds, closed ones included");
+    describe_gauge!(WAITERS, "Waiting requests");
+    describe_gauge!(TABLE_BYTES, "Size of the sessions and requests in the table");
+    describe_gauge!(PREFIX_HOLDS, "Holds of the names with this prefix");
+    describe_gauge!(PREFIX_WAITERS, "Waiters at the names with this prefix");
+    describe_counter!(GRANTS, "Grants that this node has made as the leader");
+    describe_counter!(
+        EXPIRED,
+        "Sessions that expired while this node led: their clients were not heard for the ttl"
+    );
+    describe_counter!(
+        TIMED_OUT,
+        "Requests that left the queue since their time was over, while this node led"
+    );
+    describe_counter!(BREAKS, "Breaks of operators, while this node led");
+    describe_histogram!(RENEW_SLACK, "The part of its ttl that a session had left when a keep-alive arrived");
+    describe_gauge!(CERTIFICATE_ENDS, "When the certificate of this node ends, in seconds since 1970");
+    describe_gauge!(
+        CLOCK_RATE,
+        "How much faster the clock of this node runs than its uncorrected hardware clock"
+    );
+    // An increase is seen only from a value that was there before.
+    counter!(TABLES_DIFFER).increment(0);
+    for reason in ["too-slow", "protocol"] {
+        counter!(STREAMS_REFUSED, "reason" => reason).increment(0);
+    }
+    for what in ["streams of sessions", "watches", "table", "requests-per-second"] {
+        counter!(QUOTA_REFUSALS, "what" => what).increment(0);
+    }
+    streams(0);
+    connections(0);
+}
+
 /// Records the duration of a write and sync of the log.
 pub(crate) fn synced(took: Duration) {
-    metrics::histogram!("lockkeeper_log_sync_seconds").record(took.as_secs_f64());
+    histogram!(LOG_SYNC).record(took.as_secs_f64());
 }
 
 /// Records a turn: its number of requests, and its duration including the log's sync.
 pub(crate) fn turn(requests: usize, took: Duration) {
-    metrics::histogram!("lockkeeper_turn_seconds").record(took.as_secs_f64());
-    metrics::counter!("lockkeeper_requests_total").increment(requests as u64);
-    metrics::histogram!("lockkeeper_turn_requests").record(requests as f64);
+    histogram!(TURN).record(took.as_secs_f64());
+    counter!(REQUESTS).increment(requests as u64);
+    histogram!(TURN_REQUESTS).record(requests as f64);
 }
 
 /// Records the time that one step of a snapshot took on the replica's thread.
 pub(crate) fn snapshot_step(took: Duration) {
-    metrics::histogram!("lockkeeper_snapshot_step_seconds").record(took.as_secs_f64());
+    histogram!(SNAPSHOT_STEP).record(took.as_secs_f64());
 }
 
 /// Records a complete, durable snapshot: how long it took, and its size.
 pub(crate) fn snapshot(took: Duration, bytes: u64) {
-    metrics::histogram!("lockkeeper_snapshot_seconds").record(took.as_secs_f64());
-    metrics::histogram!("lockkeeper_snapshot_bytes").record(bytes as f64);
+    histogram!(SNAPSHOT).record(took.as_secs_f64());
+    histogram!(SNAPSHOT_BYTES).record(bytes as f64);
 }
 
 /// Counts a difference between this node's table and another node's.
 pub(crate) fn differs() {
-    metrics::counter!("lockkeeper_tables_differ_total").increment(1);
+    counter!(TABLES_DIFFER).increment(1);
 }
 
 /// Sets the number of open streams.
 pub(crate) fn streams(open: usize) {
-    metrics::gauge!("lockkeeper_streams").set(open as f64);
+    gauge!(STREAMS).set(open as f64);
 }
 
 /// Sets the number of open client connections.
 pub(crate) fn connections(open: usize) {
-    metrics::gauge!("lockkeeper_connections").set(open as f64);
+    gauge!(CONNECTIONS).set(open as f64);
 }
 
 /// Counts a stream that was ended because of its client's behaviour.
 pub(crate) fn stream_refused(reason: &'static str) {
-    metrics::counter!("lockkeeper_streams_refused_total", "reason" => reason).increment(1);
+    counter!(STREAMS_REFUSED, "reason" => reason).increment(1);
 }
 
 /// Counts what was refused at a quota.
 pub(crate) fn quota_refused(what: &'static str) {
-    metrics::counter!("lockkeeper_quota_refusals_total", "what" => what).increment(1);
+    counter!(QUOTA_REFUSALS, "what" => what).increment(1);
+}
+
+/// Sets what a node has. `before`: what it had done when this was called last.
+pub(crate) fn load(load: &Load, before: &Activity) {
+    gauge!(LEADS).set(f64::from(u8::from(load.leads)));
+    gauge!(LEADER).set(load.leader as f64);
+    gauge!(TERM).set(load.term as f64);
+    gauge!(APPLIED).set(load.applied as f64);
+    gauge!(COMMITTED).set(load.committed as f64);
+    gauge!(LAST_TOKEN).set(load.last_token as f64);
+    gauge!(MEMBERS).set(load.members as f64);
+    gauge!(MEMBERS_HEARD).set(load.answering as f64);
+    gauge!(SESSIONS).set(load.usage.sessions as f64);
+    gauge!(HOLDS).set(load.usage.requests.saturating_sub(load.usage.waiters) as f64);
+    gauge!(WAITERS).set(load.usage.waiters as f64);
+    gauge!(TABLE_BYTES).set(load.usage.bytes as f64);
+    counter!(GRANTS).absolute(load.activity.grants);
+    counter!(EXPIRED).absolute(load.activity.expired);
+    counter!(TIMED_OUT).absolute(load.activity.timed_out);
+    counter!(BREAKS).absolute(load.activity.breaks);
+    let slack = histogram!(RENEW_SLACK);
+    for (part, (now, before)) in load.activity.slack.iter().zip(before.slack).enumerate() {
+        let middle = (part as f64 + 0.5) / load.activity.slack.len() as f64;
+        slack.record_many(middle, usize::try_from(now.saturating_sub(before)).unwrap_or(usize::MAX));
+    }
+}
+
+/// Sets the load of a prefix of names.
+pub(crate) fn prefix(prefix: &str, holds: u64, waiters: u64) {
+    gauge!(PREFIX_HOLDS, "prefix" => prefix.to_owned()).set(holds as f64);
+    gauge!(PREFIX_WAITERS, "prefix" => prefix.to_owned()).set(waiters as f64);
+}
+
+/// Sets when this node's certificate ends.
+pub(crate) fn certificate_ends(since_1970: Duration) {
+    gauge!(CERTIFICATE_ENDS).set(since_1970.as_secs_f64());
+}
+
+/// Sets how much faster this node's clock runs than its hardware clock, as a part of 1.
+pub(crate) fn clock_correction(ratio: f64) {
+    gauge!(CLOCK_RATE).set(ratio);
 }
 
 /// Reports the state of this process to systemd, if that has started it.

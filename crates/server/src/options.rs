@@ -1,8 +1,10 @@
 //! A node's start options, and the check of its listening addresses.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::access::AccessFiles;
@@ -46,6 +48,29 @@ impl HttpListen {
     }
 }
 
+/// What `/metrics` shows.
+#[derive(Clone)]
+pub struct MetricsPage {
+    /// The text of what this process's recorder of the `metrics` facade has, in Prometheus' format.
+    pub render: Arc<dyn Fn() -> String + Send + Sync>,
+    /// Holds and waiters are shown by so many first segments of their names; 0: not by name.
+    pub prefix_segments: usize,
+}
+
+impl PartialEq for MetricsPage {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.render, &other.render) && self.prefix_segments == other.prefix_segments
+    }
+}
+
+impl Eq for MetricsPage {}
+
+impl fmt::Debug for MetricsPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsPage").field("prefix_segments", &self.prefix_segments).finish_non_exhaustive()
+    }
+}
+
 /// Start options of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerOptions {
@@ -55,6 +80,8 @@ pub struct ServerOptions {
     pub listen: String,
     /// The address that serves HTTP/JSON.
     pub http: HttpListen,
+    /// What `/metrics` shows there; `None`: the page does not exist.
+    pub metrics: Option<MetricsPage>,
     /// The address that clients are given, `HOST:PORT`; by default `listen`.
     pub advertise: Option<String>,
     /// Allows an address other than loopback without TLS.
@@ -97,6 +124,7 @@ impl ServerOptions {
             data: data.into(),
             listen: format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PORT),
             http: HttpListen::Off,
+            metrics: None,
             advertise: None,
             insecure: false,
             tls: None,

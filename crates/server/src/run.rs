@@ -38,8 +38,8 @@ use crate::hex::hex;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::Leadership;
 use crate::node::NodeThread;
-use crate::observe::notify;
-use crate::options::{HttpListen, ServerOptions};
+use crate::observe::{self, notify};
+use crate::options::{HttpListen, MetricsPage, ServerOptions};
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 use crate::tls::NodeTls;
 
@@ -125,7 +125,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
     tokio::spawn(keep_current(files, hangups()?, audit.clone()));
     // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
-    let http = listen_for_http(&options)?;
+    let http = listen_for_http(&options)?.map(|listening| (listening, options.metrics.clone()));
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
     data::refuse_foreign(&options.data)?;
     let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
@@ -164,6 +164,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
             (data::found(&disk, &options, &founding)?, Some(peers))
         }
     };
+    observe::describe();
     let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
     let front = Front::new(node.inbox.clone(), node.about.clone(), tls, access, audit);
     let result =
@@ -480,7 +481,7 @@ async fn serve(
     mut node: Started,
     front: Arc<Front>,
     (listener, address): (TcpListener, SocketAddr),
-    http: Option<(TcpListener, SocketAddr)>,
+    http: Option<((TcpListener, SocketAddr), Option<MetricsPage>)>,
     connections_max: usize,
     mut signals: Signals,
     ready: impl FnOnce(Running),
@@ -488,7 +489,8 @@ async fn serve(
     // Never fails: set only here.
     let _ = front.snapshots.set(node.snapshots.clone());
     let (health, health_service) = tonic_health::server::health_reporter();
-    let (http, http_address) = http.unzip();
+    let http_address = http.as_ref().map(|((_, address), _)| *address);
+    let http = http.map(|((listener, _), page)| (listener, page));
     let acceptor = Acceptor::new(listener, http, front.clone(), health_service, connections_max)
         .map_err(|error| ServeError::system("describe the interface")(io::Error::other(error)))?;
     let mut state = front.state();

@@ -44,6 +44,9 @@ pub struct Serve {
     /// The listen address for HTTP/JSON, or `off`; by default 127.0.0.1:5627 if --listen has port 5625, else off
     #[arg(long, value_name = "HOST:PORT")]
     pub http_listen: Option<String>,
+    /// /metrics shows holds and waiters by so many first segments of their names; 0: not by name
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=8))]
+    pub metrics_segments: u8,
     /// The address that clients should connect to, if it is not --listen
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,

@@ -19,6 +19,8 @@ use crate::exit::{
 };
 use crate::output;
 
+mod metrics;
+
 pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
     if args.print_config {
         output::line(args.in_force.trim_end())?;
@@ -53,6 +55,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         segment_bytes: args.segment_bytes.unwrap_or(usual.segment_bytes),
         listen: args.listen,
         http,
+        metrics: Some(metrics::page(usize::from(args.metrics_segments))?),
         advertise: args.advertise,
         insecure: args.insecure,
         tls,

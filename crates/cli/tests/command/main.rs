@@ -13,6 +13,7 @@ mod forming;
 mod gate;
 mod grace;
 mod http;
+mod metrics;
 mod node;
 mod once;
 mod operators;

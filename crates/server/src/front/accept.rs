@@ -28,9 +28,10 @@ use super::api::Api;
 use super::caller::{Certified, identify, is_open_to_all};
 use super::connection::{Above, Connection, Socket, Starting, TlsSocket};
 use super::forward;
-use super::http::HttpInterface;
+use super::http::{HttpInterface, Metrics};
 use super::session_calls::{Arriving, SESSION_CALL};
 use crate::access::Identity;
+use crate::options::MetricsPage;
 use crate::places::{Places, network};
 use crate::tls::{ClientProtocol, NodeTls};
 
@@ -92,7 +93,7 @@ impl Acceptor {
     /// Serves gRPC on `listener`, and HTTP/JSON on `http`.
     pub(crate) fn new(
         listener: TcpListener,
-        http: Option<TcpListener>,
+        http: Option<(TcpListener, Option<MetricsPage>)>,
         front: Arc<Front>,
         health: HealthServer<impl Health>,
         connections_max: usize,
@@ -111,10 +112,15 @@ impl Acceptor {
             .prepare();
         let unauthenticated = Places::new(UNAUTHENTICATED_MAX.min(connections_max));
         let mut ports = vec![];
-        if let Some(listener) = http {
+        if let Some((listener, page)) = http {
             let is_local = front.tls.is_none() && listener.local_addr().is_ok_and(|it| it.ip().is_loopback());
             let places = Arc::new(Semaphore::new((connections_max / 2).max(1)));
-            let interface = HttpInterface::new(routes.clone(), is_local, places);
+            let interface = HttpInterface::new(
+                routes.clone(),
+                is_local,
+                places,
+                page.map(|page| Arc::new(Metrics::new(page))),
+            );
             ports.push(Port { listener, interface: Interface::Http(interface) });
         }
         ports.push(Port { listener, interface: Interface::Grpc(routes) });

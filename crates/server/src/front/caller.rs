@@ -178,10 +178,7 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
         return denied(text);
     }
     match needed(path, body)? {
-        Some((action, name)) => match access::check(&rights, &caller.identity, action, name.as_ref()) {
-            Ok(()) => Ok(()),
-            Err(text) => denied(text),
-        },
+        Some((action, name)) => check(front, caller, &rights, action, name.as_ref()),
         None if rights.is_empty() => {
             if let Some(refusal) = front.access.revoked(&caller.identity) {
                 return denied(refusal);
@@ -190,6 +187,33 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
         }
         None => Ok(()),
     }
+}
+
+/// Checks whether the caller may do this with the name, or with all names.
+///
+/// # Errors
+/// The refusal.
+pub(super) fn authorize_for(
+    front: &Front,
+    caller: &Caller,
+    action: Permission,
+    name: Option<&LockName>,
+) -> Result<(), Status> {
+    let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
+    check(front, caller, &rights, action, name)
+}
+
+fn check(
+    front: &Front,
+    caller: &Caller,
+    rights: &Rights,
+    action: Permission,
+    name: Option<&LockName>,
+) -> Result<(), Status> {
+    access::check(rights, &caller.identity, action, name).map_err(|text| {
+        front.refused("denied", caller, &text);
+        Status::permission_denied(text)
+    })
 }
 
 /// Whether a client's rate counts this request of a session. It does not count those by which a client keeps what it has, and

@@ -61,7 +61,7 @@ impl Rig {
         let access = Access::load(&AccessFiles::default()).unwrap();
         let front = Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(audit).unwrap());
         let (_, health) = tonic_health::server::health_reporter();
-        let acceptor = Acceptor::new(listener, Some(http), front.clone(), health, 100).unwrap();
+        let acceptor = Acceptor::new(listener, Some((http, None)), front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());
         tokio::spawn(pump(front.clone(), acceptor.clone(), outbox.clone()));
         acceptor.run();

@@ -22,6 +22,7 @@ use tower_service::Service;
 use super::problem::{Problem, ProblemCode};
 use super::{SECRET_HEADER, SECRET_HELP};
 use crate::access::Identity;
+use crate::front::Front;
 use crate::front::caller::{Caller, identify};
 use crate::front::connection::Connection;
 use crate::front::forward;
@@ -78,23 +79,45 @@ impl Service<http::Request<Body>> for InProcess {
     }
 }
 
+/// An identified caller.
+pub(super) struct Identified {
+    pub(super) front: Arc<Front>,
+    pub(super) caller: Caller,
+}
+
+impl<S: Sync> FromRequestParts<S> for Identified {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let connection = origin(parts)?.connection;
+        let front = connection.front().clone();
+        let caller = identify(&connection, &parts.headers).inspect_err(|refusal| {
+            front.audit.refused(
+                "unauthenticated",
+                &Identity::ANONYMOUS,
+                connection.address(),
+                refusal.message(),
+            );
+        })?;
+        Ok(Self { front, caller })
+    }
+}
+
+fn origin(parts: &Parts) -> Result<Origin, Problem> {
+    let origin = parts.extensions.get::<Origin>().cloned();
+    origin.ok_or_else(|| Problem::new(ProblemCode::Internal, "the request came by no connection: a bug"))
+}
+
 /// The service's calls, for an identified caller.
 pub(super) struct Client(pub(super) Calls);
 
 impl<S: Sync> FromRequestParts<S> for Client {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let origin =
-            parts.extensions.get::<Origin>().cloned().ok_or_else(|| {
-                Problem::new(ProblemCode::Internal, "the request came by no connection: a bug")
-            })?;
-        let caller = identify(&origin.connection, &parts.headers).inspect_err(|refusal| {
-            let (audit, address) = (&origin.connection.front().audit, origin.connection.address());
-            audit.refused("unauthenticated", &Identity::ANONYMOUS, address, refusal.message());
-        })?;
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let Identified { caller, .. } = Identified::from_request_parts(parts, state).await?;
         let authorization = parts.headers.get(header::AUTHORIZATION).cloned();
-        Ok(Self(LockkeeperClient::new(InProcess { origin, caller, authorization })))
+        Ok(Self(LockkeeperClient::new(InProcess { origin: origin(parts)?, caller, authorization })))
     }
 }
 

@@ -9,6 +9,7 @@ mod call;
 mod cluster;
 mod content;
 mod locks;
+mod metrics;
 mod openapi;
 mod problem;
 mod sessions;
@@ -20,10 +21,10 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::response::IntoResponse;
 use axum::routing::{delete, get, post, put};
+use axum::{Extension, Router};
 use http::{HeaderValue, Method, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -38,6 +39,7 @@ use super::accept::until_end;
 use super::connection::Connection;
 use super::session_calls::Arriving;
 use call::Origin;
+pub(super) use metrics::Metrics;
 use problem::{Problem, ProblemCode};
 
 /// The header with a session's secret.
@@ -65,8 +67,13 @@ pub(super) struct HttpInterface {
 }
 
 impl HttpInterface {
-    pub(super) fn new(routes: Routes, is_local: bool, places: Arc<Semaphore>) -> Self {
-        Self { router: router(), routes, is_local, places }
+    pub(super) fn new(
+        routes: Routes,
+        is_local: bool,
+        places: Arc<Semaphore>,
+        metrics: Option<Arc<Metrics>>,
+    ) -> Self {
+        Self { router: router().layer(Extension(metrics)), routes, is_local, places }
     }
 
     /// Serves a connection until it ends.
@@ -161,6 +168,7 @@ fn router() -> Router {
         .route("/v1/transfer", post(cluster::transfer))
         .route("/v1/backup", get(cluster::backup))
         .route("/v1/openapi.json", get(openapi::document))
+        .route("/metrics", get(metrics::metrics))
         .fallback(|uri: http::Uri| async move {
             let text = format!("there is nothing at `{}`; /v1/openapi.json lists what there is", uri.path());
             Problem::new(ProblemCode::NotFound, text)

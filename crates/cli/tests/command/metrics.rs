@@ -1,0 +1,179 @@
+//! `/metrics`, the alerts and the dashboard, with a real Prometheus.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use lockkeeper_rig::{Port, Program, Prometheus, find, prometheus};
+use serde_json::Value;
+
+use crate::node::Node;
+use crate::support::{CommandExt, Place, wait_until};
+
+const PAGE: &str = include_str!("../../../../docs/metrics.md");
+const DASHBOARD: &str = include_str!("../../../../packaging/grafana/lockkeeper.json");
+const ALERTS: &str = include_str!("../../../../packaging/prometheus/alerts.yml");
+
+fn packaging() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/prometheus")
+}
+
+fn promtool() -> Command {
+    let Program { name, package } = prometheus::TOOL;
+    Command::new(find(name).unwrap_or_else(|| panic!("{name} is missing: `apt-get install {package}`")))
+}
+
+fn http(node: &Node) -> String {
+    node.said["http"].as_str().unwrap().to_owned()
+}
+
+/// Calls HTTP/JSON; the answer.
+fn curl(words: &[&str]) -> String {
+    let ended = Command::new("curl").args(["-sS", "--fail-with-body"]).args(words).ended();
+    assert_eq!(ended.code, 0, "{words:?}: {ended:?}");
+    ended.out
+}
+
+/// Opens a session and acquires a lock.
+fn hold(url: &str, secret: &str, ttl_ms: u64, name: &str) -> u64 {
+    let secret = format!("Lockkeeper-Secret: {}", secret.repeat(16));
+    let opened =
+        curl(&["-H", &secret, "--json", &format!("{{\"ttl_ms\":{ttl_ms}}}"), &format!("{url}/v1/sessions")]);
+    let session = serde_json::from_str::<Value>(&opened).unwrap()["session"].as_u64().unwrap();
+    let acquire = format!("{{\"session\":{session},\"request\":1}}");
+    curl(&["-H", &secret, "--json", &acquire, &format!("{url}/v1/locks/{name}")]);
+    session
+}
+
+#[test]
+fn every_metric_of_the_page_is_there_and_the_other_way_round() {
+    let place = Place::new();
+    let node = place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
+    hold(&http(&node), "07", 30_000, "orders/42");
+    let text = curl(&[&format!("{}/metrics", http(&node))]);
+    std::fs::write(place.path("metrics"), &text).unwrap();
+    let checked = promtool()
+        .args(["check", "metrics"])
+        .stdin(std::fs::File::open(place.path("metrics")).unwrap())
+        .ended();
+    assert_eq!((checked.code, &checked.out[..], &checked.err[..]), (0, "", ""));
+    assert!(text.contains("lockkeeper_prefix_holds{prefix=\"orders\"} 1"), "{text}");
+
+    let of_node = PAGE.split_once("\n## A node of our own service\n").unwrap().1;
+    let listed: BTreeSet<&str> = of_node
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .flat_map(|line| {
+            line.split(" |").next().unwrap().split('`').filter(|word| word.starts_with("lockkeeper_"))
+        })
+        .collect();
+    let shown: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .map(|line| line.split(' ').next().unwrap())
+        .collect();
+    // These need TLS, a snapshot, or 10 s.
+    let later = [
+        "lockkeeper_certificate_ends_timestamp_seconds",
+        "lockkeeper_clock_correction_ratio",
+        "lockkeeper_snapshot_bytes",
+        "lockkeeper_snapshot_seconds",
+        "lockkeeper_snapshot_step_seconds",
+    ];
+    let missing: BTreeSet<&str> = listed.difference(&shown).copied().collect();
+    assert!(missing.iter().all(|name| later.contains(name)), "listed, but not shown: {missing:?}");
+    let unknown: BTreeSet<&str> = shown.difference(&listed).copied().collect();
+    assert!(unknown.is_empty(), "shown, but not listed: {unknown:?}");
+}
+
+#[test]
+fn rules_are_valid_and_each_alert_fires_in_its_case_only() {
+    for words in [
+        ["check", "config", "prometheus.yml"],
+        ["check", "rules", "alerts.yml"],
+        ["test", "rules", "alerts_test.yml"],
+    ] {
+        let ended = promtool().args(words).current_dir(packaging()).stdin(Stdio::null()).ended();
+        assert_eq!(ended.code, 0, "{words:?}: {ended:?}");
+    }
+    let alerts = ALERTS.matches("- alert: ").count();
+    let tests = std::fs::read_to_string(packaging().join("alerts_test.yml")).unwrap();
+    for alert in ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        assert!(tests.contains(&format!("alertname=\"{alert}\"")), "{alert} has no test");
+    }
+    assert!(alerts >= 10, "only {alerts} alerts were found");
+}
+
+/// The tests of the rules run in invented time; here a real Prometheus scrapes three nodes, and three alerts fire for real
+/// faults.
+#[test]
+fn prometheus_scrapes_a_cluster_draws_the_dashboard_and_fires_alerts() {
+    let place = Place::new();
+    let peers = [(); 3].map(|()| Port::free());
+    let list: Vec<String> =
+        (1..).zip(&peers).map(|(node, port)| format!("{node}=127.0.0.1:{}", port.number())).collect();
+    let list = list.join(",");
+    let starting: Vec<_> = (1..=3)
+        .map(|node| {
+            let node = node.to_string();
+            let more = ["--node", &node, "--cluster", &list, "--http-listen", "127.0.0.1:0"];
+            place.begin(&format!("data-{node}"), &[&["--listen", "127.0.0.1:0"], &more[..]].concat())
+        })
+        .collect();
+    let mut nodes: Vec<Node> = starting.into_iter().map(|node| node.ready()).collect();
+    let targets: Vec<String> = nodes.iter().map(|node| http(node).replace("http://", "")).collect();
+
+    let rules = place.path("alerts.yml");
+    let at_once: String = ALERTS
+        .lines()
+        .map(|line| {
+            if line.trim().starts_with("for: ") {
+                "        for: 0s\n".to_owned()
+            } else {
+                format!("{line}\n")
+            }
+        })
+        .collect();
+    std::fs::write(&rules, at_once).unwrap();
+    let prometheus = Prometheus::start("lockkeeper", &targets, &rules);
+    let value = |query: &str| -> Vec<Value> {
+        let answer = prometheus.query(query).unwrap_or_else(|error| panic!("{query}: {error}"));
+        serde_json::from_str(&answer).unwrap()
+    };
+    wait_until("three nodes are scraped", || value("up == 1").len() == 3);
+    let session = hold(&http(&nodes[0]), "07", 60_000, "orders/42");
+    let keep_alive = format!("{}/v1/sessions/{session}/keep-alive", http(&nodes[0]));
+    let secret = format!("Lockkeeper-Secret: {}", "07".repeat(16));
+
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let queries: Vec<String> = panels
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().unwrap())
+        .map(|target| {
+            target["expr"].as_str().unwrap().replace("$job", "lockkeeper").replace("$__rate_interval", "10s")
+        })
+        .collect();
+    assert!(queries.len() >= 15, "{queries:?}");
+    for query in &queries {
+        wait_until(query, || {
+            curl(&["-H", &secret, "-X", "POST", &keep_alive]);
+            let found = value(query);
+            let is_number = |sample: &Value| sample["value"][1].as_str().is_some_and(|text| text != "NaN");
+            !found.is_empty() && found.iter().all(is_number)
+        });
+    }
+    assert_eq!(value("sum(lockkeeper_leads)")[0]["value"][1], "1");
+    assert_eq!(value("ALERTS").len(), 0, "{:?}", value("ALERTS"));
+
+    hold(&http(&nodes[0]), "08", 1_000, "orders/43");
+    let leader = value("lockkeeper_leads == 1")[0]["metric"]["instance"].as_str().unwrap().to_owned();
+    let follower = nodes.iter().position(|node| !http(node).ends_with(&leader)).unwrap();
+    nodes.remove(follower).kill();
+    for alert in ["LockkeeperSessionsExpire", "LockkeeperNodeDown", "LockkeeperMemberNotHeard"] {
+        wait_until(alert, || {
+            value(&format!("ALERTS{{alertname=\"{alert}\",alertstate=\"firing\"}}")).len() == 1
+        });
+    }
+    drop(nodes);
+}

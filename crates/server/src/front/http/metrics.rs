@@ -1,0 +1,106 @@
+//! `/metrics`: what the recorder of this process has, and what the replica has when it is asked.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use axum::http::header;
+use axum::response::IntoResponse;
+use lockkeeper_core::LockName;
+use lockkeeper_replica::{Activity, Answer, Question};
+use nix::time::ClockId;
+use tonic::metadata::MetadataMap;
+
+use super::call::{Identified, unexpected};
+use super::problem::{Problem, ProblemCode};
+use crate::access::Permission;
+use crate::front::caller::authorize_for;
+use crate::observe;
+use crate::options::MetricsPage;
+
+/// Most prefixes that get series of their own, as long as this process lives: each costs its reader memory for days.
+const PREFIXES_MAX: usize = 100;
+/// The time over which the clock's rate is measured at least.
+const RATE_TIME: Duration = Duration::from_secs(10);
+
+/// The page of a node.
+pub(in crate::front) struct Metrics {
+    page: MetricsPage,
+    state: Mutex<Shown>,
+}
+
+/// What was shown before.
+#[derive(Default)]
+struct Shown {
+    prefixes: BTreeSet<LockName>,
+    activity: Activity,
+    /// A reading of the clock and of the hardware clock.
+    clocks: Option<(Duration, Duration)>,
+}
+
+impl Metrics {
+    pub(in crate::front) fn new(page: MetricsPage) -> Self {
+        let shown = Shown { clocks: clocks(), ..Shown::default() };
+        Self { page, state: Mutex::new(shown) }
+    }
+
+    fn question(&self) -> Question {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Question::Load {
+            prefixes: state.prefixes.iter().cloned().collect(),
+            segments: self.page.prefix_segments,
+        }
+    }
+
+    fn show(&self, load: &lockkeeper_replica::Load) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        observe::load(load, &state.activity);
+        state.activity.clone_from(&load.activity);
+        for it in &load.prefixes {
+            if state.prefixes.len() < PREFIXES_MAX {
+                state.prefixes.insert(it.prefix.clone());
+            }
+            if state.prefixes.contains(&it.prefix) {
+                observe::prefix(it.prefix.as_str(), it.holds, it.waiters);
+            }
+        }
+        if let (Some((clock, raw)), Some((clock_before, raw_before))) = (clocks(), state.clocks) {
+            let took = raw.saturating_sub(raw_before);
+            if took >= RATE_TIME {
+                observe::clock_correction(
+                    clock.saturating_sub(clock_before).as_secs_f64() / took.as_secs_f64() - 1.0,
+                );
+                state.clocks = Some((clock, raw));
+            }
+        }
+    }
+}
+
+/// The clock whose rate is corrected, and the hardware clock under it.
+fn clocks() -> Option<(Duration, Duration)> {
+    let clock = ClockId::CLOCK_MONOTONIC.now().ok()?;
+    let raw = ClockId::CLOCK_MONOTONIC_RAW.now().ok()?;
+    Some((clock.into(), raw.into()))
+}
+
+/// The metrics of this node, for Prometheus.
+#[utoipa::path(get, path = "/metrics", tag = "cluster",
+    responses((status = 200, body = String, content_type = "text/plain")))]
+pub(super) async fn metrics(
+    Identified { front, caller }: Identified,
+    axum::Extension(metrics): axum::Extension<Option<Arc<Metrics>>>,
+) -> Result<impl IntoResponse, Problem> {
+    let Some(metrics) = metrics else {
+        let text = "this process records no metrics: `lockkeeper serve` does";
+        return Err(Problem::new(ProblemCode::NotFound, text));
+    };
+    authorize_for(&front, &caller, Permission::Read, None)?;
+    let answer = front.ask(&MetadataMap::new(), &caller.identity, metrics.question()).await?;
+    let Answer::Load(load) = answer else { return Err(unexpected()) };
+    metrics.show(&load);
+    let ends = front.tls.as_ref().and_then(|tls| tls.expires().duration_since(SystemTime::UNIX_EPOCH).ok());
+    if let Some(ends) = ends {
+        observe::certificate_ends(ends);
+    }
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], (metrics.page.render)()))
+}
