@@ -26,11 +26,40 @@ pub fn all(table: &Table) -> CheckResult {
     p2_tokens(&snapshot)?;
     index(table)?;
     usage(table, &snapshot)?;
+    loads(table, &snapshot)?;
     if table.has_backlog() {
         return Ok(());
     }
     p7_answers(&snapshot)?;
     p8_queue(&snapshot)
+}
+
+/// The load of each prefix is that of the holds and waiters whose names begin with it.
+///
+/// # Errors
+/// The prefixes whose numbers are wrong.
+pub fn loads(table: &Table, snapshot: &Snapshot) -> CheckResult {
+    for segments in [1, 2] {
+        let mut expected: BTreeMap<String, [u64; 2]> = BTreeMap::new();
+        for request in &snapshot.requests {
+            let column = usize::from(token(request).is_none());
+            // A waiter counts once for all of its names below a prefix, a hold for each.
+            let mut below = BTreeSet::new();
+            for name in &request.names {
+                let prefix = name.as_str().split('/').take(segments).collect::<Vec<_>>().join("/");
+                if column == 0 || prefix == name.as_str() || below.insert(prefix.clone()) {
+                    expected.entry(prefix).or_default()[column] += 1;
+                }
+            }
+        }
+        let found = table.loads(segments, usize::MAX).into_iter();
+        let found: BTreeMap<String, [u64; 2]> =
+            found.map(|load| (load.prefix.as_str().to_owned(), [load.holds, load.waiters])).collect();
+        if found != expected {
+            return Err(format!("the loads of {segments} segments are {found:?}, there are {expected:?}"));
+        }
+    }
+    Ok(())
 }
 
 /// The usage of each identity is that of its sessions and requests, and of closed holds, of which a snapshot does not say

@@ -26,28 +26,34 @@ fn url(node: &Node) -> String {
     node.said["http"].as_str().unwrap().to_owned()
 }
 
-/// The two programs of the page, as commands that run `job` under a lock.
-fn programs(place: &Place, node: &Node) -> [Box<dyn Fn(&str, &str) -> Command>; 2] {
-    std::fs::write(place.path("with_lock.py"), code("## A lock in Python", "python")).unwrap();
-    let in_shell = code("## A lock in a shell script", "sh").to_owned();
-    let prepared = |mut command: Command, url: &str, directory: &std::path::Path| {
-        command.env("LOCKKEEPER_HTTP", url).current_dir(directory);
+/// A program of the page that runs a job under a lock.
+#[derive(Clone, Copy)]
+enum Script {
+    Shell,
+    Python,
+}
+
+const SCRIPTS: [Script; 2] = [Script::Shell, Script::Python];
+
+impl Script {
+    /// The program, which runs `job`, a line for the shell, under the lock `name`.
+    fn command(self, place: &Place, node: &Node, name: &str, job: &str) -> Command {
+        let mut command = match self {
+            Self::Shell => {
+                let script = format!("{}\nwith_lock \"$@\"", code("## A lock in a shell script", "sh"));
+                let mut command = Command::new("sh");
+                command.args(["-c", &script, "sh", name, "sh", "-c", job]);
+                command
+            }
+            Self::Python => {
+                let mut command = Command::new("python3");
+                command.args(["-c", code("## A lock in Python", "python"), name, "sh", "-c", job]);
+                command
+            }
+        };
+        command.env("LOCKKEEPER_HTTP", url(node)).current_dir(place.path(""));
         command
-    };
-    let (shell_url, python_url, directory) = (url(node), url(node), place.path(""));
-    let of_python = directory.clone();
-    [
-        Box::new(move |name, job| {
-            let mut command = Command::new("sh");
-            command.args(["-c", &format!("{in_shell}\nwith_lock \"$@\""), "sh", name, "sh", "-c", job]);
-            prepared(command, &shell_url, &directory)
-        }),
-        Box::new(move |name, job| {
-            let mut command = Command::new("python3");
-            command.args(["with_lock.py", name, "sh", "-c", job]);
-            prepared(command, &python_url, &of_python)
-        }),
-    ]
+    }
 }
 
 #[test]
@@ -80,10 +86,12 @@ fn programs_of_the_page_exclude_each_other() {
     let place = Place::new();
     let node = node(&place);
     const JOB: &str = "echo \"in $TOKEN\" >> journal; sleep 0.3; echo \"out $TOKEN\" >> journal; exit 7";
-    let mut running: Vec<_> = [(); 3]
-        .iter()
-        .flat_map(|()| programs(&place, &node))
-        .map(|program| program("orders/42", JOB).stderr(Stdio::inherit()).spawn().unwrap())
+    let mut running: Vec<_> = [SCRIPTS; 3]
+        .into_iter()
+        .flatten()
+        .map(|script| {
+            script.command(&place, &node, "orders/42", JOB).stderr(Stdio::inherit()).spawn().unwrap()
+        })
         .collect();
     for child in &mut running {
         assert_eq!(child.wait().unwrap().code(), Some(7));
@@ -107,12 +115,11 @@ fn programs_of_the_page_exclude_each_other() {
 fn programs_of_the_page_give_up_in_time() {
     let place = Place::new();
     let node = node(&place);
-    let mut running: Vec<_> = programs(&place, &node)
-        .iter()
-        .enumerate()
-        .map(|(index, program)| {
-            let job = format!("echo up > up-{index}; exec sleep 100");
-            program(&format!("lock-{index}"), &job).stderr(Stdio::null()).spawn().unwrap()
+    let mut running: Vec<_> = (0..)
+        .zip(SCRIPTS)
+        .map(|(index, script)| {
+            let (name, job) = (format!("lock-{index}"), format!("echo up > up-{index}; exec sleep 100"));
+            script.command(&place, &node, &name, &job).stderr(Stdio::null()).spawn().unwrap()
         })
         .collect();
     wait_until("both jobs run", || (0..2).all(|index| place.path(&format!("up-{index}")).exists()));
@@ -131,8 +138,7 @@ fn programs_of_the_page_give_up_in_time() {
 fn program_says_why_it_has_no_lock() {
     let place = Place::new();
     let node = node(&place);
-    let [shell, _] = programs(&place, &node);
-    let ended = shell("orders//42", "echo never").ended();
+    let ended = Script::Shell.command(&place, &node, "orders//42", "echo never").ended();
     assert_eq!((ended.code, &ended.out[..]), (75, ""), "{ended:?}");
     assert!(ended.err.contains("empty segment"), "{ended:?}");
 }

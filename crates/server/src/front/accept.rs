@@ -155,8 +155,11 @@ impl Acceptor {
     /// listeners' readiness yet. Returns whether the queues were found empty. Returns false if descriptors have run out,
     /// or after [`FAILURES_MAX`] failed accepts: connections may remain in the queues then.
     pub(super) fn accept_waiting(&self) -> bool {
-        // Every queue is emptied, even if one was not.
-        self.ports.iter().fold(true, |all, port| self.accept_waiting_at(port) && all)
+        let mut are_empty = true;
+        for port in &self.ports {
+            are_empty &= self.accept_waiting_at(port);
+        }
+        are_empty
     }
 
     fn accept_waiting_at(&self, port: &Port) -> bool {

@@ -1,10 +1,10 @@
-//! The gRPC interface: connections, streams and unary calls, on one thread.
+//! The interfaces for clients, gRPC and HTTP/JSON: connections, streams and unary calls, on one thread.
 //!
 //! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the drain
 //! barrier, which lets the replica expire a session only after all input that had arrived was handed to it (P9).
 //! Contains no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `drain_barrier.rs`
 //! and `connection.rs` (the drain barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`,
-//! `session_calls.rs` (sessions without a stream), `forming.rs` (a node whose cluster does not exist yet).
+//! `session_calls.rs` (sessions without a stream), `http/mod.rs`, `forming.rs` (a node whose cluster does not exist yet).
 
 mod accept;
 mod api;

@@ -21,7 +21,7 @@ pub(super) struct NodeStatus {
     /// The random id of its data directory.
     incarnation: String,
     cluster: String,
-    role: Role,
+    role: JsonRole,
     /// The leader's id; absent: none is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     leader: Option<u64>,
@@ -38,7 +38,7 @@ pub(super) struct NodeStatus {
     /// The version of the table's rules.
     rules: u32,
     /// As far as this node knows.
-    members: Vec<Member>,
+    members: Vec<JsonMember>,
     /// Ids of former members.
     removed: Vec<u64>,
     /// When this node's certificate ends, in seconds since 1970.
@@ -52,7 +52,8 @@ pub(super) struct NodeStatus {
 /// What a node does in the cluster.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Role {
+#[schema(as = Role)]
+pub(super) enum JsonRole {
     Follower,
     Candidate,
     Leader,
@@ -60,13 +61,14 @@ pub(super) enum Role {
 
 /// A member of the cluster.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Member {
+#[schema(as = Member)]
+pub(super) struct JsonMember {
     node: u64,
     /// Where it listens to the other nodes.
     peer_address: String,
     /// Where it listens to clients.
     client_address: String,
-    part: Part,
+    part: JsonPart,
     /// The leader has received a message from it within the last election time-out. Known to the leader only.
     answers: bool,
     /// The last log entry that it is known to have. Known to the leader only.
@@ -78,7 +80,8 @@ pub(super) struct Member {
 /// What a member is for.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Part {
+#[schema(as = Part)]
+pub(super) enum JsonPart {
     Voter,
     /// It receives the log, and becomes a voter once it has caught up.
     Learner,
@@ -86,12 +89,12 @@ pub(super) enum Part {
     Leaving,
 }
 
-impl From<v1::ClusterNode> for Member {
+impl From<v1::ClusterNode> for JsonMember {
     fn from(node: v1::ClusterNode) -> Self {
         let part = match node.part() {
-            v1::NodePart::Voter | v1::NodePart::Unspecified => Part::Voter,
-            v1::NodePart::Learner => Part::Learner,
-            v1::NodePart::Leaving => Part::Leaving,
+            v1::NodePart::Voter | v1::NodePart::Unspecified => JsonPart::Voter,
+            v1::NodePart::Learner => JsonPart::Learner,
+            v1::NodePart::Leaving => JsonPart::Leaving,
         };
         let v1::ClusterNode {
             node,
@@ -111,9 +114,9 @@ impl From<v1::ClusterNode> for Member {
 pub(super) async fn status(Client(mut calls): Client) -> Result<Json<NodeStatus>, Problem> {
     let status = calls.status(v1::StatusRequest {}).await?.into_inner();
     let role = match status.role() {
-        v1::Role::Follower | v1::Role::Unspecified => Role::Follower,
-        v1::Role::Candidate => Role::Candidate,
-        v1::Role::Leader => Role::Leader,
+        v1::Role::Follower | v1::Role::Unspecified => JsonRole::Follower,
+        v1::Role::Candidate => JsonRole::Candidate,
+        v1::Role::Leader => JsonRole::Leader,
     };
     Ok(Json(NodeStatus {
         version: status.version,
@@ -131,7 +134,7 @@ pub(super) async fn status(Client(mut calls): Client) -> Result<Json<NodeStatus>
         requests: status.requests,
         streams: status.streams,
         rules: status.rules,
-        members: status.members.into_iter().map(Member::from).collect(),
+        members: status.members.into_iter().map(JsonMember::from).collect(),
         removed: status.removed,
         certificate_ends: Some(status.certificate_ends).filter(|ends| *ends > 0),
         permissions: Some(status.permissions).filter(|digest| !digest.is_empty()),
@@ -140,8 +143,9 @@ pub(super) async fn status(Client(mut calls): Client) -> Result<Json<NodeStatus>
 
 /// The members of the cluster and their progress.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Members {
-    nodes: Vec<Member>,
+#[schema(as = Members)]
+pub(super) struct JsonMembers {
+    nodes: Vec<JsonMember>,
     leader: u64,
     term: u64,
     /// The last entry of the leader's log.
@@ -153,12 +157,12 @@ pub(super) struct Members {
 }
 
 /// The members of the cluster, as the leader knows them.
-#[utoipa::path(get, path = "/v1/members", tag = "cluster", responses((status = 200, body = Members)))]
-pub(super) async fn members(Client(mut calls): Client) -> Result<Json<Members>, Problem> {
+#[utoipa::path(get, path = "/v1/members", tag = "cluster", responses((status = 200, body = JsonMembers)))]
+pub(super) async fn members(Client(mut calls): Client) -> Result<Json<JsonMembers>, Problem> {
     let v1::MembersResponse { nodes, leader, term, last, changing, removed } =
         calls.members(v1::MembersRequest {}).await?.into_inner();
-    let nodes = nodes.into_iter().map(Member::from).collect();
-    Ok(Json(Members { nodes, leader, term, last, changing, removed }))
+    let nodes = nodes.into_iter().map(JsonMember::from).collect();
+    Ok(Json(JsonMembers { nodes, leader, term, last, changing, removed }))
 }
 
 /// A node that waits to be added.

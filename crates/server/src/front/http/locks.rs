@@ -12,17 +12,18 @@ use super::sessions::Mode;
 
 /// The state of a lock.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Lock {
+#[schema(as = Lock)]
+pub(super) struct JsonLock {
     name: String,
     /// The holds that cover the name, by token: at most 256, and at most 10 in lists and watches.
-    holds: Vec<Hold>,
+    holds: Vec<JsonHold>,
     /// The number of all holds that cover it.
     hold_count: u64,
     /// `holds_after` of the next page of holds; absent: these are all.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_holds_after: Option<u64>,
     /// The first requests that wait at it, in order of arrival.
-    waiters: Vec<Waiter>,
+    waiters: Vec<JsonWaiter>,
     /// The number of all of them.
     waiter_count: u64,
     /// The number of permits in force.
@@ -34,7 +35,8 @@ pub(super) struct Lock {
 
 /// A hold of a lock.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Hold {
+#[schema(as = Hold)]
+pub(super) struct JsonHold {
     token: u64,
     /// The holder's session; absent if the hold is closed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,7 +48,7 @@ pub(super) struct Hold {
     mode: Mode,
     /// It also covers everything below its name.
     subtree: bool,
-    state: HoldState,
+    state: JsonHoldState,
     /// Of a permit: its slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     slot: Option<u32>,
@@ -77,7 +79,8 @@ pub(super) struct Hold {
 /// What a hold does.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum HoldState {
+#[schema(as = HoldState)]
+pub(super) enum JsonHoldState {
     Held,
     /// Under a break that waits for its holder.
     Revoked,
@@ -87,7 +90,8 @@ pub(super) enum HoldState {
 
 /// A request that waits.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Waiter {
+#[schema(as = Waiter)]
+pub(super) struct JsonWaiter {
     session: u64,
     label: String,
     identity: String,
@@ -99,14 +103,14 @@ pub(super) struct Waiter {
     meta_base64: Option<String>,
 }
 
-impl From<v1::Lock> for Lock {
+impl From<v1::Lock> for JsonLock {
     fn from(lock: v1::Lock) -> Self {
         Self {
             name: lock.name,
-            holds: lock.holds.into_iter().map(Hold::from).collect(),
+            holds: lock.holds.into_iter().map(JsonHold::from).collect(),
             hold_count: lock.hold_count,
             next_holds_after: Some(lock.next_holds_after).filter(|after| *after > 0),
-            waiters: lock.waiters.into_iter().map(Waiter::from).collect(),
+            waiters: lock.waiters.into_iter().map(JsonWaiter::from).collect(),
             waiter_count: lock.waiter_count,
             permits: lock.permits,
             permits_stored: lock.permits_stored,
@@ -114,13 +118,13 @@ impl From<v1::Lock> for Lock {
     }
 }
 
-impl From<v1::Hold> for Hold {
+impl From<v1::Hold> for JsonHold {
     fn from(hold: v1::Hold) -> Self {
         let mode = hold.mode().into();
         let state = match hold.state() {
-            v1::HoldState::Held | v1::HoldState::Unspecified => HoldState::Held,
-            v1::HoldState::Revoked => HoldState::Revoked,
-            v1::HoldState::Closed => HoldState::Closed,
+            v1::HoldState::Held | v1::HoldState::Unspecified => JsonHoldState::Held,
+            v1::HoldState::Revoked => JsonHoldState::Revoked,
+            v1::HoldState::Closed => JsonHoldState::Closed,
         };
         let (value, value_base64) = shown(hold.value);
         let (meta, meta_base64) = shown(hold.meta);
@@ -146,7 +150,7 @@ impl From<v1::Hold> for Hold {
     }
 }
 
-impl From<v1::Waiter> for Waiter {
+impl From<v1::Waiter> for JsonWaiter {
     fn from(waiter: v1::Waiter) -> Self {
         let mode = waiter.mode().into();
         let (meta, meta_base64) = shown(waiter.meta);
@@ -183,23 +187,24 @@ pub(super) struct LocksPage {
 
 /// A page of the locks in use.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Locks {
-    locks: Vec<Lock>,
+#[schema(as = Locks)]
+pub(super) struct JsonLocks {
+    locks: Vec<JsonLock>,
     /// `after` of the next page; absent: this is the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_after: Option<u64>,
 }
 
 /// The locks in use at and below a name, unordered, in pages.
-#[utoipa::path(get, path = "/v1/locks", tag = "locks", params(LocksPage), responses((status = 200, body = Locks)))]
+#[utoipa::path(get, path = "/v1/locks", tag = "locks", params(LocksPage), responses((status = 200, body = JsonLocks)))]
 pub(super) async fn list(
     Client(mut calls): Client,
     InQuery(page): InQuery<LocksPage>,
-) -> Result<Json<Locks>, Problem> {
+) -> Result<Json<JsonLocks>, Problem> {
     let asked = v1::ListRequest { prefix: page.prefix, page_size: page.page_size, after: page.after };
     let page = calls.list(asked).await?.into_inner();
-    let locks = page.locks.into_iter().map(Lock::from).collect();
-    Ok(Json(Locks { locks, next_after: Some(page.next_after).filter(|after| *after > 0) }))
+    let locks = page.locks.into_iter().map(JsonLock::from).collect();
+    Ok(Json(JsonLocks { locks, next_after: Some(page.next_after).filter(|after| *after > 0) }))
 }
 
 /// How much of a lock.
@@ -220,12 +225,12 @@ pub(super) struct LockPage {
 /// A lock: its holds, and who waits for it. A lock that is not in use has neither.
 #[utoipa::path(get, path = "/v1/locks/{name}", tag = "locks",
     params(("name" = String, Path, description = "The lock's name; it may contain `/`."), LockPage),
-    responses((status = 200, body = Lock)))]
+    responses((status = 200, body = JsonLock)))]
 pub(super) async fn describe(
     Client(mut calls): Client,
     InPath(name): InPath<String>,
     InQuery(page): InQuery<LockPage>,
-) -> Result<Json<Lock>, Problem> {
+) -> Result<Json<JsonLock>, Problem> {
     let asked = v1::DescribeRequest { name, waiters_max: page.waiters_max, holds_after: page.holds_after };
     let lock = calls.describe(asked).await?.into_inner().lock.unwrap_or_default();
     Ok(Json(lock.into()))
@@ -278,7 +283,7 @@ pub(super) async fn check_token(
 /// The end of a hold that is not its holder's.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Break {
+pub(super) struct BreakOrder {
     /// The lock's name.
     name: String,
     /// The token of the hold, as a list shows it.
@@ -316,13 +321,13 @@ pub(super) enum BreakResult {
 }
 
 /// Breaks a hold, and records the reason.
-#[utoipa::path(post, path = "/v1/break", tag = "locks", request_body = Break,
+#[utoipa::path(post, path = "/v1/break", tag = "locks", request_body = BreakOrder,
     responses((status = 200, body = Broken)))]
 pub(super) async fn break_hold(
     Client(mut calls): Client,
-    JsonBody(asked): JsonBody<Break>,
+    JsonBody(asked): JsonBody<BreakOrder>,
 ) -> Result<Json<Broken>, Problem> {
-    let Break { name, token, reason, by, now } = asked;
+    let BreakOrder { name, token, reason, by, now } = asked;
     let broken = calls.r#break(v1::BreakRequest { name, token, reason, by, now }).await?.into_inner();
     let result = match broken.result() {
         v1::BreakResult::Done => BreakResult::Done,

@@ -90,11 +90,11 @@ pub(super) async fn metrics(
     Identified { front, caller }: Identified,
     axum::Extension(metrics): axum::Extension<Option<Arc<Metrics>>>,
 ) -> Result<impl IntoResponse, Problem> {
+    authorize_for(&front, &caller, Permission::Read, None)?;
     let Some(metrics) = metrics else {
         let text = "this process records no metrics: `lockkeeper serve` does";
         return Err(Problem::new(ProblemCode::NotFound, text));
     };
-    authorize_for(&front, &caller, Permission::Read, None)?;
     let answer = front.ask(&MetadataMap::new(), &caller.identity, metrics.question()).await?;
     let Answer::Load(load) = answer else { return Err(unexpected()) };
     metrics.show(&load);

@@ -433,8 +433,9 @@ pub(super) struct SessionsPage {
 
 /// A page of the live sessions.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Sessions {
-    sessions: Vec<Session>,
+#[schema(as = Sessions)]
+pub(super) struct JsonSessions {
+    sessions: Vec<JsonSession>,
     /// `after` of the next page; absent: this is the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_after: Option<u64>,
@@ -442,7 +443,8 @@ pub(super) struct Sessions {
 
 /// A live session.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Session {
+#[schema(as = Session)]
+pub(super) struct JsonSession {
     session: u64,
     label: String,
     /// Who its client is, as the service has authenticated it; empty: unknown.
@@ -460,18 +462,18 @@ pub(super) struct Session {
 
 /// The live sessions, ordered by id, in pages.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(SessionsPage),
-    responses((status = 200, body = Sessions)))]
+    responses((status = 200, body = JsonSessions)))]
 pub(super) async fn list(
     Client(mut calls): Client,
     InQuery(page): InQuery<SessionsPage>,
-) -> Result<Json<Sessions>, Problem> {
+) -> Result<Json<JsonSessions>, Problem> {
     let asked = v1::ListSessionsRequest { page_size: page.page_size, after: page.after };
     let page = calls.list_sessions(asked).await?.into_inner();
-    let sessions = page.sessions.into_iter().map(Session::from).collect();
-    Ok(Json(Sessions { sessions, next_after: Some(page.next_after).filter(|after| *after > 0) }))
+    let sessions = page.sessions.into_iter().map(JsonSession::from).collect();
+    Ok(Json(JsonSessions { sessions, next_after: Some(page.next_after).filter(|after| *after > 0) }))
 }
 
-impl From<v1::Session> for Session {
+impl From<v1::Session> for JsonSession {
     fn from(session: v1::Session) -> Self {
         let v1::Session {
             id,

@@ -11,7 +11,7 @@ use tonic::codegen::tokio_stream::{Stream, StreamExt as _};
 use utoipa::IntoParams;
 
 use super::call::{Client, InQuery};
-use super::locks::Lock;
+use super::locks::JsonLock;
 use super::problem::Problem;
 
 /// The time without an event after which a comment is sent, by which both sides notice a dead connection.
@@ -21,7 +21,7 @@ const COMMENT_AFTER: Duration = Duration::from_secs(15);
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Watched {
+pub(super) struct WatchedNames {
     /// Only the lock of this name and those below it.
     #[serde(default)]
     #[param(required = false)]
@@ -33,11 +33,11 @@ pub(super) struct Watched {
 /// Events: `state`, once for each lock in use, then `synced`; changes may come in between. `changed`: the state of a lock
 /// after a change; without holds it is free. `error`: a problem, after which the connection ends; watch again. The data of
 /// `state` and `changed` is a `Lock`.
-#[utoipa::path(get, path = "/v1/watch", tag = "locks", params(Watched),
-    responses((status = 200, body = Lock, content_type = "text/event-stream")))]
+#[utoipa::path(get, path = "/v1/watch", tag = "locks", params(WatchedNames),
+    responses((status = 200, body = JsonLock, content_type = "text/event-stream")))]
 pub(super) async fn watch(
     Client(mut calls): Client,
-    InQuery(watched): InQuery<Watched>,
+    InQuery(watched): InQuery<WatchedNames>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let changes = calls.watch(v1::WatchRequest { prefix: watched.prefix }).await?.into_inner();
     Ok(Sse::new(changes.map(|change| Ok(event(change)))).keep_alive(KeepAlive::new().interval(COMMENT_AFTER)))
@@ -45,8 +45,8 @@ pub(super) async fn watch(
 
 fn event(change: Result<WatchResponse, Status>) -> Event {
     match change.map(|change| change.what) {
-        Ok(Some(What::State(lock))) => json("state", &Lock::from(lock)),
-        Ok(Some(What::Changed(lock))) => json("changed", &Lock::from(lock)),
+        Ok(Some(What::State(lock))) => json("state", &JsonLock::from(lock)),
+        Ok(Some(What::Changed(lock))) => json("changed", &JsonLock::from(lock)),
         // An event without data is not delivered by browsers.
         Ok(Some(What::Synced(_))) => Event::default().event("synced").data("{}"),
         Ok(None) => json("error", &super::call::unexpected()),

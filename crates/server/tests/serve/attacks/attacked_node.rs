@@ -8,7 +8,7 @@ use tonic::transport::Endpoint;
 
 use super::frames::{PREFACE, SETTINGS, frame};
 use crate::certified::ClientTls;
-use crate::harness::Client;
+use crate::harness::{Client, Server};
 
 /// Where an attacker writes.
 pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -24,6 +24,11 @@ pub(super) struct AttackedNode {
 }
 
 impl AttackedNode {
+    pub(super) fn of(server: &Server, tls: Option<ClientTls>) -> Self {
+        let http_address = server.running.http_address().expect("it serves HTTP");
+        Self { address: server.running.address(), http_address, tls }
+    }
+
     /// Opens a connection. `None`: the node has had enough.
     pub(super) async fn dial(&self) -> Option<Box<dyn Wire>> {
         Some(match &self.tls {

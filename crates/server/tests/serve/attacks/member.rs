@@ -4,7 +4,6 @@
 //! relay before each node's peer port: it passes on the handshake, then writes garbage instead of the member's frames.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -195,8 +194,8 @@ async fn leader_of(nodes: &BTreeMap<u64, Server>, agree: usize) -> u64 {
 async fn member_that_sends_garbage() {
     let (culprit, sent) = (Arc::new(AtomicU64::new(0)), AttackCount::default());
     let (nodes, leader) = cluster(&culprit, &sent).await;
-    let address: SocketAddr = nodes[&leader].running.address();
-    let mut witness = Witness::start(&AttackedNode { address, tls: None }).await;
+    let target = AttackedNode::of(&nodes[&leader], None);
+    let mut witness = Witness::start(&target).await;
     witness.progress(100).await;
     let before = resident();
     culprit.store(nodes.keys().copied().find(|node| *node != leader).unwrap(), Ordering::Relaxed);

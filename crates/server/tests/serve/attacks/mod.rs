@@ -86,8 +86,7 @@ async fn node_under_attack<F>(
         tls: files,
         ..ServerOptions::new(data.path())
     });
-    let http_address = server.running.http_address().unwrap();
-    let target = AttackedNode { address: server.running.address(), http_address, tls };
+    let target = AttackedNode::of(&server, tls);
     let mut witness = Witness::start(&target).await;
     witness.progress(100).await;
     let (sent, before) = (AttackCount::default(), resident());

@@ -142,6 +142,6 @@ async fn document_describes_what_is_there() {
             assert_eq!(problem, "#/components/schemas/Problem", "{method} {path}");
         }
     }
-    assert_eq!(operations, 21);
+    assert_eq!(operations, 22);
     server.stop().await.unwrap();
 }
