@@ -81,6 +81,7 @@ const REGISTRIES: &[Registry] = &[
                 version: "0.6.3",
                 used_by: "the tests of fences in DynamoDB",
             },
+            Library { name: "schemathesis", version: "4.32.5", used_by: "the tests of HTTP/JSON" },
         ],
     },
     Registry {

@@ -1,5 +1,6 @@
 //! HTTP/JSON from a shell and from Python, as the page on it shows.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -141,6 +142,31 @@ fn program_says_why_it_has_no_lock() {
     let ended = Script::Shell.command(&place, &node, "orders//42", "echo never").ended();
     assert_eq!((ended.code, &ended.out[..]), (75, ""), "{ended:?}");
     assert!(ended.err.contains("empty segment"), "{ended:?}");
+}
+
+/// Calls made up from the OpenAPI document, valid and invalid ones: the document describes every answer, and nothing is a
+/// failure of the service.
+#[test]
+fn answers_to_generated_calls_are_those_of_the_document() {
+    let libraries = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign/pypi");
+    assert!(libraries.join("schemathesis").is_dir(), "schemathesis is missing; `cargo xtask test` installs it");
+    let place = Place::new();
+    let node = node(&place);
+    // Not `not_a_server_error`: it is what 503 is, the answer to a transfer to a node that is not there.
+    const CHECKS: &str = "status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method";
+    let ended = Command::new("python3")
+        .args(["-c", "from schemathesis.cli import schemathesis; schemathesis()", "run"])
+        .arg(format!("{}/v1/openapi.json", url(&node)))
+        .args(["--checks", CHECKS, "--phases", "coverage,fuzzing", "--max-examples", "10", "--seed", "7"])
+        // The answer of a watch has no end.
+        .args(["--exclude-path", "/v1/watch", "--request-timeout", "60", "--no-color"])
+        .args(["--header", "Lockkeeper-Secret: 07070707070707070707070707070707"])
+        .env("PYTHONPATH", libraries)
+        .current_dir(place.path(""))
+        .ended();
+    assert_eq!(ended.code, 0, "{}\n{}", ended.out, ended.err);
+    assert!(ended.out.contains("Tested: 21"), "{}", ended.out);
+    assert!(!node.log().contains("panicked"), "{}", node.log());
 }
 
 #[test]
