@@ -43,7 +43,7 @@ pub struct Activity {
     pub timed_out: u64,
     /// Breaks that operators ordered. One that is ordered again, with `now`, counts twice.
     pub breaks: u64,
-    /// Keep-alives, by the part of the ttl that was left when they arrived, in tenths.
+    /// Keep-alives and attaches, by the part of the ttl that was left when they arrived, in tenths.
     pub slack: [u64; SLACK_PARTS],
 }
 

@@ -27,7 +27,9 @@ fn main() -> Result<(), Failed> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut pairs = runtime.block_on(load(address, clients, Duration::from_secs_f64(duration)))?;
     pairs.sort_unstable();
-    let at = |share: f64| pairs.get((pairs.len() as f64 * share) as usize).copied().unwrap_or_default().as_micros();
+    let at = |share: f64| {
+        pairs.get((pairs.len() as f64 * share) as usize).copied().unwrap_or_default().as_micros()
+    };
     println!(
         "{clients} clients: {:.0} pairs/s, pair p50 {} us, p99 {} us",
         pairs.len() as f64 / duration,
@@ -67,7 +69,8 @@ async fn pairs(address: String, client: u64, end: Instant) -> Result<Vec<Duratio
             break;
         }
         let acquire = json!({ "session": session, "request": request, "done_through": request - 1 });
-        let held = call(&mut sender, &secret, Method::POST, &format!("/v1/locks/load/{client}"), &acquire).await?;
+        let held =
+            call(&mut sender, &secret, Method::POST, &format!("/v1/locks/load/{client}"), &acquire).await?;
         if held["state"] != "held" {
             return Err(format!("it was to be granted: {held}").into());
         }

@@ -1,11 +1,13 @@
 //! HTTP/JSON from a shell and from Python, as the page on it shows.
 
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lockkeeper_cli::exit;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
 use crate::node::Node;
 use crate::support::{CommandExt, Place, wait_until};
@@ -135,6 +137,54 @@ fn programs_of_the_page_give_up_in_time() {
     node.signal(Signal::SIGCONT);
 }
 
+/// A hold that an operator breaks ends the job, at once or not.
+#[test]
+fn programs_of_the_page_stop_when_their_hold_is_broken() {
+    let place = Place::new();
+    let node = node(&place);
+    let mut running: Vec<_> = (0..)
+        .zip(SCRIPTS.into_iter().flat_map(|script| [(script, false), (script, true)]))
+        .map(|(index, (script, now))| {
+            let (name, job) = (format!("lock-{index}"), format!("echo up > up-{index}; exec sleep 100"));
+            let child = script.command(&place, &node, &name, &job).stderr(Stdio::null()).spawn().unwrap();
+            (name, now, child)
+        })
+        .collect();
+    wait_until("the jobs run", || (0..4).all(|index| place.path(&format!("up-{index}")).exists()));
+    let place = place.over(&node.url());
+    for (name, now, _) in &running {
+        let token = place.shown(name)["holders"][0]["token"].as_u64().unwrap();
+        let more = if *now { "--now" } else { "" };
+        let ended = place.ran(&format!("break {name} --token {token} --reason test {more}"));
+        assert_eq!(ended.code, 0, "{ended:?}");
+    }
+    let begun = Instant::now();
+    for (name, _, child) in &mut running {
+        assert_ne!(child.wait().unwrap().code(), Some(0), "{name}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60), "the jobs ended by themselves");
+}
+
+/// A signal to all of a program's processes, as by Ctrl-C, ends its job, and nothing holds the lock any more.
+#[test]
+fn programs_of_the_page_end_their_jobs() {
+    let place = Place::new();
+    let node = node(&place);
+    for script in SCRIPTS {
+        let up = place.path("up");
+        let _ = std::fs::remove_file(&up);
+        let mut command = script.command(&place, &node, "orders/42", "echo up > up; exec sleep 100");
+        let mut child = command.stderr(Stdio::null()).process_group(0).spawn().unwrap();
+        wait_until("the job runs", || up.exists());
+        let group = Pid::from_raw(i32::try_from(child.id()).unwrap());
+        killpg(group, Signal::SIGTERM).unwrap();
+        assert_ne!(child.wait().unwrap().code(), Some(0));
+        let ended = script.command(&place, &node, "orders/42", "cat; exit 3").stdin(Stdio::null()).ended();
+        assert_eq!(ended.code, 3, "{ended:?}");
+        wait_until("all processes have ended", || killpg(group, None).is_err());
+    }
+}
+
 #[test]
 fn program_says_why_it_has_no_lock() {
     let place = Place::new();
@@ -149,11 +199,15 @@ fn program_says_why_it_has_no_lock() {
 #[test]
 fn answers_to_generated_calls_are_those_of_the_document() {
     let libraries = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign/pypi");
-    assert!(libraries.join("schemathesis").is_dir(), "schemathesis is missing; `cargo xtask test` installs it");
+    assert!(
+        libraries.join("schemathesis").is_dir(),
+        "schemathesis is missing; `cargo xtask test` installs it"
+    );
     let place = Place::new();
     let node = node(&place);
     // Not `not_a_server_error`: it is what 503 is, the answer to a transfer to a node that is not there.
-    const CHECKS: &str = "status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method";
+    const CHECKS: &str =
+        "status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method";
     let ended = Command::new("python3")
         .args(["-c", "from schemathesis.cli import schemathesis; schemathesis()", "run"])
         .arg(format!("{}/v1/openapi.json", url(&node)))

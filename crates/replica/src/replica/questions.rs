@@ -1,5 +1,6 @@
 //! Unary calls: linearizable reads and operators' commands.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper_core::{Command, HoldInfo, HoldState, LockName, Page, SessionId, Token, TokenStatus};
@@ -90,6 +91,7 @@ impl Replica {
         let status = self.status();
         let leads = status.role() == v1::Role::Leader;
         let asked = prefixes.iter().take(PREFIXES_MAX).map(|prefix| self.table.load_of(prefix));
+        let known: BTreeSet<&LockName> = prefixes.iter().take(PREFIXES_MAX).collect();
         let others = self.table.loads(segments, PREFIX_PLACES_MAX).into_iter();
         let answering = status.members.iter().filter(|it| it.answers || it.node == self.config.node).count();
         Load {
@@ -100,7 +102,7 @@ impl Replica {
             committed: status.committed,
             last_token: status.last_token,
             usage: self.table.usage_in_all(),
-            prefixes: asked.chain(others.filter(|other| !prefixes.contains(&other.prefix))).collect(),
+            prefixes: asked.chain(others.filter(|other| !known.contains(&other.prefix))).collect(),
             members: status.members.len() as u64,
             answering: if leads { answering as u64 } else { 0 },
             activity: self.activity.clone(),

@@ -202,7 +202,10 @@ impl Replica {
             return self.not_attached(stream, session, Seq(0));
         }
         if !lease.ending || late {
-            self.activity.kept_alive(lease.deadline.saturating_sub(now), lease.ttl);
+            // A call attaches the session and keeps it alive at once: that is one.
+            if lease.deadline < now + lease.ttl {
+                self.activity.kept_alive(lease.deadline.saturating_sub(now), lease.ttl);
+            }
             lease.deadline = lease.deadline.max(now + lease.ttl);
             self.rounds.ask(PendingRead::KeepAlive { stream, session, id });
         }
@@ -264,6 +267,7 @@ impl Replica {
         if self.claim(stream, session, attach) {
             let now = self.clock.now();
             if let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) {
+                self.activity.kept_alive(lease.deadline.saturating_sub(now), lease.ttl);
                 lease.deadline = lease.deadline.max(now + lease.ttl);
                 self.rounds.ask(PendingRead::Attach { stream, session, attach });
             }

@@ -65,6 +65,8 @@ pub(crate) const FOREIGN_MESSAGE_BYTES_MAX: usize = 4 << 10;
 pub(super) const OPEN_CALLS_MAX: usize = 4;
 /// The time that a health check has to arrive.
 const OPEN_CALL: Duration = Duration::from_secs(10);
+/// See [`give_up_unread`].
+const UNREAD_TIME: Duration = Duration::from_secs(30);
 /// The pause after a failed accept.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -113,7 +115,8 @@ impl Acceptor {
         let unauthenticated = Places::new(UNAUTHENTICATED_MAX.min(connections_max));
         let mut ports = vec![];
         if let Some((listener, page)) = http {
-            let is_local = front.tls.is_none() && listener.local_addr().is_ok_and(|it| it.ip().is_loopback());
+            let is_local = front.tls.is_none()
+                && listener.local_addr().is_ok_and(|it| it.ip().to_canonical().is_loopback());
             let places = Arc::new(Semaphore::new((connections_max / 2).max(1)));
             let interface = HttpInterface::new(
                 routes.clone(),
@@ -188,7 +191,10 @@ impl Acceptor {
         let http_place = match &interface {
             Interface::Grpc(_) => None,
             Interface::Http(http) => match http.places.clone().try_acquire_owned() {
-                Ok(place) => Some(place),
+                Ok(place) => {
+                    give_up_unread(&socket);
+                    Some(place)
+                }
                 Err(_) => {
                     tracing::warn!(
                         "a connection for HTTP was closed at once: half of all that may be open are for HTTP"
@@ -232,6 +238,17 @@ impl Interface {
             Self::Http(_) => ClientProtocol::Http,
         }
     }
+}
+
+/// Has the system end the connection if its client does not take what is sent for so long. HTTP/1.1 has no ping, by which the
+/// other port finds clients that are gone.
+fn give_up_unread(socket: &TcpStream) {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = SockRef::from(socket).set_tcp_user_timeout(Some(UNREAD_TIME)) {
+        tracing::debug!(%error, "a connection has no time limit for what is unread: {error}");
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = socket;
 }
 
 /// Most failed accepts in one call; each is skipped, since the error concerns one connection only.

@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_replica::{Answer, AskId, Event, Question};
-use lockkeeper_wire::v1::{RefusedCode, StreamEndReason};
+use lockkeeper_wire::v1::RefusedCode;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
 use super::caller::Caller;
-use super::stream::stream_end;
 use super::{Ask, Front};
 use crate::access::Identity;
 use crate::audit::AuditRecord;
@@ -148,9 +147,7 @@ impl Front {
             registry.forwarded.iter().map(|(id, (caller, _))| (*id, caller.clone())).collect();
         drop(registry);
         for stream in streams {
-            if let Some(refusal) = self.ended(stream.caller()) {
-                stream.end(stream_end(StreamEndReason::Denied, refusal));
-            }
+            stream.end_denied(|caller| self.ended(caller));
         }
         for watcher in watchers {
             if let Some(refusal) = self.ended(&watcher.caller) {

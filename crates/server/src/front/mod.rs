@@ -33,7 +33,7 @@ use std::task::Waker;
 
 use lockkeeper_replica::storage::Snapshots;
 use lockkeeper_replica::{Answer, AskId, Event, StreamId};
-use lockkeeper_wire::v1;
+use lockkeeper_wire::v1::{self, StreamEndReason};
 use tokio::sync::{Semaphore, oneshot, watch as shown};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -49,7 +49,7 @@ use crate::tls::NodeTls;
 use caller::Caller;
 use connection::Connection;
 use session_calls::{SharedStream, SharedStreamKey};
-use stream::SessionStream;
+use stream::{SessionStream, stream_end};
 use unread::Unread;
 use watch::Watcher;
 
@@ -147,6 +147,18 @@ impl OpenStream {
         match self {
             Self::Client(stream) => stream.deliver(items),
             Self::Shared(stream) => stream.deliver(items),
+        }
+    }
+
+    /// Ends what callers have on it whom `refusal` refuses.
+    fn end_denied(&self, refusal: impl Fn(&Caller) -> Option<String>) {
+        match self {
+            Self::Client(stream) => {
+                if let Some(text) = refusal(stream.caller()) {
+                    stream.end(stream_end(StreamEndReason::Denied, text));
+                }
+            }
+            Self::Shared(stream) => stream.end_denied(refusal),
         }
     }
 

@@ -5,6 +5,7 @@
 //! secret. It ends with the last of them, as one that this node closes: the session then has its whole ttl.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -43,6 +44,7 @@ pub(super) struct SharedStream {
     id: StreamId,
     key: SharedStreamKey,
     source: Source,
+    /// Of the call that has opened it.
     caller: Caller,
     _place: TakenPlace<Identity>,
     state: Mutex<SharedState>,
@@ -51,15 +53,109 @@ pub(super) struct SharedStream {
 #[derive(Default)]
 struct SharedState {
     calls: BTreeMap<u64, AwaitingCall>,
+    /// The calls that wait for the answer to a command, by session and seq.
+    by_command: BTreeMap<(u64, u64), Vec<u64>>,
+    /// The session that is attached to the stream.
+    attached: Option<u64>,
+    /// The requests of that session that ended without a command, and are not confirmed.
+    unconfirmed: BTreeMap<u64, v1::End>,
     /// Why the stream has ended.
     ended: Option<Status>,
+    /// The last call is over.
+    is_closed: bool,
 }
 
 struct AwaitingCall {
+    caller: Caller,
     /// 0 for a call that opens one.
-    session: SessionId,
+    session: u64,
     awaits: Awaits,
-    answers: UnboundedSender<v1::ServerItem>,
+    answers: UnboundedSender<Result<v1::ServerItem, Status>>,
+}
+
+impl AwaitingCall {
+    fn answer(&self, answer: Result<v1::ServerItem, Status>) {
+        // Fails if the caller has gone.
+        let _ = self.answers.send(answer);
+    }
+}
+
+impl SharedState {
+    fn is_open(&self) -> bool {
+        self.ended.is_none() && !self.is_closed
+    }
+
+    fn insert(&mut self, number: u64, call: AwaitingCall) {
+        if let Awaits::Answer(seq) | Awaits::End(seq) = call.awaits {
+            self.by_command.entry((call.session, seq)).or_default().push(number);
+        }
+        self.calls.insert(number, call);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<AwaitingCall> {
+        let call = self.calls.remove(&number)?;
+        if let Awaits::Answer(seq) | Awaits::End(seq) = call.awaits
+            && let Entry::Occupied(mut numbers) = self.by_command.entry((call.session, seq))
+        {
+            numbers.get_mut().retain(|it| *it != number);
+            if numbers.get().is_empty() {
+                numbers.remove();
+            }
+        }
+        Some(call)
+    }
+
+    /// Takes out the calls that `concerns` selects, and gives them their last answer.
+    fn end(&mut self, concerns: impl Fn(&AwaitingCall) -> bool, answer: &Result<v1::ServerItem, Status>) {
+        let ended: Vec<u64> =
+            self.calls.iter().filter(|(_, call)| concerns(call)).map(|(number, _)| *number).collect();
+        for call in ended.into_iter().filter_map(|number| self.remove(number)) {
+            call.answer(answer.clone());
+        }
+    }
+
+    /// Hands an answer of the replica to the calls that it concerns. Calls with a final answer are taken out, so that a crowd of
+    /// them does not get each other's.
+    fn deliver(&mut self, item: v1::ServerItem) {
+        let session = item.session;
+        match &item.what {
+            Some(What::KeptAlive(it)) => {
+                if let Some(call) = self.calls.get(&it.id) {
+                    call.answer(Ok(item));
+                }
+            }
+            Some(What::Attached(_)) => self.attached = Some(session),
+            Some(What::Opened(_)) => {
+                self.attached = Some(session);
+                for call in self.calls.values().filter(|call| call.awaits == Awaits::Opened) {
+                    call.answer(Ok(item.clone()));
+                }
+            }
+            Some(What::SessionGone(_)) => {
+                let is_own = self.attached.is_none_or(|attached| attached == session);
+                let concerns = |call: &AwaitingCall| call.session == session || (call.session == 0 && is_own);
+                self.end(concerns, &Ok(item));
+            }
+            Some(What::Refused(_)) if item.seq == 0 => {
+                self.end(|call| call.session == session, &Ok(item));
+            }
+            Some(What::Nodes(_) | What::StreamEnd(_)) | None => {}
+            Some(what) => {
+                match what {
+                    What::Ended(it) => drop(self.unconfirmed.insert(item.seq, it.end())),
+                    What::Finished(_) => drop(self.unconfirmed.remove(&item.seq)),
+                    _ => {}
+                }
+                let is_finished = matches!(what, What::Finished(_));
+                let numbers = self.by_command.get(&(session, item.seq)).into_iter().flatten();
+                for call in numbers.filter_map(|number| self.calls.get(number)) {
+                    if is_finished || matches!(call.awaits, Awaits::Answer(_)) {
+                        call.answer(Ok(item.clone()));
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// The answer that a call waits for.
@@ -84,32 +180,33 @@ impl SharedStream {
 
     /// Hands the replica's answers to the calls that they concern.
     pub(super) fn deliver(&self, items: Vec<v1::ServerItem>) {
-        let state = self.lock();
-        for item in items {
-            let concerns = |number: u64, call: &AwaitingCall| match (&item.what, call.awaits) {
-                (Some(What::KeptAlive(it)), _) => it.id == number,
-                (Some(What::Opened(_)), awaits) => awaits == Awaits::Opened,
-                (Some(What::SessionGone(_)), Awaits::Opened) => true,
-                (Some(What::Attached(_) | What::Nodes(_) | What::StreamEnd(_)) | None, _) => false,
-                _ if item.session != call.session.0 => false,
-                (Some(What::SessionGone(_)), _) => true,
-                (Some(What::Refused(_)), _) if item.seq == 0 => true,
-                (Some(What::Finished(_)), Awaits::End(seq)) | (Some(_), Awaits::Answer(seq)) => {
-                    seq == item.seq
-                }
-                (Some(_), Awaits::End(_) | Awaits::Opened | Awaits::KeptAlive) => false,
-            };
-            for (_, call) in state.calls.iter().filter(|(number, call)| concerns(**number, call)) {
-                // Fails if the caller has gone.
-                let _ = call.answers.send(item.clone());
+        let mut state = self.lock();
+        items.into_iter().for_each(|item| state.deliver(item));
+    }
+
+    /// Ends the calls whose callers `refusal` refuses: the files may have changed since they began.
+    pub(super) fn end_denied(&self, refusal: impl Fn(&Caller) -> Option<String>) {
+        let mut state = self.lock();
+        let refused = state.calls.iter().filter_map(|(number, call)| Some((*number, refusal(&call.caller)?)));
+        for (number, text) in refused.collect::<Vec<_>>() {
+            if let Some(call) = state.remove(number) {
+                call.answer(Err(Status::permission_denied(text)));
             }
         }
+    }
+
+    /// The requests of the session that ended without a command.
+    fn unconfirmed(&self, session: u64) -> Vec<v1::EndedRequest> {
+        let state = self.lock();
+        let is_own = state.attached == Some(session);
+        let ended = state.unconfirmed.iter().filter(|_| is_own);
+        ended.map(|(seq, end)| v1::EndedRequest { seq: *seq, end: (*end).into() }).collect()
     }
 
     /// Ends all calls in progress.
     pub(super) fn end(&self, end: &v1::StreamEnd) {
         let mut state = self.lock();
-        state.ended = Some(match end.reason() {
+        let status = match end.reason() {
             StreamEndReason::NotLeader | StreamEndReason::Unspecified => {
                 not_leader(format!("this node does not lead: {}", end.text), &end.leader)
             }
@@ -118,8 +215,9 @@ impl SharedStream {
             StreamEndReason::Protocol | StreamEndReason::TooSlow => {
                 Status::invalid_argument(end.text.clone())
             }
-        });
-        state.calls.clear();
+        };
+        state.ended = Some(status.clone());
+        state.end(|_| true, &Err(status));
     }
 }
 
@@ -161,17 +259,18 @@ impl Asked {
         SharedStreamKey { identity, secret: self.secret.0 }
     }
 
-    /// The requests on the stream. They attach the session, ask for a proof that this node leads, and ask for what the
-    /// call asks for.
-    fn frame(self, number: u64, stream: StreamId) -> Vec<Request> {
+    /// The requests on the stream. They attach the session, unless it is attached, ask for a proof that this node leads, and
+    /// ask for what the call asks for. A call that opens a session asks for the proof once it is open.
+    fn frame(self, number: u64, stream: StreamId, is_attached: bool) -> Vec<Request> {
         let session = self.session;
         // Attaches of later streams have higher numbers.
         let attach = Request::Attach { session, secret: self.secret, attach: stream.0 };
+        let attach = (!is_attached).then_some(attach);
         let keep_alive = Request::KeepAlive { session, id: number };
         match self.request {
             Request::Open(open) => vec![Request::Open(Open { attach: stream.0, ..open })],
-            Request::KeepAlive { .. } => vec![attach, keep_alive],
-            request => vec![attach, keep_alive, request],
+            Request::KeepAlive { .. } => attach.into_iter().chain([keep_alive]).collect(),
+            request => attach.into_iter().chain([keep_alive, request]).collect(),
         }
     }
 }
@@ -182,15 +281,15 @@ struct CallInProgress {
     stream: Arc<SharedStream>,
     number: u64,
     awaits: Awaits,
-    answers: UnboundedReceiver<v1::ServerItem>,
+    answers: UnboundedReceiver<Result<v1::ServerItem, Status>>,
 }
 
 impl Drop for CallInProgress {
     fn drop(&mut self) {
         let stream = &self.stream;
         let mut state = stream.lock();
-        state.calls.remove(&self.number);
-        if !state.calls.is_empty() {
+        state.remove(self.number);
+        if !state.calls.is_empty() || std::mem::replace(&mut state.is_closed, true) {
             return;
         }
         drop(state);
@@ -242,15 +341,20 @@ impl Front {
             Ok(request) => request,
             Err(ItemError::Refused { session, seq, refused }) => {
                 let item = v1::ServerItem { session, seq, what: Some(What::Refused(refused)) };
-                return Ok(v1::SessionCallResponse { item: Some(item), revoked: Vec::new() });
+                return Ok(v1::SessionCallResponse { item: Some(item), ..Default::default() });
             }
             Err(ItemError::Malformed(why)) => return Err(Status::invalid_argument(why.to_string())),
         };
         let asked = Asked::new(session, &call.secret, request)?;
         let mut call = self.begin_call(caller, &asked)?;
-        let requests = asked.frame(call.number, call.stream.id);
+        // The files may have changed since the call was authorized.
+        if let Some(refusal) = self.ended(caller) {
+            return Err(Status::permission_denied(refusal));
+        }
         let mut waiting_number = None;
         poll_fn(|cx| self.inbox.poll_room(&call.stream.source, &mut waiting_number, cx)).await;
+        let is_attached = call.stream.lock().attached == Some(asked.session.0);
+        let requests = asked.frame(call.number, call.stream.id, is_attached);
         self.push_from(&call.stream.source, Event::Frame(call.stream.id, requests));
         arriving.handed_on();
         call.answer(begun + poll, begun + poll + PATIENCE).await
@@ -261,12 +365,13 @@ impl Front {
         let number = self.next_id();
         let key = asked.key(caller);
         let known = self.registry().shared_streams.get(&key).cloned();
-        let stream = match known.filter(|stream| stream.lock().ended.is_none()) {
+        let stream = match known.filter(|stream| stream.lock().is_open()) {
             Some(stream) => stream,
             None => self.open_shared_stream(caller, key)?,
         };
-        let call = AwaitingCall { session: asked.session, awaits: asked.awaits, answers: sender };
-        stream.lock().calls.insert(number, call);
+        let session = asked.session.0;
+        let call = AwaitingCall { caller: caller.clone(), session, awaits: asked.awaits, answers: sender };
+        stream.lock().insert(number, call);
         Ok(CallInProgress { front: self.clone(), stream, number, awaits: asked.awaits, answers })
     }
 
@@ -303,28 +408,41 @@ impl CallInProgress {
             let received = tokio::time::timeout_at(limit, self.answers.recv()).await;
             let is_late = received.is_err();
             match received {
-                Ok(Some(item)) => match &item.what {
-                    Some(What::SessionGone(_) | What::Refused(_)) => {
-                        return Ok(v1::SessionCallResponse { item: Some(item), revoked: Vec::new() });
-                    }
-                    Some(What::KeptAlive(it)) => {
-                        proven = Some(it.revoked.clone());
-                        if self.awaits == Awaits::KeptAlive {
+                Ok(Some(item)) => {
+                    let item = item?;
+                    match &item.what {
+                        Some(What::SessionGone(_) | What::Refused(_)) => {
+                            return Ok(v1::SessionCallResponse { item: Some(item), ..Default::default() });
+                        }
+                        Some(What::KeptAlive(it)) => {
+                            proven = Some(it.revoked.clone());
+                            if self.awaits == Awaits::KeptAlive {
+                                answer = Some(item);
+                            }
+                        }
+                        Some(What::Opened(_)) => {
+                            if answer.is_none() {
+                                // The answer may be to an earlier call with the same secret, and no proof for this one.
+                                let session = SessionId(item.session);
+                                let keep_alive = Request::KeepAlive { session, id: self.number };
+                                let (stream, front) = (&self.stream, &self.front);
+                                front.push_from(&stream.source, Event::Frame(stream.id, vec![keep_alive]));
+                            }
                             answer = Some(item);
                         }
+                        _ => answer = Some(item),
                     }
-                    what => {
-                        if let Some(What::Opened(_)) = what {
-                            proven = Some(Vec::new());
-                        }
-                        answer = Some(item);
-                    }
-                },
-                Ok(None) => return Err(self.stream.lock().ended.clone().unwrap_or_else(shuts_down)),
+                }
+                Ok(None) => return Err(shuts_down()),
                 Err(_) => {}
             }
             if proven.is_some() && answer.as_ref().is_some_and(|item| is_late || !is_queued(item)) {
-                return Ok(v1::SessionCallResponse { item: answer, revoked: proven.unwrap_or_default() });
+                let ended = self.stream.unconfirmed(answer.as_ref().map_or(0, |item| item.session));
+                return Ok(v1::SessionCallResponse {
+                    item: answer,
+                    revoked: proven.unwrap_or_default(),
+                    ended,
+                });
             }
             if is_late {
                 return Err(Status::deadline_exceeded(

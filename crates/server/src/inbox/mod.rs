@@ -31,9 +31,13 @@ const LIST_WEIGHT: usize = 128;
 fn weight(event: &Event) -> usize {
     match event {
         Event::Frame(_, requests) => requests.iter().map(request_weight).sum::<usize>().max(1),
-        Event::Asked(_, Question::List { .. } | Question::Sessions { .. } | Question::Describe { .. }) => {
-            LIST_WEIGHT
-        }
+        Event::Asked(
+            _,
+            Question::List { .. }
+            | Question::Sessions { .. }
+            | Question::Describe { .. }
+            | Question::Load { .. },
+        ) => LIST_WEIGHT,
         _ => 1,
     }
 }

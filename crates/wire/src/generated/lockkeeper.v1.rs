@@ -531,6 +531,17 @@ pub struct SessionCallResponse {
     /// The seqs of the session's requests whose holds are under a break (B1).
     #[prost(uint64, repeated, tag = "2")]
     pub revoked: ::prost::alloc::vec::Vec<u64>,
+    /// Requests of the session that have ended without a command of its client, and that it has not confirmed by a `finish`
+    /// (R3); not all, if there are very many.
+    #[prost(message, repeated, tag = "3")]
+    pub ended: ::prost::alloc::vec::Vec<EndedRequest>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndedRequest {
+    #[prost(uint64, tag = "1")]
+    pub seq: u64,
+    #[prost(enumeration = "End", tag = "2")]
+    pub end: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescribeRequest {

@@ -14,7 +14,7 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, oneshot};
 use tonic::Status;
 use tonic::body::Body;
 
@@ -34,6 +34,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(in crate::front) struct Links {
     open: Mutex<Option<(String, ForwardConnection)>>,
+    /// For calls of sessions, which may wait long for their answers: no connection has as many of them as a node accepts.
+    of_sessions: Mutex<Vec<SessionLink>>,
     /// The last failure that was logged.
     said: std::sync::Mutex<String>,
 }
@@ -60,6 +62,32 @@ impl Links {
         Ok(link)
     }
 
+    /// Returns a connection to this address that has room for a call of a session, or opens one. The permit is to be held
+    /// until the call has its answer. `None`: there are too many such calls.
+    pub(super) async fn for_session(
+        &self,
+        leader: u64,
+        address: &str,
+        tls: Option<&NodeTls>,
+    ) -> io::Result<Option<(ForwardConnection, OwnedSemaphorePermit)>> {
+        let mut open = self.of_sessions.lock().await;
+        open.retain(|it| it.address == address && !it.link.0.is_closed());
+        for it in &*open {
+            if let Ok(permit) = it.room.clone().try_acquire_owned() {
+                return Ok(Some((it.link.clone(), permit)));
+            }
+        }
+        if open.len() >= SESSION_LINKS_MAX {
+            return Ok(None);
+        }
+        let link = dial(leader, address, tls).await?;
+        let room = Arc::new(Semaphore::new(CALLS_PER_LINK));
+        let permit = room.clone().try_acquire_owned().map_err(io::Error::other)?;
+        open.push(SessionLink { address: address.to_owned(), link: link.clone(), room });
+        self.said().clear();
+        Ok(Some((link, permit)))
+    }
+
     /// Logs why no connection could be opened: once, since a call is tried again every few milliseconds.
     pub(super) fn failed(&self, leader: u64, address: &str, why: &io::Error) {
         let text = format!("calls can't be passed on to node {leader} at {address}: {why}");
@@ -75,6 +103,18 @@ impl Links {
     }
 }
 
+/// A connection for calls of sessions.
+struct SessionLink {
+    address: String,
+    link: ForwardConnection,
+    room: Arc<Semaphore>,
+}
+
+/// Most calls of sessions at once on a connection: fewer than the streams that a node accepts.
+const CALLS_PER_LINK: usize = 200;
+/// Most connections for them.
+const SESSION_LINKS_MAX: usize = 64;
+
 /// A client connection to a node. It closes when its last handle was dropped and its last answer is complete.
 #[derive(Clone)]
 pub(super) struct ForwardConnection(SendRequest<Full<Bytes>>);
@@ -84,6 +124,8 @@ pub(super) struct ForwardConnection(SendRequest<Full<Bytes>>);
 pub(super) enum ForwardError {
     /// The call was not sent.
     Unsent,
+    /// The call was not sent: too many wait for their answers.
+    TooMany,
     /// The call may have been executed.
     Unanswered,
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use tokio::sync::watch as shown;
 use tokio::time::Instant;
 use tonic::Status;
@@ -213,8 +213,12 @@ impl Forwarding {
         if let Some(arriving) = self.parts.extensions.get::<Arc<Arriving>>() {
             arriving.handed_on();
         }
+        let path = self.parts.uri.path();
         let request = self.request(address)?;
         let asked = async {
+            if path == SESSION_CALL {
+                return self.ask_for_session(leader, address, request).await;
+            }
             let link = match self.kind {
                 CallKind::Stream => link::dial(leader, address, self.front.tls.as_deref()).await,
                 CallKind::Again | CallKind::Once => {
@@ -242,6 +246,11 @@ impl Forwarding {
                 return Ok(Some(link::passed(answer, (self.kind == CallKind::Stream).then(stream))));
             }
             Ok(Err(ForwardError::Unsent)) => return Ok(None),
+            Ok(Err(ForwardError::TooMany)) => {
+                return Err(Status::resource_exhausted(
+                    "this node forwards as many calls of sessions as it can; call another node",
+                ));
+            }
             other => other,
         };
         match (self.kind, answer) {
@@ -252,6 +261,22 @@ impl Forwarding {
                 Err(Status::deadline_exceeded(format!("node {leader}, which leads, did not answer in time")))
             }
             (_, Ok(_)) => Ok(None),
+        }
+    }
+
+    async fn ask_for_session(
+        &self,
+        leader: u64,
+        address: &str,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, ForwardError> {
+        match self.front.links.for_session(leader, address, self.front.tls.as_deref()).await {
+            Ok(Some((mut link, _permit))) => link.send(request).await,
+            Ok(None) => Err(ForwardError::TooMany),
+            Err(why) => {
+                self.front.links.failed(leader, address, &why);
+                Err(ForwardError::Unsent)
+            }
         }
     }
 

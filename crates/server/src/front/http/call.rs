@@ -20,6 +20,7 @@ use tonic::service::Routes;
 use tower_service::Service;
 
 use super::problem::{Problem, ProblemCode};
+use super::sessions::Notices;
 use super::{SECRET_HEADER, SECRET_HELP};
 use crate::access::Identity;
 use crate::front::Front;
@@ -136,11 +137,11 @@ impl<S: Sync> FromRequestParts<S> for SessionClient {
     }
 }
 
-/// An answer to a session's request, and which of its holds are under a break.
+/// An answer to a session's request, and what the session's client has to know besides.
 pub(super) struct Answered {
     pub(super) session: u64,
     pub(super) what: What,
-    pub(super) revoked: Vec<u64>,
+    pub(super) notices: Notices,
 }
 
 impl SessionClient {
@@ -156,11 +157,13 @@ impl SessionClient {
     ) -> Result<Answered, Problem> {
         let item = v1::ClientItem { session, what: Some(what) };
         let call = v1::SessionCallRequest { secret: self.secret.0.to_vec(), item: Some(item), poll_ms };
-        let v1::SessionCallResponse { item, revoked } = self.calls.session_call(call).await?.into_inner();
+        let v1::SessionCallResponse { item, revoked, ended } =
+            self.calls.session_call(call).await?.into_inner();
+        let notices = Notices::new(revoked, ended);
         let session = item.as_ref().map_or(0, |item| item.session);
         match item.and_then(|item| item.what) {
             Some(What::Refused(refused)) => Err(refused.into()),
-            Some(what) => Ok(Answered { session, what, revoked }),
+            Some(what) => Ok(Answered { session, what, notices }),
             None => Err(unexpected()),
         }
     }
@@ -238,5 +241,21 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for InQuery<T> {
         found
             .map(|Query(found)| Self(found))
             .map_err(|rejection: QueryRejection| Problem::invalid(rejection.body_text()))
+    }
+}
+
+/// The query of a call that takes none: what is there may be the rest of a name with a `?` that was not encoded.
+pub(super) struct NoQuery;
+
+impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        match parts.uri.query() {
+            None | Some("") => Ok(Self),
+            Some(query) => Err(Problem::invalid(format!(
+                "this call takes no query, but has `?{query}`; write `?` in a name as `%3F`"
+            ))),
+        }
     }
 }

@@ -120,6 +120,11 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
             let problem = Problem::new(ProblemCode::Misdirected, text);
             return Box::pin(std::future::ready(Ok(problem.into_response().map(Body::new))));
         }
+        if request.headers().get("sec-fetch-site").is_some_and(|site| site == "cross-site") {
+            let text = "a browser says that another web site sends this request";
+            let problem = Problem::new(ProblemCode::PermissionDenied, text);
+            return Box::pin(std::future::ready(Ok(problem.into_response().map(Body::new))));
+        }
         let (connection, routes) = (self.connection.clone(), self.interface.routes.clone());
         request.extensions_mut().insert(Origin { connection, routes, arriving });
         let mut router = self.interface.router.clone();

@@ -185,6 +185,13 @@ impl Problem {
         Self { end: Some(end.into()), ..Self::new(ProblemCode::Ended, detail) }
     }
 
+    /// The number is that of an earlier command of another kind.
+    pub(super) fn number_taken(number: u64) -> Self {
+        let detail =
+            format!("the number {number} is that of another request of the session: take a higher one");
+        Self::new(ProblemCode::FailedPrecondition, detail)
+    }
+
     pub(super) fn session_gone() -> Self {
         Self::new(
             ProblemCode::SessionGone,

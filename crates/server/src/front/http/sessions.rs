@@ -7,13 +7,13 @@ use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::call::{Client, InPath, InQuery, JsonBody, SessionClient, unexpected};
+use super::call::{Client, InPath, InQuery, JsonBody, NoQuery, SessionClient, unexpected};
 use super::content;
-use super::problem::{Problem, RequestEnd};
+use super::problem::{Problem, ProblemCode, RequestEnd};
 
 /// How long a call waits for a request that is queued, if it does not say. Much longer is possible, but a call that waits does
-/// not keep its session alive, and the usual ttl is 10 to 30 s.
-const POLL_MS_DEFAULT: u64 = 3_000;
+/// not keep its session alive.
+const POLL_MS_DEFAULT: u64 = 1_000;
 
 /// Every call that concerns a session shows its secret.
 #[derive(IntoParams)]
@@ -49,11 +49,28 @@ pub(super) struct OpenedSession {
     session: u64,
 }
 
-/// The session lives for another ttl, counted from when this call was sent.
+/// The session lives for another ttl, counted from when this call was sent. What happened to its requests meanwhile:
 #[derive(Serialize, ToSchema)]
-pub(super) struct KeptAlive {
+pub(super) struct Notices {
     /// The requests whose holds are under a break: stop, then delete them.
     revoked: Vec<u64>,
+    /// The requests that have ended although nobody deleted them: an operator has broken the hold, or their time in the queue is
+    /// over. Stop, then delete them, so that the service forgets them.
+    ended: Vec<EndedMeanwhile>,
+}
+
+/// A request that has ended although nobody deleted it.
+#[derive(Serialize, ToSchema)]
+pub(super) struct EndedMeanwhile {
+    request: u64,
+    end: RequestEnd,
+}
+
+impl Notices {
+    pub(super) fn new(revoked: Vec<u64>, ended: Vec<v1::EndedRequest>) -> Self {
+        let ended = ended.into_iter().map(|it| EndedMeanwhile { request: it.seq, end: it.end().into() });
+        Self { revoked, ended: ended.collect() }
+    }
 }
 
 /// Opens a session, or finds the one that an earlier call with the same secret has opened.
@@ -61,6 +78,7 @@ pub(super) struct KeptAlive {
     responses((status = 200, body = OpenedSession)))]
 pub(super) async fn open(
     mut client: SessionClient,
+    _: NoQuery,
     JsonBody(asked): JsonBody<OpenSession>,
 ) -> Result<Json<OpenedSession>, Problem> {
     let open = v1::OpenSession {
@@ -81,15 +99,16 @@ pub(super) async fn open(
 /// Keeps a session alive. Every other call of the session that has an answer does so too.
 #[utoipa::path(post, path = "/v1/sessions/{session}/keep-alive", tag = "sessions",
     params(("session" = u64, Path, description = "The session's id."), SecretHeader),
-    responses((status = 200, body = KeptAlive)))]
+    responses((status = 200, body = Notices)))]
 pub(super) async fn keep_alive(
     mut client: SessionClient,
+    _: NoQuery,
     InPath(session): InPath<u64>,
-) -> Result<Json<KeptAlive>, Problem> {
+) -> Result<Json<Notices>, Problem> {
     let keep_alive = client_item::What::KeepAlive(v1::KeepAlive::default());
     let answered = client.ask(session, keep_alive, 0).await?;
     match answered.what {
-        What::KeptAlive(_) => Ok(Json(KeptAlive { revoked: answered.revoked })),
+        What::KeptAlive(_) => Ok(Json(answered.notices)),
         What::SessionGone(_) => Err(Problem::session_gone()),
         _ => Err(unexpected()),
     }
@@ -101,6 +120,7 @@ pub(super) async fn keep_alive(
     responses((status = 204, description = "The session has ended.")))]
 pub(super) async fn close(
     mut client: SessionClient,
+    _: NoQuery,
     InPath(session): InPath<u64>,
 ) -> Result<StatusCode, Problem> {
     let answered = client.ask(session, client_item::What::Close(v1::CloseSession {}), 0).await?;
@@ -175,7 +195,7 @@ pub(super) struct Acquire {
     wait: bool,
     /// With `wait`: how long to wait in the queue in all, in milliseconds; absent: unlimited.
     at_most_ms: Option<u64>,
-    /// With `wait`: how long this call waits for the answer, in milliseconds; absent: 3,000. The request stays in the queue
+    /// With `wait`: how long this call waits for the answer, in milliseconds; absent: 1,000. The request stays in the queue
     /// after that. At most a third of the session's ttl, or other calls have to keep the session alive meanwhile.
     #[schema(maximum = 60_000)]
     poll_ms: Option<u64>,
@@ -218,8 +238,8 @@ pub(super) struct RequestStatus {
     /// Of a waiting request: the number of earlier ones that overlap it.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<u64>,
-    /// The requests of the session whose holds are under a break: stop, then delete them.
-    revoked: Vec<u64>,
+    #[serde(flatten)]
+    notices: Notices,
 }
 
 /// A permit that is held.
@@ -243,6 +263,7 @@ pub(super) struct Permit {
         (status = 202, description = "The request waits.", body = RequestStatus)))]
 pub(super) async fn acquire(
     mut client: SessionClient,
+    _: NoQuery,
     InPath(name): InPath<String>,
     JsonBody(asked): JsonBody<Acquire>,
 ) -> Result<Response, Problem> {
@@ -269,30 +290,28 @@ pub(super) async fn acquire(
         meta: content::bytes("meta", asked.meta, asked.meta_base64)?,
     };
     let answered = client.ask(asked.session, client_item::What::Acquire(acquire), poll_ms).await?;
-    let request = |state| RequestStatus {
-        state,
-        token: None,
-        permits: Vec::new(),
-        position: None,
-        revoked: answered.revoked.clone(),
-    };
+    let request =
+        |state, notices| RequestStatus { state, token: None, permits: Vec::new(), position: None, notices };
+    let notices = answered.notices;
     let (status, request) = match answered.what {
         What::Granted(granted) => {
             let permits = granted.permits.into_iter();
             let permits = permits.map(|it| Permit { slot: it.slot, limit: it.limit }).collect();
-            let held = RequestStatus { token: Some(granted.token), permits, ..request(RequestState::Held) };
-            (StatusCode::OK, held)
+            let token = Some(granted.token);
+            (StatusCode::OK, RequestStatus { token, permits, ..request(RequestState::Held, notices) })
         }
         What::Revoked(revoked) => {
-            (StatusCode::OK, RequestStatus { token: Some(revoked.token), ..request(RequestState::Revoked) })
+            let token = Some(revoked.token);
+            (StatusCode::OK, RequestStatus { token, ..request(RequestState::Revoked, notices) })
         }
         What::Queued(queued) => {
-            let queued = RequestStatus { position: Some(queued.position), ..request(RequestState::Queued) };
-            (StatusCode::ACCEPTED, queued)
+            let position = Some(queued.position);
+            (StatusCode::ACCEPTED, RequestStatus { position, ..request(RequestState::Queued, notices) })
         }
         What::Busy(busy) => return Err(Problem::busy(busy)),
         What::Finished(it) | What::Ended(it) => return Err(Problem::ended(it.end())),
         What::SessionGone(_) => return Err(Problem::session_gone()),
+        What::Done(_) => return Err(Problem::number_taken(asked.request)),
         _ => return Err(unexpected()),
     };
     Ok((status, Json(request)).into_response())
@@ -321,25 +340,25 @@ pub(super) struct DoneThrough {
 
 /// A request has ended.
 #[derive(Serialize, ToSchema)]
-pub(super) struct EndedRequest {
+pub(super) struct DeletedRequest {
     end: RequestEnd,
-    /// The requests of the session whose holds are under a break: stop, then delete them.
-    revoked: Vec<u64>,
+    #[serde(flatten)]
+    notices: Notices,
 }
 
 /// Releases a lock, or leaves its queue: one call for both, so that giving up can't race with a grant.
 #[utoipa::path(delete, path = "/v1/sessions/{session}/requests/{request}", tag = "sessions",
-    params(OfSession, DoneThrough, SecretHeader), responses((status = 200, body = EndedRequest)))]
+    params(OfSession, DoneThrough, SecretHeader), responses((status = 200, body = DeletedRequest)))]
 pub(super) async fn release(
     mut client: SessionClient,
     InPath(of): InPath<OfSession>,
     InQuery(done): InQuery<DoneThrough>,
-) -> Result<Json<EndedRequest>, Problem> {
+) -> Result<Json<DeletedRequest>, Problem> {
     // A `finish` runs whatever its number is, so it needs none of its own (R4).
     let finish = v1::Finish { seq: of.request, target: of.request, done_through: done.done_through };
     let answered = client.ask(of.session, client_item::What::Finish(finish), 0).await?;
     match answered.what {
-        What::Finished(it) => Ok(Json(EndedRequest { end: it.end().into(), revoked: answered.revoked })),
+        What::Finished(it) => Ok(Json(DeletedRequest { end: it.end().into(), notices: answered.notices })),
         What::SessionGone(_) => Err(Problem::session_gone()),
         _ => Err(unexpected()),
     }
@@ -363,19 +382,20 @@ pub(super) struct SetValue {
 
 /// Replaces the value that a hold publishes.
 #[utoipa::path(put, path = "/v1/sessions/{session}/requests/{request}/value", tag = "sessions",
-    params(OfSession, SecretHeader), request_body = SetValue, responses((status = 200, body = KeptAlive)))]
+    params(OfSession, SecretHeader), request_body = SetValue, responses((status = 200, body = Notices)))]
 pub(super) async fn set_value(
     client: SessionClient,
+    _: NoQuery,
     InPath(of): InPath<OfSession>,
     JsonBody(asked): JsonBody<SetValue>,
-) -> Result<Json<KeptAlive>, Problem> {
+) -> Result<Json<Notices>, Problem> {
     let set_value = v1::SetValue {
         seq: asked.number,
         target: of.request,
         done_through: asked.done_through,
         value: content::bytes("value", asked.value, asked.value_base64)?,
     };
-    change(client, of.session, client_item::What::SetValue(set_value)).await
+    change(client, of.session, asked.number, client_item::What::SetValue(set_value)).await
 }
 
 /// A change of a hold from exclusive to shared.
@@ -392,24 +412,31 @@ pub(super) struct Downgrade {
 
 /// Makes an exclusive hold a shared one. It keeps its token.
 #[utoipa::path(post, path = "/v1/sessions/{session}/requests/{request}/downgrade", tag = "sessions",
-    params(OfSession, SecretHeader), request_body = Downgrade, responses((status = 200, body = KeptAlive)))]
+    params(OfSession, SecretHeader), request_body = Downgrade, responses((status = 200, body = Notices)))]
 pub(super) async fn downgrade(
     client: SessionClient,
+    _: NoQuery,
     InPath(of): InPath<OfSession>,
     JsonBody(asked): JsonBody<Downgrade>,
-) -> Result<Json<KeptAlive>, Problem> {
+) -> Result<Json<Notices>, Problem> {
     let downgrade = v1::Downgrade { seq: asked.number, target: of.request, done_through: asked.done_through };
-    change(client, of.session, client_item::What::Downgrade(downgrade)).await
+    change(client, of.session, asked.number, client_item::What::Downgrade(downgrade)).await
 }
 
 async fn change(
     mut client: SessionClient,
     session: u64,
+    number: u64,
     what: client_item::What,
-) -> Result<Json<KeptAlive>, Problem> {
+) -> Result<Json<Notices>, Problem> {
     let answered = client.ask(session, what, 0).await?;
     match answered.what {
-        What::Done(_) => Ok(Json(KeptAlive { revoked: answered.revoked })),
+        What::Done(_) => Ok(Json(answered.notices)),
+        What::Revoked(_) => Err(Problem::new(
+            ProblemCode::FailedPrecondition,
+            "the hold is under a break, so it can't be changed: stop, then delete the request",
+        )),
+        What::Granted(_) | What::Queued(_) | What::Busy(_) => Err(Problem::number_taken(number)),
         What::Finished(it) | What::Ended(it) => Err(Problem::ended(it.end())),
         What::SessionGone(_) => Err(Problem::session_gone()),
         _ => Err(unexpected()),
