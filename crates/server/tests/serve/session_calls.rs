@@ -275,6 +275,53 @@ async fn call_needs_the_permission_for_the_lock() {
     server.stop().await.unwrap();
 }
 
+/// A node accepts 256 calls at once on a connection, of another node's too.
+#[tokio::test]
+async fn crowd_that_waits_at_a_follower_delays_no_other_call() {
+    const WAITERS: u64 = 300;
+    let ports = [1, 2, 3].map(|node| (node, Port::free()));
+    let cluster: BTreeMap<u64, String> =
+        ports.iter().map(|(node, port)| (*node, format!("127.0.0.1:{}", port.number()))).collect();
+    let nodes = start_cluster(ports, &cluster).await;
+    let status = nodes[&1].calls().await.status(v1::StatusRequest {}).await.unwrap().into_inner();
+    let follower = &nodes[nodes.keys().find(|node| **node != status.leader).unwrap()];
+    let holder = CallingClient::open(follower, SECRET, 30_000).await;
+    let all = v1::Acquire { subtree: true, ..acquire(1, "a", false) };
+    token(&holder.what(client_item::What::Acquire(all), 0).await);
+    let mut polls = tokio::task::JoinSet::new();
+    for part in 0..3 {
+        // Of a connection of its own.
+        let calls = follower.calls().await;
+        for number in part * WAITERS / 3..(part + 1) * WAITERS / 3 {
+            let secret = (u128::from(number) + 1).to_be_bytes();
+            let mut waiter = CallingClient { calls: calls.clone(), secret, session: 0, token: None };
+            polls.spawn(async move {
+                waiter.open_session(60_000).await;
+                waiter.acquire(1, &format!("a/{number}"), 15_000).await
+            });
+        }
+    }
+    let until = Instant::now() + DEADLINE;
+    loop {
+        let asked = v1::ListSessionsRequest { page_size: 1_000, after: holder.session };
+        let sessions = nodes[&status.leader].calls().await.list_sessions(asked).await.unwrap().into_inner();
+        if sessions.sessions.iter().map(|it| it.requests).sum::<u64>() == WAITERS {
+            break;
+        }
+        assert!(Instant::now() < until, "{sessions:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(matches!(holder.keep_alive().await, What::KeptAlive(_)));
+    assert!(polls.try_join_next().is_none(), "all of them still wait");
+    assert_eq!(holder.finish(3, 1).await, v1::End::Released);
+    while let Some(poll) = polls.join_next().await {
+        token(&poll.unwrap());
+    }
+    for server in nodes.into_values() {
+        server.stop().await.unwrap();
+    }
+}
+
 /// Any node answers, and a request that waits goes on at the next leader.
 #[tokio::test]
 async fn calls_go_through_followers_and_survive_a_change_of_leader() {

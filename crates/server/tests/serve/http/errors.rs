@@ -65,8 +65,21 @@ async fn bad_calls_are_refused_in_words() {
         assert_eq!((status, &problem["code"]), (400, &json!("invalid-argument")), "{path}: {problem}");
     }
     client.hold(20, "a").await;
+    // Numbers of other requests, and the rest of a name with a `?`.
+    let changes = format!("/v1/sessions/{session}/requests/20");
+    let (status, problem) =
+        client.with_body(Method::PUT, &format!("{changes}/value"), json!({ "number": 20 })).await;
+    assert_eq!((status, &problem["code"]), (409, &json!("failed-precondition")), "{problem}");
+    assert_eq!(client.post(&format!("{changes}/downgrade"), json!({ "number": 21 })).await.0, 200);
+    let (status, problem) = client.acquire(21, "b", json!({})).await;
+    assert_eq!((status, &problem["code"]), (409, &json!("failed-precondition")), "{problem}");
+    let (status, problem) = client.acquire(22, "job?eu", json!({})).await;
+    assert_eq!((status, &problem["code"]), (400, &json!("invalid-argument")), "{problem}");
+    let from_elsewhere = client.request(Method::GET, "/v1/backup").header("sec-fetch-site", "cross-site");
+    let (status, problem) = client.answer(from_elsewhere.body(Full::default()).unwrap()).await;
+    assert_eq!((status, &problem["code"]), (403, &json!("permission-denied")), "{problem}");
     // The service does not read what is left of the body, so the connection ends.
-    let (status, problem) = client.acquire(21, "b", json!({ "value": "a".repeat(300_000) })).await;
+    let (status, problem) = client.acquire(23, "b", json!({ "value": "a".repeat(300_000) })).await;
     assert_eq!((status, &problem["code"]), (413, &json!("payload-too-large")), "{problem}");
     server.stop().await.unwrap();
 }

@@ -185,7 +185,7 @@ async fn session_lives_as_long_as_it_is_called() {
     client.hold(1, "a").await;
     let until = Instant::now() + Duration::from_secs(3);
     while Instant::now() < until {
-        assert_eq!(client.keep_alive().await, (200, json!({ "revoked": [] })));
+        assert_eq!(client.keep_alive().await, (200, json!({ "revoked": [], "ended": [] })));
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let mut next = HttpClient::open(&server, 8, 30_000).await;

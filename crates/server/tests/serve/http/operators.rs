@@ -31,7 +31,7 @@ async fn holds_are_checked_and_broken() {
         (&json!("revoked"), &json!("ann"), &json!("stuck"))
     );
     // The holder is told by every answer.
-    assert_eq!(holder.keep_alive().await.1, json!({ "revoked": [1] }));
+    assert_eq!(holder.keep_alive().await.1, json!({ "revoked": [1], "ended": [] }));
     let (status, revoked) = holder.acquire(1, "a", json!({})).await;
     assert_eq!(
         (status, &revoked["state"], &revoked["token"]),
@@ -39,9 +39,13 @@ async fn holds_are_checked_and_broken() {
         "{revoked}"
     );
     assert_eq!(operator.post("/v1/break", order(token, true)).await.1["result"], "done");
+    let over = json!({ "revoked": [], "ended": [{ "request": 1, "end": "broken" }] });
+    assert_eq!(holder.keep_alive().await.1, over);
     let (status, ended) = holder.acquire(1, "a", json!({})).await;
     assert_eq!((status, &ended["code"], &ended["end"]), (410, &json!("ended"), &json!("broken")), "{ended}");
+    assert_eq!(holder.keep_alive().await.1, over, "until the client says that it knows");
     assert_eq!(holder.release(1).await, "broken");
+    assert_eq!(holder.keep_alive().await.1, json!({ "revoked": [], "ended": [] }));
     assert_eq!(check(&mut operator, token).await, json!({ "status": "not-current", "live": [] }));
     server.stop().await.unwrap();
 }
