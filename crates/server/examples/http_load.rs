@@ -16,9 +16,9 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-type Failed = Box<dyn Error + Send + Sync>;
+type LoadError = Box<dyn Error + Send + Sync>;
 
-fn main() -> Result<(), Failed> {
+fn main() -> Result<(), LoadError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [address, clients, seconds] = arguments.as_slice() else {
         return Err("usage: http_load HOST:PORT CLIENTS SECONDS".into());
@@ -40,7 +40,7 @@ fn main() -> Result<(), Failed> {
 }
 
 /// The times of all pairs of an acquire and a release.
-async fn load(address: &str, clients: u64, duration: Duration) -> Result<Vec<Duration>, Failed> {
+async fn load(address: &str, clients: u64, duration: Duration) -> Result<Vec<Duration>, LoadError> {
     let end = Instant::now() + duration;
     let mut tasks = tokio::task::JoinSet::new();
     for client in 1..=clients {
@@ -53,7 +53,7 @@ async fn load(address: &str, clients: u64, duration: Duration) -> Result<Vec<Dur
     Ok(all)
 }
 
-async fn pairs(address: String, client: u64, end: Instant) -> Result<Vec<Duration>, Failed> {
+async fn pairs(address: String, client: u64, end: Instant) -> Result<Vec<Duration>, LoadError> {
     let socket = TcpStream::connect(&address).await?;
     socket.set_nodelay(true)?;
     let (mut sender, connection) = handshake(TokioIo::new(socket)).await?;
@@ -88,7 +88,7 @@ async fn call(
     method: Method,
     path: &str,
     body: &Value,
-) -> Result<Value, Failed> {
+) -> Result<Value, LoadError> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let request = Request::builder()
         .method(method)
