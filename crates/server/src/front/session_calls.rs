@@ -135,6 +135,11 @@ impl SharedState {
                 let is_own = self.attached.is_none_or(|attached| attached == session);
                 let concerns = |call: &AwaitingCall| call.session == session || (call.session == 0 && is_own);
                 self.end(concerns, &Ok(item));
+                if self.attached == Some(session) {
+                    // The secret may open another session on this stream, whose requests begin with 1 again.
+                    self.attached = None;
+                    self.unconfirmed.clear();
+                }
             }
             Some(What::Refused(_)) if item.seq == 0 => {
                 self.end(|call| call.session == session, &Ok(item));

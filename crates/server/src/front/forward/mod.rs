@@ -16,7 +16,7 @@ use std::time::Duration;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Bytes;
 use tokio::sync::watch as shown;
 use tokio::time::Instant;
 use tonic::Status;
@@ -216,19 +216,22 @@ impl Forwarding {
         let path = self.parts.uri.path();
         let request = self.request(address)?;
         let asked = async {
-            if path == SESSION_CALL {
-                return self.ask_for_session(leader, address, request).await;
-            }
+            let (links, tls) = (&self.front.links, self.front.tls.as_deref());
             let link = match self.kind {
-                CallKind::Stream => link::dial(leader, address, self.front.tls.as_deref()).await,
+                CallKind::Stream => link::dial(leader, address, tls).await.map(|link| (link, None)),
+                _ if path == SESSION_CALL => match links.for_session(leader, address, tls).await {
+                    Ok(Some((link, permit))) => Ok((link, Some(permit))),
+                    Ok(None) => return Err(ForwardError::TooMany),
+                    Err(why) => Err(why),
+                },
                 CallKind::Again | CallKind::Once => {
-                    self.front.links.to(leader, address, self.front.tls.as_deref()).await
+                    links.to(leader, address, tls).await.map(|link| (link, None))
                 }
             };
             match link {
-                Ok(mut link) => link.send(request).await,
+                Ok((mut link, _permit)) => link.send(request).await,
                 Err(why) => {
-                    self.front.links.failed(leader, address, &why);
+                    links.failed(leader, address, &why);
                     Err(ForwardError::Unsent)
                 }
             }
@@ -261,22 +264,6 @@ impl Forwarding {
                 Err(Status::deadline_exceeded(format!("node {leader}, which leads, did not answer in time")))
             }
             (_, Ok(_)) => Ok(None),
-        }
-    }
-
-    async fn ask_for_session(
-        &self,
-        leader: u64,
-        address: &str,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, ForwardError> {
-        match self.front.links.for_session(leader, address, self.front.tls.as_deref()).await {
-            Ok(Some((mut link, _permit))) => link.send(request).await,
-            Ok(None) => Err(ForwardError::TooMany),
-            Err(why) => {
-                self.front.links.failed(leader, address, &why);
-                Err(ForwardError::Unsent)
-            }
         }
     }
 

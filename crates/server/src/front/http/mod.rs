@@ -76,6 +76,24 @@ impl HttpInterface {
         Self { router: router().layer(Extension(metrics)), routes, is_local, places }
     }
 
+    /// Why a request is refused that a web site may have sent by the browser of its visitor.
+    fn refusal<B>(&self, request: &http::Request<B>) -> Option<Problem> {
+        if self.is_local
+            && let Some(host) = foreign_host(request)
+        {
+            let text = format!(
+                "`Host` is `{host}`, but this port is for programs on this machine: a web site may have sent this request. \
+                 Call it by its address or as `localhost`, also through a proxy"
+            );
+            return Some(Problem::new(ProblemCode::Misdirected, text));
+        }
+        let site = request.headers().get("sec-fetch-site")?;
+        (site == "cross-site").then(|| {
+            let text = "a browser says that another web site sends this request";
+            Problem::new(ProblemCode::PermissionDenied, text)
+        })
+    }
+
     /// Serves a connection until it ends.
     pub(super) async fn serve(
         self,
@@ -110,19 +128,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
         if request.method() == Method::GET {
             arriving.handed_on();
         }
-        if self.interface.is_local
-            && let Some(host) = foreign_host(&request)
-        {
-            let text = format!(
-                "`Host` is `{host}`, but this port is for programs on this machine: a web site may have sent this request. \
-                 Call it by its address or as `localhost`, also through a proxy"
-            );
-            let problem = Problem::new(ProblemCode::Misdirected, text);
-            return Box::pin(std::future::ready(Ok(problem.into_response().map(Body::new))));
-        }
-        if request.headers().get("sec-fetch-site").is_some_and(|site| site == "cross-site") {
-            let text = "a browser says that another web site sends this request";
-            let problem = Problem::new(ProblemCode::PermissionDenied, text);
+        if let Some(problem) = self.interface.refusal(&request) {
             return Box::pin(std::future::ready(Ok(problem.into_response().map(Body::new))));
         }
         let (connection, routes) = (self.connection.clone(), self.interface.routes.clone());
