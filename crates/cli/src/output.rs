@@ -19,6 +19,11 @@ pub(crate) fn is_coloured() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
+/// The text in a colour or weight of the terminal.
+pub(crate) fn painted(code: &str, text: &str) -> String {
+    if is_coloured() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+}
+
 /// Prints a line. A closed pipe ends the process with exit code 0, without a message.
 ///
 /// # Errors

@@ -4,6 +4,7 @@ mod access;
 mod advise;
 mod cluster;
 mod config;
+mod explain;
 mod fence;
 mod gate;
 #[cfg(feature = "pitfalls")]
@@ -33,6 +34,7 @@ use values::{reason, token};
 pub use access::{AccessCheck, AccessCommand, AccessQuota, ActionArg, TokenCommand, TokenList, TokenOf};
 pub use advise::Advise;
 pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, ClusterTransfer};
+pub use explain::{Explain, ExplainSettings};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
 pub use gate::Gate;
 #[cfg(feature = "pitfalls")]
@@ -113,6 +115,8 @@ pub enum Command {
     Gate(Gate),
     /// Recommend a lock, or an alternative to one, by a few questions
     Advise(Advise),
+    /// Play what goes wrong with locks, step by step, and what a fence changes
+    Explain(Explain),
     /// Show the classic mistakes with locks: programs that fail on real servers, each beside the right way
     #[cfg(feature = "pitfalls")]
     Pitfalls(Pitfalls),

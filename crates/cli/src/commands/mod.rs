@@ -8,6 +8,7 @@ mod cluster;
 mod doctor;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
+mod explain;
 mod fence;
 mod gate;
 mod inspect;
@@ -53,6 +54,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Access(command) => access::access(&command),
         Command::Gate(args) => block_on_all_cores(gate::gate(args)),
         Command::Advise(args) => advise::advise(&args),
+        Command::Explain(args) => explain::explain(&args),
         #[cfg(feature = "pitfalls")]
         Command::Pitfalls(args) => pitfalls::pitfalls(&args),
         Command::Ls(args) => block_on(patiently(inspect::ls(args))),

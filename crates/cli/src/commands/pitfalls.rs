@@ -114,7 +114,7 @@ fn one(pitfall: &'static Pitfall, variant: Variant, as_json: bool) -> Result<(Ve
     let outcome = outcome.map_err(|error| Failure::new(INTERNAL, format!("`{}`: {error}", pitfall.name)))?;
     if !as_json {
         let (colour, word) = if outcome.is_loss() { ("31", "LOST") } else { ("32", "kept") };
-        output::line(format!("  {}  {}\n", painted(colour, &format!("{word:>8}")), outcome.text()))?;
+        output::line(format!("  {}  {}\n", output::painted(colour, &format!("{word:>8}")), outcome.text()))?;
     }
     Ok((outcome, lines))
 }
@@ -123,17 +123,14 @@ fn trace(line: &Line) -> String {
     let seconds = format!("{}.{:03}", line.at_ms / 1000, line.at_ms % 1000);
     match line.kind {
         LineKind::Step => format!("  {seconds:>8}  {:<2} {}", line.actor, line.text),
-        LineKind::Script => format!("  {seconds:>8}  {}", painted("33", &format!("** {}", line.text))),
+        LineKind::Script => {
+            format!("  {seconds:>8}  {}", output::painted("33", &format!("** {}", line.text)))
+        }
     }
 }
 
 fn heading(text: &str) -> String {
-    painted("1", text)
-}
-
-/// The text in a colour or weight of the terminal.
-fn painted(code: &str, text: &str) -> String {
-    if output::is_coloured() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    output::painted("1", text)
 }
 
 fn description(pitfall: &Pitfall) -> Value {

@@ -1,0 +1,189 @@
+//! A client's process: the production state machine of its session, its clock, and the program that uses the lock.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use lockkeeper::simulation::{AcquireLimits, Event, Key, Machine, Spec};
+use lockkeeper::{BootInstant, LossCause};
+use lockkeeper_core::{ModeKind, Token};
+use lockkeeper_fence::Section;
+
+use crate::locks::Client;
+use crate::resource::Reading;
+use crate::settings::Settings;
+
+/// What the clock of a process shows at the start, in nanoseconds.
+const CLOCK_START: u64 = 1_000_000_000_000;
+
+/// A process.
+pub(crate) struct Process {
+    pub(crate) client: Client,
+    pub(crate) mode: ModeKind,
+    /// How much it withdraws.
+    pub(crate) amount: i64,
+    pub(crate) machine: Machine,
+    pub(crate) clock: Clock,
+    /// The machine's present request.
+    pub(crate) key: Key,
+    pub(crate) state: State,
+    pub(crate) hold: Option<Hold>,
+    /// The session's lease deadline, on its own clock.
+    pub(crate) lease_deadline: Option<BootInstant>,
+    /// Until when it stands still.
+    pub(crate) paused_until: Option<u64>,
+    /// What has arrived while it stands still.
+    pub(crate) inbox: VecDeque<Arrival>,
+    /// Its first write was sent, which a play may delay.
+    pub(crate) has_written: bool,
+    /// It has stood still once.
+    pub(crate) has_paused: bool,
+    /// When the machine is to be woken.
+    pub(crate) wake_ms: Option<u64>,
+}
+
+/// What a program is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    NotStarted,
+    /// It waits for the lock.
+    Acquiring,
+    /// It waits for the balance.
+    Reading,
+    Working(Reading),
+    /// A reader waits for the balance again.
+    ReadingAgain(Reading),
+    /// It waits for the answer to its write.
+    Writing,
+    Releasing,
+    Finished,
+    Dead,
+}
+
+/// A hold, as the program sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Hold {
+    pub(crate) token: Option<Token>,
+    /// Why it is over, once the client library knows.
+    pub(crate) lost: Option<LossCause>,
+}
+
+/// What arrives at a process.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    /// For the machine.
+    FromLocks(Event),
+    /// For the program.
+    FromResource(ResourceAnswer),
+}
+
+/// The resource's answer to a program.
+#[derive(Clone, Debug)]
+pub(crate) enum ResourceAnswer {
+    Balance(Reading),
+    Written,
+    /// The fence has refused the section.
+    Refused,
+}
+
+impl Process {
+    pub(crate) fn new(client: Client, mode: ModeKind, amount: i64, settings: &Settings) -> Self {
+        let spec = Spec {
+            ttl: Some(Duration::from_millis(settings.ttl_ms)),
+            lock_delay: Duration::from_millis(settings.lock_delay_ms),
+            linger: Duration::from_millis(settings.linger_ms),
+            renew: true,
+        };
+        let drift_percent = if client == Client::A { settings.drift_percent } else { 0 };
+        Self {
+            client,
+            mode,
+            amount,
+            machine: Machine::new(spec),
+            clock: Clock { drift_percent },
+            key: Key(0),
+            state: State::NotStarted,
+            hold: None,
+            lease_deadline: None,
+            paused_until: None,
+            inbox: VecDeque::new(),
+            has_written: false,
+            has_paused: false,
+            wake_ms: None,
+        }
+    }
+
+    /// The next request of the program: no limit, it waits until it gets the lock.
+    pub(crate) fn next_request(&mut self) -> Event {
+        self.key = Key(self.key.0 + 1);
+        self.state = State::Acquiring;
+        self.hold = None;
+        let limits = AcquireLimits {
+            wait_until: None,
+            patience: None,
+            min_validity: Duration::ZERO,
+            max_hold: None,
+            grace: Duration::ZERO,
+        };
+        Event::Acquire { key: self.key, limits }
+    }
+
+    /// What it shows to the fence; `None` without a token.
+    pub(crate) fn section(&self) -> Option<Section> {
+        let token = self.hold?.token?;
+        Some(if self.mode == ModeKind::Shared { Section::shared(token) } else { Section::exclusive(token) })
+    }
+
+    /// As a guard's check: whether the hold is not known to be over, and its lease valid by the process's own clock.
+    pub(crate) fn is_valid(&self, now_ms: u64) -> bool {
+        let is_held = self.hold.is_some_and(|hold| hold.lost.is_none());
+        is_held && self.lease_deadline.is_some_and(|until| self.clock.at(now_ms) < until)
+    }
+
+    pub(crate) fn token(&self) -> Option<u64> {
+        self.hold?.token.map(Token::get)
+    }
+
+    /// Nothing more comes from it.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.state, State::Finished | State::Dead)
+    }
+}
+
+/// The clock of a process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    drift_percent: i64,
+}
+
+impl Clock {
+    fn rate(self) -> u64 {
+        100u64.saturating_add_signed(self.drift_percent)
+    }
+
+    /// What it shows at a time of the play.
+    pub(crate) fn at(self, ms: u64) -> BootInstant {
+        BootInstant::from_nanos(CLOCK_START + ms * 10_000 * self.rate())
+    }
+
+    /// The first millisecond of the play at which it shows `instant` or later.
+    pub(crate) fn time_of(self, instant: BootInstant) -> u64 {
+        instant.as_nanos().saturating_sub(CLOCK_START).div_ceil(10_000 * self.rate())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clock_that_drifts_is_read_and_inverted_exactly() {
+        for drift_percent in [-50, -3, 0, 7, 50] {
+            let clock = Clock { drift_percent };
+            for ms in [0, 1, 999, 30_000] {
+                assert_eq!(clock.time_of(clock.at(ms)), ms);
+            }
+        }
+        let slow = Clock { drift_percent: -50 };
+        assert_eq!(slow.at(10_000) - slow.at(0), Duration::from_secs(5));
+    }
+}

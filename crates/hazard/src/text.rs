@@ -1,0 +1,21 @@
+//! A trace as lines of text.
+
+use crate::trace::{Outcome, Step, Verdict};
+
+/// A step in one line: its time in seconds, its lane, what happens.
+#[must_use]
+pub fn step_line(step: &Step) -> String {
+    let seconds = format!("{}.{:03}", step.at_ms / 1_000, step.at_ms % 1_000);
+    format!("{seconds:>8}  {:<8} {}", step.lane.name(), step.text)
+}
+
+/// The outcome in one line.
+#[must_use]
+pub fn outcome_line(outcome: &Outcome) -> String {
+    let word = match outcome.verdict {
+        Verdict::Kept => "kept",
+        Verdict::Lost => "LOST",
+        Verdict::Torn => "TORN",
+    };
+    format!("{word:>8}  {}", outcome.text)
+}
