@@ -5,7 +5,8 @@
 //! order of their events; the files' size is bounded; refusals, which anybody can cause, are limited in rate, and those left out
 //! are counted. A disk that does not answer holds up only those who wait for their records.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use serde::Serialize;
+use lockkeeper_core::LockName;
+use lockkeeper_wire::v1;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::access::Identity;
@@ -29,11 +32,16 @@ const REFUSALS_MAX: u32 = 10;
 const PERIOD: Duration = Duration::from_secs(60);
 /// Most records that wait for the disk; further refusals are left out and counted.
 const QUEUE_MAX: usize = 256;
+/// How many of the newest records are kept in memory, for those who ask.
+const RECENT_MAX: usize = 1_000;
+/// How much of the end of the file is read at the start, for the same.
+const TAIL_BYTES: u64 = 256 << 10;
 
 /// A line of the trail. Fields that do not apply are left out.
-#[derive(Clone, Default, Debug, Serialize)]
+#[derive(Clone, Default, Debug, Deserialize, Serialize)]
+#[serde(default)]
 pub(crate) struct AuditRecord {
-    pub(crate) what: &'static str,
+    pub(crate) what: Cow<'static, str>,
     pub(crate) identity: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) address: String,
@@ -49,11 +57,12 @@ pub(crate) struct AuditRecord {
     pub(crate) result: String,
 }
 
-#[derive(Serialize)]
-struct Line<'record> {
+/// A record and its time, as a line of the file.
+#[derive(Clone, Deserialize, Serialize)]
+pub(crate) struct Line {
     time: String,
     #[serde(flatten)]
-    record: &'record AuditRecord,
+    record: AuditRecord,
 }
 
 /// The trail of a node.
@@ -61,12 +70,31 @@ pub(crate) struct Audit {
     /// To the thread that writes the file. `None`: records are in the log only.
     queue: Option<mpsc::Sender<PendingRecord>>,
     refusals: Mutex<HashMap<&'static str, Refusals>>,
+    recent: Mutex<Recent>,
+}
+
+/// The newest records.
+#[derive(Default)]
+struct Recent {
+    /// The oldest first.
+    lines: VecDeque<Line>,
+    /// The number of the oldest one; they are numbered from 1.
+    first: u64,
+}
+
+impl Recent {
+    fn push(&mut self, line: Line) {
+        self.lines.push_back(line);
+        if self.lines.len() > RECENT_MAX {
+            self.lines.pop_front();
+            self.first += 1;
+        }
+    }
 }
 
 /// A record on its way to the file.
 struct PendingRecord {
-    time: SystemTime,
-    record: AuditRecord,
+    line: Line,
     /// Whether it must be on disk before the next one is written.
     sync: bool,
     /// Who waits until it is written.
@@ -92,15 +120,52 @@ impl Audit {
     /// # Errors
     /// The file can't be written.
     pub(crate) fn open(path: Option<&Path>) -> Result<Arc<Self>, FileError> {
+        let mut recent = Recent { first: 1, ..Recent::default() };
         let queue = path.map(|path| {
             let failed = |source| FileError::Write { file: path.to_owned(), source };
-            let file = AuditFile::open(path).map_err(failed)?;
+            let mut file = AuditFile::open(path).map_err(failed)?;
+            file.tail().map_err(failed)?.into_iter().for_each(|line| recent.push(line));
             let (queue, records) = mpsc::channel(QUEUE_MAX);
             let writer = thread::Builder::new().name("audit".to_owned());
             writer.spawn(move || write_records(file, records)).map_err(failed)?;
             Ok(queue)
         });
-        Ok(Arc::new(Self { queue: queue.transpose()?, refusals: Mutex::default() }))
+        Ok(Arc::new(Self {
+            queue: queue.transpose()?,
+            refusals: Mutex::default(),
+            recent: Mutex::new(recent),
+        }))
+    }
+
+    /// The newest of the records that are kept in memory, of names at and below `prefix`: at most `max`, with numbers below
+    /// `before`.
+    pub(crate) fn recent(
+        &self,
+        prefix: Option<&LockName>,
+        max: usize,
+        before: Option<u64>,
+    ) -> v1::AuditResponse {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_below =
+            |name: &str| prefix.is_none_or(|prefix| name == prefix.as_str() || prefix.is_above(name));
+        let numbered = recent.lines.iter().enumerate().rev();
+        let numbered = numbered.map(|(index, line)| (recent.first + index as u64, line));
+        let wanted = numbered.filter(|(number, line)| {
+            before.is_none_or(|before| *number < before) && is_below(&line.record.name)
+        });
+        let mut records: Vec<v1::AuditRecord> =
+            wanted.take(max + 1).map(|(number, line)| line.shown(number)).collect();
+        let has_more = records.len() > max;
+        records.truncate(max);
+        let next_before = if has_more { records.last().map_or(0, |last| last.number) } else { 0 };
+        v1::AuditResponse { records, next_before, node: 0 }
+    }
+
+    /// The line of a record, of which a copy is kept in memory.
+    fn line(&self, record: AuditRecord) -> Line {
+        let line = Line::new(SystemTime::now(), record);
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner).push(line.clone());
+        line
     }
 
     /// Records what was done; returns once it is on disk.
@@ -109,17 +174,19 @@ impl Audit {
     /// The file can't be written. The record is in the log all the same.
     pub(crate) async fn done(&self, record: AuditRecord) -> io::Result<()> {
         record.log();
+        let line = self.line(record);
         let Some(queue) = &self.queue else { return Ok(()) };
         let (written, result) = oneshot::channel();
         let gone = || io::Error::other("the thread that writes it has ended");
-        queue.send(PendingRecord::new(record, true, Some(written))).await.map_err(|_| gone())?;
+        queue.send(PendingRecord { line, sync: true, written: Some(written) }).await.map_err(|_| gone())?;
         result.await.map_err(|_| gone())?
     }
 
     /// Adds a record, without waiting for the disk.
     pub(crate) fn note(&self, record: AuditRecord) {
         record.log();
-        self.enqueue(PendingRecord::new(record, true, None));
+        let line = self.line(record);
+        self.enqueue(PendingRecord { line, sync: true, written: None });
     }
 
     /// Records that a caller was refused, unless too many were within [`PERIOD`].
@@ -138,7 +205,7 @@ impl Audit {
         let detail = if left_out > 0 { format!("and {left_out} before it") } else { String::new() };
         tracing::warn!(?address, left_out, "refused: {why:?}");
         let record = AuditRecord {
-            what,
+            what: what.into(),
             identity: identity.to_string(),
             address,
             detail,
@@ -148,7 +215,8 @@ impl Audit {
         };
         refusals.recorded += 1;
         refusals.left_out = 0;
-        if !self.enqueue(PendingRecord::new(record, false, None)) {
+        let line = self.line(record);
+        if !self.enqueue(PendingRecord { line, sync: false, written: None }) {
             refusals.left_out = left_out + 1;
         }
     }
@@ -159,7 +227,7 @@ impl Audit {
         let result = queue.try_send(pending);
         if let Err(mpsc::error::TrySendError::Full(pending)) = &result {
             tracing::error!(
-                what = pending.record.what,
+                what = &*pending.line.record.what,
                 "a record is missing in the audit trail: its disk does not answer"
             );
         }
@@ -180,16 +248,23 @@ impl AuditRecord {
     }
 }
 
-impl PendingRecord {
-    fn new(record: AuditRecord, sync: bool, written: Option<oneshot::Sender<io::Result<()>>>) -> Self {
-        Self { time: SystemTime::now(), record, sync, written }
+impl Line {
+    pub(crate) fn new(time: SystemTime, record: AuditRecord) -> Self {
+        Self { time: humantime::format_rfc3339_millis(time).to_string(), record }
+    }
+
+    fn shown(&self, number: u64) -> v1::AuditRecord {
+        let Self { time, record } = self.clone();
+        let AuditRecord { what, identity, address, name, token, detail, reason, result } = record;
+        let what = what.into_owned();
+        v1::AuditRecord { number, time, what, identity, address, name, token, detail, reason, result }
     }
 }
 
 /// Writes records until the trail is dropped.
 fn write_records(mut file: AuditFile, mut queue: mpsc::Receiver<PendingRecord>) {
     while let Some(pending) = queue.blocking_recv() {
-        let result = file.append(pending.time, &pending.record, pending.sync);
+        let result = file.append(&pending.line, pending.sync);
         if let Err(error) = &result {
             tracing::error!(%error, "the audit trail can't be written: {error}");
         }
@@ -217,9 +292,23 @@ impl AuditFile {
         Ok(Self { path: path.to_owned(), file, bytes })
     }
 
-    pub(crate) fn append(&mut self, time: SystemTime, record: &AuditRecord, sync: bool) -> io::Result<()> {
-        let time = humantime::format_rfc3339_millis(time).to_string();
-        let mut line = serde_json::to_vec(&Line { time, record })?;
+    /// The last records.
+    fn tail(&mut self) -> io::Result<Vec<Line>> {
+        if self.bytes == 0 {
+            // A device or a pipe can't be read again.
+            return Ok(Vec::new());
+        }
+        let start = self.bytes.saturating_sub(TAIL_BYTES);
+        let mut tail = Vec::new();
+        self.file.seek(SeekFrom::Start(start))?;
+        (&self.file).take(TAIL_BYTES).read_to_end(&mut tail)?;
+        // The first line may have been cut, and the last of a process that crashed: neither is JSON then.
+        let lines = tail.split(|byte| *byte == b'\n');
+        Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    }
+
+    pub(crate) fn append(&mut self, line: &Line, sync: bool) -> io::Result<()> {
+        let mut line = serde_json::to_vec(line)?;
         line.push(b'\n');
         if self.bytes + line.len() as u64 > FILE_BYTES_MAX {
             self.rotate()?;
@@ -282,8 +371,12 @@ mod tests {
         let path = folder.path().join("audit");
         let audit = Audit::open(Some(&path)).unwrap();
         let reason = "hangs\n{\"what\":\"break\"}".to_owned();
-        let record =
-            AuditRecord { what: "break", reason: reason.clone(), token: Some(7), ..AuditRecord::default() };
+        let record = AuditRecord {
+            what: "break".into(),
+            reason: reason.clone(),
+            token: Some(7),
+            ..AuditRecord::default()
+        };
         audit.done(record).await.unwrap();
         let lines = lines(&path);
         assert_eq!(lines.len(), 1);
@@ -322,7 +415,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
         fs::write(&path, "{\"what\":\"bre").unwrap();
-        AuditFile::open(&path).unwrap().append(SystemTime::now(), &numbered_record(7), true).unwrap();
+        AuditFile::open(&path)
+            .unwrap()
+            .append(&Line::new(SystemTime::now(), numbered_record(7)), true)
+            .unwrap();
         let text = fs::read_to_string(&path).unwrap();
         let last: serde_json::Value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
         assert_eq!(last["token"], 7);
@@ -340,11 +436,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
         let mut file = AuditFile::open(&path).unwrap();
-        file.append(SystemTime::now(), &numbered_record(1), true).unwrap();
+        file.append(&Line::new(SystemTime::now(), numbered_record(1)), true).unwrap();
         // The state after a rotation that could not open the new file.
         fs::rename(&path, numbered(&path, 1)).unwrap();
         file.bytes = FILE_BYTES_MAX;
-        file.append(SystemTime::now(), &numbered_record(2), true).unwrap();
+        file.append(&Line::new(SystemTime::now(), numbered_record(2)), true).unwrap();
         assert_eq!(lines(&path)[0]["token"], 2);
         assert_eq!(lines(&numbered(&path, 1))[0]["token"], 1);
         assert!(!numbered(&path, 2).exists());
@@ -357,7 +453,7 @@ mod tests {
         let mut file = AuditFile::open(&path).unwrap();
         for number in 0..u64::from(KEPT) + 3 {
             file.bytes = FILE_BYTES_MAX;
-            file.append(SystemTime::now(), &numbered_record(number), true).unwrap();
+            file.append(&Line::new(SystemTime::now(), numbered_record(number)), true).unwrap();
         }
         assert_eq!(lines(&path)[0]["token"], 6);
         assert_eq!(lines(&numbered(&path, 1))[0]["token"], 5);

@@ -13,7 +13,7 @@ use lockkeeper_replica::restore::{Dropped, end_old_life, write};
 use lockkeeper_replica::storage::{self, BackupError, BackupReader, OpenError};
 use lockkeeper_wire::store::{Founding, Member};
 
-use crate::audit::{AuditFile, AuditRecord};
+use crate::audit::{AuditFile, AuditRecord, Line};
 use crate::data::{first_tokens, id, random};
 use crate::disk::{DataDirectory, DataFile, names_in};
 use crate::error::ServeError;
@@ -175,7 +175,9 @@ pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
     let restored =
         Restored { contents, cluster: hex(&founding.cluster), tokens_above: table.last_token(), dropped };
     if let Some(mut audit) = audit {
-        audit.append(what.now, &record(what, &restored), true).map_err(|source| unwritten(source, true))?;
+        audit
+            .append(&Line::new(what.now, record(what, &restored)), true)
+            .map_err(|source| unwritten(source, true))?;
     }
     Ok(restored)
 }
@@ -190,7 +192,7 @@ fn record(what: &Restore, restored: &Restored) -> AuditRecord {
         restored.contents.cluster
     );
     AuditRecord {
-        what: "restore",
+        what: "restore".into(),
         identity: what.by.clone(),
         detail,
         result: "done".to_owned(),

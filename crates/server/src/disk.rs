@@ -19,6 +19,8 @@ const LOCK: &str = "lock";
 /// Other users of the machine have no access: the data contain the names of clients and locks, and values.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
+/// The unit in which the system counts the blocks of a file.
+const BLOCK_BYTES: u64 = 512;
 
 /// Why a data directory can't be owned.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +48,14 @@ pub enum DirectoryError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+/// The bytes of the files of a data directory, and those that are free on its disk for this process. Blocks.
+pub(crate) fn usage(path: &Path) -> io::Result<(u64, u64)> {
+    let used = fs::read_dir(path)?.map(|entry| Ok(entry?.metadata()?.blocks() * BLOCK_BYTES));
+    let used = used.sum::<io::Result<u64>>()?;
+    let disk = nix::sys::statvfs::statvfs(path)?;
+    Ok((used, disk.blocks_available() * disk.fragment_size()))
 }
 
 /// Advice on common faults; the cause itself is the error's source.

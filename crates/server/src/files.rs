@@ -92,7 +92,7 @@ pub(crate) trait Reload: Send + Sync + 'static {
 pub(crate) async fn keep_current(files: Vec<Arc<dyn Reload>>, wake: Arc<Notify>, audit: Arc<Audit>) {
     let note = |detail, reason, result: &str| {
         let result = result.to_owned();
-        audit.note(AuditRecord { what: "reload", detail, reason, result, ..AuditRecord::default() });
+        audit.note(AuditRecord { what: "reload".into(), detail, reason, result, ..AuditRecord::default() });
     };
     let mut failed: Vec<Option<String>> = files.iter().map(|_| None).collect();
     loop {

@@ -42,7 +42,8 @@ pub use error::ServeError;
 pub use files::FileError;
 pub use front::LEADER_METADATA;
 pub use options::{
-    CONNECTIONS_MAX, ELECTION_TIMEOUT, HttpListen, MetricsPage, SNAPSHOT_AFTER, ServerOptions,
+    CONNECTIONS_MAX, ELECTION_TIMEOUT, HazardPlayer, HttpListen, MetricsPage, PageFile, SNAPSHOT_AFTER,
+    ServerOptions, TraceOfQuery,
 };
 pub use run::{Running, raise_file_limit, run};
 pub use tls::{CertificateNames, NodeName, TlsFiles};

@@ -1,5 +1,6 @@
 //! A node's start options, and the check of its listening addresses.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -71,6 +72,43 @@ impl fmt::Debug for MetricsPage {
     }
 }
 
+/// The hazard player: a page that plays what goes wrong with locks.
+#[derive(Clone)]
+pub struct HazardPlayer {
+    /// Its files.
+    pub files: Vec<PageFile>,
+    /// Computes a trace as JSON for the settings of a query (`story=…&pause-for=5s`). The error is for people.
+    pub trace: Arc<TraceOfQuery>,
+}
+
+/// Computes a trace for the pairs of a query.
+pub type TraceOfQuery = dyn Fn(&[(String, String)]) -> Result<String, String> + Send + Sync;
+
+/// A file of a page.
+#[derive(Clone, Debug)]
+pub struct PageFile {
+    /// Its absolute path.
+    pub path: &'static str,
+    /// Its media type.
+    pub media_type: &'static str,
+    /// Its content.
+    pub content: Cow<'static, str>,
+}
+
+impl PartialEq for HazardPlayer {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.trace, &other.trace)
+    }
+}
+
+impl Eq for HazardPlayer {}
+
+impl fmt::Debug for HazardPlayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HazardPlayer").finish_non_exhaustive()
+    }
+}
+
 /// Start options of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerOptions {
@@ -82,6 +120,8 @@ pub struct ServerOptions {
     pub http: HttpListen,
     /// What `/metrics` shows there; `None`: the page does not exist.
     pub metrics: Option<MetricsPage>,
+    /// The hazard player there; `None`: it does not exist.
+    pub hazards: Option<HazardPlayer>,
     /// The address that clients are given, `HOST:PORT`; by default `listen`.
     pub advertise: Option<String>,
     /// Allows an address other than loopback without TLS.
@@ -125,6 +165,7 @@ impl ServerOptions {
             listen: format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PORT),
             http: HttpListen::Off,
             metrics: None,
+            hazards: None,
             advertise: None,
             insecure: false,
             tls: None,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
@@ -33,13 +34,13 @@ use crate::disk::DataDirectory;
 use crate::disk_worker::Chores;
 use crate::error::ServeError;
 use crate::files::{Reload, keep_current};
-use crate::front::{About, Acceptor, Front, answer_while_forming, pump};
+use crate::front::{About, Acceptor, Front, HttpPort, answer_while_forming, pump};
 use crate::hex::hex;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::Leadership;
 use crate::node::NodeThread;
 use crate::observe::{self, notify};
-use crate::options::{HttpListen, MetricsPage, ServerOptions};
+use crate::options::{HttpListen, ServerOptions};
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 use crate::tls::NodeTls;
 
@@ -125,7 +126,10 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
     tokio::spawn(keep_current(files, hangups()?, audit.clone()));
     // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
-    let http = listen_for_http(&options)?.map(|listening| (listening, options.metrics.clone()));
+    let http = listen_for_http(&options)?.map(|(listener, address)| {
+        let (metrics, hazards) = (options.metrics.clone(), options.hazards.clone());
+        (HttpPort { listener, metrics, hazards }, address)
+    });
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
     data::refuse_foreign(&options.data)?;
     let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
@@ -367,7 +371,7 @@ impl Started {
         peering: Option<Peering>,
         tls: Option<Arc<NodeTls>>,
     ) -> Result<Self, ServeError> {
-        let about = about(&data.founding, &data.recovered.members, advertised);
+        let about = about(&options.data, &data.founding, &data.recovered.members, advertised);
         let directory = options.data.display().to_string();
         let (inbox, outbox) = (Arc::new(Inbox::default()), Arc::new(Outbox::default()));
         let (members, rules) = (data.recovered.members.clone(), data.recovered.table.rules());
@@ -452,13 +456,15 @@ impl Started {
     }
 }
 
-fn about(founding: &Founding, members: &Members, advertised: &str) -> About {
+fn about(data: &Path, founding: &Founding, members: &Members, advertised: &str) -> About {
     // Uses the present members: nodes that were added after the bootstrap may be in a snapshot only.
     let members = members.nodes.values().map(|member| (member.node, member.client_address.clone()));
     let mut clients: BTreeMap<u64, String> = members.collect();
     // This node's address may have changed since the bootstrap.
     clients.insert(founding.node, advertised.to_owned());
-    About { cluster: hex(&founding.cluster), incarnation: hex(&founding.incarnation), clients }
+    let Founding { node, cluster, incarnation, .. } = founding;
+    let (cluster, incarnation) = (hex(cluster), hex(incarnation));
+    About { node: *node, data: data.to_owned(), cluster, incarnation, clients }
 }
 
 fn config(founding: &Founding, options: &ServerOptions) -> Config {
@@ -481,7 +487,7 @@ async fn serve(
     mut node: Started,
     front: Arc<Front>,
     (listener, address): (TcpListener, SocketAddr),
-    http: Option<((TcpListener, SocketAddr), Option<MetricsPage>)>,
+    http: Option<(HttpPort, SocketAddr)>,
     connections_max: usize,
     mut signals: Signals,
     ready: impl FnOnce(Running),
@@ -489,8 +495,7 @@ async fn serve(
     // Never fails: set only here.
     let _ = front.snapshots.set(node.snapshots.clone());
     let (health, health_service) = tonic_health::server::health_reporter();
-    let http_address = http.as_ref().map(|((_, address), _)| *address);
-    let http = http.map(|((listener, _), page)| (listener, page));
+    let (http, http_address) = http.unzip();
     let acceptor = Acceptor::new(listener, http, front.clone(), health_service, connections_max)
         .map_err(|error| ServeError::system("describe the interface")(io::Error::other(error)))?;
     let mut state = front.state();

@@ -30,6 +30,7 @@ pub struct Explain {
     /// Print JSON: a line for each story
     #[arg(long)]
     pub json: bool,
+    /// What to play it with
     #[command(flatten)]
     pub settings: ExplainSettings,
 }

@@ -19,6 +19,7 @@ use crate::exit::{
 };
 use crate::output;
 
+mod hazards;
 mod metrics;
 
 pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
@@ -56,6 +57,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         listen: args.listen,
         http,
         metrics: Some(metrics::page(usize::from(args.metrics_segments))?),
+        hazards: Some(hazards::player()),
         advertise: args.advertise,
         insecure: args.insecure,
         tls,

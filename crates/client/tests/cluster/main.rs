@@ -32,7 +32,7 @@ async fn a_follower_answers_every_call_as_its_leader_does() {
     let token = held.token_hint().unwrap().get();
     for node in nodes.others(leader) {
         let mut calls = nodes.calls(node).await;
-        let status = calls.status(v1::StatusRequest {}).await.unwrap().into_inner();
+        let status = calls.status(v1::StatusRequest { node: 0 }).await.unwrap().into_inner();
         assert_eq!(
             (status.role(), status.node),
             (v1::Role::Follower, node as u64 + 1),

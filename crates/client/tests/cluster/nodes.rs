@@ -85,7 +85,8 @@ impl Nodes {
             assert!(begun.elapsed() < DEADLINE, "nobody leads");
             let mut views = Vec::new();
             for node in (0..self.nodes.len()).filter(|&node| self.nodes[node].serving.is_some()) {
-                let status = self.calls(node).await.status(StatusRequest {}).await.unwrap().into_inner();
+                let status =
+                    self.calls(node).await.status(StatusRequest { node: 0 }).await.unwrap().into_inner();
                 views.push((status.leader, status.role() == Role::Leader && status.leader == status.node));
             }
             let leader = views[0].0;

@@ -28,10 +28,10 @@ use super::api::Api;
 use super::caller::{Certified, identify, is_open_to_all};
 use super::connection::{Above, Connection, Socket, Starting, TlsSocket};
 use super::forward;
-use super::http::{HttpInterface, Metrics};
+use super::http::{Hazards, HttpInterface, Metrics};
 use super::session_calls::{Arriving, SESSION_CALL};
 use crate::access::Identity;
-use crate::options::MetricsPage;
+use crate::options::{HazardPlayer, MetricsPage};
 use crate::places::{Places, network};
 use crate::tls::{ClientProtocol, NodeTls};
 
@@ -78,6 +78,13 @@ pub(crate) struct Acceptor {
     unauthenticated: Arc<Places<IpAddr>>,
 }
 
+/// The port for HTTP, and what its process brings for it.
+pub(crate) struct HttpPort {
+    pub(crate) listener: TcpListener,
+    pub(crate) metrics: Option<MetricsPage>,
+    pub(crate) hazards: Option<HazardPlayer>,
+}
+
 /// A listener, and what is spoken on its connections.
 struct Port {
     listener: TcpListener,
@@ -95,7 +102,7 @@ impl Acceptor {
     /// Serves gRPC on `listener`, and HTTP/JSON on `http`.
     pub(crate) fn new(
         listener: TcpListener,
-        http: Option<(TcpListener, Option<MetricsPage>)>,
+        http: Option<HttpPort>,
         front: Arc<Front>,
         health: HealthServer<impl Health>,
         connections_max: usize,
@@ -114,7 +121,7 @@ impl Acceptor {
             .prepare();
         let unauthenticated = Places::new(UNAUTHENTICATED_MAX.min(connections_max));
         let mut ports = vec![];
-        if let Some((listener, page)) = http {
+        if let Some(HttpPort { listener, metrics, hazards }) = http {
             let is_local = front.tls.is_none()
                 && listener.local_addr().is_ok_and(|it| it.ip().to_canonical().is_loopback());
             let places = Arc::new(Semaphore::new((connections_max / 2).max(1)));
@@ -122,7 +129,8 @@ impl Acceptor {
                 routes.clone(),
                 is_local,
                 places,
-                page.map(|page| Arc::new(Metrics::new(page))),
+                metrics.map(|page| Arc::new(Metrics::new(page))),
+                hazards.map(|player| Arc::new(Hazards::new(player))),
             );
             ports.push(Port { listener, interface: Interface::Http(interface) });
         }

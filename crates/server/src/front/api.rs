@@ -295,10 +295,19 @@ impl Lockkeeper for Api {
                 if let Some(directory) = self.0.directory.get() {
                     directory.introduce(&mut status.members);
                 }
+                (status.disk_used_bytes, status.disk_free_bytes) = self.0.disk_usage().await;
                 Ok(Response::new(status))
             }
             _ => Err(unexpected()),
         }
+    }
+
+    async fn audit(&self, request: Request<v1::AuditRequest>) -> Result<Response<v1::AuditResponse>, Status> {
+        let asked = request.into_inner();
+        let prefix = optional_name("prefix", &asked.prefix)?;
+        let before = Some(asked.before).filter(|before| *before > 0);
+        let recent = self.0.audit.recent(prefix.as_ref(), page("page_size", asked.page_size)?, before);
+        Ok(Response::new(v1::AuditResponse { node: self.0.about.node, ..recent }))
     }
 }
 
@@ -317,7 +326,7 @@ fn author(identity: &Identity, says: String) -> String {
 /// The record of what a caller has done.
 fn by_caller(what: &'static str, caller: &Caller) -> AuditRecord {
     AuditRecord {
-        what,
+        what: what.into(),
         identity: caller.identity.to_string(),
         address: caller.address.clone(),
         result: "done".to_owned(),

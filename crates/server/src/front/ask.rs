@@ -16,10 +16,13 @@ use super::caller::Caller;
 use super::{Ask, Front};
 use crate::access::Identity;
 use crate::audit::AuditRecord;
+use crate::disk;
 use crate::inbox::Source;
 
 /// The time limit of a call, even if the caller's deadline is later: while no node leads there is no answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a call for a node's state waits for its disk.
+const DISK_PATIENCE: Duration = Duration::from_secs(1);
 /// Most orders of operators that a node has in progress. They go on when their callers have gone away, so the limits of
 /// connections do not bound them.
 pub(super) const ORDERS_MAX: usize = 64;
@@ -120,6 +123,21 @@ impl Front {
         match tokio::time::timeout_at(until, ordered).await.map_err(late)? {
             Ok(answer) => answer,
             Err(_) => Err(shuts_down()),
+        }
+    }
+
+    /// The bytes of the data directory, and those that are free on its disk, unless the disk does not answer.
+    pub(super) async fn disk_usage(&self) -> (Option<u64>, Option<u64>) {
+        // One thread at most waits for a disk that does not answer.
+        let Ok(only) = self.disk_looks.clone().try_acquire_owned() else { return (None, None) };
+        let path = self.about.data.clone();
+        let look = tokio::task::spawn_blocking(move || {
+            let _only = only;
+            disk::usage(&path)
+        });
+        match tokio::time::timeout(DISK_PATIENCE, look).await {
+            Ok(Ok(Ok((used, free)))) => (Some(used), Some(free)),
+            _ => (None, None),
         }
     }
 

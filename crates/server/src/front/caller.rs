@@ -256,14 +256,14 @@ fn needed(path: &str, body: &[u8]) -> Result<Option<(Permission, Option<LockName
         "SetLimit" => {
             (Permission::Limit, Some(api::name("name", &message::<v1::SetLimitRequest>(body)?.name)?))
         }
-        "Backup" | "ChangeMembers" | "Transfer" => (Permission::Admin, None),
+        "Audit" | "Backup" | "ChangeMembers" | "Transfer" => (Permission::Admin, None),
         _ => return Ok(None),
     };
     Ok(Some((action, name)))
 }
 
 /// The message of a unary call's body: a byte for compression, which this service does not offer, the length, and it.
-fn message<M: Message + Default>(body: &[u8]) -> Result<M, Status> {
+pub(super) fn message<M: Message + Default>(body: &[u8]) -> Result<M, Status> {
     const HEAD: usize = 5;
     let bytes = body.split_at_checked(HEAD).and_then(|(head, bytes)| {
         let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;

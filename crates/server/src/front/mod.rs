@@ -27,6 +27,7 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
@@ -53,7 +54,7 @@ use stream::{SessionStream, stream_end};
 use unread::Unread;
 use watch::Watcher;
 
-pub(crate) use accept::Acceptor;
+pub(crate) use accept::{Acceptor, HttpPort};
 pub use ask::LEADER_METADATA;
 #[cfg(any(test, fuzzing))]
 pub(crate) use ask::fuzz_deadline;
@@ -68,6 +69,9 @@ const WATCHES_MAX: usize = 1 << 10;
 /// Facts about this process that the replica does not have.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
+    /// The id of this node.
+    pub(crate) node: u64,
+    pub(crate) data: PathBuf,
     /// The ids of cluster and data directory, as text.
     pub(crate) cluster: String,
     pub(crate) incarnation: String,
@@ -97,6 +101,8 @@ pub(crate) struct Front {
     watch_places: Arc<Places<Identity>>,
     /// Limits the orders in progress.
     orders: Arc<Semaphore>,
+    /// Limits the threads that wait for the disk to one.
+    disk_looks: Arc<Semaphore>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -208,6 +214,7 @@ impl Front {
             stream_places: Places::new(STREAMS_MAX),
             watch_places: Places::new(WATCHES_MAX),
             orders: Arc::new(Semaphore::new(ask::ORDERS_MAX)),
+            disk_looks: Arc::new(Semaphore::new(1)),
             stopping: CancellationToken::new(),
             registry: Mutex::default(),
             last_id: AtomicU64::new(0),

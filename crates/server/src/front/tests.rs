@@ -57,7 +57,13 @@ impl Rig {
         let address = listener.local_addr().unwrap();
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http_address = http.local_addr().unwrap();
-        let about = About { cluster: String::new(), incarnation: String::new(), clients: Default::default() };
+        let about = About {
+            node: 1,
+            data: std::env::temp_dir(),
+            cluster: String::new(),
+            incarnation: String::new(),
+            clients: Default::default(),
+        };
         let access = Access::load(&AccessFiles::default()).unwrap();
         let front = Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(audit).unwrap());
         let (_, health) = tonic_health::server::health_reporter();

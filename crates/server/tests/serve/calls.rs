@@ -56,7 +56,7 @@ async fn unary_calls_show_holds_and_break_them() {
     let pool = calls.describe(describe).await.unwrap().into_inner().lock.unwrap();
     assert_eq!((pool.permits, pool.permits_stored), (Some(3), true));
 
-    let status = calls.status(v1::StatusRequest {}).await.unwrap().into_inner();
+    let status = calls.status(v1::StatusRequest { node: 0 }).await.unwrap().into_inner();
     assert_eq!((status.role(), status.node, status.leader, status.sessions), (v1::Role::Leader, 1, 1, 1));
     assert_eq!((status.cluster.len(), status.incarnation.len()), (32, 32), "{status:?}");
     assert_eq!(status.version, env!("CARGO_PKG_VERSION"));

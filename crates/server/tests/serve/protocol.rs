@@ -189,7 +189,8 @@ async fn client_that_never_reads_loses_its_stream_and_delays_no_other() {
     let mut calls = server.calls().await;
     for streams in [2, 1] {
         let reached = async {
-            while calls.status(v1::StatusRequest {}).await.unwrap().into_inner().streams != streams {}
+            while calls.status(v1::StatusRequest { node: 0 }).await.unwrap().into_inner().streams != streams {
+            }
         };
         tokio::time::timeout(DEADLINE, reached).await.expect("the deaf one is there, and is cut off");
     }

@@ -283,7 +283,7 @@ async fn crowd_that_waits_at_a_follower_delays_no_other_call() {
     let cluster: BTreeMap<u64, String> =
         ports.iter().map(|(node, port)| (*node, format!("127.0.0.1:{}", port.number()))).collect();
     let nodes = start_cluster(ports, &cluster).await;
-    let status = nodes[&1].calls().await.status(v1::StatusRequest {}).await.unwrap().into_inner();
+    let status = nodes[&1].calls().await.status(v1::StatusRequest { node: 0 }).await.unwrap().into_inner();
     let follower = &nodes[nodes.keys().find(|node| **node != status.leader).unwrap()];
     let holder = CallingClient::open(follower, SECRET, 30_000).await;
     let all = v1::Acquire { subtree: true, ..acquire(1, "a", false) };

@@ -787,7 +787,11 @@ pub struct BackupResponse {
     pub part: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct StatusRequest {}
+pub struct StatusRequest {
+    /// The node whose state is wanted; 0: the one that is asked.
+    #[prost(uint64, tag = "1")]
+    pub node: u64,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatusResponse {
     /// The software's version.
@@ -838,6 +842,63 @@ pub struct StatusResponse {
     /// everything.
     #[prost(string, tag = "19")]
     pub permissions: ::prost::alloc::string::String,
+    /// The bytes of this node's data directory, and those that are free on its disk; absent if they can't be read.
+    #[prost(uint64, optional, tag = "20")]
+    pub disk_used_bytes: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "21")]
+    pub disk_free_bytes: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuditRequest {
+    /// The node whose trail is wanted; 0: the one that is asked. Each node has its own.
+    #[prost(uint64, tag = "1")]
+    pub node: u64,
+    /// Only records of this name and those below it.
+    #[prost(string, tag = "2")]
+    pub prefix: ::prost::alloc::string::String,
+    /// The most records; 0: 100, at most 1,000.
+    #[prost(uint32, tag = "3")]
+    pub page_size: u32,
+    /// Only records with a lower number; 0: the newest.
+    #[prost(uint64, tag = "4")]
+    pub before: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AuditResponse {
+    /// The newest first.
+    #[prost(message, repeated, tag = "1")]
+    pub records: ::prost::alloc::vec::Vec<AuditRecord>,
+    /// `before` of the next page; 0: there is none. A node keeps its newest 1,000 records for this call; its file has more.
+    #[prost(uint64, tag = "2")]
+    pub next_before: u64,
+    /// Whose trail it is.
+    #[prost(uint64, tag = "3")]
+    pub node: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuditRecord {
+    /// Ascending in time; counts from the start of the node's process.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// As in the file: RFC 3339.
+    #[prost(string, tag = "2")]
+    pub time: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub what: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub identity: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub address: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint64, optional, tag = "7")]
+    pub token: ::core::option::Option<u64>,
+    #[prost(string, tag = "8")]
+    pub detail: ::prost::alloc::string::String,
+    #[prost(string, tag = "9")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(string, tag = "10")]
+    pub result: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MembersRequest {}
@@ -1421,7 +1482,7 @@ pub mod lockkeeper_client {
                 .insert(GrpcMethod::new("lockkeeper.v1.Lockkeeper", "Backup"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// The state of this node.
+        /// The state of a node.
         pub async fn status(
             &mut self,
             request: impl tonic::IntoRequest<super::StatusRequest>,
@@ -1441,6 +1502,28 @@ pub mod lockkeeper_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("lockkeeper.v1.Lockkeeper", "Status"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The newest records of a node's audit trail.
+        pub async fn audit(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AuditRequest>,
+        ) -> std::result::Result<tonic::Response<super::AuditResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockkeeper.v1.Lockkeeper/Audit",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockkeeper.v1.Lockkeeper", "Audit"));
             self.inner.unary(req, path, codec).await
         }
         /// The members of the cluster and their progress, as known to the leader.
@@ -1621,11 +1704,16 @@ pub mod lockkeeper_server {
             &self,
             request: tonic::Request<super::BackupRequest>,
         ) -> std::result::Result<tonic::Response<Self::BackupStream>, tonic::Status>;
-        /// The state of this node.
+        /// The state of a node.
         async fn status(
             &self,
             request: tonic::Request<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status>;
+        /// The newest records of a node's audit trail.
+        async fn audit(
+            &self,
+            request: tonic::Request<super::AuditRequest>,
+        ) -> std::result::Result<tonic::Response<super::AuditResponse>, tonic::Status>;
         /// The members of the cluster and their progress, as known to the leader.
         async fn members(
             &self,
@@ -2203,6 +2291,49 @@ pub mod lockkeeper_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StatusSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockkeeper.v1.Lockkeeper/Audit" => {
+                    #[allow(non_camel_case_types)]
+                    struct AuditSvc<T: Lockkeeper>(pub Arc<T>);
+                    impl<T: Lockkeeper> tonic::server::UnaryService<super::AuditRequest>
+                    for AuditSvc<T> {
+                        type Response = super::AuditResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AuditRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Lockkeeper>::audit(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AuditSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -98,7 +98,7 @@ fn status(place: &ServiceLocation) -> Result<v1::StatusResponse, String> {
     let ask = async {
         let endpoint = Endpoint::from_shared(uri).map_err(failed("lockkeeper", "read its address"))?;
         let channel = endpoint.connect().await.map_err(failed("lockkeeper", "connect"))?;
-        let answer = LockkeeperClient::new(channel).status(v1::StatusRequest {}).await;
+        let answer = LockkeeperClient::new(channel).status(v1::StatusRequest { node: 0 }).await;
         answer.map(tonic::Response::into_inner).map_err(failed("lockkeeper", "tell its status"))
     };
     runtime.block_on(async {

@@ -282,7 +282,7 @@ impl Backend for Service {
 
     fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
         let answer = self.asker.ask(Repeat::Again, |mut client: GrpcClient| async move {
-            client.status(v1::StatusRequest {}).await
+            client.status(v1::StatusRequest { node: 0 }).await
         });
         Box::pin(async move { answer.await.map(describe::status) })
     }

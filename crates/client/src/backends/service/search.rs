@@ -114,7 +114,7 @@ pub(super) async fn reach(
 ) -> Result<AnsweringNode, NodeFailure> {
     let client = connect(address, CONNECT_LIMIT, credentials).await?;
     let mut asked = client.clone();
-    let answer = asked.status(StatusRequest {});
+    let answer = asked.status(StatusRequest { node: 0 });
     let why = match tokio::time::timeout(NODE_LIMIT, answer).await {
         Ok(Ok(answer)) => return Ok(AnsweringNode { client, status: answer.into_inner() }),
         Ok(Err(status)) => failures::explained(address, Why::of(&status), credentials.tls.is_some()).await,

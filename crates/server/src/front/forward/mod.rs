@@ -1,7 +1,7 @@
-//! Calls that only the leader can answer, at a follower. The follower forwards them, so that a tool needs the
-//! address of one node only, and any node will do.
+//! Calls that only another node can answer: the leader, or the one whose state is asked for. This node forwards them,
+//! so that a tool needs the address of one node only, and any node will do.
 //!
-//! Responsible for: every unary call except `Status`, and `Watch` and `Backup`, passed on as bytes. A follower's own
+//! Responsible for: every unary call, and `Watch` and `Backup`, passed on as bytes. A follower's own
 //! table would not suffice: it may report a token as current that was released a moment ago (P3 depends on that
 //! answer). A forwarded call must not be forwarded again (during an election two nodes may each take the other for the
 //! leader), and a call that must be executed once must not be repeated (O1).
@@ -17,6 +17,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
+use lockkeeper_wire::v1;
 use tokio::sync::watch as shown;
 use tokio::time::Instant;
 use tonic::Status;
@@ -27,7 +28,7 @@ use tower_service::Service as _;
 
 use super::Front;
 use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
-use super::caller::{ADDRESS, Caller, IDENTITY, authorize};
+use super::caller::{ADDRESS, Caller, IDENTITY, authorize, message};
 use super::session_calls::{Arriving, POLL_MAX, SESSION_CALL};
 use crate::inbox::ReplicaStatus;
 pub(super) use link::Links;
@@ -35,6 +36,8 @@ use link::{ForwardError, ForwardedStream};
 
 /// The header of a forwarded call: the incarnation of the forwarding node's data directory.
 pub(super) const FORWARDED: &str = "lockkeeper-forwarded";
+/// The call for a node's state.
+const STATUS: &str = "/lockkeeper.v1.Lockkeeper/Status";
 /// The limit of a call's bytes, which are kept for forwarding. A break with the longest reason has a tenth of it.
 const CALL_BYTES_MAX: usize = 64 << 10;
 /// How long a call waits while this node knows no leader: longer than an election takes at the default election
@@ -52,6 +55,8 @@ enum CallKind {
     Once,
     /// The answer is a stream.
     Stream,
+    /// It is for the node that it names, whether that leads or not.
+    OfNode,
 }
 
 /// Whether a call of this service has a single answer. Its other calls are answered by streams, which are sent no
@@ -66,10 +71,11 @@ pub(super) fn opens_session_stream(path: &str) -> bool {
     path == "/lockkeeper.v1.Lockkeeper/Session"
 }
 
-/// How a call is forwarded to the leader; `None`: this node answers it, whether it leads or not.
+/// How a call is forwarded; `None`: this node answers it.
 fn kind(path: &str) -> Option<CallKind> {
     match path.strip_prefix("/lockkeeper.v1.Lockkeeper/")? {
-        "Session" | "Status" => None,
+        "Session" => None,
+        "Status" | "Audit" => Some(CallKind::OfNode),
         "Watch" | "Backup" => Some(CallKind::Stream),
         // A break names a token, and tokens are never issued again, so a repeat breaks nothing else.
         "Describe" | "List" | "ListSessions" | "CheckToken" | "Break" => Some(CallKind::Again),
@@ -97,10 +103,17 @@ pub(super) async fn route(
     };
     let answer = async {
         let leads = *front.state().borrow() == ReplicaStatus::Ready;
-        let is_mine = request.headers().contains_key(FORWARDED) || (leads && kind == CallKind::Stream);
+        let is_forwarded = request.headers().contains_key(FORWARDED);
+        if kind != CallKind::OfNode {
+            front.check_serving()?;
+        }
         let call = Forwarding::new(front, kind, caller, request).await?;
         authorize(&call.front, &call.caller, call.parts.uri.path(), &call.body)?;
-        if is_mine {
+        let other = if kind == CallKind::OfNode { call.other_node()? } else { None };
+        if let (false, Some(node)) = (is_forwarded, other) {
+            return call.ask_node(node).await;
+        }
+        if is_forwarded || kind == CallKind::OfNode || (leads && kind == CallKind::Stream) {
             let body = Body::new(Full::new(call.body));
             return Ok(answered(routes.call(Request::from_parts(call.parts, body)).await));
         }
@@ -134,7 +147,6 @@ impl Forwarding {
         caller: Caller,
         request: Request<Body>,
     ) -> Result<Self, Status> {
-        front.check_serving()?;
         let begun = Instant::now();
         let (parts, body) = request.into_parts();
         let timeout = deadline(&MetadataMap::from_headers(parts.headers.clone()))?;
@@ -224,7 +236,7 @@ impl Forwarding {
                     Ok(None) => return Err(ForwardError::TooMany),
                     Err(why) => Err(why),
                 },
-                CallKind::Again | CallKind::Once => {
+                CallKind::Again | CallKind::Once | CallKind::OfNode => {
                     links.to(leader, address, tls).await.map(|link| (link, None))
                 }
             };
@@ -264,6 +276,40 @@ impl Forwarding {
                 Err(Status::deadline_exceeded(format!("node {leader}, which leads, did not answer in time")))
             }
             (_, Ok(_)) => Ok(None),
+        }
+    }
+
+    /// The node that the call names, unless that is this one.
+    fn other_node(&self) -> Result<Option<u64>, Status> {
+        let node = match self.parts.uri.path() {
+            STATUS => message::<v1::StatusRequest>(&self.body)?.node,
+            _ => message::<v1::AuditRequest>(&self.body)?.node,
+        };
+        Ok(Some(node).filter(|node| *node != 0 && *node != self.front.about.node))
+    }
+
+    /// Forwards the call to the node that it names.
+    async fn ask_node(&self, node: u64) -> Result<Response<Body>, Status> {
+        let address = self.address_of(node).ok_or_else(|| {
+            Status::not_found(format!(
+                "this node knows no node {node}, or no address at which it serves clients"
+            ))
+        })?;
+        let request = self.request(&address)?;
+        let asked = async {
+            // Not the leader's connection: these calls are rare.
+            let dialled = link::dial(node, &address, self.front.tls.as_deref()).await;
+            let mut link = dialled.map_err(|error| error.to_string())?;
+            link.send(request).await.map_err(|_| "it has closed the connection".to_owned())
+        };
+        match tokio::time::timeout_at(self.until, asked).await {
+            Ok(Ok(answer)) => Ok(link::passed(answer, None)),
+            Ok(Err(why)) => {
+                Err(Status::unavailable(format!("node {node} at {address} can't be asked: {why}")))
+            }
+            Err(_) => {
+                Err(Status::deadline_exceeded(format!("node {node} at {address} did not answer in time")))
+            }
         }
     }
 

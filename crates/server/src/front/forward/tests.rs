@@ -150,7 +150,13 @@ impl Follower {
         let address = listener.local_addr().unwrap();
         let clients: BTreeMap<u64, String> =
             leader.iter().map(|leader| (LEADER, leader.to_string())).collect();
-        let about = About { cluster: String::new(), incarnation: "0f".to_owned(), clients };
+        let about = About {
+            node: 1,
+            data: std::env::temp_dir(),
+            cluster: String::new(),
+            incarnation: "0f".to_owned(),
+            clients,
+        };
         let access = crate::access::Access::load(&Default::default()).unwrap();
         let front = Front::new(
             Arc::new(Inbox::default()),

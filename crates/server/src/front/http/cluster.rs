@@ -1,4 +1,4 @@
-//! Nodes: the state of this one, the members of the cluster, and orders to them.
+//! Nodes: the state of each, the members of the cluster, and orders to them.
 
 use axum::Json;
 use axum::http::header;
@@ -7,9 +7,9 @@ use lockkeeper_wire::v1;
 use serde::{Deserialize, Serialize};
 use tokio_util::bytes::Bytes;
 use tonic::codegen::tokio_stream::StreamExt as _;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
-use super::call::{Client, InPath, JsonBody};
+use super::call::{Client, InPath, InQuery, JsonBody};
 use super::problem::Problem;
 
 /// The state of a node.
@@ -47,6 +47,12 @@ pub(super) struct NodeStatus {
     /// The SHA-256 of this node's file of permissions.
     #[serde(skip_serializing_if = "Option::is_none")]
     permissions: Option<String>,
+    /// The bytes of this node's data directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk_used_bytes: Option<u64>,
+    /// The bytes that are free on its disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk_free_bytes: Option<u64>,
 }
 
 /// What a node does in the cluster.
@@ -109,10 +115,25 @@ impl From<v1::ClusterNode> for JsonMember {
     }
 }
 
-/// The state of the node that is asked.
-#[utoipa::path(get, path = "/v1/status", tag = "cluster", responses((status = 200, body = NodeStatus)))]
-pub(super) async fn status(Client(mut calls): Client) -> Result<Json<NodeStatus>, Problem> {
-    let status = calls.status(v1::StatusRequest {}).await?.into_inner();
+/// Which node.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfNode {
+    /// The node's id; absent or 0: the one that is asked.
+    #[serde(default)]
+    #[param(required = false)]
+    node: u64,
+}
+
+/// The state of a node.
+#[utoipa::path(get, path = "/v1/status", tag = "cluster", params(OfNode),
+    responses((status = 200, body = NodeStatus)))]
+pub(super) async fn status(
+    Client(mut calls): Client,
+    InQuery(of): InQuery<OfNode>,
+) -> Result<Json<NodeStatus>, Problem> {
+    let status = calls.status(v1::StatusRequest { node: of.node }).await?.into_inner();
     let role = match status.role() {
         v1::Role::Follower | v1::Role::Unspecified => JsonRole::Follower,
         v1::Role::Candidate => JsonRole::Candidate,
@@ -138,6 +159,8 @@ pub(super) async fn status(Client(mut calls): Client) -> Result<Json<NodeStatus>
         removed: status.removed,
         certificate_ends: Some(status.certificate_ends).filter(|ends| *ends > 0),
         permissions: Some(status.permissions).filter(|digest| !digest.is_empty()),
+        disk_used_bytes: status.disk_used_bytes,
+        disk_free_bytes: status.disk_free_bytes,
     }))
 }
 

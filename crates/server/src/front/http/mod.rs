@@ -3,14 +3,16 @@
 //! Responsible for: each request is translated into one call of the service, which is answered in this process as the gRPC
 //! port would answer it: identities, permissions, quotas, the audit trail and forwarding to the leader are the same. Contains
 //! no lock rule. Reading order: `call.rs` (what a handler gets), `problem.rs` (errors), `sessions.rs` (sessions and their
-//! requests), `locks.rs`, `watch.rs`, `cluster.rs`, `openapi.rs`.
+//! requests), `locks.rs`, `watch.rs`, `cluster.rs`, `audit.rs`, `openapi.rs`; `metrics.rs`; `pages.rs` (for browsers).
 
+mod audit;
 mod call;
 mod cluster;
 mod content;
 mod locks;
 mod metrics;
 mod openapi;
+mod pages;
 mod problem;
 mod sessions;
 mod watch;
@@ -40,6 +42,7 @@ use super::connection::Connection;
 use super::session_calls::Arriving;
 use call::Origin;
 pub(super) use metrics::Metrics;
+pub(super) use pages::Hazards;
 use problem::{Problem, ProblemCode};
 
 /// The header with a session's secret.
@@ -72,8 +75,10 @@ impl HttpInterface {
         is_local: bool,
         places: Arc<Semaphore>,
         metrics: Option<Arc<Metrics>>,
+        hazards: Option<Arc<Hazards>>,
     ) -> Self {
-        Self { router: router().layer(Extension(metrics)), routes, is_local, places }
+        let router = router().layer(Extension(metrics)).layer(Extension(hazards));
+        Self { router, routes, is_local, places }
     }
 
     /// Why a request is refused that a web site may have sent by the browser of its visitor.
@@ -88,7 +93,7 @@ impl HttpInterface {
             return Some(Problem::new(ProblemCode::Misdirected, text));
         }
         let site = request.headers().get("sec-fetch-site")?;
-        (site == "cross-site").then(|| {
+        (site == "cross-site" && !pages::is_page(request.uri().path())).then(|| {
             let text = "a browser says that another web site sends this request";
             Problem::new(ProblemCode::PermissionDenied, text)
         })
@@ -159,6 +164,11 @@ fn foreign_host<B>(request: &http::Request<B>) -> Option<String> {
     (!is_local).then(|| host.to_owned())
 }
 
+fn nothing_at(path: &str) -> Problem {
+    let text = format!("there is nothing at `{path}`; /v1/openapi.json lists what there is");
+    Problem::new(ProblemCode::NotFound, text)
+}
+
 fn router() -> Router {
     Router::new()
         .route("/v1/sessions", get(sessions::list).post(sessions::open))
@@ -174,16 +184,19 @@ fn router() -> Router {
         .route("/v1/break", post(locks::break_hold))
         .route("/v1/set-limit", post(locks::set_limit))
         .route("/v1/status", get(cluster::status))
+        .route("/v1/audit", get(audit::audit))
         .route("/v1/members", get(cluster::members).post(cluster::add))
         .route("/v1/members/{node}", delete(cluster::remove))
         .route("/v1/transfer", post(cluster::transfer))
         .route("/v1/backup", get(cluster::backup))
         .route("/v1/openapi.json", get(openapi::document))
         .route("/metrics", get(metrics::metrics))
-        .fallback(|uri: http::Uri| async move {
-            let text = format!("there is nothing at `{}`; /v1/openapi.json lists what there is", uri.path());
-            Problem::new(ProblemCode::NotFound, text)
-        })
+        .route("/", get(pages::file))
+        .route("/console/{file}", get(pages::file))
+        .route("/hazard", get(pages::file))
+        .route("/hazard/{file}", get(pages::file))
+        .route("/hazard/trace", get(pages::trace))
+        .fallback(|uri: http::Uri| async move { nothing_at(uri.path()) })
         .method_not_allowed_fallback(|method: Method, uri: http::Uri| async move {
             let text = format!("`{}` has no {method}; /v1/openapi.json lists what there is", uri.path());
             Problem::new(ProblemCode::MethodNotAllowed, text)

@@ -177,7 +177,7 @@ async fn leader_of(nodes: &BTreeMap<u64, Server>, agree: usize) -> u64 {
     loop {
         let mut named = BTreeMap::new();
         for server in nodes.values() {
-            let status = server.calls().await.status(v1::StatusRequest {}).await;
+            let status = server.calls().await.status(v1::StatusRequest { node: 0 }).await;
             let leader = status.map_or(0, |status| status.into_inner().leader);
             *named.entry(leader).or_insert(0) += 1;
         }

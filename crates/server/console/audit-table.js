@@ -1,0 +1,75 @@
+// @ts-check
+// Records of the audit trail, newest first, in pages.
+
+import { asProblem, get, isAbort } from './api.js';
+import { el, fill, foreign, nameText } from './dom.js';
+import { dateTime, utc } from './format.js';
+import { fillRow, keyedTable } from './hold-table.js';
+import { encoded, lockHref } from './names.js';
+import { problemBox } from './problem-box.js';
+
+/**
+ * A table of records, which reads its first page at once.
+ *
+ * @param {object} options
+ * @param {string} options.prefix only records of this name and those below it; empty: all
+ * @param {number} options.pageSize
+ * @param {AbortSignal} options.signal
+ * @param {boolean} [options.isShort] only the records of exactly this name, without columns that say so
+ */
+export function auditTable({ prefix, pageSize, signal, isShort = false }) {
+  const columns = ['Time', 'What', 'Identity', 'Name', 'Result', 'Reason and detail'];
+  /** @type {any[]} */
+  let records = [];
+  /** @type {number | undefined} */
+  let before;
+
+  const table = keyedTable('Audit records', columns, (/** @type {any} */ record) => String(record.number), (record, row) => {
+    fillRow(row, columns, record.number, () => cells(record));
+  });
+  const failed = el('div');
+  const none = el('p', { class: 'dim', hidden: true }, 'No record.');
+  const more = el('button', { type: 'button', hidden: true, onclick: () => void load() }, 'Load older records');
+  table.element.hidden = true;
+  const element = el('div', {}, failed, table.element, none, el('p', { class: 'actions' }, more));
+  void load();
+
+  async function load() {
+    more.disabled = true;
+    try {
+      const at = before === undefined ? '' : `&before=${before}`;
+      const page = await get(`v1/audit?prefix=${encoded(prefix)}&page_size=${pageSize}${at}`, signal);
+      before = page.next_before;
+      const found = Array.isArray(page.records) ? page.records : [];
+      records = records.concat(isShort ? found.filter((/** @type {any} */ record) => record.name === prefix) : found);
+      fill(failed);
+      table.show(records);
+      table.element.hidden = records.length === 0;
+      none.hidden = records.length > 0 || before !== undefined;
+      more.hidden = before === undefined;
+    } catch (error) {
+      if (isAbort(error)) return;
+      const problem = asProblem(error);
+      const text = problem.status === 404 ? 'This node serves no audit trail here: it is of an older version, or has none.' : '';
+      fill(failed, problemBox('The audit trail can’t be read', problem, { hint: text, retry: () => void load() }));
+    }
+    more.disabled = false;
+  }
+  return { element };
+}
+
+/** @param {any} record */
+function cells(record) {
+  const text = (/** @type {unknown} */ value) => (value === undefined || value === null ? '' : String(value));
+  const at = Date.parse(text(record.time));
+  const name = text(record.name);
+  const details = [text(record.reason), text(record.detail)].filter((it) => it !== '');
+  return [
+    el('time', { class: 'num nowrap', title: `${utc(at)}, record ${text(record.number)}` }, dateTime(at)),
+    el('span', { class: 'nowrap' }, foreign(text(record.what))),
+    el('span', { class: 'holder' }, foreign(text(record.identity) || 'anonymous'), record.address === undefined ? null : el('span', { class: 'sub' }, foreign(text(record.address)))),
+    name === '' ? '' : el('span', { class: 'holder' }, el('a', { href: lockHref(name) }, nameText(name)), record.token === undefined ? null : el('span', { class: 'sub num nowrap' }, `token ${text(record.token)}`)),
+    el('span', { class: `result nowrap ${['refused', 'failed', 'unknown'].includes(record.result) ? 'bad' : ''}` }, text(record.result)),
+    details.map((it, index) => el('span', { class: index === 0 ? 'first' : 'sub' }, foreign(it, 'wrap'))),
+  ];
+}

@@ -1,0 +1,342 @@
+// @ts-check
+// The view of all locks, as a tree or flat, live.
+
+import { el, fill, setText, visible } from './dom.js';
+import { clock, count, counted } from './format.js';
+import { lockHref, viewHref } from './names.js';
+import { stateOf } from './lock-model.js';
+import { COLUMNS, createLockRow } from './lock-row.js';
+import { LOCKS_MAX, store } from './lock-store.js';
+import { Expansion, LockTree } from './lock-tree.js';
+import { problemBox } from './problem-box.js';
+import { VirtualList } from './virtual-list.js';
+import { replaceRoute } from './router.js';
+
+/** @typedef {import('./lock-tree.js').TreeNode} TreeNode */
+/** @typedef {import('./lock-model.js').Lock} Lock */
+/** @typedef {{ text: string, match: string, show: string, flat: string, under: string }} Choice */
+
+/** With at most this many locks all folders are expanded at first. */
+const EXPANDED_MAX = 200;
+/** The time after a key in the search until it is applied, in milliseconds. */
+const TYPING_MS = 120;
+
+/** The least time between two drawings because of changes, in milliseconds: nobody reads faster. */
+const DRAW_MS = 100;
+
+/** Kept over navigation: who comes back from a lock finds the tree as it was left. */
+let last = /** @type {Choice} */ ({ text: '', match: '', show: '', flat: '', under: '' });
+const left = { expansion: new Expansion(), isExpansionChosen: false, scrollTop: 0, active: '' };
+
+/** @param {import('./router.js').Route} route */
+export function locksTitle(route) {
+  const prefix = route.parameters.get('prefix');
+  return prefix ? `Locks: ${prefix}` : 'Locks';
+}
+
+/**
+ * @param {import('./router.js').Route} route
+ * @param {HTMLElement} root
+ * @param {AbortSignal} signal
+ */
+export function mountLocks(route, root, signal) {
+  const tree = new LockTree(left.expansion);
+  let choice = choiceOf(route);
+  let frame = 0;
+  let later = 0;
+  let drawnAt = 0;
+  let hasChanged = true;
+
+  const search = el('input', { type: 'search', id: 'search', placeholder: 'Search locks ( / )', 'aria-label': 'Search locks', autocomplete: 'off', spellcheck: 'false', 'aria-keyshortcuts': '/' });
+  const match = select('Search in', [['', 'Name begins with'], ['contains', 'Name contains'], ['holder', 'Holder']]);
+  const show = select('Show', [['', 'All locks'], ['queued', 'With a queue'], ['breaking', 'Being broken'], ['closed', 'Closed'], ['permits', 'With permits']]);
+  const flat = el('button', { type: 'button', 'aria-pressed': 'false', onclick: () => choose({ flat: choice.flat === '' ? '1' : '' }) }, 'Flat list');
+  const expand = el('button', { type: 'button', title: 'Expand all folders', onclick: () => expandAll(true) }, 'Expand');
+  const collapse = el('button', { type: 'button', title: 'Collapse all folders', onclick: () => expandAll(false) }, 'Collapse');
+  const scope = el('button', { type: 'button', 'aria-expanded': 'false', onclick: () => showScope(scopeForm.hidden) });
+  const scopeInput = el('input', { type: 'text', id: 'scope', autocomplete: 'off', spellcheck: 'false', 'aria-describedby': 'scope-help' });
+  const scopeForm = el('form', { class: 'scope', hidden: true }, el('label', { for: 'scope' }, 'Watch only this name and those below it'), scopeInput, el('button', {}, 'Watch'), el('span', { id: 'scope-help', class: 'hint' }, 'Empty: all names. Less is sent, and permission to read this name is enough.'));
+  const summary = el('p', { class: 'summary' });
+  const notice = el('div', { class: 'notices' });
+  const empty = el('div', { class: 'empty', hidden: true });
+
+  const list = new VirtualList(
+    { label: 'Locks', role: 'treegrid', layout: 'cols-locks', columns: COLUMNS, createRow: () => createLockRow(tree), open, key },
+    signal,
+  );
+  const tools = el('div', { class: 'tools', role: 'search' }, search, match, show, el('span', { class: 'group' }, flat, expand, collapse), scope);
+  root.classList.add('full');
+  signal.addEventListener('abort', () => root.classList.remove('full'));
+  fill(root, el('h1', { class: 'sr' }, 'Locks'), tools, scopeForm, notice, summary, el('div', { class: 'list-frame' }, list.element, empty));
+
+  let typing = 0;
+  search.addEventListener('input', () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => choose({ text: search.value }), TYPING_MS);
+  });
+  search.addEventListener('keydown', (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === 'ArrowDown' || event.key === 'Enter') {
+      event.preventDefault();
+      clearTimeout(typing);
+      choose({ text: search.value });
+      draw();
+      list.element.focus();
+      list.activate(0);
+    } else if (event.key === 'Escape' && search.value !== '') {
+      event.preventDefault();
+      choose({ text: '' });
+    }
+  });
+  scopeForm.addEventListener('keydown', (/** @type {KeyboardEvent} */ event) => {
+    if (event.key !== 'Escape') return;
+    showScope(false);
+    scope.focus();
+  });
+  match.addEventListener('change', () => choose({ match: match.value }));
+  show.addEventListener('change', () => choose({ show: show.value }));
+  scopeForm.addEventListener('submit', (/** @type {Event} */ event) => {
+    event.preventDefault();
+    choose({ under: scopeInput.value.replace(/^\/+|\/+$/g, '') });
+    showScope(false);
+  });
+  list.body.addEventListener('click', (/** @type {MouseEvent} */ event) => {
+    const node = list.itemAt(event.target);
+    const target = event.target instanceof Element ? event.target : null;
+    if (node === null || target === null || !node.isFolder || tree.isFlat) return;
+    // The link of a name that is only a folder opens the folder. With a modifier key it stays a link.
+    const isLink = target.closest('a') !== null;
+    if (isLink && (node.own.rows > 0 || event.ctrlKey || event.metaKey || event.shiftKey)) return;
+    event.preventDefault();
+    toggle(node);
+  });
+  store.onLock((name, lock) => {
+    tree.set(name, lock);
+    scheduleLater();
+  }, signal);
+  store.onStatus(() => {
+    showStatus();
+    schedule();
+  }, signal);
+  for (const [name, lock] of store.locks) tree.set(name, lock);
+  const ticker = setInterval(() => {
+    hasChanged = true;
+    // Frames are not drawn for a hidden page; the locks that became free have to go nevertheless.
+    if (document.hidden) tree.update(Date.now());
+    schedule();
+  }, 1_000);
+  signal.addEventListener('abort', () => {
+    clearInterval(ticker);
+    clearTimeout(typing);
+    clearTimeout(later);
+    cancelAnimationFrame(frame);
+    left.active = list.activeItem?.name ?? '';
+  });
+  list.element.addEventListener('scroll', () => (left.scrollTop = list.element.scrollTop), { passive: true });
+
+  const { scrollTop, active } = left;
+  apply();
+  showStatus();
+  draw();
+  const node = tree.find(active);
+  if (node !== null && node.index >= 0) list.activate(node.index);
+  list.element.scrollTop = scrollTop;
+  return {
+    /** @param {import('./router.js').Route} next */
+    update(next) {
+      choice = choiceOf(next);
+      apply();
+    },
+  };
+
+  /** @param {Partial<Choice>} part */
+  function choose(part) {
+    choice = { ...choice, ...part };
+    const { text, match, show, flat, under } = choice;
+    replaceRoute(viewHref('locks', { prefix: text, match, show, flat, under }));
+    apply();
+  }
+
+  /** Makes the page what `choice` says. */
+  function apply() {
+    last = choice;
+    if (search.value !== choice.text) search.value = choice.text;
+    match.value = choice.match;
+    show.value = choice.show;
+    flat.setAttribute('aria-pressed', String(choice.flat !== ''));
+    expand.disabled = collapse.disabled = choice.flat !== '';
+    setText(scope, choice.under === '' ? 'Scope: all names' : `Scope: ${visible(choice.under)}`);
+    scope.title = 'Which names are watched';
+    scopeInput.value = choice.under;
+    store.watch(choice.under);
+    tree.setFlat(choice.flat !== '');
+    tree.setOpened(choice.under);
+    tree.setFilter(filterOf(choice));
+    schedule();
+  }
+
+  /** @param {boolean} isShown */
+  function showScope(isShown) {
+    scopeForm.hidden = !isShown;
+    scope.setAttribute('aria-expanded', String(isShown));
+    if (isShown) scopeInput.focus();
+  }
+
+  /** Draws at the next frame: after what the user did. */
+  function schedule() {
+    hasChanged = true;
+    clearTimeout(later);
+    later = 0;
+    if (frame === 0) frame = requestAnimationFrame(draw);
+  }
+
+  /** Draws soon: after changes of locks, which may be hundreds per second. */
+  function scheduleLater() {
+    hasChanged = true;
+    if (frame === 0 && later === 0) later = setTimeout(schedule, Math.max(0, drawnAt + DRAW_MS - performance.now()));
+  }
+
+  function draw() {
+    frame = 0;
+    drawnAt = performance.now();
+    if (!hasChanged) return;
+    hasChanged = false;
+    if (store.hasSynced && !left.isExpansionChosen) {
+      left.isExpansionChosen = true;
+      if (store.locks.size <= EXPANDED_MAX) tree.expandAll(true);
+    }
+    tree.update(Date.now());
+    if (list.items !== tree.rows) list.setItems(tree.rows, (node) => node.index);
+    else list.render();
+    const { used, waiting, breaking, closed } = tree.root.all;
+    const parts = [counted(used, 'lock')];
+    if (used !== store.locks.size) parts[0] += ` of ${count(store.locks.size)}`;
+    parts.push(`${count(waiting)} waiting`);
+    if (breaking > 0) parts.push(`${count(breaking)} being broken`);
+    if (closed > 0) parts.push(`${count(closed)} closed`);
+    const isLoading = store.status.state === 'connecting' || store.status.state === 'loading';
+    setText(summary, store.hasSynced ? parts.join(' · ') : isLoading ? `${parts[0]} so far; the rest is on its way` : 'No locks have been received.');
+    empty.hidden = tree.rows.length > 0 || !store.hasSynced;
+    if (!empty.hidden) showEmpty();
+  }
+
+  function showEmpty() {
+    const isAll = choice.text === '' && choice.show === '';
+    const where = choice.under === '' ? '' : ` at or below ${visible(choice.under)}`;
+    const text = isAll ? `No lock is in use${where}.` : 'No lock in use matches.';
+    const clear = el('button', { type: 'button', onclick: () => choose({ text: '', show: '' }) }, 'Show all locks');
+    const open = choice.text !== '' && choice.match === '' && el('a', { href: lockHref(choice.text) }, 'Open the page of this name');
+    if (empty.firstChild?.textContent !== text) fill(empty, el('p', {}, text), isAll ? null : clear, open);
+  }
+
+  function showStatus() {
+    const { status } = store;
+    /** @type {any[]} */
+    const boxes = [];
+    if (status.state === 'refused' && status.problem !== null) {
+      const hint = status.problem.status === 403 ? 'If you may read some names only, choose one of them as the scope.' : '';
+      boxes.push(problemBox('The locks can’t be watched', status.problem, { hint, retry: () => store.retry() }));
+      if (status.problem.status === 403) showScope(true);
+    }
+    if (status.state === 'offline') {
+      boxes.push(el('p', { class: 'box bad' }, `No connection to the node since ${clock(status.since)}. ${store.hasSynced ? 'The list is as it was then. ' : ''}It is tried again by itself; the button at the top right does it at once.`));
+    }
+    if (store.isTruncated) {
+      boxes.push(el('p', { class: 'box warn' }, `There are more locks than this page shows: it keeps ${count(LOCKS_MAX)}. Choose a scope to see the others.`));
+    }
+    fill(notice, boxes);
+    list.element.classList.toggle('stale', status.state !== 'live' && status.state !== 'loading');
+  }
+
+  /** @param {boolean} isExpanded */
+  function expandAll(isExpanded) {
+    tree.expandAll(isExpanded);
+    schedule();
+  }
+
+  /** @param {TreeNode} node */
+  function toggle(node) {
+    tree.toggle(node);
+    schedule();
+  }
+
+  /** @param {TreeNode} node */
+  function open(node) {
+    if (node.own.rows === 0) toggle(node);
+    else location.hash = lockHref(node.name);
+  }
+
+  /**
+   * @param {KeyboardEvent} event
+   * @param {TreeNode} node
+   */
+  function key(event, node) {
+    if (tree.isFlat) return false;
+    const isExpanded = node.isFolder && tree.isExpanded(node);
+    if (event.key === 'ArrowRight') {
+      if (node.isFolder && !isExpanded) toggle(node);
+      else if (isExpanded) list.activate(node.index + 1);
+      return true;
+    }
+    if (event.key === 'ArrowLeft') {
+      if (isExpanded) toggle(node);
+      else if (node.parent !== null && node.parent.index >= 0) list.activate(node.parent.index);
+      return true;
+    }
+    if (event.key === ' ' && node.isFolder) {
+      toggle(node);
+      return true;
+    }
+    return false;
+  }
+}
+
+/** The view as it was left. */
+export function lastLocksHref() {
+  const { text, match, show, flat, under } = last;
+  return viewHref('locks', { prefix: text, match, show, flat, under });
+}
+
+/**
+ * @param {import('./router.js').Route} route
+ * @returns {Choice}
+ */
+function choiceOf({ parameters }) {
+  const get = (/** @type {string} */ key) => parameters.get(key) ?? '';
+  return { text: get('prefix'), match: get('match'), show: get('show'), flat: get('flat'), under: get('under') };
+}
+
+/**
+ * @param {Choice} choice
+ * @returns {((lock: Lock) => boolean) | null}
+ */
+function filterOf({ text, match, show }) {
+  if (text === '' && show === '') return null;
+  const lower = text.toLowerCase();
+  const has = (/** @type {string} */ it) => it.toLowerCase().includes(lower);
+  /** @type {(lock: Lock) => boolean} */
+  const fits =
+    match === 'holder'
+      ? (lock) => lock.holds.some((hold) => has(hold.label) || has(hold.identity) || String(hold.session) === text)
+      : match === 'contains'
+        ? (lock) => has(lock.name)
+        : (lock) => lock.name.startsWith(text);
+  return (lock) => (text === '' || fits(lock)) && isShown(lock, show);
+}
+
+/**
+ * @param {Lock} lock
+ * @param {string} show
+ */
+function isShown(lock, show) {
+  if (show === 'queued') return lock.waiterCount > 0;
+  if (show === 'permits') return lock.permits !== undefined;
+  return show === '' || stateOf(lock).kind === show;
+}
+
+/**
+ * @param {string} label
+ * @param {[string, string][]} options
+ */
+function select(label, options) {
+  return el('select', { 'aria-label': label }, options.map(([value, text]) => el('option', { value }, text)));
+}

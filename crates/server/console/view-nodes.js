@@ -1,0 +1,231 @@
+// @ts-check
+// The nodes of the cluster: who leads, how far each is, and how each is.
+
+import { get, isAbort } from './api.js';
+import { el, fill, foreign, panel, setText } from './dom.js';
+import { bytes, clock, count, dateTime, duration, utc } from './format.js';
+import { fillRow, keyedTable } from './hold-table.js';
+import { problemBox } from './problem-box.js';
+import { refresh } from './refresh.js';
+
+const REFRESH_MS = 2_000;
+/** A certificate that ends sooner is shown as a warning, in milliseconds. */
+const CERTIFICATE_MS = 14 * 24 * 3_600_000;
+/** Free space below this part of the disk is shown as a warning. */
+const DISK_FREE_MIN = 0.1;
+
+/** A node applies what is committed at once; with more entries to go it is too slow, or catches up after its start. */
+const BEHIND_MAX = 10_000;
+
+const DAY_MS = 24 * 3_600_000;
+
+export function nodesTitle() {
+  return 'Nodes';
+}
+
+/**
+ * @param {import('./router.js').Route} _route
+ * @param {HTMLElement} root
+ * @param {AbortSignal} signal
+ */
+export function mountNodes(_route, root, signal) {
+  const alarm = el('div');
+  const lead = el('p', { class: 'facts' });
+  const asOf = el('span', { class: 'dim' });
+  const cards = el('div', { class: 'cards' });
+  const failed = el('div');
+  /** @type {any} */
+  let own = null;
+  /** @type {any} */
+  let members = null;
+  /** Statuses of other nodes, by id. */
+  const others = new Map();
+  let isLeaderless = false;
+  /** A node of an older version does not pass the question on. */
+  let asksOthers = true;
+
+  const columns = ['Node', 'Part', 'Answers', 'Behind the leader', 'To nodes', 'To clients'];
+  const table = keyedTable('Members', columns, (/** @type {any} */ it) => String(it.node), (it, row) => {
+    fillRow(row, columns, it, () => [
+      el('span', { class: 'num' }, `node ${it.node}`, it.isLeader ? el('span', { class: 'tag' }, 'leader') : null, it.isOwn ? el('span', { class: 'tag' }, 'this node') : null),
+      it.part === 'voter' ? 'voter' : el('span', { class: 'state closed' }, it.part),
+      it.isStale ? el('span', { class: 'dim' }, 'unknown') : el('span', { class: `state ${it.answers ? 'held' : 'breaking'}` }, it.answers ? 'answers' : 'does not answer'),
+      lag(it),
+      it.peer_address === '' ? el('span', { class: 'dim' }, 'none') : foreign(it.peer_address),
+      foreign(it.client_address),
+    ]);
+  });
+  fill(root, el('div', { class: 'page-head' }, el('h1', {}, 'Nodes'), lead), alarm, panel('Members', asOf, table.element), failed, cards);
+
+  const againMembers = refresh(REFRESH_MS, signal, (inner) => get('v1/members', inner), (json) => {
+    members = json;
+    isLeaderless = false;
+    fill(alarm);
+    showMembers();
+  }, (problem) => {
+    members = null;
+    isLeaderless = problem.status !== 401 && problem.status !== 403 && problem.status !== 429;
+    fill(alarm, membersAlarm(problem));
+    showMembers();
+  });
+  const againStatus = refresh(REFRESH_MS, signal, readStatus, () => {
+    fill(failed);
+    showMembers();
+    showCards();
+  }, (problem) => {
+    fill(failed, problemBox('This node’s status can’t be read', problem, { retry: () => againStatus() }));
+  });
+
+  /** @param {AbortSignal} inner */
+  async function readStatus(inner) {
+    own = await get('v1/status', inner);
+    if (!asksOthers) return;
+    const ids = own.members.map((/** @type {any} */ it) => it.node).filter((/** @type {number} */ id) => id !== own.node);
+    const known = new Set(ids);
+    for (const id of others.keys()) if (!known.has(id)) others.delete(id);
+    await Promise.all(ids.map(async (/** @type {number} */ id) => {
+      try {
+        const status = await get(`v1/status?node=${id}`, inner);
+        // An older node ignores the number, and answers for itself.
+        if (status.node === id) others.set(id, { status });
+        else asksOthers = false;
+      } catch (error) {
+        if (isAbort(error)) throw error;
+        const { status = 0, detail = String(error) } = /** @type {any} */ (error);
+        if (status === 400 || status === 404) asksOthers = false;
+        else others.set(id, { problem: detail });
+      }
+    }));
+  }
+
+  /** @param {import('./api.js').Problem} problem */
+  function membersAlarm(problem) {
+    if (problem.status === 401 || problem.status === 403) return problemBox('The members can’t be read', problem);
+    const hasNoLeader = problem.code === 'unavailable' || problem.code === 'deadline-exceeded';
+    const hint = hasNoLeader
+      ? 'Without a leader nothing is granted, released or renewed. Locks that are held stay held, and tokens stay in order; but a client that can’t renew for its ttl has to take its locks as lost. If this lasts longer than some seconds: a majority of the voters must run and reach each other.'
+      : '';
+    return problemBox(hasNoLeader ? 'No leader answers' : 'The members can’t be read', problem, { hint, retry: () => againMembers() });
+  }
+
+  function showMembers() {
+    const source = members?.nodes ?? own?.members;
+    if (source === undefined) return;
+    // What a node takes for the leader does not count if no leader answers.
+    const leader = isLeaderless ? 0 : (members?.leader ?? own?.leader ?? 0);
+    const last = members?.last;
+    table.show(source.map((/** @type {any} */ it) => ({
+      ...it,
+      behind: last === undefined ? null : Math.max(0, last - it.matched),
+      isLeader: it.node === leader,
+      isOwn: it.node === own?.node,
+      isStale: members === null,
+    })));
+    const term = members?.term ?? own?.term;
+    fill(lead, leader > 0 ? el('span', { class: 'state big held' }, `node ${leader} leads`) : el('span', { class: 'state big breaking' }, isLeaderless ? 'no leader answers' : 'no leader is known'), el('span', { class: 'dim' }, `term ${count(term)}`), members?.changing ? el('span', { class: 'state closed' }, 'a change of members is in progress') : null, own === null ? null : el('span', { class: 'dim' }, removedText(own)));
+    setText(asOf, members === null ? 'as this node last knew them' : `as of ${clock(Date.now())}`);
+  }
+
+  function showCards() {
+    const shown = [card(own, 'this node')];
+    for (const [id, { status, problem }] of [...others].sort(([a], [b]) => a - b)) {
+      shown.push(status === undefined ? panel(`Node ${id}`, el('span', { class: 'state breaking' }, 'no status'), el('p', {}, foreign(problem, 'wrap'))) : card(status, ''));
+    }
+    fill(cards, shown, differing());
+    if (!asksOthers) cards.append(el('p', { class: 'dim' }, 'This version shows the status of this node only; open the console of another node for that node.'));
+  }
+
+  /** What nodes should have in common but do not. */
+  function differing() {
+    const statuses = [own, ...[...others.values()].map((it) => it.status).filter(Boolean)];
+    /** @type {any[]} */
+    const boxes = [];
+    for (const [key, what] of [['version', 'versions'], ['permissions', 'files of permissions']]) {
+      if (new Set(statuses.map((status) => status[key])).size > 1) boxes.push(el('p', { class: 'box warn' }, `The nodes have different ${what}.`));
+    }
+    return boxes;
+  }
+}
+
+/** @param {any} status */
+function removedText({ removed }) {
+  return Array.isArray(removed) && removed.length > 0 ? `former members: ${removed.join(', ')}` : '';
+}
+
+/** @param {any} it */
+function lag(it) {
+  if (it.behind === null) return el('span', { class: 'dim' }, 'unknown');
+  if (it.receives_snapshot) return el('span', { class: 'state closed' }, 'receives a snapshot');
+  return el('span', { class: 'num', title: `It has the log up to entry ${it.matched}.` }, it.behind === 0 ? 'nothing' : `${count(it.behind)} entries`);
+}
+
+/**
+ * What a node says of itself.
+ *
+ * @param {any} status
+ * @param {string} tag
+ */
+function card(status, tag) {
+  const rows = [
+    fact('Role', status.role),
+    fact('Version', el('span', {}, foreign(String(status.version)), `, rules ${status.rules}`)),
+    fact('Applied', number(status.applied), status.committed - status.applied > BEHIND_MAX ? `${count(status.committed - status.applied)} committed entries are not applied yet` : ''),
+    fact('Committed', number(status.committed)),
+    fact('Snapshot', status.snapshot === 0 ? 'none' : number(status.snapshot)),
+    fact('Last token', el('span', { class: 'num token' }, String(status.last_token))),
+    fact('Sessions', number(status.sessions)),
+    fact('Requests', number(status.requests)),
+    fact('Streams', number(status.streams)),
+    certificate(status.certificate_ends),
+    disk(status.disk_used_bytes, status.disk_free_bytes),
+    fact('Permissions', status.permissions === undefined ? 'no file' : short(status.permissions)),
+    fact('Cluster', short(status.cluster)),
+    fact('Data directory', short(status.incarnation)),
+  ];
+  return panel(`Node ${status.node}`, tag === '' ? null : el('span', { class: 'tag' }, tag), el('dl', { class: 'facts-list' }, rows));
+}
+
+/**
+ * @param {string} name
+ * @param {any} value
+ * @param {string} [warning]
+ */
+function fact(name, value, warning = '') {
+  return el('div', {}, el('dt', {}, name), el('dd', {}, value, warning === '' ? null : el('span', { class: 'warning' }, warning)));
+}
+
+/** @param {number | undefined} ends seconds since 1970 */
+function certificate(ends) {
+  if (typeof ends !== 'number') return fact('Certificate', 'none');
+  const left = ends * 1_000 - Date.now();
+  const date = el('time', { class: 'num', title: utc(ends * 1_000) }, dateTime(ends * 1_000));
+  if (left <= 0) return fact('Certificate', ['ended ', date], 'It has ended: others refuse this node. Replace it now.');
+  const days = left >= DAY_MS ? `${count(Math.floor(left / DAY_MS))} d` : duration(left);
+  return fact('Certificate', ['ends ', date], left < CERTIFICATE_MS ? `Ends in ${days}. Replace it; the node reads the new one by itself.` : '');
+}
+
+/**
+ * @param {number | undefined} used bytes
+ * @param {number | undefined} free bytes
+ */
+function disk(used, free) {
+  if (typeof used !== 'number' && typeof free !== 'number') return null;
+  const parts = [typeof used === 'number' ? `${bytes(used)} used` : '', typeof free === 'number' ? `${bytes(free)} free` : ''];
+  const isLow = typeof used === 'number' && typeof free === 'number' && free < (used + free) * DISK_FREE_MIN;
+  return fact('Disk', parts.filter((part) => part !== '').join(', '), isLow ? 'Little is free. With a full disk the node stops.' : '');
+}
+
+/** @param {number} value */
+function number(value) {
+  return el('span', { class: 'num' }, count(value));
+}
+
+/**
+ * The start of a digest or id; the whole is in the title.
+ *
+ * @param {unknown} value
+ */
+function short(value) {
+  const text = String(value ?? '');
+  return el('code', { title: text }, text.length > 12 ? `${text.slice(0, 12)}…` : text);
+}

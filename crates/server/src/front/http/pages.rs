@@ -1,0 +1,177 @@
+//! The pages for browsers: the console at `/`, and the hazard player.
+//!
+//! Their files are the same for everybody and contain nothing of the service's state: that comes by the calls under `/v1`,
+//! with the caller's own permissions. A strict policy lets a page load and run nothing but these files.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::sync::{Arc, LazyLock};
+
+use axum::Extension;
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use hyper::body::Bytes;
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+
+use super::call::{Identified, InQuery};
+use super::problem::{Problem, ProblemCode};
+use crate::hex::hex;
+use crate::options::{HazardPlayer, PageFile};
+
+/// What a page may do: load these files, and call this node. No other page may show it in a frame.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+                      require-trusted-types-for 'script'";
+/// Files with less are not worth to be compressed.
+const COMPRESSED_MIN: usize = 512;
+
+/// The files of the console.
+#[derive(rust_embed::Embed)]
+#[folder = "console/"]
+struct ConsoleFiles;
+
+static CONSOLE: LazyLock<BTreeMap<String, SentFile>> = LazyLock::new(|| {
+    let files = ConsoleFiles::iter().filter_map(|name| {
+        let content = ConsoleFiles::get(&name)?.data;
+        let path = if name == "index.html" { "/".to_owned() } else { format!("/console/{name}") };
+        Some((path, SentFile::new(media_type(&name), Bytes::from(content.into_owned()))))
+    });
+    files.collect()
+});
+
+fn media_type(name: &str) -> &'static str {
+    match name.rsplit_once('.').map(|(_, ending)| ending) {
+        Some("html") => "text/html; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "application/octet-stream",
+    }
+}
+
+/// A file, as it is sent.
+struct SentFile {
+    media_type: &'static str,
+    plain: Bytes,
+    /// `None`: it would not be shorter.
+    gzip: Option<Bytes>,
+    /// Names this content.
+    tag: String,
+}
+
+impl SentFile {
+    fn new(media_type: &'static str, plain: Bytes) -> Self {
+        let gzip =
+            compressed(&plain).ok().filter(|gzip| plain.len() > COMPRESSED_MIN && gzip.len() < plain.len());
+        let tag = format!("\"{}\"", hex(&Sha256::digest(&plain)[..16]));
+        Self { media_type, gzip: gzip.map(Bytes::from), tag, plain }
+    }
+
+    fn response(&self, asked: &HeaderMap) -> Response {
+        let of =
+            |name| asked.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok()).unwrap_or("");
+        let headers = [
+            (header::CONTENT_TYPE, self.media_type),
+            (header::ETAG, &self.tag),
+            // A page of another version must not be mixed with these files.
+            (header::CACHE_CONTROL, "no-cache"),
+            (header::VARY, "accept-encoding"),
+            (header::CONTENT_SECURITY_POLICY, POLICY),
+            (header::REFERRER_POLICY, "no-referrer"),
+        ];
+        if of(header::IF_NONE_MATCH).split(',').any(|tag| tag.trim() == self.tag) {
+            return (StatusCode::NOT_MODIFIED, headers).into_response();
+        }
+        let takes_gzip = of(header::ACCEPT_ENCODING).split(',').any(|it| it.trim() == "gzip");
+        match &self.gzip {
+            Some(gzip) if takes_gzip => {
+                (headers, [(header::CONTENT_ENCODING, "gzip")], gzip.clone()).into_response()
+            }
+            _ => (headers, self.plain.clone()).into_response(),
+        }
+    }
+}
+
+fn compressed(plain: &[u8]) -> io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(plain)?;
+    encoder.finish()
+}
+
+/// The hazard player's files, and what computes its traces.
+pub(in crate::front) struct Hazards {
+    files: BTreeMap<&'static str, SentFile>,
+    player: HazardPlayer,
+    /// Limits the threads that compute a trace.
+    plays: Arc<Semaphore>,
+}
+
+impl Hazards {
+    pub(in crate::front) fn new(player: HazardPlayer) -> Self {
+        let file = |file: &PageFile| {
+            let content = Bytes::copy_from_slice(file.content.as_bytes());
+            (file.path, SentFile::new(file.media_type, content))
+        };
+        let files = player.files.iter().map(file).collect();
+        Self { files, player, plays: Arc::new(Semaphore::new(1)) }
+    }
+}
+
+/// Whether a path is of a page's file: other sites may link to it.
+pub(super) fn is_page(path: &str) -> bool {
+    path == "/" || path.starts_with("/console/") || path == "/hazard" || path.starts_with("/hazard/")
+}
+
+/// A file of a page.
+pub(super) async fn file(
+    uri: Uri,
+    headers: HeaderMap,
+    Extension(hazards): Extension<Option<Arc<Hazards>>>,
+) -> Result<Response, Problem> {
+    let path = uri.path();
+    let of_hazards = || hazards.as_ref().and_then(|hazards| hazards.files.get(path));
+    match CONSOLE.get(path).or_else(of_hazards) {
+        Some(file) => Ok(file.response(&headers)),
+        None => Err(super::nothing_at(path)),
+    }
+}
+
+/// The trace of a play, for the hazard player.
+pub(super) async fn trace(
+    Identified { .. }: Identified,
+    InQuery(query): InQuery<Vec<(String, String)>>,
+    Extension(hazards): Extension<Option<Arc<Hazards>>>,
+) -> Result<Response, Problem> {
+    let hazards = hazards.ok_or_else(|| super::nothing_at("/hazard/trace"))?;
+    let shuts_down = |_| Problem::new(ProblemCode::Unavailable, "this node shuts down");
+    let play = hazards.plays.clone().acquire_owned().await.map_err(|_| shuts_down(()))?;
+    // A play takes some milliseconds, which the calls of others should not wait for.
+    let played = tokio::task::spawn_blocking(move || {
+        let _play = play;
+        (hazards.player.trace)(&query)
+    });
+    let trace = played.await.map_err(|_| shuts_down(()))?.map_err(Problem::invalid)?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], trace).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_paint_of_the_console_is_small() {
+        let bytes: usize = CONSOLE.values().map(|file| file.gzip.as_ref().unwrap_or(&file.plain).len()).sum();
+        assert!(bytes <= 100_000, "{bytes} bytes");
+        assert!(CONSOLE.contains_key("/"));
+    }
+
+    #[test]
+    fn every_file_of_the_console_has_a_type() {
+        for (path, file) in &*CONSOLE {
+            assert_ne!(file.media_type, media_type("unknown"), "{path}");
+        }
+    }
+}
