@@ -57,8 +57,8 @@ const clientsOf = (trace) => (trace.settings.others === 'readers' ? ['a', 'b', '
 
 /** When the client gives the hold back: from then on it relies on it no more, though the answer is still on its way. @param {Trace} trace @param {Span} belief */
 function reliesUntil(trace, belief) {
-  const release = trace.messages.find((m) => m.from === belief.lane && m.text === 'release' && m.sent_ms > belief.from_ms && m.sent_ms < belief.to_ms);
-  return release ? release.sent_ms : belief.to_ms;
+  const release = trace.steps.find((step) => step.lane === belief.lane && step.text === 'releases the lock' && step.at_ms > belief.from_ms && step.at_ms < belief.to_ms);
+  return release ? release.at_ms : belief.to_ms;
 }
 
 /** The times in which a client believes that it holds the lock, and does not. @param {Trace} trace @returns {Interval[]} */
@@ -287,7 +287,7 @@ function drawMessage(message, trace, scale, layout) {
   const group = svg('g', { class: `message of-${sender}${message.is_background ? ' background' : ''}${isLate ? ' late' : ''}` },
     svg('title', {}, `${NAMES[message.from]} to ${NAMES[message.to]}: ${message.text}`), svg('line', { x1, y1, x2: x2 - 5 * dx, y2: y2 - 5 * dy }), svg('path', { class: 'head', d: head }));
   if (message.text.startsWith('write ')) group.append(svg('text', { x: x2 - 12, y: layout.lanes.resource.top - 5, 'text-anchor': 'end', class: 'always halo' }, message.text));
-  else if (!message.is_background) group.append(svg('text', { x: Math.min(x1, x2) - 5, y: isDown ? y1 + 14 : y2 + 15, 'text-anchor': 'end', class: 'said halo' }, message.text));
+  else if (!message.is_background && !/^(written|refused)$/.test(message.text)) group.append(svg('text', { x: Math.min(x1, x2) - 5, y: isDown ? y1 + 14 : y2 + 15, 'text-anchor': 'end', class: 'said halo' }, message.text));
   return group;
 }
 
@@ -328,7 +328,7 @@ function drawGround(trace, scale, layout) {
   for (const { lane, from, to, holders } of conflicts(trace)) {
     const x = scale.x(from), width = scale.x(to) - x, lowest = Math.max(...[lane, ...holders].map((each) => layout.lanes[each].bottom + (each === 'a' ? 22 : 0)));
     const count = ['two', 'three'][holders.length - 1], names = holders.map((holder) => NAMES[holder]).join(' and ');
-    const text = fitting([`${count} at once: ${names} by the lock service, ${NAMES[lane]} by its own belief`, `${count} at once: ${NAMES[lane]} and ${names}`, `${count} at once`], width + 30);
+    const text = fitting([`${count} at once: ${names} by the lock service, ${NAMES[lane]} by its own belief`, `${count} at once: ${[lane, ...holders.slice(0, -1)].map((each) => NAMES[each]).join(', ')} and ${NAMES[holders[holders.length - 1]]}`, `${count} at once`], width + 30);
     group.append(svg('rect', { x, width, y: 28, height: lowest - 24, class: 'band' }), svg('path', { d: `M${x} 48v-6h${width}v6`, class: 'band-edge' }),
       svg('text', { x: x + width / 2, y: 38, 'text-anchor': 'middle', class: 'halo wrong-text' }, text));
   }
@@ -371,7 +371,9 @@ function drawNames(trace, layout) {
 /** The current step, -1 before the first, and the time of the cursor. */
 const position = { index: -1, time: 0 };
 let isPlaying = false;
-/** @type {Set<Element>} */ let lit = new Set();
+/** The messages on their way at the cursor. @type {Set<Element>} */ let active = new Set();
+/** The words last shown, to leave the page alone while they stay the same. */
+let shownWords = '';
 const isStill = matchMedia('(prefers-reduced-motion: reduce)');
 
 /** @param {Trace} of @param {number} time */
@@ -432,25 +434,18 @@ function show() {
   picture.cursor.setAttribute('transform', `translate(${x})`);
   const isNow = (/** @type {Message} */ m) => m.sent_ms <= time && (time < m.arrives_ms || m.arrives_ms === time && trace?.steps[index]?.at_ms === time);
   const now = new Set(picture.messages.filter(({ message }) => !message.is_background && isNow(message)).map(({ element }) => element));
-  for (const element of lit) if (!now.has(element)) element.classList.remove('now');
+  for (const element of active) if (!now.has(element)) element.classList.remove('now');
   for (const element of now) element.classList.add('now');
-  lit = now;
+  active = now;
   followCursor(x);
   const scrubber = byId('scrubber');
   scrubber.value = String(((x - picture.scale.x(0)) / (picture.scale.end - picture.scale.x(0))) * 1000);
   byId('time').textContent = `${(time / 1000).toFixed(1)} of ${(trace.end_ms / 1000).toFixed(1)} s`;
-  if (document.body.dataset.step === String(index) && byId('state').childElementCount && document.body.dataset.ready === 'true' && !changesState(time)) return;
-  showStep(scrubber);
+  const states = stateAt(trace, index, time), words = JSON.stringify([index, time >= trace.end_ms, states]);
+  if (words === shownWords) return;
+  shownWords = words;
+  showWords(scrubber, states);
 }
-
-/** Whether a state begins or ends at a time without a step: the panel then needs an update during play. @param {number} time */
-function changesState(time) {
-  const count = trace ? trace.spans.filter((s) => s.from_ms <= time).length * 1000 + trace.spans.filter((s) => s.to_ms <= time).length + trace.messages.filter((m) => m.arrives_ms <= time || m.sent_ms <= time).length * 1e6 : 0;
-  const isNew = changesState.last !== count;
-  changesState.last = count;
-  return isNew;
-}
-changesState.last = 0;
 
 /** Keeps the cursor in view if the picture is wider than its box. @param {number} x */
 function followCursor(x) {
@@ -458,8 +453,8 @@ function followCursor(x) {
   if (x < box.scrollLeft + 30 || x > box.scrollLeft + box.clientWidth - 70) box.scrollLeft = x - box.clientWidth * 0.4;
 }
 
-/** @param {HTMLInputElement} scrubber */
-function showStep(scrubber) {
+/** Shows the current step and the states. @param {HTMLInputElement} scrubber @param {ReturnType<typeof stateAt>} states */
+function showWords(scrubber, states) {
   if (!trace || !picture) return;
   const { index, time } = position, step = trace.steps[index];
   document.body.dataset.step = String(index);
@@ -474,10 +469,8 @@ function showStep(scrubber) {
   caption.dataset.kind = step?.kind ?? '';
   caption.classList.toggle('hide', isEnd);
   byId('outcome').classList.toggle('hide', !isEnd);
-  byId('step-back').disabled = byId('to-start').disabled = index < 0 && time === 0;
-  byId('step-forward').disabled = byId('to-end').disabled = isEnd;
   showList(index);
-  byId('state').replaceChildren(...stateAt(trace, index, time).map(({ lane, main, extra, wrong, fault }) => {
+  byId('state').replaceChildren(...states.map(({ lane, main, extra, wrong, fault }) => {
     const card = html('div', `of-${lane}${wrong ? ' is-wrong' : ''}`, html('dt', '', NAMES[lane]), html('dd', 'main', main));
     if (extra) card.append(html('dd', 'extra', extra));
     if (wrong) card.append(html('dd', 'wrong', wrong));
@@ -506,10 +499,11 @@ function showList(index) {
 function draw() {
   if (!trace) return;
   picture = drawPicture(trace, byId('scroll').clientWidth);
-  lit = new Set();
+  active = new Set();
   byId('scroll').replaceChildren(picture.root);
+  byId('scroll').tabIndex = picture.scale.width > byId('scroll').clientWidth ? 0 : -1;
   drawNames(trace, picture.layout);
-  document.body.dataset.step = '';
+  shownWords = '';
   show();
 }
 
@@ -549,20 +543,20 @@ function showTrace(next, isFromStart) {
 /** @typedef {{key: string, prop: string, label: string, options?: [string, string][], unit?: string, min?: number, max?: number, slider?: number, only?: string}} Field */
 
 /** @param {string} key @param {string} prop @param {string} label @param {number} slider its end, in seconds @param {Partial<Field>} [rest] @returns {Field} */
-const time = (key, prop, label, slider, rest = {}) => ({ key, prop, label, unit: 's', min: 0, max: 120, slider, ...rest });
+const timeField = (key, prop, label, slider, rest = {}) => ({ key, prop, label, unit: 's', min: 0, max: 120, slider, ...rest });
 /** @type {{title: string, fields: Field[]}[]} */
 const GROUPS = [
   { title: 'A stands still', fields: [
     { key: 'pause', prop: 'pause', label: 'Where', options: [['never', 'never'], ['before-read', 'before it reads'], ['before-work', 'before it works'], ['before-check', 'before its lease check'], ['before-write', 'after its lease check']] },
-    time('pause-for', 'pause_ms', 'For', 30)] },
-  { title: 'The network of A', fields: [time('write-delay', 'write_delay_ms', 'Its first write is held up for', 30), time('cut-at', 'cut_at_ms', 'No lock service from', 30), time('cut-for', 'cut_ms', 'Cut off for', 60)] },
+    timeField('pause-for', 'pause_ms', 'For', 30)] },
+  { title: 'The network of A', fields: [timeField('write-delay', 'write_delay_ms', 'Its first write is held up for', 30), timeField('cut-at', 'cut_at_ms', 'No lock service from', 30), timeField('cut-for', 'cut_ms', 'Cut off for', 60)] },
   { title: 'The process of A', fields: [{ key: 'crash', prop: 'crash', label: 'Killed after its first write' }, { key: 'drift', prop: 'drift_percent', label: 'Its clock is faster by', unit: '%', min: -50, max: 50, slider: 50 }] },
-  { title: 'The lease', fields: [time('ttl', 'ttl_ms', 'Time to live (ttl)', 30, { min: 2, max: 60 }), time('lock-delay', 'lock_delay_ms', 'Lock-delay after expiry', 30), time('linger', 'linger_ms', 'Linger after a lost connection', 30)] },
+  { title: 'The lease', fields: [timeField('ttl', 'ttl_ms', 'Time to live (ttl)', 30, { min: 2, max: 60 }), timeField('lock-delay', 'lock_delay_ms', 'Lock-delay after expiry', 30), timeField('linger', 'linger_ms', 'Linger after a lost connection', 30)] },
   { title: 'The programs', fields: [
-    { key: 'others', prop: 'others', label: 'A competes with', options: [['writer', 'B, which withdraws 50'], ['readers', 'B and C, which read twice']] }, time('work', 'work_ms', 'Work between read and write', 20)] },
+    { key: 'others', prop: 'others', label: 'A competes with', options: [['writer', 'B, which withdraws 50'], ['readers', 'B and C, which read twice']] }, timeField('work', 'work_ms', 'Work between read and write', 20)] },
   { title: 'The lock service', fields: [
     { key: 'service', prop: 'service', label: 'Which', options: [['lockkeeper', 'Lockkeeper'], ['redlock', 'Redlock on five Redis servers']] },
-    time('step-at', 'step_at_ms', 'Three clocks jump at', 30, { only: 'redlock' }), time('step', 'step_ms', 'Forward by', 60, { only: 'redlock' })] },
+    timeField('step-at', 'step_at_ms', 'Three clocks jump at', 30, { only: 'redlock' }), timeField('step', 'step_ms', 'Forward by', 60, { only: 'redlock' })] },
 ];
 const FIELDS = new Map(GROUPS.flatMap(({ fields }) => fields.map((field) => [field.key, field])));
 
@@ -710,7 +704,10 @@ async function load({ isFromStart = false, plays = false } = {}) {
   } catch (error) {
     if (signal.aborted) return;
     setPlaying(false);
-    refusal.textContent = `These settings can’t be played: ${/** @type {Error} */ (error).message}. The picture shows the last ones that could.`;
+    if (isFromStart) showTrace(chosen.story.traces[chosen.fence] ?? Object.values(chosen.story.traces)[0], true);
+    // The node marks names by backticks.
+    const reason = /** @type {Error} */ (error).message.split('`').map((part, i) => (i % 2 ? html('code', '', part) : part));
+    refusal.replaceChildren('These settings can’t be played: ', ...reason, '. The picture shows others.');
     refusal.hidden = false;
     byId('player').classList.add('stale');
   }
@@ -751,6 +748,7 @@ function followAddress() {
   const fence = query.get('fence') ?? '';
   if (fittingFences().includes(fence)) chosen.fence = fence;
   byId('title').textContent = story.title;
+  document.title = `${story.title} – Why locks need fences`;
   byId('about').textContent = story.about;
   for (const link of byId('stories').querySelectorAll('a')) {
     if (link.dataset.storyLink === story.name) link.setAttribute('aria-current', 'page');
@@ -805,6 +803,11 @@ function seek(event) {
 
 /** Connects the controls. */
 function listen() {
+  // The address keeps what is chosen, so the link only moves the focus.
+  byId('skip').addEventListener('click', (/** @type {Event} */ event) => {
+    event.preventDefault();
+    byId('content').focus();
+  });
   byId('play').addEventListener('click', () => setPlaying(!isPlaying));
   byId('step-back').addEventListener('click', () => stop(position.index - 1));
   byId('step-forward').addEventListener('click', () => stop(position.index + 1));
@@ -829,6 +832,8 @@ function listen() {
     if (!fittingFences().includes(chosen.fence)) chosen.fence = chosen.story.fence;
     showForm();
     load();
+    // The button is disabled now, and would take the focus with it.
+    byId('first-fields').querySelector('select, input').focus();
   });
   byId('segments').addEventListener('change', (/** @type {any} */ event) => chooseFence(event.target.value));
   document.addEventListener('keydown', onKey);

@@ -82,13 +82,28 @@ export function createLockRow(tree) {
     root.classList.toggle('expanded', isExpanded);
     if (isFolder) root.setAttribute('aria-expanded', String(isExpanded));
     else root.removeAttribute('aria-expanded');
-    const { used, waiting, breaking, closed } = node.all;
-    const below = used - node.own.used;
-    const parts = [counted(below, 'lock')];
-    if (waiting > 0) parts.push(`${count(waiting)} waiting`);
-    if (breaking > 0) parts.push(`${count(breaking)} being broken`);
-    if (closed > 0) parts.push(`${count(closed)} closed`);
+    const { all, own } = node;
+    const parts = [counted(all.used - own.used, 'lock')];
+    if (node.lock !== null) {
+      // The columns are taken by the lock of the same name.
+      if (all.waiting > own.waiting) parts.push(`${count(all.waiting - own.waiting)} waiting`);
+      if (all.breaking > own.breaking) parts.push(`${count(all.breaking - own.breaking)} being broken`);
+      if (all.closed > own.closed) parts.push(`${count(all.closed - own.closed)} closed`);
+    }
     setText(sums, isFolder ? parts.join(' · ') : '');
+  }
+
+  /**
+   * What needs an eye below a folder.
+   *
+   * @param {TreeNode} node
+   */
+  function showSums({ all }) {
+    const kind = all.breaking > 0 ? 'breaking' : all.closed > 0 ? 'closed' : '';
+    const className = `state ${kind}`;
+    if (state.className !== className) state.className = className;
+    setText(state, all.breaking > 0 ? `${count(all.breaking)} being broken` : all.closed > 0 ? `${count(all.closed)} closed` : '');
+    setText(queue, all.waiting === 0 ? '' : count(all.waiting));
   }
 
   /**
@@ -98,10 +113,7 @@ export function createLockRow(tree) {
   function content(lock, isFree) {
     const hold = isFree ? undefined : lock?.holds[0];
     root.classList.toggle('free', isFree);
-    if (lock === null) {
-      state.className = 'state';
-      setText(state, '');
-    } else {
+    if (lock !== null) {
       const { kind, text } = isFree ? { kind: 'free', text: 'free' } : stateOf(lock);
       const className = `state ${kind}`;
       if (state.className !== className) state.className = className;
@@ -143,7 +155,9 @@ export function createLockRow(tree) {
         folder(node, isExpanded);
         root.classList.toggle('locked', node.lock !== null);
       }
-      content(node.own.rows > 0 ? node.lock : null, node.freedAt > 0);
+      const lock = node.own.rows > 0 ? node.lock : null;
+      content(lock, node.freedAt > 0);
+      if (lock === null) showSums(node);
       shown = { node, version: node.version, second, place: now, isExpanded };
     },
   };

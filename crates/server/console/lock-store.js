@@ -88,12 +88,21 @@ class LockStore {
     /** @type {Watch | null} */
     let own = null;
     const check = () => {
-      if (own !== null || (covers(this.scope, name) && this.status.state !== 'refused')) return;
+      if (own !== null || this.#isCovered(name)) return;
       own = this.#watchOne(name, listener);
     };
     check();
     this.onStatus(check, signal);
     signal.addEventListener('abort', () => own?.stop());
+  }
+
+  /**
+   * Whether the watch of all includes a name.
+   *
+   * @param {string} name
+   */
+  #isCovered(name) {
+    return covers(this.scope, name) && this.status.state !== 'refused';
   }
 
   /**
@@ -107,7 +116,7 @@ class LockStore {
       if (json.name !== name) return;
       const lock = lockOf(json, 0);
       const now = isUsed(lock) ? lock : null;
-      if (old !== undefined) for (const change of changesOf(old, now)) this.history.add(name, change, false);
+      if (old !== undefined && !this.#isCovered(name)) for (const change of changesOf(old, now)) this.history.add(name, change, false);
       old = now;
       listener();
     };

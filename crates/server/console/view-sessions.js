@@ -22,9 +22,13 @@ import { VirtualList } from './virtual-list.js';
  */
 
 const PAGE_SIZE = 1_000;
+/** With less than this part of its ttl left, a session's client may be gone: clients renew earlier. */
+const LOW = 1 / 4;
 /** Pages that are read again by themselves. With more, the button does it. */
 const PAGES_LIVE = 2;
 const REFRESH_MS = 5_000;
+/** With so many identities their table is open at first. */
+const IDENTITIES_OPEN = 6;
 /** Identities in the summary. */
 const IDENTITIES_MAX = 100;
 
@@ -54,6 +58,7 @@ export function mountSessions(_route, root, signal) {
   let nextAfter = /** @type {number | undefined} */ (undefined);
   let pages = 1;
   let text = '';
+  let hasDrawn = false;
 
   const failed = el('div');
   const summary = el('p', { class: 'summary' });
@@ -130,6 +135,8 @@ export function mountSessions(_route, root, signal) {
 
   function drawIdentities() {
     const sums = sumsOf(sessions);
+    if (!hasDrawn) identities.open = sums.length > 1 && sums.length <= IDENTITIES_OPEN;
+    hasDrawn = true;
     const rows = sums.slice(0, IDENTITIES_MAX).map((sum) =>
       el('tr', {}, el('td', {}, sum.identity === '' ? el('span', { class: 'dim' }, 'unknown') : foreign(sum.identity)), el('td', { class: 'num' }, count(sum.sessions)), el('td', { class: 'num' }, count(sum.requests))),
     );
@@ -210,10 +217,10 @@ export function leftMeter() {
     update(left, ttl) {
       const part = ttl > 0 ? Math.max(0, Math.min(1, left / ttl)) : 0;
       bar.style.transform = `scaleX(${part})`;
-      // A client renews at a third of its ttl; with less than a third left it may be gone.
-      element.classList.toggle('low', part < 1 / 3);
-      setText(text, `${duration(left)} of ${setting(ttl)}${part < 1 / 3 ? ', not renewed' : ''}`);
-      element.title = `${exactly(left)} of ${exactly(ttl)}`;
+      const isLow = part < LOW;
+      element.classList.toggle('low', isLow);
+      setText(text, `${isLow ? '! ' : ''}${duration(left)} of ${setting(ttl)}`);
+      element.title = `${exactly(left)} of ${exactly(ttl)}${isLow ? '; its client has not renewed it for long' : ''}`;
     },
   };
 }

@@ -11,7 +11,7 @@ const BACKOFF_MAX_MS = 15_000;
 /** The service sends a comment after 15 s without an event. Twice that and some: the connection is dead. */
 const SILENCE_MAX_MS = 40_000;
 /** Connections that fail in a row until the page says "offline". */
-const OFFLINE_AFTER = 3;
+const OFFLINE_AFTER = 4;
 /** A connection that lived this long, in milliseconds, starts the backoff from its beginning. */
 const GOOD_AFTER_MS = 5_000;
 

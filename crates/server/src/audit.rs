@@ -410,6 +410,30 @@ mod tests {
         AuditRecord { token: Some(number), ..AuditRecord::default() }
     }
 
+    #[tokio::test]
+    async fn newest_records_are_kept_and_numbered_in_order() {
+        let audit = Audit::open(None).unwrap();
+        for number in 0..RECENT_MAX as u64 + 5 {
+            audit.done(AuditRecord { name: "a/b".to_owned(), ..numbered_record(number) }).await.unwrap();
+        }
+        let newest = audit.recent(None, 2, None);
+        let [last, before_it] = &newest.records[..] else { panic!("{newest:?}") };
+        assert_eq!((last.token, before_it.token), (Some(1_004), Some(1_003)));
+        assert_eq!(newest.next_before, before_it.number);
+        let mut all = Vec::new();
+        let mut before = None;
+        loop {
+            let page = audit.recent(Some(&LockName::parse("a").unwrap()), 300, before);
+            all.extend(page.records.into_iter().map(|record| record.token.unwrap()));
+            if page.next_before == 0 {
+                break;
+            }
+            before = Some(page.next_before);
+        }
+        assert!(all.into_iter().eq((5..1_005).rev()));
+        assert!(audit.recent(Some(&LockName::parse("a/bc").unwrap()), 10, None).records.is_empty());
+    }
+
     #[test]
     fn record_that_a_crash_has_cut_off_does_not_spoil_the_next() {
         let folder = tempfile::tempdir().unwrap();

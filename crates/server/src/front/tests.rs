@@ -22,7 +22,7 @@ use tokio::task::{AbortHandle, LocalSet};
 use tonic::transport::Endpoint;
 
 use super::accept::OPEN_CALLS_MAX;
-use super::{About, Acceptor, Front, pump};
+use super::{About, Acceptor, Front, HttpPort, pump};
 use crate::access::{Access, AccessFiles};
 use crate::audit::Audit;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
@@ -67,7 +67,8 @@ impl Rig {
         let access = Access::load(&AccessFiles::default()).unwrap();
         let front = Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(audit).unwrap());
         let (_, health) = tonic_health::server::health_reporter();
-        let acceptor = Acceptor::new(listener, Some((http, None)), front.clone(), health, 100).unwrap();
+        let http = HttpPort { listener: http, metrics: None, hazards: None };
+        let acceptor = Acceptor::new(listener, Some(http), front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());
         tokio::spawn(pump(front.clone(), acceptor.clone(), outbox.clone()));
         acceptor.run();

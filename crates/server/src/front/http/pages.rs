@@ -120,9 +120,9 @@ impl Hazards {
     }
 }
 
-/// Whether a path is of a page's file: other sites may link to it.
+/// Whether a path is of a page: other sites may link to it.
 pub(super) fn is_page(path: &str) -> bool {
-    path == "/" || path.starts_with("/console/") || path == "/hazard" || path.starts_with("/hazard/")
+    matches!(path, "/" | "/hazard") || path.starts_with("/console/")
 }
 
 /// A file of a page.

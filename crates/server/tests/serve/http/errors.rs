@@ -166,6 +166,7 @@ async fn permissions_and_tokens_are_those_of_the_other_port() {
         client.get("/v1/sessions").await,
         client.get("/v1/watch").await,
         client.get("/v1/backup").await,
+        client.get("/v1/audit?prefix=orders").await,
         client.get("/metrics").await,
         client.post("/v1/break", json!({ "name": "orders/1", "token": 1, "reason": "x" })).await,
         client.post("/v1/set-limit", json!({ "name": "orders/1", "permits": 3 })).await,

@@ -3,6 +3,7 @@
 mod client;
 mod errors;
 mod operators;
+mod pages;
 mod secured;
 
 use std::collections::BTreeMap;

@@ -1,11 +1,16 @@
 //! What operators do by HTTP, and the description of it all.
 
+use std::collections::BTreeMap;
+
 use http_body_util::{BodyExt, Full};
 use hyper::Method;
+use lockkeeper_rig::Port;
+use lockkeeper_server::ServerOptions;
+use lockkeeper_wire::v1;
 use serde_json::{Value, json};
 
 use super::client::HttpClient;
-use crate::harness::{Server, directory};
+use crate::harness::{Server, directory, start_cluster};
 
 #[tokio::test]
 async fn holds_are_checked_and_broken() {
@@ -48,6 +53,76 @@ async fn holds_are_checked_and_broken() {
     assert_eq!(holder.keep_alive().await.1, json!({ "revoked": [], "ended": [] }));
     assert_eq!(check(&mut operator, token).await, json!({ "status": "not-current", "live": [] }));
     server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn audit_trail_is_shown_in_pages_and_survives_the_process() {
+    let data = directory();
+    let options = || ServerOptions {
+        listen: "127.0.0.1:0".to_owned(),
+        audit: Some(data.path().join("audit")),
+        ..ServerOptions::new(data.path().join("node"))
+    };
+    let server = Server::start_with(options());
+    let mut client = HttpClient::open(&server, 7, 30_000).await;
+    let tokens = [client.hold(1, "a").await, client.hold(2, "a/b").await, client.hold(3, "ab").await];
+    for (name, token) in ["a", "a/b", "ab"].into_iter().zip(tokens) {
+        let order = json!({ "name": name, "token": token, "reason": format!("stuck: {name}"), "by": "ann", "now": true });
+        assert_eq!(client.post("/v1/break", order).await.1["result"], "done");
+    }
+    server.stop().await.unwrap();
+    // A new process knows the end of its file.
+    let server = Server::start_with(options());
+    let mut client = HttpClient::open(&server, 7, 30_000).await;
+    assert_eq!(client.post("/v1/set-limit", json!({ "name": "a", "permits": 3 })).await.0, 200);
+    let (_, all) = client.get("/v1/audit").await;
+    let whats: Vec<&str> =
+        all["records"].as_array().unwrap().iter().map(|it| it["what"].as_str().unwrap()).collect();
+    assert_eq!(whats, ["set-limit", "break", "break", "break"], "{all}");
+    let (_, of_a) = client.get("/v1/audit?prefix=a&page_size=2").await;
+    let names = |page: &Value| {
+        page["records"].as_array().unwrap().iter().map(|it| it["name"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&of_a), [json!("a"), json!("a/b")], "{of_a}");
+    let broken = &of_a["records"][1];
+    assert_eq!((&broken["token"], &broken["reason"]), (&json!(tokens[1]), &json!("stuck: a/b")), "{broken}");
+    let (_, rest) =
+        client.get(&format!("/v1/audit?prefix=a&page_size=2&before={}", of_a["next_before"])).await;
+    assert_eq!((names(&rest), rest.get("next_before")), (vec![json!("a")], None), "{rest}");
+    server.stop().await.unwrap();
+}
+
+/// Any node is asked about any other.
+#[tokio::test]
+async fn state_and_audit_trail_of_every_node_are_told_by_each() {
+    let ports = [1, 2, 3].map(|node| (node, Port::free()));
+    let addresses: BTreeMap<u64, String> =
+        ports.iter().map(|(node, port)| (*node, format!("127.0.0.1:{}", port.number()))).collect();
+    let nodes = start_cluster(ports, &addresses).await;
+    let leader = nodes[&1].calls().await.members(v1::MembersRequest {}).await.unwrap().into_inner().leader;
+    let mut client = HttpClient::open(&nodes[&1], 7, 30_000).await;
+    assert_eq!(client.post("/v1/set-limit", json!({ "name": "a", "permits": 3 })).await.0, 200);
+    for server in nodes.values() {
+        let mut client = HttpClient::connect(server, 7).await;
+        for node in nodes.keys() {
+            let (status, state) = client.get(&format!("/v1/status?node={node}")).await;
+            let role = if *node == leader { "leader" } else { "follower" };
+            assert_eq!(
+                (status, &state["node"], &state["role"]),
+                (200, &json!(node), &json!(role)),
+                "{state}"
+            );
+            assert!(state["disk_used_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{state}");
+            let (_, trail) = client.get(&format!("/v1/audit?node={node}")).await;
+            let records = trail["records"].as_array().unwrap().len();
+            assert_eq!((&trail["node"], records), (&json!(node), usize::from(*node == leader)), "{trail}");
+        }
+        let (status, problem) = client.get("/v1/status?node=9").await;
+        assert_eq!((status, &problem["code"]), (404, &json!("not-found")), "{problem}");
+    }
+    for server in nodes.into_values() {
+        server.stop().await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -146,6 +221,6 @@ async fn document_describes_what_is_there() {
             assert_eq!(problem, "#/components/schemas/Problem", "{method} {path}");
         }
     }
-    assert_eq!(operations, 22);
+    assert_eq!(operations, 23);
     server.stop().await.unwrap();
 }
