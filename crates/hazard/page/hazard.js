@@ -751,8 +751,12 @@ function followAddress() {
   document.title = `${story.title} – Why locks need fences`;
   byId('about').textContent = story.about;
   for (const link of byId('stories').querySelectorAll('a')) {
-    if (link.dataset.storyLink === story.name) link.setAttribute('aria-current', 'page');
-    else link.removeAttribute('aria-current');
+    link.removeAttribute('aria-current');
+    if (link.dataset.storyLink !== story.name) continue;
+    link.setAttribute('aria-current', 'page');
+    // On a narrow page the stories are one row that scrolls.
+    const list = byId('stories');
+    list.scrollLeft += link.getBoundingClientRect().left - list.getBoundingClientRect().left - 12;
   }
   setPlaying(false);
   drawForm();
@@ -771,7 +775,8 @@ function drawLegend() {
     ...of('It stands still, or is cut off', one('paused')),
     ...of('A message; thin ones only keep a session alive', arrow('')),
     ...of('A message that is long on its way', arrow('late')),
-    ...of('The fence refuses something', sign('refused', 23, 10)), ...of('Data are damaged', sign('damage', 23, 11)), ...of('A fault begins or ends', sign('fault', 23, 10)));
+    ...of('The fence refuses something', sign('refused', 23, 10)), ...of('Data are damaged', sign('damage', 23, 11)), ...of('A fault begins or ends', sign('fault', 23, 10)),
+    ...of('A quiet stretch of time: it is drawn shorter, and played faster', svg('text', { x: 23, y: 12, 'text-anchor': 'middle', class: 'small' }, '· · ·')));
 }
 
 /** Keys of the whole page, where no control needs them itself. @param {KeyboardEvent} event */

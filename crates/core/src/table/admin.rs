@@ -64,6 +64,7 @@ impl Table {
         };
         let node = self.names.intern(name.as_str());
         self.names.here_mut(node).set_limit(limit, &self.requests);
+        self.requests.note_name(name);
         // A higher limit may admit any waiters for permits of the name, so the grant pass after this command visits the
         // waiters from the first ticket on.
         self.freed.push(Freed { name: node, subtree: false, kind: ModeKind::Permit, after: Ticket(0) });

@@ -172,13 +172,13 @@ impl Table {
         self.sessions.after(after).filter_map(|(id, _)| self.session(id))
     }
 
-    /// Starts or stops recording the names whose holds or waiters change, for [`Table::take_changes`]. Costs nothing
+    /// Starts or stops recording the names whose holds, waiters or limits change, for [`Table::take_changes`]. Costs nothing
     /// while off, and affects no result.
     pub fn watch(&mut self, watched: bool) {
         self.requests.watch(watched);
     }
 
-    /// Returns at most `max` names whose requests have changed since these names were last returned. Each call
+    /// Returns at most `max` names whose requests or limits have changed since these names were last returned. Each call
     /// continues in byte order after the last name that the previous call returned, and wraps around, so a name that
     /// changes constantly doesn't starve the others.
     pub fn take_changes(&mut self, max: usize) -> Vec<LockName> {

@@ -26,7 +26,7 @@ pub(super) struct Requests {
     usage: RequestUsage,
     /// The usage of all.
     usage_in_all: Usage,
-    /// Names whose requests have changed; `None` without a watcher.
+    /// Names whose requests or limits have changed; `None` without a watcher.
     changes: Option<BTreeSet<LockName>>,
     /// The name that was returned last. The next call continues after it, so that a name that changes constantly
     /// doesn't starve the others.
@@ -165,6 +165,13 @@ impl Requests {
 
     pub(super) fn visits(&self) -> &Visits {
         &self.visits
+    }
+
+    /// Records that something else has changed at a name, for the watchers.
+    pub(super) fn note_name(&mut self, name: &LockName) {
+        if let Some(changes) = &mut self.changes {
+            changes.insert(name.clone());
+        }
     }
 
     fn note(&mut self, id: RequestId, names: &Names) {

@@ -230,7 +230,7 @@ async fn forwarded_call_is_not_forwarded_again() {
     );
     assert!(leader.heard().is_empty());
     assert_eq!(kind("/lockkeeper.v1.Lockkeeper/Session"), None);
-    assert_eq!(kind("/lockkeeper.v1.Lockkeeper/Status"), None);
+    assert_eq!(kind("/lockkeeper.v1.Lockkeeper/Status"), Some(CallKind::OfNode));
     assert_eq!(kind("/grpc.health.v1.Health/Check"), None);
 }
 

@@ -232,9 +232,13 @@ async fn watch_tells_the_state_and_then_every_change() {
     assert_eq!(client.release(1).await, "released");
     let changed = events(&mut body, &mut text, 3).await.pop().unwrap();
     assert_eq!((&changed.0[..], &changed.1["holds"]), ("changed", &json!([])), "{changed:?}");
+    let limit = json!({ "name": "orders/1", "permits": 3 });
+    assert_eq!(client.post("/v1/set-limit", limit).await.0, 200);
+    let changed = events(&mut body, &mut text, 4).await.pop().unwrap();
+    assert_eq!((&changed.0[..], &changed.1["permits"]), ("changed", &json!(3)), "{changed:?}");
     // A node that stops says so, and ends the watch.
     server.running.stop();
-    let end = events(&mut body, &mut text, 4).await.pop().unwrap();
+    let end = events(&mut body, &mut text, 5).await.pop().unwrap();
     assert_eq!((&end.0[..], &end.1["code"]), ("error", &json!("unavailable")), "{end:?}");
     assert!(timeout(DEADLINE, body.frame()).await.unwrap().is_none_or(|frame| frame.is_err()));
     server.ended().await.unwrap();
