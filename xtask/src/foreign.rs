@@ -108,6 +108,12 @@ const REGISTRIES: &[Registry] = &[
                 version: "3.35.0",
                 used_by: "the tests of fences in Azure Blob Storage",
             },
+            // Drives Debian's Chromium; without a browser of its own.
+            Library {
+                name: "playwright-core",
+                version: "1.65.1",
+                used_by: "the tests of the pages for browsers",
+            },
             // An S3 emulator that ignores the conditions of puts: a store that a fence must refuse.
             Library { name: "s3rver", version: "3.7.1", used_by: "the tests of fences in S3" },
         ],

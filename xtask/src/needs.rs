@@ -86,6 +86,7 @@ const TEST_NEEDS: &[Need] = &[
         used_by: "the SQLite fence, whose tests link the system's library",
     },
     Need { program: "curl", package: "curl", used_by: "the tests of HTTP/JSON" },
+    Need { program: "chromium", package: "chromium", used_by: "the tests of the pages for browsers" },
     Need::of(prometheus::SERVER, "the tests of metrics"),
     Need::of(prometheus::TOOL, "the same"),
     Need { program: "dpkg-deb", package: "dpkg", used_by: "the tests of the Debian package" },

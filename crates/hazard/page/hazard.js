@@ -122,7 +122,7 @@ function clientState(trace, lane, active, index, time) {
   const belief = of('believes');
   const state = { main: 'does not hold the lock', extra: '', wrong: '', fault: '' };
   if (of('dead')) state.main = 'its process is dead';
-  else if (belief && time >= reliesUntil(trace, belief)) state.main = 'releases the lock';
+  else if (belief && time >= reliesUntil(trace, belief) && time < belief.to_ms) state.main = 'releases the lock';
   else if (belief) Object.assign(state, { main: 'believes: “I hold it”', extra: belief.token === undefined ? 'there is no token' : `token ${belief.token}` });
   else if (of('waits')) state.main = 'waits for the lock';
   else if (!last) state.main = 'has not begun';
@@ -133,7 +133,7 @@ function clientState(trace, lane, active, index, time) {
   if (of('cut')) state.fault += `${state.fault ? '; ' : ''}cut off from the lock service`;
   const write = trace.messages.find((m) => m.from === lane && m.text.startsWith('write') && m.sent_ms <= time && time < m.arrives_ms);
   if (write) state.extra += `${state.extra ? '; ' : ''}on its way: ${write.text}`;
-  if (wrongBeliefs(trace).some((wrong) => wrong.lane === lane && wrong.from <= time && time < wrong.to)) {
+  if (wrongBeliefs(trace).some((wrong) => wrong.lane === lane && wrong.from <= time && (time < wrong.to || (time === wrong.to && belief?.to_ms === time)))) {
     const others = active.filter((span) => span.kind === 'held' && span.holder !== lane);
     const holders = others.map((span) => NAMES[/** @type {Lane} */ (span.holder)] + (span.token ? ` (token ${span.token})` : ''));
     state.wrong = `Wrong: ${holders.length ? `${holders.join(' and ')} ${holders.length > 1 ? 'hold' : 'holds'} it` : 'its hold is over'}`;
@@ -144,7 +144,9 @@ function clientState(trace, lane, active, index, time) {
 /** The states of all lanes after step `index`, at `time`. @param {Trace} trace @param {number} index @param {number} time */
 function stateAt(trace, index, time) {
   const lasts = (/** @type {Span} */ span) => span.to_ms === trace.end_ms && span.kind !== 'believes' && span.kind !== 'waits';
-  const active = trace.spans.filter((span) => span.from_ms <= time && (time < span.to_ms || lasts(span)));
+  // A belief ends with the step that says so, which may come after others of the same time.
+  const endsLater = (/** @type {Span} */ span) => span.kind === 'believes' && span.to_ms === time && trace.steps.some((step, i) => i > index && step.at_ms === time && step.lane === span.lane && step.kind === 'ended');
+  const active = trace.spans.filter((span) => span.from_ms <= time && (time < span.to_ms || lasts(span) || endsLater(span)));
   const account = accountAfter(trace, index + 1);
   const mark = account.highest === null ? 'the fence has seen no token yet' : `the fence’s mark: ${account.highest}`;
   const writers = account.highest !== account.highest_writer ? `; of writers: ${account.highest_writer ?? 'none'}` : '';

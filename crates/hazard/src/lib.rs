@@ -5,7 +5,7 @@
 //! lock table, the client's state machine and the fence rule are the production ones, so a trace is evidence, not a
 //! drawing. [`STORIES`] are settings that tell something.
 //!
-//! Reading order: [`Settings`], `stories.rs`, `play.rs`; then what it moves: `process.rs`, `locks.rs`, `resource.rs`. [`page`] shows traces.
+//! Reading order: [`Settings`], `stories.rs`, `play/mod.rs`; then what it moves: `process.rs`, `locks.rs`, `resource.rs`. [`page`] shows traces.
 
 mod locks;
 mod outcome;
@@ -27,4 +27,6 @@ pub use play::play;
 pub use settings::{Fence, KEYS, Others, Pause, Service, Settings, SettingsError};
 pub use stories::{STORIES, Story, story};
 pub use text::{outcome_line, step_line};
-pub use trace::{Account, Lane, Message, Outcome, Span, SpanKind, Step, StepKind, Trace, Verdict};
+pub use trace::{
+    Account, Lane, Message, MessageKind, Outcome, Phase, Span, SpanKind, Step, StepKind, Trace, Verdict,
+};

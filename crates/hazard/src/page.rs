@@ -1,17 +1,25 @@
 //! The player as a web page: its files for a server, and a single file that needs none.
 
+use std::fmt::Write as _;
+
 use serde_json::{Map, Value, json};
 
-use crate::settings::Fence;
+use crate::play;
+use crate::settings::{Fence, Settings, SettingsError};
 use crate::stories::{STORIES, Story};
-use crate::{play, settings::SettingsError};
 
 /// The page.
 pub const HTML: &str = include_str!("../page/hazard.html");
 /// Its style, at `hazard/hazard.css`.
 pub const CSS: &str = include_str!("../page/hazard.css");
-/// Its script, at `hazard/hazard.js`.
-pub const JS: &str = include_str!("../page/hazard.js");
+/// Its scripts, at `hazard/NAME`, each after those that it imports. The page names the last.
+pub const SCRIPTS: [(&str, &str); 5] = [
+    ("model.js", include_str!("../page/model.js")),
+    ("picture.js", include_str!("../page/picture.js")),
+    ("player.js", include_str!("../page/player.js")),
+    ("settings.js", include_str!("../page/settings.js")),
+    ("hazard.js", include_str!("../page/hazard.js")),
+];
 
 /// Where the page's own files are replaced by their content in the single file.
 const STYLE_LINK: &str = "<link rel=\"stylesheet\" href=\"hazard/hazard.css\">";
@@ -35,8 +43,7 @@ pub fn recorded_story(story: &Story) -> Value {
 }
 
 fn played(story: &Story, fence: Fence) -> Result<Value, SettingsError> {
-    let settings = crate::Settings { fence, ..story.settings() };
-    Ok(json!(play(&settings)?))
+    Ok(json!(play(&Settings { fence, ..story.settings() })?))
 }
 
 /// The page as one file, with recorded traces: it works from a disk, and on any web site.
@@ -44,10 +51,22 @@ fn played(story: &Story, fence: Fence) -> Result<Value, SettingsError> {
 pub fn single_file() -> String {
     // `<` is escaped in the data, so nothing in it ends the element.
     let data = recorded().to_string().replace('<', "\\u003c");
-    let style = format!("<style>\n{}</style>", CSS);
+    let style = format!("<style>\n{CSS}</style>");
     let script = format!(
         "<script type=\"application/json\" id=\"recorded\">{data}</script>\n<script type=\"module\">\n{}</script>",
-        JS
+        one_module()
     );
     HTML.replacen(STYLE_LINK, &style, 1).replacen(SCRIPT_LINK, &script, 1)
+}
+
+/// The scripts as one module: without their imports, each of which is a line, and their exports. Their names differ.
+fn one_module() -> String {
+    let mut all = String::new();
+    for line in SCRIPTS.iter().flat_map(|(_, script)| script.lines()) {
+        if !line.starts_with("import ") {
+            // Never fails: a string takes everything.
+            let _ = writeln!(all, "{}", line.strip_prefix("export ").unwrap_or(line));
+        }
+    }
+    all
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::locks::Held;
-use crate::trace::{Account, Lane, Message, Span, SpanKind, Step, StepKind};
+use crate::trace::{Account, Lane, Message, MessageKind, Phase, Span, SpanKind, Step, StepKind};
 
-/// The most messages that are recorded: the renewals of a long play are not worth more.
+/// The most messages that are recorded, and of sessions: the renewals of a long play are not worth more.
 const MESSAGES_MAX: usize = 2_000;
+const SESSION_MESSAGES_MAX: usize = 1_000;
 
 /// What was recorded so far.
 #[derive(Default)]
@@ -26,7 +27,15 @@ type SpanKey = (u8, Option<u64>, Option<Lane>);
 
 impl Recorder {
     pub(crate) fn step(&mut self, lane: Lane, kind: StepKind, token: Option<u64>, text: impl Into<String>) {
-        self.steps.push(Step { at_ms: self.now, lane, kind, text: text.into(), token, account: None });
+        self.steps.push(Step {
+            at_ms: self.now,
+            lane,
+            kind,
+            text: text.into(),
+            token,
+            phase: None,
+            account: None,
+        });
     }
 
     pub(crate) fn at_resource(
@@ -47,11 +56,19 @@ impl Recorder {
         (from, to): (Lane, Lane),
         arrives_ms: u64,
         text: impl Into<String>,
-        is_background: bool,
+        kind: MessageKind,
     ) {
-        if self.messages.len() < MESSAGES_MAX {
+        let max = if kind == MessageKind::Session { SESSION_MESSAGES_MAX } else { MESSAGES_MAX };
+        if self.messages.len() < max {
             let sent_ms = self.now;
-            self.messages.push(Message { from, to, sent_ms, arrives_ms, text: text.into(), is_background });
+            self.messages.push(Message { from, to, sent_ms, arrives_ms, text: text.into(), kind });
+        }
+    }
+
+    /// The last step changes what a client's program does.
+    pub(crate) fn phase(&mut self, phase: Phase) {
+        if let Some(step) = self.steps.last_mut() {
+            step.phase = Some(phase);
         }
     }
 

@@ -1,12 +1,13 @@
 //! A trace as lines of text.
 
-use crate::trace::{Outcome, Step, Verdict};
+use crate::trace::{Outcome, Step, StepKind, Verdict};
 
 /// A step in one line: its time in seconds, its lane, what happens.
 #[must_use]
 pub fn step_line(step: &Step) -> String {
     let seconds = format!("{}.{:03}", step.at_ms / 1_000, step.at_ms % 1_000);
-    format!("{seconds:>8}  {:<8} {}", step.lane.name(), step.text)
+    let sign = if step.kind == StepKind::Fault { "** " } else { "" };
+    format!("{seconds:>8}  {:<8} {sign}{}", step.lane.name(), step.text)
 }
 
 /// The outcome in one line.

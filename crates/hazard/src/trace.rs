@@ -65,6 +65,9 @@ pub struct Step {
     /// The token that it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<u64>,
+    /// On a client's lane: what its program does from here on, if that changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
     /// At the resource: its content afterwards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub account: Option<Account>,
@@ -86,6 +89,26 @@ pub enum StepKind {
     Refused,
     /// Data were damaged.
     Damage,
+}
+
+/// What a client's program does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// It has asked for the lock.
+    Asks,
+    /// It waits for the lock.
+    Waits,
+    /// It works under the lock.
+    Holds,
+    /// It gives the lock back.
+    Releases,
+    /// It has ended.
+    Done,
+    /// It has ended without success.
+    GaveUp,
+    /// Its process is dead.
+    Dead,
 }
 
 /// The content of the resource.
@@ -112,8 +135,24 @@ pub struct Message {
     pub arrives_ms: u64,
     /// What it says.
     pub text: String,
-    /// It only keeps a session alive, or opens or closes one.
-    pub is_background: bool,
+    /// What it is for.
+    pub kind: MessageKind,
+}
+
+/// What a message is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MessageKind {
+    /// It opens, keeps alive or closes a session.
+    Session,
+    /// It asks for a lock or gives it back, or is the answer.
+    Lock,
+    /// It reads from the resource.
+    Read,
+    /// It writes to the resource.
+    Write,
+    /// The resource's answer.
+    Answer,
 }
 
 /// A state that lasts for some time.

@@ -88,7 +88,7 @@ pub type TraceOfQuery = dyn Fn(&[(String, String)]) -> Result<String, String> + 
 #[derive(Clone, Debug)]
 pub struct PageFile {
     /// Its absolute path.
-    pub path: &'static str,
+    pub path: String,
     /// Its media type.
     pub media_type: &'static str,
     /// Its content.

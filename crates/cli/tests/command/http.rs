@@ -25,10 +25,6 @@ fn node(place: &Place) -> Node {
     place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready()
 }
 
-fn url(node: &Node) -> String {
-    node.said["http"].as_str().unwrap().to_owned()
-}
-
 /// A program of the page that runs a job under a lock.
 #[derive(Clone, Copy)]
 enum Script {
@@ -54,7 +50,7 @@ impl Script {
                 command
             }
         };
-        command.env("LOCKKEEPER_HTTP", url(node)).current_dir(place.path(""));
+        command.env("LOCKKEEPER_HTTP", node.http()).current_dir(place.path(""));
         command
     }
 }
@@ -63,7 +59,7 @@ impl Script {
 fn first_calls_of_the_page_answer_as_printed() {
     let place = Place::new();
     let node = node(&place);
-    let script = code("", "sh").replace("http://127.0.0.1:5627", &url(&node));
+    let script = code("", "sh").replace("http://127.0.0.1:5627", &node.http());
     // The alias of an interactive shell.
     let script = script
         .replace("alias ask='curl -sS", "ask() { curl -sS -w '\\n'")
@@ -210,7 +206,7 @@ fn answers_to_generated_calls_are_those_of_the_document() {
         "status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method";
     let ended = Command::new("python3")
         .args(["-c", "from schemathesis.cli import schemathesis; schemathesis()", "run"])
-        .arg(format!("{}/v1/openapi.json", url(&node)))
+        .arg(format!("{}/v1/openapi.json", node.http()))
         .args(["--checks", CHECKS, "--phases", "coverage,fuzzing", "--max-examples", "10", "--seed", "7"])
         // The answer of a watch has no end.
         .args(["--exclude-path", "/v1/watch", "--request-timeout", "60", "--no-color"])

@@ -4,6 +4,7 @@ mod access;
 mod advise;
 mod backups;
 mod bad_input;
+mod browser;
 mod cluster;
 mod dist;
 mod documents;

@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lockkeeper_rig::{Port, Program, Prometheus, find, prometheus};
+use lockkeeper_rig::{Program, Prometheus, find, prometheus};
 use serde_json::Value;
 
-use crate::node::Node;
 use crate::support::{CommandExt, Place, wait_until};
 
 const PAGE: &str = include_str!("../../../../docs/metrics.md");
@@ -21,10 +20,6 @@ fn packaging() -> PathBuf {
 fn promtool() -> Command {
     let Program { name, package } = prometheus::TOOL;
     Command::new(find(name).unwrap_or_else(|| panic!("{name} is missing: `apt-get install {package}`")))
-}
-
-fn http(node: &Node) -> String {
-    node.said["http"].as_str().unwrap().to_owned()
 }
 
 /// Calls HTTP/JSON; the answer.
@@ -49,8 +44,8 @@ fn hold(url: &str, secret: &str, ttl_ms: u64, name: &str) -> u64 {
 fn every_metric_of_the_page_is_there_and_the_other_way_round() {
     let place = Place::new();
     let node = place.begin("data", &["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]).ready();
-    hold(&http(&node), "07", 30_000, "orders/42");
-    let text = curl(&[&format!("{}/metrics", http(&node))]);
+    hold(&node.http(), "07", 30_000, "orders/42");
+    let text = curl(&[&format!("{}/metrics", node.http())]);
     std::fs::write(place.path("metrics"), &text).unwrap();
     let checked = promtool()
         .args(["check", "metrics"])
@@ -109,19 +104,8 @@ fn rules_are_valid_and_each_alert_fires_in_its_case_only() {
 #[test]
 fn prometheus_scrapes_a_cluster_draws_the_dashboard_and_fires_alerts() {
     let place = Place::new();
-    let peers = [(); 3].map(|()| Port::free());
-    let list: Vec<String> =
-        (1..).zip(&peers).map(|(node, port)| format!("{node}=127.0.0.1:{}", port.number())).collect();
-    let list = list.join(",");
-    let starting: Vec<_> = (1..=3)
-        .map(|node| {
-            let node = node.to_string();
-            let more = ["--node", &node, "--cluster", &list, "--http-listen", "127.0.0.1:0"];
-            place.begin(&format!("data-{node}"), &[&["--listen", "127.0.0.1:0"], &more[..]].concat())
-        })
-        .collect();
-    let mut nodes: Vec<Node> = starting.into_iter().map(|node| node.ready()).collect();
-    let targets: Vec<String> = nodes.iter().map(|node| http(node).replace("http://", "")).collect();
+    let (mut nodes, _ports) = place.begin_three();
+    let targets: Vec<String> = nodes.iter().map(|node| node.http().replace("http://", "")).collect();
 
     let rules = place.path("alerts.yml");
     let at_once: String = ALERTS
@@ -141,8 +125,8 @@ fn prometheus_scrapes_a_cluster_draws_the_dashboard_and_fires_alerts() {
         serde_json::from_str(&answer).unwrap()
     };
     wait_until("three nodes are scraped", || value("up == 1").len() == 3);
-    let session = hold(&http(&nodes[0]), "07", 60_000, "orders/42");
-    let keep_alive = format!("{}/v1/sessions/{session}/keep-alive", http(&nodes[0]));
+    let session = hold(&nodes[0].http(), "07", 60_000, "orders/42");
+    let keep_alive = format!("{}/v1/sessions/{session}/keep-alive", nodes[0].http());
     let secret = format!("Lockkeeper-Secret: {}", "07".repeat(16));
 
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
@@ -166,9 +150,9 @@ fn prometheus_scrapes_a_cluster_draws_the_dashboard_and_fires_alerts() {
     assert_eq!(value("sum(lockkeeper_leads)")[0]["value"][1], "1");
     assert_eq!(value("ALERTS").len(), 0, "{:?}", value("ALERTS"));
 
-    hold(&http(&nodes[0]), "08", 1_000, "orders/43");
+    hold(&nodes[0].http(), "08", 1_000, "orders/43");
     let leader = value("lockkeeper_leads == 1")[0]["metric"]["instance"].as_str().unwrap().to_owned();
-    let follower = nodes.iter().position(|node| !http(node).ends_with(&leader)).unwrap();
+    let follower = nodes.iter().position(|node| !node.http().ends_with(&leader)).unwrap();
     nodes.remove(follower).kill();
     for alert in ["LockkeeperSessionsExpire", "LockkeeperNodeDown", "LockkeeperMemberNotHeard"] {
         wait_until(alert, || {

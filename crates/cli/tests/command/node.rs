@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::mpsc;
 
+use lockkeeper_rig::Port;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -41,6 +42,21 @@ impl Place {
     /// Starts a node with its data in this test directory; the log is named after the data directory.
     pub(crate) fn begin(&self, data: &str, options: &[&str]) -> Starting {
         self.start(&[&["--data", data], options].concat(), &format!("{data}.log"))
+    }
+
+    /// Starts three nodes of a new cluster, which serve HTTP/JSON too. Returns them, and their ports for each other, which are
+    /// theirs until these are dropped.
+    pub(crate) fn begin_three(&self) -> (Vec<Node>, [Port; 3]) {
+        let peers = [(); 3].map(|()| Port::free());
+        let list: Vec<String> =
+            (1..).zip(&peers).map(|(node, port)| format!("{node}=127.0.0.1:{}", port.number())).collect();
+        let list = list.join(",");
+        let starting = [1, 2, 3].map(|node| {
+            let name = node.to_string();
+            let more = ["--node", &name, "--cluster", &list, "--http-listen", "127.0.0.1:0"];
+            self.begin(&format!("data-{node}"), &[&["--listen", "127.0.0.1:0"], &more[..]].concat())
+        });
+        (starting.into_iter().map(Starting::ready).collect(), peers)
     }
 
     /// Starts a node that logs to this file of the test directory.
@@ -102,6 +118,11 @@ impl Drop for Starting {
 impl Node {
     pub(crate) fn url(&self) -> String {
         self.said["locks"].as_str().unwrap().to_owned()
+    }
+
+    /// The address of HTTP/JSON.
+    pub(crate) fn http(&self) -> String {
+        self.said["http"].as_str().unwrap().to_owned()
     }
 
     pub(crate) fn listening(&self) -> String {

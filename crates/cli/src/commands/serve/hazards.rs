@@ -8,13 +8,15 @@ use serde_json::json;
 
 /// The page, and what computes its traces.
 pub(super) fn player() -> HazardPlayer {
-    let file = |path, media_type, content| PageFile { path, media_type, content };
-    let files = vec![
+    let file = |path: &str, media_type, content| PageFile { path: path.to_owned(), media_type, content };
+    let mut files = vec![
         file("/hazard", "text/html; charset=utf-8", page::HTML.into()),
         file("/hazard/hazard.css", "text/css; charset=utf-8", page::CSS.into()),
-        file("/hazard/hazard.js", "text/javascript; charset=utf-8", page::JS.into()),
         file("/hazard/stories", "application/json", page::recorded().to_string().into()),
     ];
+    files.extend(page::SCRIPTS.map(|(name, script)| {
+        file(&format!("/hazard/{name}"), "text/javascript; charset=utf-8", script.into())
+    }));
     HazardPlayer { files, trace: Arc::new(trace) }
 }
 

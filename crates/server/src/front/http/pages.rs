@@ -103,7 +103,7 @@ fn compressed(plain: &[u8]) -> io::Result<Vec<u8>> {
 
 /// The hazard player's files, and what computes its traces.
 pub(in crate::front) struct Hazards {
-    files: BTreeMap<&'static str, SentFile>,
+    files: BTreeMap<String, SentFile>,
     player: HazardPlayer,
     /// Limits the threads that compute a trace.
     plays: Arc<Semaphore>,
@@ -113,7 +113,7 @@ impl Hazards {
     pub(in crate::front) fn new(player: HazardPlayer) -> Self {
         let file = |file: &PageFile| {
             let content = Bytes::copy_from_slice(file.content.as_bytes());
-            (file.path, SentFile::new(file.media_type, content))
+            (file.path.clone(), SentFile::new(file.media_type, content))
         };
         let files = player.files.iter().map(file).collect();
         Self { files, player, plays: Arc::new(Semaphore::new(1)) }

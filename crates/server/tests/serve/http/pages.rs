@@ -12,7 +12,7 @@ use crate::harness::{Server, directory};
 
 fn start(data: &std::path::Path) -> Server {
     let files = vec![PageFile {
-        path: "/hazard",
+        path: "/hazard".to_owned(),
         media_type: "text/html; charset=utf-8",
         content: "<title>hazards</title>".into(),
     }];

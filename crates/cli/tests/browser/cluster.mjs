@@ -1,0 +1,21 @@
+// The console of a cluster, at a node that does not lead. Arguments: its address.
+
+import { Client, picture, start } from './browser.mjs';
+
+const [base] = process.argv.slice(2);
+const { open, end } = await start();
+const client = new Client(base);
+await client.open('worker-1');
+const { token } = await client.acquire('orders/42');
+
+const page = await open(`${base}/#/nodes`);
+const members = page.getByRole('table', { name: 'Members' });
+for (const node of [1, 2, 3]) await members.getByText(`node ${node}`, { exact: true }).waitFor();
+await members.getByText('leader').waitFor();
+await members.getByText('this node').waitFor();
+// The state of the other nodes comes through this one.
+await page.getByText('Free on its disk').nth(2).waitFor();
+await picture(page, 'console-nodes-wide');
+await page.goto(`${base}/#/locks?prefix=orders&flat=1`);
+await page.getByText(String(token)).waitFor();
+await end();

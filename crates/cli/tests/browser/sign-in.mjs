@@ -1,0 +1,26 @@
+// The console of a node that asks who calls. Arguments: its address, a token that may read locks below `orders`.
+
+import { Client, start } from './browser.mjs';
+
+const [base, token] = process.argv.slice(2);
+const { open, end } = await start([/status of 40[13]/]);
+const client = new Client(base, token);
+await client.open('worker-1');
+const held = await client.acquire('orders/42');
+
+const page = await open(`${base}/#/lock/orders/42`);
+const dialog = page.getByRole('dialog');
+await dialog.getByLabel('Token').fill('made-up');
+await page.keyboard.press('Enter');
+await dialog.getByText('does not know the token', { exact: false }).waitFor();
+await dialog.getByLabel('Token').fill(token);
+await page.keyboard.press('Enter');
+await page.getByText(String(held.token)).first().waitFor();
+// What it may not see is refused in its place, and the rest goes on.
+await page.goto(`${base}/#/sessions`);
+await page.getByText('may not read', { exact: false }).first().waitFor();
+await page.goto(`${base}/#/lock/orders/42`);
+await page.getByText(String(held.token)).first().waitFor();
+await page.getByRole('button', { name: 'Sign out' }).click();
+await dialog.getByLabel('Token').waitFor();
+await end();
