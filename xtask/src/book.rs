@@ -1,18 +1,23 @@
 //! `cargo xtask book`: the pages of docs/ as a site, by mdBook.
 //!
-//! mdBook reads a copy of docs/, in which links to files outside of docs/ lead to the repository.
+//! mdBook reads a copy of docs/, in which links to files outside of docs/ lead to the repository, and the page on hazards
+//! leads to the player, a file that the command makes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::TaskResult;
 use crate::features;
 use crate::needs::MDBOOK;
-use crate::process::run;
+use crate::process::{cargo, not_started, run};
 
 /// The copy; book.toml names it too.
 const SOURCE: &str = "target/book-source";
+/// Where docs/hazards.md leads to the player, and how.
+const PLAYER_MARK: &str = "<!-- the player -->";
+const PLAYER_LINK: &str = "**[Play them here](hazard-player.html).**";
+const PLAYER: &str = "hazard-player.html";
 
 pub(crate) fn make() -> TaskResult {
     MDBOOK.require()?;
@@ -30,18 +35,29 @@ fn copy() -> TaskResult {
     }
     let repository = repository()?;
     for page in pages(Path::new("docs"))? {
-        let text = fs::read_to_string(&page).map_err(|error| format!("{}: {error}", page.display()))?;
         let below = page.strip_prefix("docs").unwrap_or(&page);
         let target = source.join(below);
         let folder = target.parent().unwrap_or(source);
         fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        if page.extension().is_some_and(|extension| extension == "png") {
+            fs::copy(&page, &target).map_err(|error| format!("{}: {error}", target.display()))?;
+            continue;
+        }
+        let text = fs::read_to_string(&page).map_err(|error| format!("{}: {error}", page.display()))?;
         let text = with_links_out(&text, below.components().count(), &repository);
+        let text = text.replace(PLAYER_MARK, PLAYER_LINK);
         fs::write(&target, text).map_err(|error| format!("{}: {error}", target.display()))?;
     }
-    Ok(())
+    let mut explain = cargo();
+    explain.args(["run", "--quiet", "--package", "lockkeeper-cli", "--", "explain", "--html"]);
+    let player = explain.stderr(Stdio::inherit()).output().map_err(|error| not_started(&explain, &error))?;
+    if !player.status.success() {
+        return Err("the hazard player was not made".to_owned());
+    }
+    fs::write(source.join(PLAYER), player.stdout).map_err(|error| format!("{PLAYER}: {error}"))
 }
 
-/// All Markdown files in a folder and the folders below.
+/// All pages and pictures in a folder and the folders below.
 fn pages(folder: &Path) -> TaskResult<Vec<PathBuf>> {
     let problem = |error| format!("{}: {error}", folder.display());
     let mut found = Vec::new();
@@ -49,7 +65,7 @@ fn pages(folder: &Path) -> TaskResult<Vec<PathBuf>> {
         let path = entry.map_err(problem)?.path();
         if path.is_dir() {
             found.extend(pages(&path)?);
-        } else if path.extension().is_some_and(|extension| extension == "md") {
+        } else if path.extension().is_some_and(|extension| extension == "md" || extension == "png") {
             found.push(path);
         }
     }

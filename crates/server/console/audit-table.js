@@ -12,17 +12,20 @@ import { problemBox } from './problem-box.js';
  * A table of records, which reads its first page at once.
  *
  * @param {object} options
+ * @param {number} [options.node] whose trail; 0: that of the node that serves this page
  * @param {string} options.prefix only records of this name and those below it; empty: all
  * @param {number} options.pageSize
  * @param {AbortSignal} options.signal
  * @param {boolean} [options.isShort] only the records of exactly this name, without columns that say so
  */
-export function auditTable({ prefix, pageSize, signal, isShort = false }) {
+export function auditTable({ node = 0, prefix, pageSize, signal, isShort = false }) {
   const columns = ['Time', 'What', 'Identity', 'Name', 'Result', 'Reason and detail'];
   /** @type {any[]} */
   let records = [];
   /** @type {number | undefined} */
   let before;
+  /** The highest number that was seen. */
+  let newest = 0;
 
   const table = keyedTable('Audit records', columns, (/** @type {any} */ record) => String(record.number), (record, row) => {
     fillRow(row, columns, record.number, () => cells(record));
@@ -34,19 +37,52 @@ export function auditTable({ prefix, pageSize, signal, isShort = false }) {
   const element = el('div', {}, failed, table.element, none, el('p', { class: 'actions' }, more));
   void load();
 
+  /** @param {number} [older] only records with a lower number */
+  async function read(older) {
+    const at = older === undefined ? '' : `&before=${older}`;
+    const page = await get(`v1/audit?node=${node}&prefix=${encoded(prefix)}&page_size=${pageSize}${at}`, signal);
+    const all = Array.isArray(page.records) ? page.records : [];
+    newest = Math.max(newest, all[0]?.number ?? 0);
+    const found = isShort ? all.filter((/** @type {any} */ record) => record.name === prefix) : all;
+    return { all, found, next: page.next_before };
+  }
+
+  function show() {
+    fill(failed);
+    table.show(records);
+    table.element.hidden = records.length === 0;
+    none.hidden = records.length > 0 || before !== undefined;
+    more.hidden = before === undefined;
+  }
+
+  /** Adds what was recorded since the last look. The next look follows, whether this one fails or not. */
+  async function renew() {
+    const known = newest;
+    try {
+      const { all, found, next } = await read();
+      const fresh = found.filter((/** @type {any} */ record) => record.number > known);
+      // Numbers begin anew with the node's process; and records that don't follow on the known ones would hide a gap.
+      const isAnew = all.length > 0 && (all[0].number < known || all[all.length - 1].number > known + 1);
+      if (isAnew) {
+        newest = all[0].number;
+        before = next;
+        records = found;
+      } else {
+        records = fresh.concat(records);
+      }
+      if (isAnew || fresh.length > 0) show();
+    } catch {
+      // What is shown stays, and the first page has told what is wrong.
+    }
+  }
+
   async function load() {
     more.disabled = true;
     try {
-      const at = before === undefined ? '' : `&before=${before}`;
-      const page = await get(`v1/audit?prefix=${encoded(prefix)}&page_size=${pageSize}${at}`, signal);
-      before = page.next_before;
-      const found = Array.isArray(page.records) ? page.records : [];
-      records = records.concat(isShort ? found.filter((/** @type {any} */ record) => record.name === prefix) : found);
-      fill(failed);
-      table.show(records);
-      table.element.hidden = records.length === 0;
-      none.hidden = records.length > 0 || before !== undefined;
-      more.hidden = before === undefined;
+      const { found, next } = await read(before);
+      before = next;
+      records = records.concat(found);
+      show();
     } catch (error) {
       if (isAbort(error)) return;
       const problem = asProblem(error);
@@ -55,7 +91,7 @@ export function auditTable({ prefix, pageSize, signal, isShort = false }) {
     }
     more.disabled = false;
   }
-  return { element };
+  return { element, renew };
 }
 
 /** @param {any} record */

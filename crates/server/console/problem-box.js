@@ -3,6 +3,7 @@
 
 import { el } from './dom.js';
 import { signIn } from './sign-in.js';
+import { token } from './token.js';
 
 /**
  * @param {string} what what did not work, for people
@@ -11,6 +12,8 @@ import { signIn } from './sign-in.js';
  */
 export function problemBox(what, problem, { hint = '', retry } = {}) {
   const { status, code, detail } = problem;
+  // Without TLS, who shows no token is anonymous, and is told 403.
+  const mayHelp = status === 401 || (status === 403 && token() === '');
   const source = [status > 0 ? `HTTP ${status}` : '', code].filter((part) => part !== '').join(', ');
   return el(
     'div',
@@ -22,7 +25,7 @@ export function problemBox(what, problem, { hint = '', retry } = {}) {
       'p',
       { class: 'actions' },
       retry ? el('button', { type: 'button', onclick: retry }, 'Try again') : null,
-      status === 401 ? el('button', { type: 'button', onclick: () => signIn(problem) }, 'Sign in') : null,
+      mayHelp ? el('button', { type: 'button', onclick: () => signIn(problem) }, 'Sign in') : null,
       source === '' ? null : el('span', { class: 'hint' }, source),
     ),
   );

@@ -1,13 +1,15 @@
 // @ts-check
-// The audit trail of this node.
+// The audit trails of the nodes.
 
 import { get, isAbort } from './api.js';
 import { auditTable } from './audit-table.js';
-import { el, fill, setText } from './dom.js';
+import { el, fill } from './dom.js';
 import { viewHref } from './names.js';
+import { refresh } from './refresh.js';
 import { replaceRoute } from './router.js';
 
 const PAGE_SIZE = 100;
+const REFRESH_MS = 5_000;
 
 /** @param {import('./router.js').Route} route */
 export function auditTitle(route) {
@@ -22,14 +24,17 @@ export function auditTitle(route) {
  */
 export function mountAudit(route, root, signal) {
   const input = el('input', { type: 'search', id: 'search', placeholder: 'A name and those below it ( / )', 'aria-label': 'Only records of this name and those below it', autocomplete: 'off', spellcheck: 'false' });
-  const whose = el('p', { class: 'dim' }, 'Each node has its own trail; this is that of the node that this page comes from.');
+  const node = el('select', { 'aria-label': 'Whose trail', onchange: () => apply(input.value) });
+  const whose = el('p', { class: 'dim' }, 'Each node has its own trail. What is done is recorded by the node that does it, usually the leader; a refusal by the node that refuses.');
   const frame = el('div', { class: 'panel' });
   let inner = new AbortController();
   const apply = (/** @type {string} */ prefix) => {
     inner.abort();
     inner = new AbortController();
     input.value = prefix;
-    fill(frame, auditTable({ prefix, pageSize: PAGE_SIZE, signal: inner.signal }).element);
+    const table = auditTable({ node: Number(node.value), prefix, pageSize: PAGE_SIZE, signal: inner.signal });
+    fill(frame, table.element);
+    refresh(REFRESH_MS, inner.signal, table.renew, () => {}, () => {});
   };
   const form = el(
     'form',
@@ -45,17 +50,22 @@ export function mountAudit(route, root, signal) {
     },
     input,
     el('button', {}, 'Search'),
-    // The same again: newer records.
-    el('button', { type: 'button', onclick: () => apply(input.value) }, 'Refresh'),
+    node,
   );
   fill(root, el('div', { class: 'page-head' }, el('h1', {}, 'Audit trail'), whose), form, frame);
   signal.addEventListener('abort', () => inner.abort());
-  apply(route.parameters.get('prefix') ?? '');
+  const prefix = route.parameters.get('prefix') ?? '';
   get('v1/status', signal).then(
-    ({ node }) => setText(whose, `Each node has its own trail; this is that of node ${node}. What is done is recorded by the node that does it, usually the leader; a refusal by the node that refuses.`),
+    (status) => {
+      const nodes = Array.isArray(status.members) ? status.members.map((/** @type {any} */ member) => member.node) : [status.node];
+      fill(node, nodes.map((/** @type {number} */ it) => el('option', { value: it, selected: it === (status.leader ?? status.node) }, `node ${it}${it === status.leader ? ', which leads' : ''}`)));
+      apply(prefix);
+    },
     (error) => {
-      // Without the number the note above stays.
-      if (!isAbort(error)) whose.title = String(error);
+      if (isAbort(error)) return;
+      // The trail of this node can be shown without its number.
+      fill(node, el('option', { value: 0 }, 'this node'));
+      apply(prefix);
     },
   );
   return {

@@ -1,7 +1,7 @@
 // @ts-check
 // The page of one lock: holds, queue, what has happened, and the orders of operators.
 
-import { get } from './api.js';
+import { get, isAbort } from './api.js';
 import { auditTable } from './audit-table.js';
 import { openBreak } from './break-dialog.js';
 import { el, fill, foreign, panel, setText, visible } from './dom.js';
@@ -45,7 +45,7 @@ export function mountLock(route, root, signal) {
   const state = el('span', { class: 'state' });
   const limit = el('span', { class: 'dim' });
   const failed = el('div');
-  const holds = holdTable((hold) => openBreak(name, hold, signal, again));
+  const holds = holdTable((hold) => openBreak(name, hold, signal, acted));
   const queue = queueTable();
   const holdsNote = el('p', { class: 'dim' });
   const queueNote = el('p', { class: 'dim' });
@@ -57,9 +57,17 @@ export function mountLock(route, root, signal) {
     'div',
     { class: 'page-head' },
     el('h1', { class: 'lock-name' }, path(name)),
-    el('p', { class: 'facts' }, state, limit, el('span', { class: 'push' }), el('button', { type: 'button', onclick: () => openLimit(name, lock, signal, again) }, 'Set limit…')),
+    el('p', { class: 'facts' }, state, limit, el('span', { class: 'push' }), el('button', { type: 'button', onclick: () => openLimit(name, lock, signal, acted) }, 'Set limit…')),
   );
-  const audit = auditTable({ prefix: name, pageSize: 20, signal, isShort: true });
+  const trail = el('div');
+  /** @type {ReturnType<typeof auditTable> | null} */
+  let audit = null;
+  const showTrail = (/** @type {number} */ node) => {
+    audit = auditTable({ node, prefix: name, pageSize: 20, signal, isShort: true });
+    fill(trail, audit.element);
+  };
+  // What is done to a lock is recorded by the node that leads.
+  get('v1/status', signal).then(({ leader }) => showTrail(leader ?? 0), (error) => isAbort(error) || showTrail(0));
   fill(
     root,
     head,
@@ -67,7 +75,7 @@ export function mountLock(route, root, signal) {
     panel('Holds', holdsNote, holds.element),
     panel('Queue', [queueNote, queueMore], queue.element),
     panel('Recent history', historyNote, historyList, historyMore),
-    panel('Audit trail', el('a', { href: viewHref('audit', { prefix: name }) }, 'All records at and below this name'), audit.element),
+    panel('Audit trail', el('a', { href: viewHref('audit', { prefix: name }) }, 'All records at and below this name'), trail),
   );
 
   holds.element.hidden = queue.element.hidden = true;
@@ -78,6 +86,11 @@ export function mountLock(route, root, signal) {
     entriesShown = ENTRIES_MAX;
     drawHistory();
   });
+  function acted() {
+    again();
+    void audit?.renew();
+  }
+
   const again = refresh(REFRESH_MS, signal, read, show, (problem) => {
     fill(failed, problemBox('The lock can’t be read', problem, { retry: () => again() }));
     head.classList.add('stale');

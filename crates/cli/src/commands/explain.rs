@@ -46,7 +46,13 @@ fn one(args: &Explain, name: &str) -> Result<(), Failure> {
         all["trace"] = json!(trace);
         return output::json(&all);
     }
-    show(story, &trace)
+    show(story, &trace)?;
+    if let Some(better) = better_fence(&trace) {
+        let settings = args.settings.given().filter(|(key, _)| *key != "fence");
+        let settings: String = settings.map(|(key, value)| format!(" --{key} {value}")).collect();
+        output::say(format!("with a fence: lockkeeper explain {name}{settings} --fence {}", better.name()));
+    }
+    Ok(())
 }
 
 fn show(story: &Story, trace: &Trace) -> Result<(), Failure> {
@@ -63,11 +69,7 @@ fn show(story: &Story, trace: &Trace) -> Result<(), Failure> {
         output::line(colour.map_or_else(|| line.clone(), |colour| output::painted(colour, &line)))?;
     }
     let colour = if trace.outcome.verdict == Verdict::Kept { "32" } else { "31" };
-    output::line(output::painted(colour, &outcome_line(&trace.outcome)))?;
-    if let Some(better) = better_fence(trace) {
-        output::say(format!("with a fence: lockkeeper explain {} … --fence {}", story.name, better.name()));
-    }
-    Ok(())
+    output::line(output::painted(colour, &outcome_line(&trace.outcome)))
 }
 
 /// A fence with which the same play loses nothing.

@@ -49,7 +49,7 @@ await typed.fill(String(held.token));
 await picture(page, 'console-break-wide');
 await order.click();
 await page.getByText('The holder is told to stop', { exact: false }).waitFor();
-await page.getByRole('button', { name: 'Close', exact: true }).click();
+await page.getByText('Close', { exact: true }).click();
 await page.getByText('being broken').first().waitFor();
 const [hold] = (await worker.call('GET', 'locks/orders/42')).holds;
 assert.deepEqual([hold.state, hold.break_by, hold.break_reason], ['revoked', 'ann', 'the host is gone']);
@@ -59,7 +59,7 @@ await page.getByLabel('Now', { exact: false }).check();
 await page.getByLabel('Reason', { exact: false }).fill('it does not stop');
 await page.getByLabel(`Type the token ${held.token} to confirm`).fill(String(held.token));
 await page.getByRole('button', { name: 'Break the hold now' }).click();
-await page.getByRole('button', { name: 'Close', exact: true }).click();
+await page.getByText('Close', { exact: true }).click();
 const next = (await worker.call('GET', 'locks/orders/42')).holds[0].token;
 assert.ok(next > held.token);
 await page.getByRole('table', { name: 'Holds' }).getByText(String(next)).waitFor();
@@ -102,7 +102,7 @@ assert.ok((await page.getByRole('row').count()) < 100, 'rows in the document');
 await page.getByRole('treegrid').focus();
 await page.keyboard.press('End');
 await row('09999').waitFor();
-await page.getByRole('textbox').fill('many/0500');
+await page.locator('#search').fill('many/0500');
 await row('05003').waitFor();
 
 // A narrow window, in the dark.

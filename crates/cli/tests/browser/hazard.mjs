@@ -52,6 +52,7 @@ const page = await open(`${base}/hazard#story=paused-holder&fence=none`);
 await isReady(page, 'paused-holder', 'none');
 await picture(page, 'hazard-start-wide');
 await page.locator('#to-start').click();
+await page.locator('#speed').selectOption('4');
 await page.locator('#play').click();
 const { none } = stories.find(({ name }) => name === 'paused-holder').traces;
 await until('the play has ended', async () => Number((await shown(page)).step) === none.steps.length - 1);

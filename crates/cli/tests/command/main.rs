@@ -9,6 +9,7 @@ mod cluster;
 mod dist;
 mod documents;
 mod electing;
+mod explain;
 mod fencing;
 mod forming;
 mod gate;

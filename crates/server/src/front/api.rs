@@ -162,7 +162,8 @@ impl Lockkeeper for Api {
         let (metadata, extensions, mut asked) = request.into_parts();
         let from = caller(&extensions)?.clone();
         asked.by = author(&from.identity, asked.by);
-        let detail = if asked.now { format!("now, by {}", asked.by) } else { format!("by {}", asked.by) };
+        let by = Some(format!("by {}", asked.by)).filter(|_| !asked.by.is_empty());
+        let detail = asked.now.then(|| "now".to_owned()).into_iter().chain(by).collect::<Vec<_>>().join(", ");
         let record = AuditRecord {
             name: asked.name.clone(),
             token: Some(asked.token),
@@ -179,7 +180,12 @@ impl Lockkeeper for Api {
         });
         let complete = |answer: &Answer, record: &mut AuditRecord| {
             if let Answer::Broken(response) = answer {
-                record.result = response.result().as_str_name().to_owned();
+                let result = match response.result() {
+                    v1::BreakResult::Done => "done",
+                    v1::BreakResult::NotCurrent | v1::BreakResult::Unspecified => "not-current",
+                    v1::BreakResult::StillClosed => "still-closed",
+                };
+                record.result = result.to_owned();
             }
         };
         match self.0.order(&metadata, &from.identity, question, record, complete).await? {

@@ -477,7 +477,7 @@ async fn order_of_a_caller_that_does_not_wait_is_in_the_audit_trail_with_its_res
             assert!(tokio::time::Instant::now() < until, "two records were to come: {text}");
             tokio::task::yield_now().await;
         };
-        assert!(text.contains("\"what\":\"break\"") && text.contains("BREAK_RESULT_DONE"), "{text}");
+        assert!(text.contains("\"what\":\"break\"") && text.contains("\"result\":\"done\""), "{text}");
         assert!(text.contains("\"what\":\"set-limit\""), "{text}");
     })
     .await;
