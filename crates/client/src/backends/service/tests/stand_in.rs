@@ -399,6 +399,10 @@ impl Lockkeeper for Node {
         not_here()
     }
 
+    async fn audit(&self, _: Request<v1::AuditRequest>) -> Result<Response<v1::AuditResponse>, Status> {
+        not_here()
+    }
+
     async fn set_limit(
         &self,
         _: Request<v1::SetLimitRequest>,
