@@ -24,9 +24,10 @@ mod text;
 mod trace;
 
 pub use play::play;
-pub use settings::{Fence, KEYS, Others, Pause, Service, Settings, SettingsError};
+pub use settings::{Fence, KEYS, LockServiceKind, Others, Pause, Settings, SettingsError};
 pub use stories::{STORIES, Story, story};
 pub use text::{outcome_line, step_line};
 pub use trace::{
-    Account, Lane, Message, MessageKind, Outcome, Phase, Span, SpanKind, Step, StepKind, Trace, Verdict,
+    Account, DataVerdict, Lane, Message, MessageKind, Phase, PlayOutcome, Span, SpanKind, Step, StepKind,
+    Trace,
 };

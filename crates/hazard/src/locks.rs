@@ -5,7 +5,7 @@ use lockkeeper_core::{ModeKind, Token};
 
 use crate::redlock::Redlock;
 use crate::service::LockService;
-use crate::settings::{Service, Settings};
+use crate::settings::{LockServiceKind, Settings};
 use crate::trace::Lane;
 
 /// A client, as the lock service knows it.
@@ -40,23 +40,23 @@ impl Sent {
 
 /// A hold, as the lock service counts it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Held {
+pub(crate) struct CountedHold {
     pub(crate) token: Option<Token>,
     pub(crate) holder: Client,
     pub(crate) is_closed: bool,
 }
 
 /// The lock service.
-pub(crate) enum Locks {
+pub(crate) enum PlayedLocks {
     Service(Box<LockService>),
     Redlock(Redlock),
 }
 
-impl Locks {
+impl PlayedLocks {
     pub(crate) fn new(settings: &Settings) -> Self {
         match settings.service {
-            Service::Lockkeeper => Self::Service(Box::new(LockService::new(settings))),
-            Service::Redlock => Self::Redlock(Redlock::new(settings.ttl_ms)),
+            LockServiceKind::Lockkeeper => Self::Service(Box::new(LockService::new(settings))),
+            LockServiceKind::Redlock => Self::Redlock(Redlock::new(settings.ttl_ms)),
         }
     }
 
@@ -108,7 +108,7 @@ impl Locks {
     }
 
     /// The holds that exclude others now.
-    pub(crate) fn held(&self, now: u64) -> Vec<Held> {
+    pub(crate) fn held(&self, now: u64) -> Vec<CountedHold> {
         match self {
             Self::Service(service) => service.held(),
             Self::Redlock(redlock) => redlock.held(now),

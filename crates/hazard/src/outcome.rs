@@ -1,10 +1,10 @@
 //! The last line of a play.
 
-use crate::resource::{Resource, Withdrawal};
-use crate::trace::{Lane, Outcome, Verdict};
+use crate::resource::{PlayedAccount, Withdrawal};
+use crate::trace::{DataVerdict, Lane, PlayOutcome};
 
 /// How a play ended. `torn`: who has read two balances under one lock. `is_over`: all programs have ended.
-pub(crate) fn of(resource: &Resource, torn: Option<(Lane, i64, i64)>, is_over: bool) -> Outcome {
+pub(crate) fn of(resource: &PlayedAccount, torn: Option<(Lane, i64, i64)>, is_over: bool) -> PlayOutcome {
     let (balance, expected, refused) = (resource.content().balance, resource.expected(), resource.refused);
     let lost: Vec<&Withdrawal> = resource.lost().collect();
     let fence = match refused {
@@ -16,20 +16,20 @@ pub(crate) fn of(resource: &Resource, torn: Option<(Lane, i64, i64)>, is_over: b
         let lost: Vec<String> =
             lost.iter().map(|it| format!("{}'s withdrawal of {}", it.by.name(), it.amount)).collect();
         let text = format!("the balance is {balance} instead of {expected}: {} is lost", lost.join(" and "));
-        (Verdict::Lost, text)
+        (DataVerdict::Lost, text)
     } else if let Some((reader, first, second)) = torn {
         let text = format!(
             "{} has read {first} and then {second} under one lock: what it makes of them was never true",
             reader.name()
         );
-        (Verdict::Torn, text)
+        (DataVerdict::Torn, text)
     } else if !is_over {
         (
-            Verdict::Kept,
+            DataVerdict::Kept,
             format!("the balance is {balance}, and nothing is lost so far; the play was too long{fence}"),
         )
     } else {
-        (Verdict::Kept, format!("the balance is {balance}, as it must be{fence}"))
+        (DataVerdict::Kept, format!("the balance is {balance}, as it must be{fence}"))
     };
-    Outcome { verdict, balance, expected, refused, text }
+    PlayOutcome { verdict, balance, expected, refused, text }
 }

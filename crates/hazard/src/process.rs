@@ -9,7 +9,7 @@ use lockkeeper_core::{ModeKind, Token};
 use lockkeeper_fence::Section;
 
 use crate::locks::Client;
-use crate::resource::Reading;
+use crate::resource::BalanceRead;
 use crate::settings::Settings;
 
 /// What the clock of a process shows at the start, in nanoseconds.
@@ -25,8 +25,8 @@ pub(crate) struct Process {
     pub(crate) clock: Clock,
     /// The machine's present request.
     pub(crate) key: Key,
-    pub(crate) state: State,
-    pub(crate) hold: Option<Hold>,
+    pub(crate) state: ProgramState,
+    pub(crate) hold: Option<KnownHold>,
     /// The session's lease deadline, on its own clock.
     pub(crate) lease_deadline: Option<BootInstant>,
     /// Until when it stands still.
@@ -43,15 +43,15 @@ pub(crate) struct Process {
 
 /// What a program is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
+pub(crate) enum ProgramState {
     NotStarted,
     /// It waits for the lock.
     Acquiring,
     /// It waits for the balance.
     Reading,
-    Working(Reading),
+    Working(BalanceRead),
     /// A reader waits for the balance again.
-    ReadingAgain(Reading),
+    ReadingAgain(BalanceRead),
     /// It waits for the answer to its write.
     Writing,
     Releasing,
@@ -61,7 +61,7 @@ pub(crate) enum State {
 
 /// A hold, as the program sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Hold {
+pub(crate) struct KnownHold {
     pub(crate) token: Option<Token>,
     /// Why it is over, once the client library knows.
     pub(crate) lost: Option<LossCause>,
@@ -79,7 +79,7 @@ pub(crate) enum Arrival {
 /// The resource's answer to a program.
 #[derive(Clone, Debug)]
 pub(crate) enum ResourceAnswer {
-    Balance(Reading),
+    Balance(BalanceRead),
     Written,
     /// The fence has refused the section.
     Refused,
@@ -101,7 +101,7 @@ impl Process {
             machine: Machine::new(spec),
             clock: Clock { drift_percent },
             key: Key(0),
-            state: State::NotStarted,
+            state: ProgramState::NotStarted,
             hold: None,
             lease_deadline: None,
             paused_until: None,
@@ -115,7 +115,7 @@ impl Process {
     /// The next request of the program: no limit, it waits until it gets the lock.
     pub(crate) fn next_request(&mut self) -> Event {
         self.key = Key(self.key.0 + 1);
-        self.state = State::Acquiring;
+        self.state = ProgramState::Acquiring;
         self.hold = None;
         let limits = AcquireLimits {
             wait_until: None,
@@ -145,7 +145,7 @@ impl Process {
 
     /// Nothing more comes from it.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.state, State::Finished | State::Dead)
+        matches!(self.state, ProgramState::Finished | ProgramState::Dead)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::locks::Held;
+use crate::locks::CountedHold;
 use crate::trace::{Account, Lane, Message, MessageKind, Phase, Span, SpanKind, Step, StepKind};
 
 /// The most messages that are recorded, and of sessions: the renewals of a long play are not worth more.
@@ -19,7 +19,7 @@ pub(crate) struct Recorder {
     /// The spans that have not ended, by their index.
     open: BTreeMap<(Lane, SpanKey), usize>,
     /// The holds at the last look.
-    held: Vec<Held>,
+    held: Vec<CountedHold>,
 }
 
 /// Which span of a lane: a lane of clients has one of each kind, the lock service one for each hold.
@@ -94,10 +94,12 @@ impl Recorder {
     }
 
     /// Records which holds have begun, ended or been closed since the last look.
-    pub(crate) fn holds(&mut self, held: Vec<Held>) {
+    pub(crate) fn holds(&mut self, held: Vec<CountedHold>) {
         let before = std::mem::replace(&mut self.held, held);
-        let ended: Vec<Held> = before.iter().filter(|hold| !self.held.contains(hold)).copied().collect();
-        let begun: Vec<Held> = self.held.iter().filter(|hold| !before.contains(hold)).copied().collect();
+        let ended: Vec<CountedHold> =
+            before.iter().filter(|hold| !self.held.contains(hold)).copied().collect();
+        let begun: Vec<CountedHold> =
+            self.held.iter().filter(|hold| !before.contains(hold)).copied().collect();
         for hold in &ended {
             let span = self.span_of(*hold);
             self.end_span(Lane::Locks, key_of(&span));
@@ -124,7 +126,7 @@ impl Recorder {
         }
     }
 
-    fn span_of(&self, hold: Held) -> Span {
+    fn span_of(&self, hold: CountedHold) -> Span {
         Span {
             lane: Lane::Locks,
             kind: if hold.is_closed { SpanKind::Closed } else { SpanKind::Held },

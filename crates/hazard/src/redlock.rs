@@ -6,7 +6,7 @@ use lockkeeper::LossCause;
 use lockkeeper::simulation::{Answer, CallId, CallKind, Event, Granted, Push};
 use lockkeeper_core::{End, Seq};
 
-use crate::locks::{Client, Held, Sent};
+use crate::locks::{Client, CountedHold, Sent};
 
 const SERVERS: usize = 5;
 const MAJORITY: usize = 3;
@@ -18,13 +18,13 @@ const RETRY_MS: u64 = 500;
 /// The five servers, and who tries to get the lock.
 pub(crate) struct Redlock {
     ttl_ms: u64,
-    servers: [Server; SERVERS],
+    servers: [RedisServer; SERVERS],
     waiting: Vec<Waiting>,
     retry_ms: u64,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Server {
+struct RedisServer {
     /// How far its clock is ahead.
     ahead_ms: u64,
     key: Option<Key>,
@@ -44,7 +44,7 @@ struct Waiting {
     call: CallId,
 }
 
-impl Server {
+impl RedisServer {
     /// The key, if it has not expired.
     fn live(&self, now: u64) -> Option<Key> {
         self.key.filter(|key| now + self.ahead_ms < key.expires_ms)
@@ -53,7 +53,7 @@ impl Server {
 
 impl Redlock {
     pub(crate) fn new(ttl_ms: u64) -> Self {
-        Self { ttl_ms, servers: [Server::default(); SERVERS], waiting: Vec::new(), retry_ms: 0 }
+        Self { ttl_ms, servers: [RedisServer::default(); SERVERS], waiting: Vec::new(), retry_ms: 0 }
     }
 
     pub(crate) fn call(
@@ -157,11 +157,14 @@ impl Redlock {
     }
 
     /// Who has the key on most servers.
-    pub(crate) fn held(&self, now: u64) -> Vec<Held> {
+    pub(crate) fn held(&self, now: u64) -> Vec<CountedHold> {
         let live: Vec<Client> =
             self.servers.iter().filter_map(|server| server.live(now)).map(|key| key.client).collect();
         let holder =
             live.iter().find(|client| live.iter().filter(|other| other == client).count() >= MAJORITY);
-        holder.map(|holder| Held { token: None, holder: *holder, is_closed: false }).into_iter().collect()
+        holder
+            .map(|holder| CountedHold { token: None, holder: *holder, is_closed: false })
+            .into_iter()
+            .collect()
     }
 }

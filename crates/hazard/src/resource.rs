@@ -13,14 +13,14 @@ const NAME: &str = "account";
 
 /// What a client has read, and what the account was then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Reading {
+pub(crate) struct BalanceRead {
     pub(crate) balance: i64,
     /// How many writes there had been.
     version: usize,
 }
 
 /// The account.
-pub(crate) struct Resource {
+pub(crate) struct PlayedAccount {
     fence: MemoryFence,
     checks: Fence,
     balance: i64,
@@ -38,17 +38,17 @@ pub(crate) struct Withdrawal {
     pub(crate) is_lost: bool,
 }
 
-impl Resource {
+impl PlayedAccount {
     pub(crate) fn new(checks: Fence) -> Self {
         Self { fence: MemoryFence::new(), checks, balance: START, withdrawals: Vec::new(), refused: 0 }
     }
 
     /// Reads the balance. With [`Fence::Enter`], the section enters the fence before.
-    pub(crate) fn read(&mut self, section: Option<Section>) -> Result<Reading, Refused> {
+    pub(crate) fn read(&mut self, section: Option<Section>) -> Result<BalanceRead, Refused> {
         if let (Fence::Enter, Some(section)) = (self.checks, section) {
             self.fence.enter(NAME, section).inspect_err(|_| self.refused += 1)?;
         }
-        Ok(Reading { balance: self.balance, version: self.withdrawals.len() })
+        Ok(BalanceRead { balance: self.balance, version: self.withdrawals.len() })
     }
 
     /// Writes a balance from which `amount` was withdrawn. Returns the withdrawals that it overwrites: those made after
@@ -57,7 +57,7 @@ impl Resource {
         &mut self,
         by: Lane,
         amount: i64,
-        read: Reading,
+        read: BalanceRead,
         section: Option<Section>,
     ) -> Result<Vec<Withdrawal>, Refused> {
         if let (Fence::Write | Fence::Enter, Some(section)) = (self.checks, section) {

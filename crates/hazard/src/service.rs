@@ -11,7 +11,7 @@ use lockkeeper_core::{
     Seq, SessionId, Table, Token,
 };
 
-use crate::locks::{Client, Held, Sent};
+use crate::locks::{Client, CountedHold, Sent};
 use crate::settings::Settings;
 
 /// The name of the lock.
@@ -212,11 +212,11 @@ impl LockService {
     }
 
     /// The holds of the lock, as the table describes them.
-    pub(crate) fn held(&self) -> Vec<Held> {
+    pub(crate) fn held(&self) -> Vec<CountedHold> {
         let described = self.table.describe(&self.name, Page::first(0));
         let held = described.holds.iter().filter_map(|hold| {
             let is_closed = matches!(hold.state, HoldState::Closed { .. });
-            Some(Held { token: Some(hold.token), holder: *self.holders.get(&hold.token)?, is_closed })
+            Some(CountedHold { token: Some(hold.token), holder: *self.holders.get(&hold.token)?, is_closed })
         });
         held.collect()
     }

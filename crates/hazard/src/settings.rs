@@ -17,7 +17,7 @@ const DRIFT_MAX: i64 = 50;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Settings {
     /// The lock service.
-    pub service: Service,
+    pub service: LockServiceKind,
     /// Who competes with A.
     pub others: Others,
     /// What the resource checks.
@@ -53,7 +53,7 @@ pub struct Settings {
 /// A lock service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Service {
+pub enum LockServiceKind {
     /// Our own service: its table decides, by sessions with keep-alives.
     Lockkeeper,
     /// A key with an expiry on each of five Redis servers, of which three must agree. It issues no tokens.
@@ -161,7 +161,7 @@ impl Default for Settings {
     /// A and B withdraw under a lease of 10 s, and nothing goes wrong.
     fn default() -> Self {
         Self {
-            service: Service::Lockkeeper,
+            service: LockServiceKind::Lockkeeper,
             others: Others::Writer,
             fence: Fence::None,
             ttl_ms: 10_000,
@@ -190,7 +190,8 @@ impl Settings {
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), SettingsError> {
         match key {
             "service" => {
-                let all = [("lockkeeper", Service::Lockkeeper), ("redlock", Service::Redlock)];
+                let all =
+                    [("lockkeeper", LockServiceKind::Lockkeeper), ("redlock", LockServiceKind::Redlock)];
                 self.service = choice("service", value, &all)?;
             }
             "others" => {
@@ -251,7 +252,7 @@ impl Settings {
     /// # Errors
     /// [`SettingsError::Together`], with what does not fit.
     pub fn check(&self) -> Result<(), SettingsError> {
-        let of_redlock = self.service == Service::Redlock;
+        let of_redlock = self.service == LockServiceKind::Redlock;
         let refusals = [
             (
                 of_redlock && self.fence != Fence::None,

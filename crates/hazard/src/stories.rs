@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::settings::{Fence, Others, Pause, Service, Settings, SettingsError};
+use crate::settings::{Fence, LockServiceKind, Others, Pause, Settings, SettingsError};
 
 /// A story: what to watch, and the settings that play it.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -98,7 +98,7 @@ pub const STORIES: [Story; 9] = [
                 still holds by its own clock. There is no pause and no slow network here, and no token that a resource \
                 could check.",
         settings: || Settings {
-            service: Service::Redlock,
+            service: LockServiceKind::Redlock,
             ttl_ms: 30_000,
             work_ms: 3_000,
             step_at_ms: 2_500,

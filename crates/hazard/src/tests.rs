@@ -39,12 +39,12 @@ fn is_sound(trace: &Trace) {
     }
     // P3: with `enter`, nothing is lost, whatever happens.
     if trace.settings.fence == Fence::Enter {
-        assert_eq!(trace.outcome.verdict, Verdict::Kept, "{}", text());
+        assert_eq!(trace.outcome.verdict, DataVerdict::Kept, "{}", text());
     }
 }
 
 /// Plays a story with each fence, and returns verdict and balance of each.
-fn outcomes(name: &str) -> Vec<(Verdict, i64)> {
+fn outcomes(name: &str) -> Vec<(DataVerdict, i64)> {
     let fences = story(name).unwrap().fences();
     let outcome = |fence: Fence| play_with(name, &[("fence", fence.name())]).outcome;
     fences.into_iter().map(outcome).map(|outcome| (outcome.verdict, outcome.balance)).collect()
@@ -52,7 +52,7 @@ fn outcomes(name: &str) -> Vec<(Verdict, i64)> {
 
 #[test]
 fn stories_end_as_they_say() {
-    use Verdict::{Kept, Lost, Torn};
+    use DataVerdict::{Kept, Lost, Torn};
     // By fence: none, write, enter.
     assert_eq!(outcomes("paused-holder"), [(Lost, 70), (Kept, 20), (Kept, 20)]);
     assert_eq!(outcomes("write-only"), [(Lost, 50), (Lost, 50), (Kept, 20)]);

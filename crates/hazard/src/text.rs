@@ -1,6 +1,6 @@
 //! A trace as lines of text.
 
-use crate::trace::{Outcome, Step, StepKind, Verdict};
+use crate::trace::{DataVerdict, PlayOutcome, Step, StepKind};
 
 /// A step in one line: its time in seconds, its lane, what happens.
 #[must_use]
@@ -12,11 +12,11 @@ pub fn step_line(step: &Step) -> String {
 
 /// The outcome in one line.
 #[must_use]
-pub fn outcome_line(outcome: &Outcome) -> String {
+pub fn outcome_line(outcome: &PlayOutcome) -> String {
     let word = match outcome.verdict {
-        Verdict::Kept => "kept",
-        Verdict::Lost => "LOST",
-        Verdict::Torn => "TORN",
+        DataVerdict::Kept => "kept",
+        DataVerdict::Lost => "LOST",
+        DataVerdict::Torn => "TORN",
     };
     format!("{word:>8}  {}", outcome.text)
 }

@@ -16,7 +16,7 @@ pub struct Trace {
     /// States that last, in the order of their starts.
     pub spans: Vec<Span>,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: PlayOutcome,
     /// When it ended.
     pub end_ms: u64,
 }
@@ -196,9 +196,9 @@ pub enum SpanKind {
 
 /// How a play ended.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Outcome {
+pub struct PlayOutcome {
     /// In one word.
-    pub verdict: Verdict,
+    pub verdict: DataVerdict,
     /// The balance at the end.
     pub balance: i64,
     /// The balance if no accepted withdrawal was lost.
@@ -212,7 +212,7 @@ pub struct Outcome {
 /// Whether the data are as they must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum DataVerdict {
     /// They are.
     Kept,
     /// A withdrawal that the resource had accepted is lost.

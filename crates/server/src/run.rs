@@ -127,8 +127,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
     // Listens before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
     let http = listen_for_http(&options)?.map(|(listener, address)| {
-        let (metrics, hazards) = (options.metrics.clone(), options.hazards.clone());
-        (HttpPort { listener, metrics, hazards }, address)
+        (HttpPort { listener, metrics: options.metrics.clone(), hazards: options.hazards.clone() }, address)
     });
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
     data::refuse_foreign(&options.data)?;
@@ -462,9 +461,8 @@ fn about(data: &Path, founding: &Founding, members: &Members, advertised: &str) 
     let mut clients: BTreeMap<u64, String> = members.collect();
     // This node's address may have changed since the bootstrap.
     clients.insert(founding.node, advertised.to_owned());
-    let Founding { node, cluster, incarnation, .. } = founding;
-    let (cluster, incarnation) = (hex(cluster), hex(incarnation));
-    About { node: *node, data: data.to_owned(), cluster, incarnation, clients }
+    let [cluster, incarnation] = [&founding.cluster, &founding.incarnation].map(|id| hex(id));
+    About { node: founding.node, data: data.to_owned(), cluster, incarnation, clients }
 }
 
 fn config(founding: &Founding, options: &ServerOptions) -> Config {

@@ -1,7 +1,7 @@
 //! `explain`: plays what goes wrong with locks, under virtual time.
 
 use lockkeeper_hazard::{
-    Fence, STORIES, Settings, StepKind, Story, Trace, Verdict, outcome_line, page, play, step_line, story,
+    DataVerdict, Fence, STORIES, Settings, StepKind, Story, Trace, outcome_line, page, play, step_line, story,
 };
 use serde_json::json;
 
@@ -68,7 +68,7 @@ fn show(story: &Story, trace: &Trace) -> Result<(), Failure> {
         };
         output::line(colour.map_or_else(|| line.clone(), |colour| output::painted(colour, &line)))?;
     }
-    let colour = if trace.outcome.verdict == Verdict::Kept { "32" } else { "31" };
+    let colour = if trace.outcome.verdict == DataVerdict::Kept { "32" } else { "31" };
     output::line(output::painted(colour, &outcome_line(&trace.outcome)))
 }
 
@@ -76,9 +76,9 @@ fn show(story: &Story, trace: &Trace) -> Result<(), Failure> {
 fn better_fence(trace: &Trace) -> Option<Fence> {
     let kept = |fence: &Fence| {
         let settings = Settings { fence: *fence, ..trace.settings.clone() };
-        play(&settings).is_ok_and(|trace| trace.outcome.verdict == Verdict::Kept)
+        play(&settings).is_ok_and(|trace| trace.outcome.verdict == DataVerdict::Kept)
     };
-    let loses = trace.outcome.verdict != Verdict::Kept;
+    let loses = trace.outcome.verdict != DataVerdict::Kept;
     loses.then(|| Fence::ALL.into_iter().find(kept)).flatten()
 }
 
@@ -90,7 +90,7 @@ fn all() -> Result<(), Failure> {
             let settings = Settings { fence, ..story.settings() };
             let trace = play(&settings).map_err(|error| Failure::new(USAGE, error.to_string()))?;
             let row = [story.name.to_owned(), fence.name().to_owned(), trace.outcome.text];
-            if trace.outcome.verdict == Verdict::Kept { table.row(row) } else { table.bad_row(row) }
+            if trace.outcome.verdict == DataVerdict::Kept { table.row(row) } else { table.bad_row(row) }
         }
     }
     table.print()

@@ -12,11 +12,11 @@ use lockkeeper::simulation::{CallId, CallKind, Event, NotAcquired, Output};
 use lockkeeper_core::ModeKind;
 use lockkeeper_fence::Section;
 
-use crate::locks::{Client, Locks, Sent};
+use crate::locks::{Client, PlayedLocks, Sent};
 use crate::outcome;
-use crate::process::{Arrival, Hold, Process, State};
+use crate::process::{Arrival, KnownHold, Process, ProgramState};
 use crate::recorder::Recorder;
-use crate::resource::{Reading, Resource};
+use crate::resource::{BalanceRead, PlayedAccount};
 use crate::settings::{Others, Pause, Settings, SettingsError};
 use crate::trace::{Lane, Phase, SpanKind, StepKind, Trace};
 use words::{answer_text, call_text, shown};
@@ -51,9 +51,9 @@ struct Play<'settings> {
     queued: usize,
     /// How many of the queued things are on their way to the resource.
     to_resource: usize,
-    locks: Locks,
+    locks: PlayedLocks,
     locks_wake_ms: Option<u64>,
-    resource: Resource,
+    resource: PlayedAccount,
     processes: Vec<Process>,
     /// A reader has read two balances.
     torn: Option<(Lane, i64, i64)>,
@@ -70,7 +70,7 @@ enum Happening {
     Call(usize, CallId, CallKind),
     Disconnects(usize),
     Read(usize, Option<Section>),
-    Write(usize, Option<Section>, Reading),
+    Write(usize, Option<Section>, BalanceRead),
     LocksWake,
     ClocksStep,
     CutBegins,
@@ -92,9 +92,9 @@ impl<'settings> Play<'settings> {
             queue: BTreeMap::new(),
             queued: 0,
             to_resource: 0,
-            locks: Locks::new(settings),
+            locks: PlayedLocks::new(settings),
             locks_wake_ms: None,
-            resource: Resource::new(settings.fence),
+            resource: PlayedAccount::new(settings.fence),
             processes,
             torn: None,
             recorder: Recorder::default(),
@@ -220,7 +220,7 @@ impl<'settings> Play<'settings> {
 
     fn is_running(&self, index: usize) -> bool {
         let process = &self.processes[index];
-        process.paused_until.is_none() && process.state != State::Dead
+        process.paused_until.is_none() && process.state != ProgramState::Dead
     }
 
     /// Sends what the lock service has to say, and records what has changed.
@@ -255,7 +255,7 @@ impl<'settings> Play<'settings> {
 
     fn feed(&mut self, index: usize, event: Event) {
         let process = &mut self.processes[index];
-        if process.state == State::Dead {
+        if process.state == ProgramState::Dead {
             return;
         }
         let mut outputs = Vec::new();
@@ -287,7 +287,7 @@ impl<'settings> Play<'settings> {
             }
             Output::Granted { grant, .. } => {
                 self.recorder.end(lane, SpanKind::Waits);
-                self.processes[index].hold = Some(Hold { token: grant.token, lost: None });
+                self.processes[index].hold = Some(KnownHold { token: grant.token, lost: None });
                 let token = self.processes[index].token();
                 self.recorder.begin(lane, SpanKind::Believes, token);
                 let text = match token {

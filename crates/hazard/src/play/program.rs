@@ -7,8 +7,8 @@ use lockkeeper_fence::Section;
 use super::words::{refusal, shown};
 use super::{Happening, LATENCY_MS, Play};
 use crate::locks::Client;
-use crate::process::{Arrival, Process, ResourceAnswer, State};
-use crate::resource::Reading;
+use crate::process::{Arrival, Process, ProgramState, ResourceAnswer};
+use crate::resource::BalanceRead;
 use crate::settings::{Fence, Pause};
 use crate::trace::{Lane, MessageKind, Phase, SpanKind, StepKind};
 
@@ -59,10 +59,10 @@ impl Play<'_> {
         match (point, self.processes[index].state) {
             (Pause::Never, _) => {}
             (Pause::BeforeRead, _) => {
-                self.processes[index].state = State::Reading;
+                self.processes[index].state = ProgramState::Reading;
                 self.reads(index);
             }
-            (Pause::BeforeWork, State::Working(reading)) => {
+            (Pause::BeforeWork, ProgramState::Working(reading)) => {
                 let text = match self.processes[index].mode {
                     ModeKind::Shared => {
                         format!("works with {} for {}", reading.balance, shown(self.settings.work_ms))
@@ -74,7 +74,7 @@ impl Play<'_> {
                 self.tell(index, StepKind::Ordinary, text);
                 self.at(self.now + self.settings.work_ms, Happening::HasWorked(index));
             }
-            (Pause::BeforeCheck, State::Working(_)) => {
+            (Pause::BeforeCheck, ProgramState::Working(_)) => {
                 if self.processes[index].is_valid(self.now) {
                     self.tell(index, StepKind::Ordinary, "checks its lease: valid by its clock");
                     self.reaches(index, Pause::BeforeWrite);
@@ -83,7 +83,7 @@ impl Play<'_> {
                     self.starts_again(index);
                 }
             }
-            (Pause::BeforeWrite, State::Working(reading)) => self.writes(index, reading),
+            (Pause::BeforeWrite, ProgramState::Working(reading)) => self.writes(index, reading),
             (Pause::BeforeWork | Pause::BeforeCheck | Pause::BeforeWrite, _) => {}
         }
     }
@@ -91,11 +91,11 @@ impl Play<'_> {
     pub(super) fn has_worked(&mut self, index: usize) {
         let process = &mut self.processes[index];
         match (process.state, process.mode) {
-            (State::Working(reading), ModeKind::Shared) => {
-                process.state = State::ReadingAgain(reading);
+            (ProgramState::Working(reading), ModeKind::Shared) => {
+                process.state = ProgramState::ReadingAgain(reading);
                 self.reads(index);
             }
-            (State::Working(_), _) => self.reaches(index, Pause::BeforeCheck),
+            (ProgramState::Working(_), _) => self.reaches(index, Pause::BeforeCheck),
             _ => {}
         }
     }
@@ -104,7 +104,7 @@ impl Play<'_> {
         let process = &self.processes[index];
         let section = process.section();
         // Whoever reads for the second time has entered already.
-        let enters = self.settings.fence == Fence::Enter && process.state == State::Reading;
+        let enters = self.settings.fence == Fence::Enter && process.state == ProgramState::Reading;
         let section = section.filter(|_| enters);
         let text = match section {
             Some(section) => format!("enter with token {}, and read", section.token()),
@@ -115,11 +115,11 @@ impl Play<'_> {
         self.at(arrives, Happening::Read(index, section));
     }
 
-    fn writes(&mut self, index: usize, reading: Reading) {
+    fn writes(&mut self, index: usize, reading: BalanceRead) {
         let settings = self.settings;
         let process = &mut self.processes[index];
         let is_first = !std::mem::replace(&mut process.has_written, true) && process.client == Client::A;
-        process.state = State::Writing;
+        process.state = ProgramState::Writing;
         let (section, balance) = (process.section(), reading.balance - process.amount);
         let with = |section: Section| format!(" with token {}", section.token());
         let text = format!("write {balance}{}", section.map_or_else(String::new, with));
@@ -143,7 +143,7 @@ impl Play<'_> {
         self.recorder.phase(Phase::Dead);
         self.recorder.end(lane, SpanKind::Believes);
         self.recorder.begin(lane, SpanKind::Dead, None);
-        self.processes[index].state = State::Dead;
+        self.processes[index].state = ProgramState::Dead;
         let arrives = self.arrival(self.processes[index].client);
         self.recorder.message((lane, Lane::Locks), arrives, "connection closed", MessageKind::Session);
         self.at(arrives, Happening::Disconnects(index));
@@ -152,7 +152,7 @@ impl Play<'_> {
     fn starts_again(&mut self, index: usize) {
         self.recorder.end(self.lane(index), SpanKind::Believes);
         let key = self.processes[index].key;
-        self.processes[index].state = State::NotStarted;
+        self.processes[index].state = ProgramState::NotStarted;
         self.feed(index, Event::Abandon { key });
         self.asks(index);
     }
@@ -163,7 +163,7 @@ impl Play<'_> {
         if process.is_over() {
             return;
         }
-        process.state = State::Finished;
+        process.state = ProgramState::Finished;
         self.recorder.end(self.lane(index), SpanKind::Believes);
         self.tell(index, kind, text);
         self.recorder.phase(phase);
@@ -171,7 +171,7 @@ impl Play<'_> {
     }
 
     pub(super) fn arrived(&mut self, index: usize, arrival: Arrival) {
-        if self.processes[index].state == State::Dead {
+        if self.processes[index].state == ProgramState::Dead {
             return;
         }
         let answer = match arrival {
@@ -179,12 +179,12 @@ impl Play<'_> {
             Arrival::FromResource(answer) => answer,
         };
         match (answer, self.processes[index].state) {
-            (ResourceAnswer::Balance(reading), State::Reading) => {
-                self.processes[index].state = State::Working(reading);
+            (ResourceAnswer::Balance(reading), ProgramState::Reading) => {
+                self.processes[index].state = ProgramState::Working(reading);
                 self.tell(index, StepKind::Ordinary, format!("has read {}", reading.balance));
                 self.reaches(index, Pause::BeforeWork);
             }
-            (ResourceAnswer::Balance(again), State::ReadingAgain(first)) => {
+            (ResourceAnswer::Balance(again), ProgramState::ReadingAgain(first)) => {
                 let same = again.balance == first.balance;
                 let text = match same {
                     true => format!("reads {} again, as it must be under its lock", again.balance),
@@ -199,11 +199,11 @@ impl Play<'_> {
                 }
                 self.releases(index);
             }
-            (ResourceAnswer::Written, State::Writing) => {
+            (ResourceAnswer::Written, ProgramState::Writing) => {
                 self.tell(index, StepKind::Ordinary, "its write is acknowledged");
                 self.releases(index);
             }
-            (ResourceAnswer::Refused, State::Reading | State::Writing) => {
+            (ResourceAnswer::Refused, ProgramState::Reading | ProgramState::Writing) => {
                 self.tell(
                     index,
                     StepKind::Refused,
@@ -216,7 +216,7 @@ impl Play<'_> {
     }
 
     fn releases(&mut self, index: usize) {
-        self.processes[index].state = State::Releasing;
+        self.processes[index].state = ProgramState::Releasing;
         self.tell(index, StepKind::Ordinary, "releases the lock");
         self.recorder.phase(Phase::Releases);
         let key = self.processes[index].key;
@@ -240,7 +240,7 @@ impl Play<'_> {
         self.answers(index, answer);
     }
 
-    pub(super) fn is_written(&mut self, index: usize, section: Option<Section>, reading: Reading) {
+    pub(super) fn is_written(&mut self, index: usize, section: Option<Section>, reading: BalanceRead) {
         let Process { amount, .. } = self.processes[index];
         let lane = self.lane(index);
         let (name, token) = (lane.name(), section.map(|section| section.token().get()));
