@@ -154,39 +154,66 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
     if caller.is_checked {
         return Ok(());
     }
-    let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
-    let session_call = match path {
-        SESSION_CALL => message::<v1::SessionCallRequest>(body)?.item.map(Request::try_from),
-        _ => None,
-    };
-    let is_counted = match &session_call {
-        Some(Ok(request)) => is_counted(request),
-        Some(Err(_)) => true,
-        None => !UNCOUNTED.contains(&path),
-    };
-    if is_counted && let Err(text) = front.access.count_request(&rights, &caller.identity) {
-        front.over_quota("requests-per-second", caller, &text);
-        return Err(Status::resource_exhausted(text));
+    if path == SESSION_CALL {
+        return authorize_session_call(front, caller, &message(body)?);
     }
-    let denied = |text: String| {
-        front.refused("denied", caller, &text);
-        Err(Status::permission_denied(text))
-    };
-    if let Some(Ok(request)) = &session_call
-        && let Some(text) = denied_acquire(&rights, &caller.identity, request)
-    {
-        return denied(text);
+    let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
+    if !UNCOUNTED.contains(&path) {
+        count(front, caller, &rights)?;
     }
     match needed(path, body)? {
         Some((action, name)) => check(front, caller, &rights, action, name.as_ref()),
-        None if rights.is_empty() => {
-            if let Some(refusal) = front.access.revoked(&caller.identity) {
-                return denied(refusal);
-            }
-            denied(format!("{} may do nothing here: this node's permissions do not name it", caller.identity))
-        }
-        None => Ok(()),
+        None => check_any(front, caller, &rights),
     }
+}
+
+/// Checks whether the caller may make this call of a session.
+///
+/// # Errors
+/// The refusal.
+pub(super) fn authorize_session_call(
+    front: &Front,
+    caller: &Caller,
+    call: &v1::SessionCallRequest,
+) -> Result<(), Status> {
+    if caller.is_checked {
+        return Ok(());
+    }
+    let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
+    let request = call.item.clone().map(Request::try_from);
+    if !matches!(&request, Some(Ok(request)) if !is_counted(request)) {
+        count(front, caller, &rights)?;
+    }
+    if let Some(Ok(request)) = &request
+        && let Some(text) = denied_acquire(&rights, &caller.identity, request)
+    {
+        return denied(front, caller, text);
+    }
+    check_any(front, caller, &rights)
+}
+
+/// Counts a call against the caller's rate.
+fn count(front: &Front, caller: &Caller, rights: &Rights) -> Result<(), Status> {
+    front.access.count_request(rights, &caller.identity).map_err(|text| {
+        front.over_quota("requests-per-second", caller, &text);
+        Status::resource_exhausted(text)
+    })
+}
+
+fn denied(front: &Front, caller: &Caller, text: String) -> Result<(), Status> {
+    front.refused("denied", caller, &text);
+    Err(Status::permission_denied(text))
+}
+
+/// A call without a permission of its own needs some other one.
+fn check_any(front: &Front, caller: &Caller, rights: &Rights) -> Result<(), Status> {
+    if !rights.is_empty() {
+        return Ok(());
+    }
+    let text = front.access.revoked(&caller.identity).unwrap_or_else(|| {
+        format!("{} may do nothing here: this node's permissions do not name it", caller.identity)
+    });
+    denied(front, caller, text)
 }
 
 /// Checks whether the caller may do this with the name, or with all names.
@@ -210,10 +237,7 @@ fn check(
     action: Permission,
     name: Option<&LockName>,
 ) -> Result<(), Status> {
-    access::check(rights, &caller.identity, action, name).map_err(|text| {
-        front.refused("denied", caller, &text);
-        Status::permission_denied(text)
-    })
+    access::check(rights, &caller.identity, action, name).or_else(|text| denied(front, caller, text))
 }
 
 /// Whether a client's rate counts this request of a session. It does not count those by which a client keeps what it has, and
