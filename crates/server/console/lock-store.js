@@ -127,20 +127,6 @@ class LockStore {
     return new Watch(name, { begin: () => {}, state: take, changed: take, synced, status: () => {} });
   }
 
-  /**
-   * Takes over the limit of a lock that a view has read: the watch does not tell of a limit that an operator sets.
-   *
-   * @param {Lock} read
-   */
-  takeLimit({ name, permits, permitsStored }) {
-    const known = this.locks.get(name);
-    if (known === undefined || known.permits === permits) return;
-    const lock = { ...known, permits, permitsStored };
-    this.#record(name, known, lock);
-    this.locks.set(name, lock);
-    this.#tell(name, lock);
-  }
-
   /** Connects again, now. */
   retry() {
     this.#watch?.retry();

@@ -133,7 +133,6 @@ export function mountLock(route, root, signal) {
       isBase64: hold.value_base64 !== undefined || hold.meta_base64 !== undefined,
     }));
     lock = { ...lockOf(json, 0), full };
-    store.takeLimit(lock);
     const { kind, text } = stateOf(lock);
     state.className = `state big ${kind}`;
     setText(state, text);

@@ -52,7 +52,12 @@ pub enum DirectoryError {
 
 /// The bytes of the files of a data directory, and those that are free on its disk for this process. Blocks.
 pub(crate) fn usage(path: &Path) -> io::Result<(u64, u64)> {
-    let used = fs::read_dir(path)?.map(|entry| Ok(entry?.metadata()?.blocks() * BLOCK_BYTES));
+    let used = fs::read_dir(path)?.map(|entry| match entry?.metadata() {
+        Ok(file) => Ok(file.blocks() * BLOCK_BYTES),
+        // A part of the log that was removed just now.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error),
+    });
     let used = used.sum::<io::Result<u64>>()?;
     let disk = nix::sys::statvfs::statvfs(path)?;
     Ok((used, disk.blocks_available() * disk.fragment_size()))

@@ -154,10 +154,10 @@ pub(super) fn authorize(front: &Front, caller: &Caller, path: &str, body: &[u8])
     if caller.is_checked {
         return Ok(());
     }
+    let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
     if path == SESSION_CALL {
         return authorize_session_call(front, caller, &message(body)?);
     }
-    let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
     if !UNCOUNTED.contains(&path) {
         count(front, caller, &rights)?;
     }

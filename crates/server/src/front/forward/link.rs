@@ -31,16 +31,44 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The connection to the leader, shared by all calls with one answer. Calls that are answered by streams have a
 /// connection each: a node accepts only some hundred streams on a connection, and streams last long.
-#[derive(Default)]
 pub(in crate::front) struct Links {
     open: Mutex<Option<(String, ForwardConnection)>>,
     /// For calls of sessions, which may wait long for their answers: no connection has as many of them as a node accepts.
     of_sessions: Mutex<Vec<SessionLink>>,
+    /// Limits the connections for calls to other nodes than the leader.
+    to_nodes: Semaphore,
     /// The last failure that was logged.
     said: std::sync::Mutex<String>,
 }
 
+impl Default for Links {
+    fn default() -> Self {
+        Self {
+            open: Mutex::default(),
+            of_sessions: Mutex::default(),
+            to_nodes: Semaphore::new(NODE_LINKS_MAX),
+            said: std::sync::Mutex::default(),
+        }
+    }
+}
+
 impl Links {
+    /// Sends a call to a node, on a connection of its own: such calls are rare, and must not wait behind those to the leader.
+    ///
+    /// # Errors
+    /// Why there is no answer, in words.
+    pub(super) async fn ask_node(
+        &self,
+        node: u64,
+        address: &str,
+        tls: Option<&NodeTls>,
+        call: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, String> {
+        let _place = self.to_nodes.acquire().await.map_err(|error| error.to_string())?;
+        let mut link = dial(node, address, tls).await.map_err(|error| error.to_string())?;
+        link.send(call).await.map_err(|_| "it has closed the connection".to_owned())
+    }
+
     /// Returns the open connection to this address, or opens one. Concurrent callers wait for the same one.
     pub(super) async fn to(
         &self,
@@ -114,6 +142,8 @@ struct SessionLink {
 const CALLS_PER_LINK: usize = 200;
 /// Most connections for them.
 const SESSION_LINKS_MAX: usize = 64;
+/// Most connections for calls to other nodes than the leader. Further calls wait.
+const NODE_LINKS_MAX: usize = 8;
 
 /// A client connection to a node. It closes when its last handle was dropped and its last answer is complete.
 #[derive(Clone)]

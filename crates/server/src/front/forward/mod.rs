@@ -296,12 +296,7 @@ impl Forwarding {
             ))
         })?;
         let request = self.request(&address)?;
-        let asked = async {
-            // Not the leader's connection: these calls are rare.
-            let dialled = link::dial(node, &address, self.front.tls.as_deref()).await;
-            let mut link = dialled.map_err(|error| error.to_string())?;
-            link.send(request).await.map_err(|_| "it has closed the connection".to_owned())
-        };
+        let asked = self.front.links.ask_node(node, &address, self.front.tls.as_deref(), request);
         match tokio::time::timeout_at(self.until, asked).await {
             Ok(Ok(answer)) => Ok(link::passed(answer, None)),
             Ok(Err(why)) => {
