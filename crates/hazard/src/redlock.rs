@@ -2,6 +2,8 @@
 //!
 //! The servers are modelled here (`SET NX PX`, and each its own clock); the client is the production one.
 
+use std::collections::BTreeMap;
+
 use lockkeeper::LossCause;
 use lockkeeper::simulation::{Answer, CallId, CallKind, Event, Granted, Push};
 use lockkeeper_core::{End, Seq};
@@ -19,6 +21,8 @@ const RETRY_MS: u64 = 500;
 pub(crate) struct Redlock {
     ttl_ms: u64,
     servers: [RedisServer; SERVERS],
+    /// The request by which each client got the lock, until it gives it back or has lost it.
+    granted: BTreeMap<Client, Seq>,
     waiting: Vec<Waiting>,
     retry_ms: u64,
 }
@@ -53,7 +57,13 @@ impl RedisServer {
 
 impl Redlock {
     pub(crate) fn new(ttl_ms: u64) -> Self {
-        Self { ttl_ms, servers: [RedisServer::default(); SERVERS], waiting: Vec::new(), retry_ms: 0 }
+        Self {
+            ttl_ms,
+            servers: [RedisServer::default(); SERVERS],
+            granted: BTreeMap::new(),
+            waiting: Vec::new(),
+            retry_ms: 0,
+        }
     }
 
     pub(crate) fn call(
@@ -103,30 +113,39 @@ impl Redlock {
         }
         if set < MAJORITY {
             self.delete(client, seq);
+            return false;
         }
-        set >= MAJORITY
+        self.granted.insert(client, seq);
+        true
     }
 
     fn delete(&mut self, client: Client, seq: Seq) {
+        if self.granted.get(&client) == Some(&seq) {
+            self.granted.remove(&client);
+        }
         self.waiting.retain(|waiting| (waiting.client, waiting.seq) != (client, seq));
         for server in &mut self.servers {
             server.key = server.key.filter(|key| (key.client, key.seq) != (client, seq));
         }
     }
 
-    /// Renews a client's keys. Returns the request that has no majority of them any more.
+    /// Renews a client's keys. Returns the request that has no majority of them any more; what is left of it is deleted.
     fn renew(&mut self, now: u64, client: Client) -> Option<Seq> {
-        let (mut seq, mut renewed) = (None, 0);
+        let seq = *self.granted.get(&client)?;
+        let mut renewed = 0;
         for server in &mut self.servers {
             let expires_ms = now + server.ahead_ms + self.ttl_ms;
-            if let Some(mut key) = server.live(now).filter(|key| key.client == client) {
+            if let Some(mut key) = server.live(now).filter(|key| (key.client, key.seq) == (client, seq)) {
                 key.expires_ms = expires_ms;
                 server.key = Some(key);
-                seq = Some(key.seq);
                 renewed += 1;
             }
         }
-        seq.filter(|_| renewed < MAJORITY)
+        if renewed >= MAJORITY {
+            return None;
+        }
+        self.delete(client, seq);
+        Some(seq)
     }
 
     /// Sets the clocks of a majority forward.

@@ -1,4 +1,5 @@
-//! Our own lock service: the production table, and around it the timers of a leader, under virtual time.
+//! Our own lock service: the production table, and around it a model of a leader's timers (`crates/replica/src/deadlines.rs`),
+//! under virtual time: an open and keep-alives move a session's deadline, nothing else does.
 //!
 //! One node is enough: how several agree on the table's commands changes nothing for clients.
 
@@ -66,7 +67,7 @@ impl LockService {
         (call, kind): (CallId, CallKind),
         out: &mut Vec<Sent>,
     ) {
-        let Some(command) = self.command(now, client, mode, &kind) else {
+        let Some(command) = self.command(client, mode, &kind) else {
             let answer = if self.renew(now, client) { Answer::KeptAlive } else { Answer::SessionGone };
             return out.push(Sent::to(client, Event::Answered { call, answer }));
         };
@@ -93,8 +94,8 @@ impl LockService {
             Reply::Finished(end) => Answer::Finished(end),
             Reply::Done => Answer::Closed,
             Reply::SessionGone => Answer::SessionGone,
-            // The requests of a play break no rule and reach no limit, so nothing else is replied. A call without an
-            // answer is repeated by its client.
+            // The requests of a play break no rule and reach no limit, so nothing else is replied: the tests find a program
+            // that never ends.
             _ => return,
         };
         out.push(Sent::to(client, Event::Answered { call, answer }));
@@ -102,7 +103,7 @@ impl LockService {
     }
 
     /// The table's command for a call; `None` for a keep-alive, which changes only the leader's timers.
-    fn command(&mut self, now: u64, client: Client, mode: ModeKind, kind: &CallKind) -> Option<Command> {
+    fn command(&mut self, client: Client, mode: ModeKind, kind: &CallKind) -> Option<Command> {
         let session = self.session(client).unwrap_or(SessionId(0));
         Some(match *kind {
             CallKind::KeepAlive => return None,
@@ -120,21 +121,18 @@ impl LockService {
                     identity: "".into(),
                 })
             }
-            CallKind::Acquire { seq, done_through, .. } => {
-                self.renew(now, client);
-                Command::Acquire(Acquire {
-                    session,
-                    seq,
-                    done_through,
-                    names: vec![self.name.clone()],
-                    mode: if mode == ModeKind::Shared { Mode::Shared } else { Mode::Exclusive },
-                    subtree: false,
-                    if_busy: IfBusy::Wait { at_most_ms: None },
-                    keep_closed_ms: 0,
-                    value: Box::default(),
-                    meta: Box::default(),
-                })
-            }
+            CallKind::Acquire { seq, done_through, .. } => Command::Acquire(Acquire {
+                session,
+                seq,
+                done_through,
+                names: vec![self.name.clone()],
+                mode: if mode == ModeKind::Shared { Mode::Shared } else { Mode::Exclusive },
+                subtree: false,
+                if_busy: IfBusy::Wait { at_most_ms: None },
+                keep_closed_ms: 0,
+                value: Box::default(),
+                meta: Box::default(),
+            }),
             CallKind::Finish { seq, target, done_through } => {
                 Command::Finish { session, seq, target, done_through }
             }

@@ -55,25 +55,21 @@ export function auditTable({ node = 0, prefix, pageSize, signal, isShort = false
     more.hidden = before === undefined;
   }
 
-  /** Adds what was recorded since the last look. The next look follows, whether this one fails or not. */
+  /** Adds what was recorded since the last call. Throws what the call throws; what is shown stays. */
   async function renew() {
     const known = newest;
-    try {
-      const { all, found, next } = await read();
-      const fresh = found.filter((/** @type {any} */ record) => record.number > known);
-      // Numbers begin anew with the node's process; and records that don't follow on the known ones would hide a gap.
-      const isAnew = all.length > 0 && (all[0].number < known || all[all.length - 1].number > known + 1);
-      if (isAnew) {
-        newest = all[0].number;
-        before = next;
-        records = found;
-      } else {
-        records = fresh.concat(records);
-      }
-      if (isAnew || fresh.length > 0) show();
-    } catch {
-      // What is shown stays, and the first page has told what is wrong.
+    const { all, found, next } = await read();
+    const fresh = found.filter((/** @type {any} */ record) => record.number > known);
+    // Records that don't follow on the known ones would hide a gap. So it is after a restart of the node, which numbers anew.
+    const hasGap = all.length > 0 && next !== undefined && all[all.length - 1].number > known;
+    const isAnew = hasGap || records.length === 0 || all[0]?.number > known + all.length;
+    if (isAnew) {
+      before = next;
+      records = found;
+    } else {
+      records = fresh.concat(records);
     }
+    if (isAnew || fresh.length > 0) show();
   }
 
   async function load() {

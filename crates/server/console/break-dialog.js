@@ -34,11 +34,15 @@ export function openBreak(name, hold, signal, done) {
   openDialog('Break a hold', signal, (close) => {
     const form = el('form', { method: 'dialog', oninput: check, onchange: label });
     const cancel = el('button', { type: 'button', onclick: close }, 'Cancel');
+    const setSending = (/** @type {boolean} */ is) => {
+      isSending = is;
+      form.closest('dialog')?.classList.toggle('sending', is);
+      check();
+    };
     form.addEventListener('submit', async (/** @type {Event} */ event) => {
       event.preventDefault();
       if (order.disabled) return;
-      isSending = true;
-      check();
+      setSending(true);
       fill(answer, el('p', { class: 'dim' }, 'Sending the order…'));
       try {
         const body = { name, token: hold.token, reason: reason.value.trim(), now: now.checked, ...(by.value.trim() === '' ? {} : { by: by.value.trim() }) };
@@ -58,8 +62,7 @@ export function openBreak(name, hold, signal, done) {
         fill(answer, problemBox(isRefused ? 'The hold was not broken' : 'There was no answer to the order', problem, { hint }));
         done();
       }
-      isSending = false;
-      check();
+      setSending(false);
     });
     form.append(
       el('div', { class: 'inputs' },

@@ -18,14 +18,17 @@ export function openDialog(heading, signal, content) {
   /** @type {HTMLDialogElement} */
   const dialog = el('dialog', { 'aria-labelledby': id });
   const close = () => dialog.close();
+  const closeByHand = () => dialog.classList.contains('sending') || close();
   dialog.append(
-    el('div', { class: 'dialog-head' }, el('h2', { id }, heading), el('button', { type: 'button', class: 'plain', 'aria-label': 'Close', onclick: close }, '×')),
-    ...content(close).filter((child) => child),
+    el('div', { class: 'dialog-head' }, el('h2', { id }, heading), el('button', { type: 'button', class: 'plain', 'aria-label': 'Close', onclick: closeByHand }, '×')),
+    ...content(closeByHand).filter((child) => child),
   );
   dialog.addEventListener('close', () => {
     signal?.removeEventListener('abort', close);
     dialog.remove();
   });
+  // While an order is on its way, its answer must have a place to be shown.
+  dialog.addEventListener('cancel', (event) => dialog.classList.contains('sending') && event.preventDefault());
   signal?.addEventListener('abort', close);
   document.body.append(dialog);
   dialog.showModal();

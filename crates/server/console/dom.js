@@ -90,8 +90,8 @@ export function visible(text) {
 }
 
 const RIGHT_TO_LEFT = /[\u0590-\u08FF\uFB1D-\uFDFF\uFE70-\uFEFC]/;
-/** Control characters but tab and newline, marks of direction, and characters without width; joiners belong to some scripts. */
-const INVISIBLE = /[\u0000-\u0008\u000B-\u001F\u007F-\u009F\u00AD\u200B\u200E\u200F\u2028-\u202E\u2060-\u2069\uFEFF]/g;
+/** Control characters but tab and newline, marks of direction, blanks that look like nothing; not joiners, which belong to some scripts. */
+const INVISIBLE = /(?![\t\n\u200C\u200D])[\p{Cc}\p{Bidi_Control}\p{Default_Ignorable_Code_Point}\u2028\u2029]/gu;
 
 /**
  * A page's block with a heading.

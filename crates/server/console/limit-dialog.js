@@ -26,6 +26,8 @@ export function openLimit(name, lock, signal, done) {
     const form = el('form', { method: 'dialog', novalidate: true });
     const send = async (/** @type {number | null} */ number) => {
       set.disabled = remove.disabled = true;
+      const dialog = form.closest('dialog');
+      dialog?.classList.add('sending');
       try {
         await post('v1/set-limit', { name, permits: number }, signal);
         const text = number === null ? 'The stored limit is removed. While permits are held or waited for, their number stays in force.' : `The limit is ${count(number)}.`;
@@ -41,6 +43,7 @@ export function openLimit(name, lock, signal, done) {
         fill(answer, problemBox(isRefused ? 'The limit was not changed' : 'There was no answer to the order', problem, { hint }));
         set.disabled = remove.disabled = false;
       }
+      dialog?.classList.remove('sending');
       done();
     };
     form.addEventListener('submit', (/** @type {Event} */ event) => {

@@ -34,7 +34,10 @@ export function mountAudit(route, root, signal) {
     input.value = prefix;
     const table = auditTable({ node: Number(node.value), prefix, pageSize: PAGE_SIZE, signal: inner.signal });
     fill(frame, table.element);
-    refresh(REFRESH_MS, inner.signal, table.renew, () => {}, () => {});
+    const renewing = new AbortController();
+    inner.signal.addEventListener('abort', () => renewing.abort());
+    // Without the permission each further call would be a record of the trail.
+    refresh(REFRESH_MS, renewing.signal, table.renew, () => {}, ({ status }) => (status === 401 || status === 403) && renewing.abort());
   };
   const form = el(
     'form',
@@ -54,18 +57,18 @@ export function mountAudit(route, root, signal) {
   );
   fill(root, el('div', { class: 'page-head' }, el('h1', {}, 'Audit trail'), whose), form, frame);
   signal.addEventListener('abort', () => inner.abort());
-  const prefix = route.parameters.get('prefix') ?? '';
+  input.value = route.parameters.get('prefix') ?? '';
   get('v1/status', signal).then(
     (status) => {
       const nodes = Array.isArray(status.members) ? status.members.map((/** @type {any} */ member) => member.node) : [status.node];
       fill(node, nodes.map((/** @type {number} */ it) => el('option', { value: it, selected: it === (status.leader ?? status.node) }, `node ${it}${it === status.leader ? ', which leads' : ''}`)));
-      apply(prefix);
+      apply(input.value);
     },
     (error) => {
       if (isAbort(error)) return;
       // The trail of this node can be shown without its number.
       fill(node, el('option', { value: 0 }, 'this node'));
-      apply(prefix);
+      apply(input.value);
     },
   );
   return {

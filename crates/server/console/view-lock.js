@@ -62,12 +62,16 @@ export function mountLock(route, root, signal) {
   const trail = el('div');
   /** @type {ReturnType<typeof auditTable> | null} */
   let audit = null;
-  const showTrail = (/** @type {number} */ node) => {
+  let trailOf = -1;
+  // What is done to a lock is recorded by the node that leads.
+  const showTrail = () => get('v1/status', signal).then(({ leader = 0 }) => leader, (error) => (isAbort(error) ? -1 : 0)).then((node) => {
+    if (node === -1) return;
+    if (audit !== null && node === trailOf) return audit.renew().catch(() => {});
+    trailOf = node;
     audit = auditTable({ node, prefix: name, pageSize: 20, signal, isShort: true });
     fill(trail, audit.element);
-  };
-  // What is done to a lock is recorded by the node that leads.
-  get('v1/status', signal).then(({ leader }) => showTrail(leader ?? 0), (error) => isAbort(error) || showTrail(0));
+  });
+  void showTrail();
   fill(
     root,
     head,
@@ -88,7 +92,7 @@ export function mountLock(route, root, signal) {
   });
   function acted() {
     again();
-    void audit?.renew();
+    void showTrail();
   }
 
   const again = refresh(REFRESH_MS, signal, read, show, (problem) => {

@@ -1,7 +1,7 @@
 // @ts-check
 // The nodes of the cluster: who leads, how far each is, and how each is.
 
-import { get, isAbort } from './api.js';
+import { asProblem, get, isAbort } from './api.js';
 import { el, fill, foreign, panel, setText } from './dom.js';
 import { bytes, clock, count, dateTime, duration, utc } from './format.js';
 import { fillRow, keyedTable } from './hold-table.js';
@@ -40,6 +40,8 @@ export function mountNodes(_route, root, signal) {
   let members = null;
   /** Statuses of other nodes, by id. */
   const others = new Map();
+  /** Nodes that have not answered yet. */
+  const asked = new Set();
   let isLeaderless = false;
   /** A node of an older version does not pass the question on. */
   let asksOthers = true;
@@ -79,23 +81,34 @@ export function mountNodes(_route, root, signal) {
   /** @param {AbortSignal} inner */
   async function readStatus(inner) {
     own = await get('v1/status', inner);
-    if (!asksOthers) return;
     const ids = own.members.map((/** @type {any} */ it) => it.node).filter((/** @type {number} */ id) => id !== own.node);
     const known = new Set(ids);
     for (const id of others.keys()) if (!known.has(id)) others.delete(id);
-    await Promise.all(ids.map(async (/** @type {number} */ id) => {
-      try {
-        const status = await get(`v1/status?node=${id}`, inner);
-        // An older node ignores the number, and answers for itself.
-        if (status.node === id) others.set(id, { status });
-        else asksOthers = false;
-      } catch (error) {
-        if (isAbort(error)) throw error;
-        const { status = 0, detail = String(error) } = /** @type {any} */ (error);
-        if (status === 400 || status === 404) asksOthers = false;
-        else others.set(id, { problem: detail });
+    if (!asksOthers) return;
+    // Each is shown when it answers: one that hangs holds up no other.
+    for (const id of ids) if (!asked.has(id)) void readOther(id, inner);
+  }
+
+  /**
+   * @param {number} id
+   * @param {AbortSignal} inner
+   */
+  async function readOther(id, inner) {
+    asked.add(id);
+    try {
+      const status = await get(`v1/status?node=${id}`, inner);
+      // An older node ignores the number, and answers for itself.
+      if (status.node === own.node) {
+        asksOthers = false;
+        others.clear();
+      } else {
+        others.set(id, { status });
       }
-    }));
+    } catch (error) {
+      if (!isAbort(error)) others.set(id, { problem: asProblem(error).detail });
+    }
+    asked.delete(id);
+    if (!inner.aborted) showCards();
   }
 
   /** @param {import('./api.js').Problem} problem */

@@ -12,6 +12,11 @@ const BACKOFF_MAX_MS = 15_000;
 const SILENCE_MAX_MS = 40_000;
 /** Connections that fail in a row until the page says "offline". */
 const OFFLINE_AFTER = 4;
+/**
+ * A page that is hidden for this long, in milliseconds, gives its connection up until it is looked at again: browsers have about six
+ * for a node, for all tabs together, and calls of other tabs would wait for one.
+ */
+const HIDDEN_MAX_MS = 20_000;
 /** A connection that lived this long, in milliseconds, starts the backoff from its beginning. */
 const GOOD_AFTER_MS = 5_000;
 
@@ -36,6 +41,7 @@ export class Watch {
   /** @type {AbortController | null} */
   #controller = null;
   #timer = 0;
+  #hiddenTimer = 0;
   #failures = 0;
   #lostAt = 0;
   #isStopped = false;
@@ -53,7 +59,7 @@ export class Watch {
     this.#handler = handler;
     // `online`: a laptop that wakes up need not wait for the backoff.
     addEventListener('online', this.#atOnce);
-    document.addEventListener('visibilitychange', this.#atOnce);
+    document.addEventListener('visibilitychange', this.#onVisibility);
     this.retry();
   }
 
@@ -73,9 +79,26 @@ export class Watch {
   stop() {
     this.#isStopped = true;
     clearTimeout(this.#timer);
+    clearTimeout(this.#hiddenTimer);
     this.#controller?.abort();
     removeEventListener('online', this.#atOnce);
-    document.removeEventListener('visibilitychange', this.#atOnce);
+    document.removeEventListener('visibilitychange', this.#onVisibility);
+  }
+
+  #onVisibility = () => {
+    clearTimeout(this.#hiddenTimer);
+    if (document.hidden) this.#hiddenTimer = setTimeout(() => this.#rest(), HIDDEN_MAX_MS);
+    else this.#atOnce();
+  };
+
+  /** Ends the connection until the page is looked at again. */
+  #rest() {
+    if (this.status.state === 'refused' || this.status.state === 'signed-out') return;
+    clearTimeout(this.#timer);
+    this.#controller?.abort();
+    this.#controller = null;
+    if (this.#lostAt === 0) this.#lostAt = Date.now();
+    this.#say('reconnecting', this.#lostAt, Date.now());
   }
 
   #atOnce = () => {

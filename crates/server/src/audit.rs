@@ -32,7 +32,8 @@ const REFUSALS_MAX: u32 = 10;
 const PERIOD: Duration = Duration::from_secs(60);
 /// Most records that wait for the disk; further refusals are left out and counted.
 const QUEUE_MAX: usize = 256;
-/// How many of the newest records are kept in memory, for those who ask.
+/// How many of the newest records are kept in memory, to be shown; half of them at most are refusals, which anybody can
+/// cause.
 const RECENT_MAX: usize = 1_000;
 /// How much of the end of the file is read at the start, for the same.
 const TAIL_BYTES: u64 = 256 << 10;
@@ -76,18 +77,30 @@ pub(crate) struct Audit {
 /// The newest records.
 #[derive(Default)]
 struct Recent {
-    /// The oldest first.
-    lines: VecDeque<Line>,
-    /// The number of the oldest one; they are numbered from 1.
-    first: u64,
+    /// The oldest first, with their numbers.
+    lines: VecDeque<(u64, Line)>,
+    /// The number of the last one.
+    last: u64,
+    refusals: usize,
 }
 
 impl Recent {
+    /// Nothing yet. Numbers rise from the time in milliseconds: those of a later process are higher.
+    fn new(now: SystemTime) -> Self {
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { last: u64::try_from(since.as_millis()).unwrap_or(0), ..Self::default() }
+    }
+
     fn push(&mut self, line: Line) {
-        self.lines.push_back(line);
-        if self.lines.len() > RECENT_MAX {
-            self.lines.pop_front();
-            self.first += 1;
+        self.last += 1;
+        self.refusals += usize::from(line.record.is_refusal());
+        self.lines.push_back((self.last, line));
+        let refusal = |(_, line): &(u64, Line)| line.record.is_refusal();
+        let oldest =
+            if self.refusals > RECENT_MAX / 2 { self.lines.iter().position(refusal) } else { Some(0) };
+        if self.refusals > RECENT_MAX / 2 || self.lines.len() > RECENT_MAX {
+            let gone = oldest.and_then(|oldest| self.lines.remove(oldest));
+            self.refusals -= usize::from(gone.is_some_and(|(_, line)| line.record.is_refusal()));
         }
     }
 }
@@ -120,7 +133,7 @@ impl Audit {
     /// # Errors
     /// The file can't be written.
     pub(crate) fn open(path: Option<&Path>) -> Result<Arc<Self>, FileError> {
-        let mut recent = Recent { first: 1, ..Recent::default() };
+        let mut recent = Recent::new(SystemTime::now());
         let queue = path.map(|path| {
             let failed = |source| FileError::Write { file: path.to_owned(), source };
             let mut file = AuditFile::open(path).map_err(failed)?;
@@ -148,13 +161,11 @@ impl Audit {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let is_below =
             |name: &str| prefix.is_none_or(|prefix| name == prefix.as_str() || prefix.is_above(name));
-        let numbered = recent.lines.iter().enumerate().rev();
-        let numbered = numbered.map(|(index, line)| (recent.first + index as u64, line));
-        let wanted = numbered.filter(|(number, line)| {
+        let wanted = recent.lines.iter().rev().filter(|(number, line)| {
             before.is_none_or(|before| *number < before) && is_below(&line.record.name)
         });
         let mut records: Vec<v1::AuditRecord> =
-            wanted.take(max + 1).map(|(number, line)| line.shown(number)).collect();
+            wanted.take(max + 1).map(|(number, line)| line.shown(*number)).collect();
         let has_more = records.len() > max;
         records.truncate(max);
         let next_before = if has_more { records.last().map_or(0, |last| last.number) } else { 0 };
@@ -163,8 +174,9 @@ impl Audit {
 
     /// The line of a record, of which a copy is kept in memory.
     fn line(&self, record: AuditRecord) -> Line {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let line = Line::new(SystemTime::now(), record);
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner).push(line.clone());
+        recent.push(line.clone());
         line
     }
 
@@ -236,6 +248,11 @@ impl Audit {
 }
 
 impl AuditRecord {
+    /// Whether a caller was refused before anything was ordered.
+    fn is_refusal(&self) -> bool {
+        matches!(&*self.what, "denied" | "unauthenticated" | "quota")
+    }
+
     fn log(&self) {
         let Self { what, identity, address, name, token, detail, reason, result } = self;
         // Quoted: a text from a client must not look like another line of the log.
@@ -432,6 +449,19 @@ mod tests {
         }
         assert!(all.into_iter().eq((5..1_005).rev()));
         assert!(audit.recent(Some(&LockName::parse("a/bc").unwrap()), 10, None).records.is_empty());
+    }
+
+    #[tokio::test]
+    async fn refusals_push_no_orders_out_of_memory() {
+        let audit = Audit::open(None).unwrap();
+        audit.done(AuditRecord { what: "break".into(), ..numbered_record(1) }).await.unwrap();
+        for number in 0..3 * RECENT_MAX as u64 {
+            audit.note(AuditRecord { what: "denied".into(), ..numbered_record(number) });
+        }
+        let kept = audit.recent(None, 2 * RECENT_MAX, None).records;
+        assert_eq!(kept.len(), RECENT_MAX / 2 + 1);
+        assert_eq!((&*kept[0].what, kept[0].token), ("denied", Some(2_999)));
+        assert_eq!((&*kept.last().unwrap().what, kept.last().unwrap().token), ("break", Some(1)));
     }
 
     #[test]

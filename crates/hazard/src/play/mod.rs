@@ -1,7 +1,7 @@
 //! The play: processes, lock service and resource under virtual time.
 //!
 //! Every decision is made by production code: the table grants and expires, the client's machine renews and finds out that
-//! its lease has ended, the fence refuses. Here are only the network, the faults and the program that uses the lock.
+//! its lease has ended, the fence refuses. Here are only the network, the faults and the program that uses the lock; and the timers of a leader are modelled (`service.rs`).
 
 mod program;
 mod words;

@@ -2,7 +2,7 @@
 //! error states why.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_replica::{Answer, AskId, Event, Question};
@@ -23,6 +23,8 @@ use crate::inbox::Source;
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a call for a node's state waits for its disk.
 const DISK_PATIENCE: Duration = Duration::from_secs(1);
+/// How often the disk is looked at, at most.
+const DISK_LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Most orders of operators that a node has in progress. They go on when their callers have gone away, so the limits of
 /// connections do not bound them.
 pub(super) const ORDERS_MAX: usize = 64;
@@ -126,19 +128,29 @@ impl Front {
         }
     }
 
-    /// The bytes of the data directory, and those that are free on its disk, unless the disk does not answer.
+    /// The bytes of the data directory, and those that are free on its disk, as of [`DISK_LOOK_EVERY`] ago at most, unless the disk
+    /// does not answer.
     pub(super) async fn disk_usage(&self) -> (Option<u64>, Option<u64>) {
+        let known = *self.disk_usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_younger = |age| known.is_some_and(|(at, ..)| at.elapsed() < age);
+        let of_known = || known.map_or((None, None), |(_, used, free)| (Some(used), Some(free)));
+        if is_younger(DISK_LOOK_EVERY) {
+            return of_known();
+        }
         // One thread at most waits for a disk that does not answer.
-        let Ok(only) = self.disk_looks.clone().try_acquire_owned() else { return (None, None) };
+        let Ok(only) = self.disk_looks.clone().try_acquire_owned() else {
+            return if is_younger(DISK_LOOK_EVERY + DISK_PATIENCE) { of_known() } else { (None, None) };
+        };
         let path = self.about.data.clone();
         let look = tokio::task::spawn_blocking(move || {
             let _only = only;
             disk::usage(&path)
         });
-        match tokio::time::timeout(DISK_PATIENCE, look).await {
-            Ok(Ok(Ok((used, free)))) => (Some(used), Some(free)),
-            _ => (None, None),
-        }
+        let Ok(Ok(Ok((used, free)))) = tokio::time::timeout(DISK_PATIENCE, look).await else {
+            return (None, None);
+        };
+        *self.disk_usage.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), used, free));
+        (Some(used), Some(free))
     }
 
     pub(super) fn wait_for(self: &Arc<Self>, ask: Ask, caller: &Identity, question: Question) -> Waits {

@@ -193,6 +193,26 @@ pub(super) fn authorize_session_call(
 }
 
 /// Counts a call against the caller's rate.
+///
+/// # Errors
+/// The caller has made too many.
+pub(super) fn count_call(front: &Front, caller: &Caller) -> Result<(), Status> {
+    match front.access.rights(&caller.identity) {
+        Some(rights) if !caller.is_checked => count(front, caller, &rights),
+        _ => Ok(()),
+    }
+}
+
+/// Checks a call without a permission of its own, and counts it.
+///
+/// # Errors
+/// The refusal.
+pub(super) fn authorize_any(front: &Front, caller: &Caller) -> Result<(), Status> {
+    let Some(rights) = front.access.rights(&caller.identity) else { return Ok(()) };
+    count(front, caller, &rights)?;
+    check_any(front, caller, &rights)
+}
+
 fn count(front: &Front, caller: &Caller, rights: &Rights) -> Result<(), Status> {
     front.access.count_request(rights, &caller.identity).map_err(|text| {
         front.over_quota("requests-per-second", caller, &text);

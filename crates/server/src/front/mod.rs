@@ -103,6 +103,8 @@ pub(crate) struct Front {
     orders: Arc<Semaphore>,
     /// Limits the threads that wait for the disk to one.
     disk_looks: Arc<Semaphore>,
+    /// What was seen last, and when: bytes used, bytes free.
+    disk_usage: Mutex<Option<(tokio::time::Instant, u64, u64)>>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -215,6 +217,7 @@ impl Front {
             watch_places: Places::new(WATCHES_MAX),
             orders: Arc::new(Semaphore::new(ask::ORDERS_MAX)),
             disk_looks: Arc::new(Semaphore::new(1)),
+            disk_usage: Mutex::default(),
             stopping: CancellationToken::new(),
             registry: Mutex::default(),
             last_id: AtomicU64::new(0),

@@ -868,7 +868,8 @@ pub struct AuditResponse {
     /// The newest first.
     #[prost(message, repeated, tag = "1")]
     pub records: ::prost::alloc::vec::Vec<AuditRecord>,
-    /// `before` of the next page; 0: there is none. A node keeps its newest 1,000 records for this call; its file has more.
+    /// `before` of the next page; 0: there is none. A node keeps its newest 1,000 records for this call, half of them
+    /// refusals at most; its file has more.
     #[prost(uint64, tag = "2")]
     pub next_before: u64,
     /// Whose trail it is.
@@ -877,7 +878,7 @@ pub struct AuditResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuditRecord {
-    /// Ascending in time; counts from the start of the node's process.
+    /// Ascending in time, also over restarts of the node. The same record may have another number after one.
     #[prost(uint64, tag = "1")]
     pub number: u64,
     /// As in the file: RFC 3339.

@@ -1,5 +1,6 @@
-//! A connection to the leader's client address, and the answers that it returns.
+//! Connections to other nodes' client addresses, mostly the leader's, and the answers that they return.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
@@ -29,31 +30,22 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 const PING_AFTER: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The connection to the leader, shared by all calls with one answer. Calls that are answered by streams have a
+/// The connections to other nodes. That to the leader is shared by all calls with one answer. Calls that are answered by streams have a
 /// connection each: a node accepts only some hundred streams on a connection, and streams last long.
+#[derive(Default)]
 pub(in crate::front) struct Links {
     open: Mutex<Option<(String, ForwardConnection)>>,
     /// For calls of sessions, which may wait long for their answers: no connection has as many of them as a node accepts.
     of_sessions: Mutex<Vec<SessionLink>>,
-    /// Limits the connections for calls to other nodes than the leader.
-    to_nodes: Semaphore,
+    /// Limits the connections for calls about a node, for each of them: one that hangs holds up no calls about others.
+    about_nodes: std::sync::Mutex<BTreeMap<u64, Arc<Semaphore>>>,
     /// The last failure that was logged.
     said: std::sync::Mutex<String>,
 }
 
-impl Default for Links {
-    fn default() -> Self {
-        Self {
-            open: Mutex::default(),
-            of_sessions: Mutex::default(),
-            to_nodes: Semaphore::new(NODE_LINKS_MAX),
-            said: std::sync::Mutex::default(),
-        }
-    }
-}
-
 impl Links {
-    /// Sends a call to a node, on a connection of its own: such calls are rare, and must not wait behind those to the leader.
+    /// Sends a call about a node to it, on a connection of its own: such calls are rare, and must not wait behind those to the
+    /// leader. `node` is a member, so there are few.
     ///
     /// # Errors
     /// Why there is no answer, in words.
@@ -64,7 +56,14 @@ impl Links {
         tls: Option<&NodeTls>,
         call: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, String> {
-        let _place = self.to_nodes.acquire().await.map_err(|error| error.to_string())?;
+        let places = self
+            .about_nodes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(node)
+            .or_insert_with(|| Arc::new(Semaphore::new(NODE_LINKS_MAX)))
+            .clone();
+        let _place = places.acquire_owned().await.map_err(|error| error.to_string())?;
         let mut link = dial(node, address, tls).await.map_err(|error| error.to_string())?;
         link.send(call).await.map_err(|_| "it has closed the connection".to_owned())
     }
@@ -142,8 +141,8 @@ struct SessionLink {
 const CALLS_PER_LINK: usize = 200;
 /// Most connections for them.
 const SESSION_LINKS_MAX: usize = 64;
-/// Most connections for calls to other nodes than the leader. Further calls wait.
-const NODE_LINKS_MAX: usize = 8;
+/// Most connections for calls about a node. Further calls wait.
+const NODE_LINKS_MAX: usize = 4;
 
 /// A client connection to a node. It closes when its last handle was dropped and its last answer is complete.
 #[derive(Clone)]

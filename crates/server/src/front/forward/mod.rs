@@ -28,7 +28,7 @@ use tower_service::Service as _;
 
 use super::Front;
 use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
-use super::caller::{ADDRESS, Caller, IDENTITY, authorize, message};
+use super::caller::{ADDRESS, Caller, IDENTITY, authorize, count_call, message};
 use super::session_calls::{Arriving, POLL_MAX, SESSION_CALL};
 use crate::inbox::ReplicaStatus;
 pub(super) use link::Links;
@@ -43,6 +43,8 @@ const CALL_BYTES_MAX: usize = 64 << 10;
 /// How long a call waits while this node knows no leader: longer than an election takes at the default election
 /// time-out. After that the caller gets an error, since another node may know a leader.
 const LEADERLESS: Duration = Duration::from_secs(1);
+/// How long a call about a node waits for that node.
+const NODE_PATIENCE: Duration = Duration::from_secs(5);
 /// The pause before the call is sent to the same leader again.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -111,6 +113,10 @@ pub(super) async fn route(
         authorize(&call.front, &call.caller, call.parts.uri.path(), &call.body)?;
         let other = if kind == CallKind::OfNode { call.other_node()? } else { None };
         if let (false, Some(node)) = (is_forwarded, other) {
+            if call.parts.uri.path() == STATUS {
+                // It is not counted otherwise: clients need it to find the leader.
+                count_call(&call.front, &call.caller)?;
+            }
             return call.ask_node(node).await;
         }
         if is_forwarded || kind == CallKind::OfNode || (leads && kind == CallKind::Stream) {
@@ -297,7 +303,8 @@ impl Forwarding {
         })?;
         let request = self.request(&address)?;
         let asked = self.front.links.ask_node(node, &address, self.front.tls.as_deref(), request);
-        match tokio::time::timeout_at(self.until, asked).await {
+        let until = self.until.min(Instant::now() + NODE_PATIENCE);
+        match tokio::time::timeout_at(until, asked).await {
             Ok(Ok(answer)) => Ok(link::passed(answer, None)),
             Ok(Err(why)) => {
                 Err(Status::unavailable(format!("node {node} at {address} can't be asked: {why}")))

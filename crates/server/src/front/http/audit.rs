@@ -48,7 +48,7 @@ pub(super) struct JsonAuditTrail {
 #[derive(Serialize, ToSchema)]
 #[schema(as = AuditRecord)]
 pub(super) struct JsonAuditRecord {
-    /// Ascending in time; counts from the start of the node's process.
+    /// Ascending in time, also over restarts of the node. The same record may have another number after one.
     number: u64,
     /// As RFC 3339 has it.
     time: String,

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
@@ -131,6 +131,8 @@ fn calls(parts: &Parts, caller: Caller) -> Result<Calls, Problem> {
 /// The calls of a session, for a caller that has shown its secret.
 pub(super) struct SessionClient {
     calls: Calls,
+    /// The same for a call that was already checked here.
+    calls_of_checked: Calls,
     front: Arc<Front>,
     caller: Caller,
     arriving: Arc<Arriving>,
@@ -142,8 +144,10 @@ impl<S: Sync> FromRequestParts<S> for SessionClient {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let Identified { front, caller } = Identified::from_request_parts(parts, state).await?;
-        let (arriving, calls) = (origin(parts)?.arriving, calls(parts, caller.clone())?);
-        Ok(Self { calls, front, caller, arriving, secret: secret(&parts.headers)? })
+        let arriving = origin(parts)?.arriving;
+        let checked = Caller { is_checked: true, ..caller.clone() };
+        let (calls, calls_of_checked) = (calls(parts, caller.clone())?, calls(parts, checked)?);
+        Ok(Self { calls, calls_of_checked, front, caller, arriving, secret: secret(&parts.headers)? })
     }
 }
 
@@ -181,17 +185,23 @@ impl SessionClient {
 impl SessionClient {
     /// While this node leads, it is asked without the way through a gRPC call, which costs more than the rest of the request.
     /// What `forward::route` does besides is done here: the same checks, and the other way if it does not lead (any more).
-    async fn call(&mut self, call: v1::SessionCallRequest) -> Result<v1::SessionCallResponse, Status> {
+    async fn call(&mut self, mut call: v1::SessionCallRequest) -> Result<v1::SessionCallResponse, Status> {
         let leads = *self.front.state().borrow() == ReplicaStatus::Ready;
-        if leads {
-            authorize_session_call(&self.front, &self.caller, &call)?;
-            // The call may be repeated (P7).
-            match self.front.session_call(&self.caller, &self.arriving, call.clone()).await {
-                Err(status) if status.metadata().contains_key(LEADER_METADATA) => {}
-                answer => return answer,
-            }
+        if !leads {
+            return Ok(self.calls.session_call(call).await?.into_inner());
         }
-        Ok(self.calls.session_call(call).await?.into_inner())
+        let begun = Instant::now();
+        authorize_session_call(&self.front, &self.caller, &call)?;
+        let answer = self.front.session_call(&self.caller, &self.arriving, call.clone()).await;
+        let Err(status) = &answer else { return answer };
+        if !status.metadata().contains_key(LEADER_METADATA) {
+            return answer;
+        }
+        // The call may be repeated (P7). It is neither judged nor counted again, and waits for the rest of its time.
+        let waited = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        call.poll_ms = call.poll_ms.saturating_sub(waited);
+        let mut calls = self.calls_of_checked.clone();
+        Ok(calls.session_call(call).await?.into_inner())
     }
 }
 

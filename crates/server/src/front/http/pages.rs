@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 
 use super::call::{Identified, InQuery};
 use super::problem::{Problem, ProblemCode};
+use crate::front::caller::authorize_any;
 use crate::hex::hex;
 use crate::options::{HazardPlayer, PageFile};
 
@@ -141,11 +142,12 @@ pub(super) async fn file(
 
 /// The trace of a play, for the hazard player.
 pub(super) async fn trace(
-    Identified { .. }: Identified,
+    Identified { front, caller }: Identified,
     InQuery(query): InQuery<Vec<(String, String)>>,
     Extension(hazards): Extension<Option<Arc<Hazards>>>,
 ) -> Result<Response, Problem> {
     let hazards = hazards.ok_or_else(|| super::nothing_at("/hazard/trace"))?;
+    authorize_any(&front, &caller)?;
     let shuts_down = |_| Problem::new(ProblemCode::Unavailable, "this node shuts down");
     let play = hazards.plays.clone().acquire_owned().await.map_err(|_| shuts_down(()))?;
     // A play takes some milliseconds, which the calls of others should not wait for.
