@@ -49,14 +49,14 @@ pub(crate) struct CountedHold {
 /// The lock service.
 pub(crate) enum PlayedLocks {
     Service(Box<LockService>),
-    Redlock(Redlock),
+    Redlock(Box<Redlock>),
 }
 
 impl PlayedLocks {
     pub(crate) fn new(settings: &Settings) -> Self {
         match settings.service {
             LockServiceKind::Lockkeeper => Self::Service(Box::new(LockService::new(settings))),
-            LockServiceKind::Redlock => Self::Redlock(Redlock::new(settings.ttl_ms)),
+            LockServiceKind::Redlock => Self::Redlock(Box::new(Redlock::new(settings.ttl_ms))),
         }
     }
 
