@@ -1,6 +1,6 @@
 //! The hazards of locks, played under virtual time.
 //!
-//! [`play`] lets two or three clients use a lock while something goes wrong (a pause, a clock that drifts, a cut network, a
+//! [`play()`] lets two or three clients use a lock while something goes wrong (a pause, a clock that drifts, a cut network, a
 //! delayed packet), and returns a [`Trace`]: what happened on each lane, and what the resource contains in the end. The
 //! lock table, the client's state machine and the fence rule are the production ones, so a trace is evidence, not a
 //! drawing. [`STORIES`] are settings that tell something.
