@@ -1,6 +1,6 @@
 //! The last line of a play.
 
-use crate::resource::{PlayedAccount, Withdrawal};
+use crate::resource::{PlayedAccount, Withdrawal, withdrawals_text};
 use crate::trace::{DataVerdict, Lane, PlayOutcome};
 
 /// How a play ended. `torn`: who has read two balances under one lock. `is_over`: all programs have ended.
@@ -13,9 +13,8 @@ pub(crate) fn of(resource: &PlayedAccount, torn: Option<(Lane, i64, i64)>, is_ov
         _ => format!("; the fence has refused a stale token {refused} times"),
     };
     let (verdict, text) = if !lost.is_empty() {
-        let lost: Vec<String> =
-            lost.iter().map(|it| format!("{}'s withdrawal of {}", it.by.name(), it.amount)).collect();
-        let text = format!("the balance is {balance} instead of {expected}: {} is lost", lost.join(" and "));
+        let lost = withdrawals_text(lost);
+        let text = format!("the balance is {balance} instead of {expected}: {lost} is lost");
         (DataVerdict::Lost, text)
     } else if let Some((reader, first, second)) = torn {
         let text = format!(

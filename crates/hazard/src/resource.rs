@@ -88,3 +88,9 @@ impl PlayedAccount {
         self.withdrawals.iter().filter(|withdrawal| withdrawal.is_lost)
     }
 }
+
+/// The withdrawals as words: `A's withdrawal of 30 and B's withdrawal of 50`.
+pub(crate) fn withdrawals_text<'a>(withdrawals: impl IntoIterator<Item = &'a Withdrawal>) -> String {
+    let each = withdrawals.into_iter().map(|it| format!("{}'s withdrawal of {}", it.by.name(), it.amount));
+    each.collect::<Vec<_>>().join(" and ")
+}

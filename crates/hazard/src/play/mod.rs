@@ -49,8 +49,6 @@ struct Play<'settings> {
     queue: BTreeMap<(u64, usize), Happening>,
     /// Number of things that were queued; it orders those of the same time.
     queued: usize,
-    /// How many of the queued things are on their way to the resource.
-    to_resource: usize,
     locks: PlayedLocks,
     locks_wake_ms: Option<u64>,
     resource: PlayedAccount,
@@ -91,7 +89,6 @@ impl<'settings> Play<'settings> {
             now: 0,
             queue: BTreeMap::new(),
             queued: 0,
-            to_resource: 0,
             locks: PlayedLocks::new(settings),
             locks_wake_ms: None,
             resource: PlayedAccount::new(settings.fence),
@@ -114,27 +111,26 @@ impl<'settings> Play<'settings> {
     }
 
     fn at(&mut self, at: u64, what: Happening) {
-        self.to_resource += usize::from(is_for_resource(&what));
         self.queue.insert((at, self.queued), what);
         self.queued += 1;
     }
 
     fn run(&mut self) {
         while let Some(((at, _), what)) = self.queue.pop_first() {
-            if at > END_MS_MAX || self.queued > HAPPENINGS_MAX || self.is_over() && !is_for_resource(&what) {
-                if self.is_over() && self.to_resource > 0 {
-                    continue;
-                }
+            if at > END_MS_MAX || self.queued > HAPPENINGS_MAX {
                 return;
+            }
+            // After the end of all programs, only a delayed request to the resource can still change the data.
+            if self.is_over() && !is_for_resource(&what) {
+                continue;
             }
             self.now = at;
             self.recorder.now = at;
-            self.to_resource -= usize::from(is_for_resource(&what));
             self.happens(what);
         }
     }
 
-    /// All processes have ended, and nothing that they have sent can still change the data.
+    /// All processes have ended.
     fn is_over(&self) -> bool {
         self.processes.iter().all(Process::is_over)
     }

@@ -8,7 +8,7 @@ use super::words::{refusal, shown};
 use super::{Happening, LATENCY_MS, Play};
 use crate::locks::Client;
 use crate::process::{Arrival, Process, ProgramState, ResourceAnswer};
-use crate::resource::BalanceRead;
+use crate::resource::{BalanceRead, withdrawals_text};
 use crate::settings::{Fence, Pause};
 use crate::trace::{Lane, MessageKind, Phase, SpanKind, StepKind};
 
@@ -252,11 +252,7 @@ impl Play<'_> {
                 (StepKind::Ordinary, format!("{name} writes {balance}"), ResourceAnswer::Written)
             }
             Ok(lost) => {
-                let lost: Vec<String> = lost
-                    .iter()
-                    .map(|lost| format!("{}'s withdrawal of {}", lost.by.name(), lost.amount))
-                    .collect();
-                let text = format!("{name} writes {balance}: {} is lost", lost.join(" and "));
+                let text = format!("{name} writes {balance}: {} is lost", withdrawals_text(&lost));
                 (StepKind::Damage, text, ResourceAnswer::Written)
             }
         };
