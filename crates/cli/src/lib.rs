@@ -12,6 +12,8 @@ pub mod args;
 pub mod commands;
 pub mod exit;
 pub mod guardian;
+#[cfg(feature = "otlp")]
+mod otlp;
 pub mod output;
 mod progress;
 pub mod settings;

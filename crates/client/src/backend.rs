@@ -205,6 +205,8 @@ pub struct AcquireRequest {
     /// The value of the hold from its grant on; empty where the service has none.
     pub value: Box<[u8]>,
     pub meta: Box<[u8]>,
+    /// The span of the acquire, for our own service, if it is sampled.
+    pub traceparent: Option<Box<str>>,
 }
 
 #[cfg(test)]
@@ -219,6 +221,7 @@ impl AcquireRequest {
             keep_closed: Duration::ZERO,
             value: Box::default(),
             meta: Box::default(),
+            traceparent: None,
         })
     }
 }

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use lockkeeper_core::validate::{AcquireContent, SessionContent};
 use lockkeeper_core::{LockName, Mode, NameError, limits};
+use tracing::Span;
+use tracing::field::Empty;
 
 use crate::backend::AcquireRequest;
 use crate::capabilities::Capabilities;
@@ -317,7 +319,8 @@ impl<F: Kind> Lock<F> {
         run_result(result, released)
     }
 
-    #[tracing::instrument(name = "lockkeeper.acquire", skip_all, fields(backend = self.core.backend_name(), names = ?self.names.as_ref().ok()))]
+    #[tracing::instrument(name = "lockkeeper.acquire", skip_all, fields(
+        backend = self.core.backend_name(), names = ?self.names.as_ref().ok(), outcome = Empty, token = Empty))]
     async fn acquire_for(&self, wait: Wait) -> Result<Guard<F>, AcquireError> {
         let capabilities = self.core.capabilities();
         let options = &self.options;
@@ -351,6 +354,7 @@ impl<F: Kind> Lock<F> {
             keep_closed: options.keep_closed,
             value: options.value.clone().into(),
             meta: encode_meta(&options.meta),
+            traceparent: observe::traceparent(),
         });
         let limits = AcquireLimits {
             wait_until: wait_until.filter(|_| waits),
@@ -378,6 +382,12 @@ impl<F: Kind> Lock<F> {
             NotAcquired::Ambiguous => AcquireError::Ambiguous { waited, why: session.trouble() },
             NotAcquired::ShuttingDown => AcquireError::ShuttingDown,
         });
+        let span = Span::current();
+        span.record("outcome", outcome(&result));
+        if let Some(token) = result.as_ref().ok().and_then(Guard::token_hint) {
+            // OpenTelemetry has signed numbers only; a token is below 2^53.
+            span.record("token", token.get() as i64);
+        }
         observe::acquired(backend, outcome(&result), waited);
         result
     }

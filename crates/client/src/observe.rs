@@ -1,4 +1,5 @@
-//! Metrics, through the `metrics` facade: outcomes and durations. Names are listed in `docs/metrics.md`.
+//! Metrics, through the `metrics` facade: outcomes and durations. Names are listed in `docs/metrics.md`. And the current
+//! span, for the lock service.
 
 use std::time::Duration;
 
@@ -24,4 +25,22 @@ pub(crate) fn lost(backend: &'static str, names: &[LockName], cause: LossCause) 
 #[cfg(feature = "service")]
 pub(crate) fn stream_ended(cause: &'static str) {
     metrics::counter!("lockkeeper_stream_ends_total", "cause" => cause).increment(1);
+}
+
+/// The current span as a W3C `traceparent` header, if a layer of `tracing-opentelemetry` records and samples it.
+#[cfg(feature = "opentelemetry")]
+pub(crate) fn traceparent() -> Option<Box<str>> {
+    use opentelemetry::trace::TraceContextExt;
+    use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+    let context = tracing::Span::current().context();
+    let span = context.span().span_context().clone();
+    let (trace, id) = (span.trace_id(), span.span_id());
+    (span.is_valid() && span.is_sampled()).then(|| format!("00-{trace}-{id}-01").into())
+}
+
+/// Without the feature `opentelemetry`, the service gets no span.
+#[cfg(not(feature = "opentelemetry"))]
+pub(crate) fn traceparent() -> Option<Box<str>> {
+    None
 }

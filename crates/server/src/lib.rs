@@ -23,6 +23,7 @@ mod data;
 pub mod disk;
 mod disk_worker;
 mod error;
+mod file_limit;
 mod files;
 mod front;
 #[cfg(any(test, fuzzing))]
@@ -37,13 +38,16 @@ mod peers;
 mod places;
 mod run;
 mod tls;
+mod traces;
 
 pub use error::ServeError;
+pub use file_limit::raise_file_limit;
 pub use files::FileError;
 pub use front::LEADER_METADATA;
 pub use options::{
     CONNECTIONS_MAX, ELECTION_TIMEOUT, HazardPlayer, HttpListen, MetricsPage, PageFile, SNAPSHOT_AFTER,
     ServerOptions, TraceOfQuery,
 };
-pub use run::{Running, raise_file_limit, run};
+pub use run::{Running, run};
 pub use tls::{CertificateNames, NodeName, TlsFiles};
+pub use traces::{AcquireTrace, TraceSink, TraceStage};

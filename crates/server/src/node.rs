@@ -25,6 +25,7 @@ use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::{Leadership, LeadershipLine, Reached};
 use crate::observe;
 use crate::peers::{Arrived, Peers};
+use crate::traces::AcquireTracer;
 
 /// The requests handled in one turn, by their weight in the inbox: those that take about [`TURN`]. The next turn may be of
 /// others, so this bounds how long a caller waits for what another one has asked.
@@ -49,6 +50,8 @@ pub(crate) struct NodeThread<D: Disk> {
     pub(crate) last_sync: Duration,
     pub(crate) node: u64,
     pub(crate) leadership: Leadership,
+    /// `None`: acquires are not traced.
+    pub(crate) tracer: Option<AcquireTracer>,
     pub(crate) peers: Peers,
     /// To the task that sends snapshots to followers.
     pub(crate) offers: UnboundedSender<Box<SnapshotOffer>>,
@@ -102,14 +105,19 @@ impl<D: Disk> NodeThread<D> {
                 return Err(ServeError::EntriesLost { node, directory, lost });
             }
             self.finish_chores(&mut spare)?;
+            if let Some(tracer) = &mut self.tracer {
+                tracer.taken(begun, &arrived);
+            }
             arrived.drain(..).for_each(|event| self.replica.handle(event));
             for _ in 0..TURN_WRITES_MAX {
+                self.trace_work();
                 let Some(write) = self.replica.advance()? else { break };
                 // The outputs so far depend only on writes that are durable, so they are sent before the next write
                 // is synced.
                 self.hand_over(&mut outputs)?;
                 let installed = write.installs().map(|index| self.install(index)).transpose()?;
                 self.append(write.record())?;
+                self.trace_work();
                 self.replica.persisted(clock::now(), write.synced())?;
                 if let Some(settled) = installed {
                     // Fails only if the thread that received the snapshot has stopped waiting.
@@ -130,17 +138,27 @@ impl<D: Disk> NodeThread<D> {
         if record.hard_state.is_none() && record.entries.is_empty() {
             return Ok(());
         }
+        let traced = self.tracer.as_mut().map(|tracer| tracer.writes(self.replica.requests_in_write()));
         let begun = Instant::now();
         match self.log.append(record) {
             Ok(()) => {
                 self.last_sync = begun.elapsed();
                 observe::synced(self.last_sync);
+                if let Some((tracer, traced)) = self.tracer.as_mut().zip(traced) {
+                    tracer.synced(traced);
+                }
                 Ok(())
             }
             Err(error) if is_full(&error) => {
                 Err(ServeError::DiskFull { directory: self.directory.clone(), source: error })
             }
             Err(error) => fail_stop(&self.directory, "the log", &error),
+        }
+    }
+
+    fn trace_work(&mut self) {
+        if let Some(tracer) = &mut self.tracer {
+            tracer.works();
         }
     }
 
@@ -227,7 +245,13 @@ impl<D: Disk> NodeThread<D> {
             Some(leader) => ReplicaStatus::Following { leader },
             None => ReplicaStatus::Waiting,
         };
+        if let Some(tracer) = &mut self.tracer {
+            tracer.answers(outputs);
+        }
         self.outbox.put(outputs, state);
+        if let Some(tracer) = &mut self.tracer {
+            tracer.send();
+        }
         result
     }
 

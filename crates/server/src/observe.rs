@@ -37,6 +37,7 @@ const TIMED_OUT: &str = "lockkeeper_timed_out_requests_total";
 const BREAKS: &str = "lockkeeper_breaks_total";
 const RENEW_SLACK: &str = "lockkeeper_renew_slack_ratio";
 const CERTIFICATE_ENDS: &str = "lockkeeper_certificate_ends_timestamp_seconds";
+const TRACES_DROPPED: &str = "lockkeeper_traces_dropped_total";
 const CLOCK_RATE: &str = "lockkeeper_clock_correction_ratio";
 
 /// Explains every metric to the recorder. To be called once it is installed.
@@ -94,12 +95,17 @@ pub(crate) fn describe() {
     describe_counter!(BREAKS, "Breaks of operators, while this node led");
     describe_histogram!(RENEW_SLACK, "The part of its ttl that a session had left when a keep-alive arrived");
     describe_gauge!(CERTIFICATE_ENDS, "When the certificate of this node ends, in seconds since 1970");
+    describe_counter!(
+        TRACES_DROPPED,
+        "Sampled acquires that were served and not traced, since too many were being traced"
+    );
     describe_gauge!(
         CLOCK_RATE,
         "How much faster the clock of this node runs than its uncorrected hardware clock"
     );
     // An increase is seen only from a value that was there before.
     counter!(TABLES_DIFFER).increment(0);
+    counter!(TRACES_DROPPED).increment(0);
     for reason in ["too-slow", "protocol"] {
         counter!(STREAMS_REFUSED, "reason" => reason).increment(0);
     }
@@ -151,6 +157,11 @@ pub(crate) fn connections(open: usize) {
 /// Counts a stream that was ended because of its client's behaviour.
 pub(crate) fn stream_refused(reason: &'static str) {
     counter!(STREAMS_REFUSED, "reason" => reason).increment(1);
+}
+
+/// Counts a sampled acquire that is not traced.
+pub(crate) fn trace_dropped() {
+    counter!(TRACES_DROPPED).increment(1);
 }
 
 /// Counts what was refused at a quota.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::access::AccessFiles;
 use crate::error::ServeError;
 use crate::tls::TlsFiles;
+use crate::traces::TraceSink;
 
 /// Default limit of client connections; the limit on open files may lower it. A connection with a session takes
 /// about 32 KiB.
@@ -122,6 +123,8 @@ pub struct ServerOptions {
     pub metrics: Option<MetricsPage>,
     /// The hazard player there; `None`: it does not exist.
     pub hazards: Option<HazardPlayer>,
+    /// Where traces of acquires go; `None`: acquires are not traced.
+    pub traces: Option<TraceSink>,
     /// The address that clients are given, `HOST:PORT`; by default `listen`.
     pub advertise: Option<String>,
     /// Allows an address other than loopback without TLS.
@@ -166,6 +169,7 @@ impl ServerOptions {
             http: HttpListen::Off,
             metrics: None,
             hazards: None,
+            traces: None,
             advertise: None,
             insecure: false,
             tls: None,

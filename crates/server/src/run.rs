@@ -18,7 +18,6 @@ use lockkeeper_replica::{
 };
 use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::{Candidate, Founding};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -33,6 +32,7 @@ use crate::data::{self, Addresses, Data, DirectoryContents, Unusable};
 use crate::disk::DataDirectory;
 use crate::disk_worker::Chores;
 use crate::error::ServeError;
+use crate::file_limit::raise_file_limit;
 use crate::files::{Reload, keep_current};
 use crate::front::{About, Acceptor, Front, HttpPort, answer_while_forming, pump};
 use crate::hex::hex;
@@ -43,6 +43,7 @@ use crate::observe::{self, notify};
 use crate::options::{HttpListen, ServerOptions};
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 use crate::tls::NodeTls;
+use crate::traces::{AcquireTracer, TraceArrivals, TraceSink};
 
 /// The backlog of the listening socket, in connections.
 const BACKLOG: u32 = 4096;
@@ -51,9 +52,6 @@ const FLUSH: Duration = Duration::from_secs(5);
 /// At shutdown, a leader waits this long for another node to take over the leadership. The replica gives up
 /// earlier, after some election time-outs, even at the greatest election time-out that may be set.
 const HANDOVER: Duration = Duration::from_secs(35);
-/// File descriptors that are kept free for other uses than client connections: the log, peer connections, standard
-/// streams, the runtime's own.
-const FILES_RESERVED: u64 = 64;
 
 /// A node that serves.
 #[derive(Clone, Debug)]
@@ -169,7 +167,7 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
     };
     observe::describe();
     let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
-    let front = Front::new(node.inbox.clone(), node.about.clone(), tls, access, audit);
+    let front = Front::new(node.inbox.clone(), node.about.clone(), tls, access, audit, node.traced.clone());
     let result =
         runtime.block_on(serve(node, front, (listener, address), http, connections_max, signals, ready));
     drop(entered);
@@ -310,36 +308,6 @@ impl Peering {
     }
 }
 
-/// Raises this process's limit on open files to the most that it may have. Returns `wanted`, or fewer connections if that
-/// limit does not allow as many of `files_each`.
-#[must_use]
-pub fn raise_file_limit(wanted: usize, files_each: u64) -> usize {
-    let raise = || -> nix::Result<u64> {
-        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-        if soft < hard {
-            setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-        }
-        Ok(hard)
-    };
-    match raise() {
-        Ok(files) => {
-            let most = files.saturating_sub(FILES_RESERVED) / files_each;
-            let most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
-            if most < wanted {
-                tracing::warn!(
-                    limit = most,
-                    "only {most} connections are possible: {files} files may be open (`ulimit -n`)"
-                );
-            }
-            most.min(wanted)
-        }
-        Err(error) => {
-            tracing::warn!(%error, "the limit on open files could not be raised: {error}");
-            wanted
-        }
-    }
-}
-
 /// The arguments of the tasks for peer connections.
 struct Talk {
     listener: TcpListener,
@@ -354,6 +322,8 @@ struct Started {
     inbox: Arc<Inbox>,
     outbox: Arc<Outbox>,
     about: About,
+    /// `None`: acquires are not traced.
+    traced: Option<Arc<TraceArrivals>>,
     snapshots: Snapshots<DataDirectory>,
     /// `None` for a node without peers.
     talk: Option<Talk>,
@@ -420,7 +390,12 @@ impl Started {
             handover,
             to_send,
         });
+        let traced = options.traces.as_ref().map(|_| TraceArrivals::new());
+        let tracer = |(sink, arrivals): (&TraceSink, _)| {
+            AcquireTracer::new(data.founding.node, sink.clone(), arrivals)
+        };
         let node = NodeThread {
+            tracer: options.traces.as_ref().zip(traced.clone()).map(tracer),
             node: data.founding.node,
             leadership: Leadership::new(data.founding.node, options.election_timeout),
             offers,
@@ -442,7 +417,7 @@ impl Started {
         let replica = thread("lockkeeper-replica")
             .spawn(move || node.run())
             .map_err(ServeError::system("start a thread"))?;
-        Ok(Self { inbox, outbox, about, snapshots, talk, replica, chores })
+        Ok(Self { inbox, outbox, about, traced, snapshots, talk, replica, chores })
     }
 
     /// Stops and joins the threads. Returns the error with which the replica's thread has ended, if any.

@@ -19,12 +19,14 @@ pub mod fuzzing;
 mod limits;
 pub mod request;
 mod secret;
+mod trace_context;
 
 pub use fields::{Malformed, mode_number};
 pub use frame::decode_peer_frame;
 pub use limits::{
     FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX, PEER_FRAME_ENTRIES_MAX, PEER_FRAME_MESSAGES_MAX,
 };
+pub use trace_context::TraceContext;
 
 /// Generated code (`cargo xtask generate`), in the same modules as the protobuf packages, because its types refer to each other by these paths.
 #[allow(

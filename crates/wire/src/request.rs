@@ -258,7 +258,7 @@ pub(crate) fn downgrade(session: SessionId, it: &v1::Downgrade) -> Command {
     }
 }
 
-/// Encodes an acquire, for the wire and for the log.
+/// Encodes an acquire, for the wire and for the log. A trace context is no part of the command.
 #[must_use]
 pub fn acquire_message(it: &Acquire) -> v1::Acquire {
     let (wait, at_most_ms) = match it.if_busy {
@@ -280,6 +280,7 @@ pub fn acquire_message(it: &Acquire) -> v1::Acquire {
         keep_closed_ms: it.keep_closed_ms,
         value: it.value.to_vec(),
         meta: it.meta.to_vec(),
+        traceparent: String::new(),
     }
 }
 

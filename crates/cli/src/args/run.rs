@@ -109,6 +109,11 @@ pub struct Run {
     /// The exit code if the lock isn't free
     #[arg(long, value_name = "CODE", default_value_t = BUSY)]
     pub busy_exit: u8,
+    /// Send a trace of this run to this collector, by OTLP over gRPC: http://HOST:4317. It continues TRACEPARENT, which
+    /// the command gets too
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "URL", value_parser = super::values::collector)]
+    pub otlp: Option<String>,
     /// Write the outcome to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub status_file: Option<PathBuf>,

@@ -47,6 +47,10 @@ pub struct Serve {
     /// /metrics shows holds and waiters by so many first segments of their names; 0: not by name
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=8))]
     pub metrics_segments: u8,
+    /// Send traces of acquires to this collector, by OTLP over gRPC: http://HOST:4317. Only of clients that sample them
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "URL", value_parser = super::values::collector)]
+    pub otlp: Option<String>,
     /// The address that clients should connect to, if it is not --listen
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,

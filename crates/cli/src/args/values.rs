@@ -68,3 +68,17 @@ pub(super) fn value(typed: &str) -> Result<String, String> {
 pub(super) fn reason(typed: &str) -> Result<String, &'static str> {
     if typed.trim().is_empty() { Err("others read it: say why") } else { Ok(typed.to_owned()) }
 }
+
+/// The address of a collector of traces, with its port.
+#[cfg(feature = "otlp")]
+pub(super) fn collector(typed: &str) -> Result<String, &'static str> {
+    let expected = "a collector is http://HOST:4317 or https://HOST:4317, by its port for OTLP over gRPC";
+    let url: http::Uri = typed.parse().map_err(|_| expected)?;
+    let scheme = url.scheme_str().filter(|scheme| ["http", "https"].contains(scheme)).ok_or(expected)?;
+    let authority = url.authority().ok_or(expected)?;
+    if !matches!(url.path(), "" | "/") || url.query().is_some() || authority.as_str().contains('@') {
+        return Err(expected);
+    }
+    let port = url.port_u16().unwrap_or(4317);
+    Ok(format!("{scheme}://{}:{port}", authority.host()))
+}

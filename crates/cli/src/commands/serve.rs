@@ -17,6 +17,8 @@ use crate::args::{LogFormat, Serve};
 use crate::exit::{
     BUSY, CANNOT_CREATE, CONFIG, Failure, INTERNAL, IO, OK, UNAVAILABLE, USAGE, chain, code_below,
 };
+#[cfg(feature = "otlp")]
+use crate::otlp::Collector;
 use crate::output;
 
 mod hazards;
@@ -28,6 +30,9 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         return Ok(OK);
     }
     start_log(args.log, &args.log_level)?;
+    #[cfg(feature = "otlp")]
+    let collector =
+        args.otlp.as_deref().map(|url| Collector::start(url, "lockkeeper", report)).transpose()?;
     let data = std::path::absolute(&args.data).unwrap_or_else(|_| args.data.clone());
     let advertise = args.advertise.clone();
     let json = args.json;
@@ -58,6 +63,8 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         http,
         metrics: Some(metrics::page(usize::from(args.metrics_segments))?),
         hazards: Some(hazards::player()),
+        #[cfg(feature = "otlp")]
+        traces: collector.as_ref().map(Collector::sink),
         advertise: args.advertise,
         insecure: args.insecure,
         tls,
@@ -77,6 +84,12 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
     })
     .map_err(failure)?;
     Ok(OK)
+}
+
+/// Logs that traces can't be sent, or can be again.
+#[cfg(feature = "otlp")]
+fn report(text: String) {
+    tracing::warn!("{text}");
 }
 
 /// Prints one line when the node serves, as text or JSON. A write error does not stop the node.

@@ -29,4 +29,5 @@ mod starting;
 mod support;
 mod tls;
 mod torture;
+mod traces;
 mod waiting;

@@ -47,6 +47,11 @@ impl Place {
     /// Starts three nodes of a new cluster, which serve HTTP/JSON too. Returns them, and their ports for each other, which are
     /// theirs until these are dropped.
     pub(crate) fn begin_three(&self) -> (Vec<Node>, [Port; 3]) {
+        self.begin_three_with(&[])
+    }
+
+    /// The same, with further options.
+    pub(crate) fn begin_three_with(&self, options: &[&str]) -> (Vec<Node>, [Port; 3]) {
         let peers = [(); 3].map(|()| Port::free());
         let list: Vec<String> =
             (1..).zip(&peers).map(|(node, port)| format!("{node}=127.0.0.1:{}", port.number())).collect();
@@ -54,7 +59,7 @@ impl Place {
         let starting = [1, 2, 3].map(|node| {
             let name = node.to_string();
             let more = ["--node", &name, "--cluster", &list, "--http-listen", "127.0.0.1:0"];
-            self.begin(&format!("data-{node}"), &[&["--listen", "127.0.0.1:0"], &more[..]].concat())
+            self.begin(&format!("data-{node}"), &[&["--listen", "127.0.0.1:0"], &more[..], options].concat())
         });
         (starting.into_iter().map(Starting::ready).collect(), peers)
     }

@@ -68,6 +68,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         keep_closed: Duration::ZERO,
         value: Box::default(),
         meta: Box::default(),
+        traceparent: None,
     });
     let limits = AcquireLimits {
         wait_until: None,

@@ -391,7 +391,7 @@ impl Replica {
     pub fn persisted(&mut self, now: Duration, proof: Persisted) -> Result<(), Fatal> {
         self.now = self.now.max(now);
         self.lease_now = self.clock.peek(now, self.step_max());
-        self.batch_on_disk();
+        self.batches_on_disk();
         let released = self.engine.persisted(proof);
         if let Some(at) = released.installed {
             self.install(at)?;

@@ -76,11 +76,21 @@ impl Replica {
     }
 
     /// To be called when all batches proposed so far are durable on this node.
-    pub(super) fn batch_on_disk(&mut self) {
-        if let Some(last) = self.in_flight.back_mut().filter(|last| !last.is_on_disk) {
-            last.is_on_disk = true;
-            last.since = self.now;
+    pub(super) fn batches_on_disk(&mut self) {
+        for batch in self.in_flight.iter_mut().rev().take_while(|batch| !batch.is_on_disk) {
+            batch.is_on_disk = true;
+            batch.since = self.now;
         }
+    }
+
+    /// The requests of sessions in the log entries that were proposed and are not durable on this node yet: those of
+    /// the [`Write`](super::Write) that [`Replica::advance`] has just returned.
+    pub fn requests_in_write(&self) -> impl Iterator<Item = (StreamId, SessionId, Seq)> + '_ {
+        let batches = self.in_flight.iter().rev().take_while(|batch| !batch.is_on_disk);
+        batches.flat_map(|batch| &batch.proposals).filter_map(|proposal| match proposal.origin {
+            Origin::Session { stream, session, seq } => Some((stream, session, seq)),
+            _ => None,
+        })
     }
 
     /// Proposes queued commands in as few log entries as possible, at most [`BATCHES_MAX`]. Proposes nothing while a

@@ -47,6 +47,7 @@ use crate::observe;
 use crate::peers::Directory;
 use crate::places::{NoPlace, Places, TakenPlace};
 use crate::tls::NodeTls;
+use crate::traces::TraceArrivals;
 use caller::Caller;
 use connection::Connection;
 use session_calls::{SharedStream, SharedStreamKey};
@@ -94,6 +95,8 @@ pub(crate) struct Front {
     /// Who callers are, and what they may do.
     pub(crate) access: Arc<Access>,
     pub(crate) audit: Arc<Audit>,
+    /// `None`: acquires are not traced.
+    traced: Option<Arc<TraceArrivals>>,
     /// What clients have not read.
     unread: Unread,
     /// The streams of sessions, by the identities of their clients.
@@ -202,6 +205,7 @@ impl Front {
         tls: Option<Arc<NodeTls>>,
         access: Arc<Access>,
         audit: Arc<Audit>,
+        traced: Option<Arc<TraceArrivals>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             inbox,
@@ -212,6 +216,7 @@ impl Front {
             tls,
             access,
             audit,
+            traced,
             unread: Unread::default(),
             stream_places: Places::new(STREAMS_MAX),
             watch_places: Places::new(WATCHES_MAX),

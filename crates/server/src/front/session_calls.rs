@@ -25,6 +25,7 @@ use super::{Front, OpenStream};
 use crate::access::Identity;
 use crate::inbox::Source;
 use crate::places::TakenPlace;
+use crate::traces::SampledAcquire;
 
 /// The path of the call.
 pub(super) const SESSION_CALL: &str = "/lockkeeper.v1.Lockkeeper/SessionCall";
@@ -342,6 +343,7 @@ impl Front {
         }
         let item = call.item.ok_or_else(|| Status::invalid_argument("`item` is missing"))?;
         let session = item.session;
+        let sampled = self.traced.as_ref().and_then(|_| SampledAcquire::of(&item));
         let request = match Request::try_from(item) {
             Ok(request) => request,
             Err(ItemError::Refused { session, seq, refused }) => {
@@ -359,6 +361,9 @@ impl Front {
         let mut waiting_number = None;
         poll_fn(|cx| self.inbox.poll_room(&call.stream.source, &mut waiting_number, cx)).await;
         let is_attached = call.stream.lock().attached == Some(asked.session.0);
+        if let Some((traced, sampled)) = self.traced.as_ref().zip(sampled) {
+            traced.arrived(call.stream.id, vec![sampled], &[]);
+        }
         let requests = asked.frame(call.number, call.stream.id, is_attached);
         self.push_from(&call.stream.source, Event::Frame(call.stream.id, requests));
         arriving.handed_on();

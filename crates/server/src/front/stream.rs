@@ -24,6 +24,7 @@ use crate::access::Identity;
 use crate::inbox::Source;
 use crate::observe;
 use crate::places::TakenPlace;
+use crate::traces::SampledAcquire;
 
 /// Above this many unsent answers, about 8 MiB, a client must keep reading: see [`LOOKS_MAX`].
 const ITEMS_MAX: usize = 1 << 16;
@@ -193,12 +194,19 @@ impl SessionStream {
                     Poll::Ready(Some(Ok(frame))) => {
                         silence = None;
                         let bytes = front.has_barrier().then(|| frame.encoded_len());
+                        let sampled: Vec<_> = match &front.traced {
+                            Some(_) => frame.items.iter().filter_map(SampledAcquire::of).collect(),
+                            None => Vec::new(),
+                        };
                         let (requests, refusals) = match request::requests(frame.items) {
                             Ok(read) => read,
                             Err(malformed) => {
                                 return Poll::Ready(StreamClose::Protocol(malformed.to_string()));
                             }
                         };
+                        if let Some(traced) = &front.traced {
+                            traced.arrived(self.id, sampled, &refusals);
+                        }
                         if !refusals.is_empty() {
                             self.deliver(refusals);
                         }

@@ -65,7 +65,8 @@ impl Rig {
             clients: Default::default(),
         };
         let access = Access::load(&AccessFiles::default()).unwrap();
-        let front = Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(audit).unwrap());
+        let front =
+            Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(audit).unwrap(), None);
         let (_, health) = tonic_health::server::health_reporter();
         let http = HttpPort { listener: http, metrics: None, hazards: None };
         let acceptor = Acceptor::new(listener, Some(http), front.clone(), health, 100).unwrap();

@@ -11,3 +11,4 @@ mod protocol;
 mod rates;
 mod session_calls;
 mod sessions;
+mod traces;

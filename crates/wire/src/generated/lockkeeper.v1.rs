@@ -110,6 +110,10 @@ pub struct Acquire {
     /// For people: the purpose of the hold. At most 1,024 bytes.
     #[prost(bytes = "vec", tag = "11")]
     pub meta: ::prost::alloc::vec::Vec<u8>,
+    /// The W3C `traceparent` of the client's span, if it is sampled: the leader traces the request as its child. Anything
+    /// else is ignored. Not stored.
+    #[prost(string, tag = "12")]
+    pub traceparent: ::prost::alloc::string::String,
 }
 /// Releases a hold, or leaves the queue: one command for both, so that giving up can't race with a grant (R4).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

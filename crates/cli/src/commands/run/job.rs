@@ -56,15 +56,18 @@ pub(super) fn spec(
     epilogue: Option<Epilogue>,
 ) -> Result<Spec, Lost> {
     let text = |value: Option<String>| value.map(Into::into);
+    // Variables that don't apply to this hold are removed, since the wrapper itself may run under another lock.
+    let env = vec![
+        ("LOCKKEEPER_NAME".into(), Some(name.as_str().into())),
+        ("LOCKKEEPER_TOKEN".into(), text(guard.token_hint().map(|token| token.to_string()))),
+        ("LOCKKEEPER_SLOT".into(), text(guard.slot().map(|slot| slot.to_string()))),
+        ("LOCKKEEPER_PARTITION".into(), text(partition.map(|index| index.to_string()))),
+    ];
+    #[cfg(feature = "otlp")]
+    let env = super::traces::with_span(env);
     Ok(Spec {
         argv,
-        // Variables that don't apply to this hold are removed, since the wrapper itself may run under another lock.
-        env: vec![
-            ("LOCKKEEPER_NAME".into(), Some(name.as_str().into())),
-            ("LOCKKEEPER_TOKEN".into(), text(guard.token_hint().map(|token| token.to_string()))),
-            ("LOCKKEEPER_SLOT".into(), text(guard.slot().map(|slot| slot.to_string()))),
-            ("LOCKKEEPER_PARTITION".into(), text(partition.map(|index| index.to_string()))),
-        ],
+        env,
         lock_fds: guard.descriptors(),
         valid_until: limits.deadline(guard.valid_until()?),
         grace: limits.grace,

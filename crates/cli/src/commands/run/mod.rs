@@ -11,6 +11,8 @@ mod once;
 mod outage;
 pub(super) mod partitions;
 mod status;
+#[cfg(feature = "otlp")]
+mod traces;
 mod waiting;
 
 use std::ffi::OsString;
@@ -89,7 +91,12 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
     let file = args.status_file.as_deref().map(StatusFile::prepare).transpose()?;
     let mut held = HoldStatus::default();
     let end = match install_signals() {
-        Ok(mut signals) => under_lock(&args, &mut signals, |hold| held = hold).await,
+        Ok(mut signals) => {
+            let work = under_lock(&args, &mut signals, |hold| held = hold);
+            #[cfg(feature = "otlp")]
+            let work = traces::traced(&args, work);
+            work.await
+        }
         Err(failure) => Err(failure),
     };
     let code = match &end {

@@ -164,6 +164,7 @@ impl Follower {
             None,
             access,
             crate::audit::Audit::open(None).unwrap(),
+            None,
         );
         let (_, health) = tonic_health::server::health_reporter();
         let acceptor = Acceptor::new(listener, None, front.clone(), health, 100).unwrap();

@@ -1,7 +1,7 @@
 //! Sessions, and their requests: each is one call of the service, which may be repeated.
 
 use axum::Json;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use serde::{Deserialize, Serialize};
@@ -256,7 +256,10 @@ pub(super) struct Permit {
 /// The answer 202 says that the request is still in the queue: the same call again waits on. If an answer is lost, the same
 /// call again gets it. To give up, delete the request.
 #[utoipa::path(post, path = "/v1/locks/{name}", tag = "sessions",
-    params(("name" = String, Path, description = "The lock's name; it may contain `/`."), SecretHeader),
+    params(
+        ("name" = String, Path, description = "The lock's name; it may contain `/`."),
+        SecretHeader,
+        ("traceparent" = Option<String>, Header, description = "The W3C trace context of the caller's span.")),
     request_body = Acquire,
     responses(
         (status = 200, description = "The request holds.", body = RequestStatus),
@@ -265,6 +268,7 @@ pub(super) async fn acquire(
     mut client: SessionClient,
     _: NoQuery,
     InPath(name): InPath<String>,
+    headers: HeaderMap,
     JsonBody(asked): JsonBody<Acquire>,
 ) -> Result<Response, Problem> {
     let poll_ms = match (asked.wait, asked.poll_ms, asked.at_most_ms) {
@@ -288,6 +292,7 @@ pub(super) async fn acquire(
         keep_closed_ms: asked.keep_closed_ms,
         value: content::bytes("value", asked.value, asked.value_base64)?,
         meta: content::bytes("meta", asked.meta, asked.meta_base64)?,
+        traceparent: traceparent(&headers),
     };
     let answered = client.ask(asked.session, client_item::What::Acquire(acquire), poll_ms).await?;
     let request =
@@ -315,6 +320,11 @@ pub(super) async fn acquire(
         _ => return Err(unexpected()),
     };
     Ok((status, Json(request)).into_response())
+}
+
+/// The span of the caller; empty: none that can be read.
+fn traceparent(headers: &HeaderMap) -> String {
+    headers.get("traceparent").and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }
 
 /// Which request of which session.

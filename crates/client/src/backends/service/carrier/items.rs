@@ -28,7 +28,7 @@ pub(super) fn weight(item: &v1::ClientItem) -> usize {
     match &item.what {
         Some(client_item::What::Acquire(acquire)) => {
             let names: usize = acquire.names.iter().map(|name| name.len() + PER_NAME).sum();
-            FIXED + names + acquire.value.len() + acquire.meta.len()
+            FIXED + names + acquire.value.len() + acquire.meta.len() + acquire.traceparent.len()
         }
         Some(client_item::What::SetValue(set)) => FIXED + set.value.len(),
         _ => FIXED,
@@ -71,6 +71,7 @@ pub(super) fn acquire(
         keep_closed_ms: millis(request.keep_closed),
         value: request.value.to_vec(),
         meta: request.meta.to_vec(),
+        traceparent: request.traceparent.as_deref().unwrap_or_default().to_owned(),
     })
 }
 

@@ -227,6 +227,7 @@ impl World {
             keep_closed: Duration::ZERO,
             value: Box::default(),
             meta: Box::default(),
+            traceparent: None,
         };
         self.clients[who].wanted.insert(key, (name, Arc::new(wanted)));
         let wait_until = number.is_multiple_of(3).then(|| self.clock(who) + Duration::from_secs(5));

@@ -1,0 +1,238 @@
+//! Traces of acquires: real nodes and real runs, and a stand-in for a collector that speaks OTLP.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkeeper_cli::exit;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
+
+use crate::node::Node;
+use crate::support::{CommandExt, Place, wait_until};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const CALLER: &str = "00f067aa0ba902b7";
+
+/// A collector that keeps what it gets: the name of the service, and the span.
+struct Collector {
+    spans: Spans,
+    url: String,
+    _runtime: Runtime,
+}
+
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<Vec<(String, Span)>>>);
+
+#[tonic::async_trait]
+impl TraceService for Spans {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        for resource in request.into_inner().resource_spans {
+            let service =
+                resource.resource.map(|it| text(&it.attributes, "service.name")).unwrap_or_default();
+            let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            self.0.lock().unwrap().extend(spans.map(|span| (service.clone(), span)));
+        }
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+impl Collector {
+    fn start() -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let spans = Spans::default();
+        let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(spans.clone()));
+        runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+        Self { spans, url, _runtime: runtime }
+    }
+
+    /// The spans of a trace by their names, once there are those.
+    fn spans(&self, trace: &str, names: &[&str]) -> BTreeMap<String, (String, Span)> {
+        let of_trace = || {
+            let spans = self.spans.0.lock().unwrap();
+            let of_trace = spans.iter().filter(|(_, span)| hex(&span.trace_id) == trace);
+            of_trace.map(|it| (it.1.name.clone(), it.clone())).collect::<BTreeMap<_, _>>()
+        };
+        wait_until("the spans are sent", || names.iter().all(|name| of_trace().contains_key(*name)));
+        of_trace()
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn value(attributes: &[KeyValue], key: &str) -> Option<Value> {
+    attributes.iter().find(|it| it.key == key)?.value.clone()?.value
+}
+
+fn text(attributes: &[KeyValue], key: &str) -> String {
+    match value(attributes, key) {
+        Some(Value::StringValue(text)) => text,
+        other => panic!("{key}: {other:?} in {attributes:?}"),
+    }
+}
+
+fn number(span: &Span, key: &str) -> i64 {
+    match value(&span.attributes, key) {
+        Some(Value::IntValue(number)) => number,
+        other => panic!("{key}: {other:?} in {span:?}"),
+    }
+}
+
+const STAGES: [&str; 5] = [
+    "lockkeeper.service.inbox",
+    "lockkeeper.service.batch",
+    "lockkeeper.service.log_sync",
+    "lockkeeper.service.commit",
+    "lockkeeper.service.apply",
+];
+const SERVED: &str = "lockkeeper.service.acquire";
+
+/// Checks that the stages are parts of the span of the whole.
+fn check_stages(spans: &BTreeMap<String, (String, Span)>) {
+    let (_, served) = &spans[SERVED];
+    for stage in STAGES {
+        let (service, span) = &spans[stage];
+        assert_eq!((service.as_str(), &span.parent_span_id), ("lockkeeper", &served.span_id), "{span:?}");
+        let within = served.start_time_unix_nano..=served.end_time_unix_nano;
+        assert!(
+            within.contains(&span.start_time_unix_nano) && within.contains(&span.end_time_unix_nano),
+            "{span:?}"
+        );
+    }
+}
+
+/// A node that sends its traces to this collector.
+fn traced_node(place: &Place, collector: &Collector) -> Node {
+    let options = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--otlp", &collector.url];
+    place.begin("data", &options).ready()
+}
+
+#[test]
+fn run_is_one_trace_from_its_caller_to_the_leader() {
+    let collector = Collector::start();
+    let place = Place::new();
+    let node = traced_node(&place, &collector);
+    let job = "echo $TRACEPARENT $LOCKKEEPER_TOKEN > job; exit 3";
+    let ended = place
+        .bare(["run", "--locks", &node.url(), "--otlp", &collector.url, "orders/42", "--", "sh", "-c", job])
+        .env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01"))
+        .ended();
+    assert_eq!((ended.code, ended.err.as_str()), (3, ""), "{ended:?}");
+    let spans = collector.spans(TRACE, &["lockkeeper.run", "lockkeeper.acquire", SERVED, STAGES[4]]);
+    check_stages(&spans);
+    let (service, run) = &spans["lockkeeper.run"];
+    assert_eq!((service.as_str(), hex(&run.parent_span_id).as_str()), ("lockkeeper run", CALLER));
+    assert_eq!((text(&run.attributes, "name").as_str(), number(run, "exit_code")), ("orders/42", 3));
+    let (_, acquire) = &spans["lockkeeper.acquire"];
+    assert_eq!(acquire.parent_span_id, run.span_id);
+    let (service, served) = &spans[SERVED];
+    assert_eq!((service.as_str(), &served.parent_span_id), ("lockkeeper", &acquire.span_id));
+    assert_eq!(text(&served.attributes, "lockkeeper.outcome"), "granted");
+    assert_eq!(text(&acquire.attributes, "outcome"), "acquired");
+    let job = fs::read_to_string(place.path("job")).unwrap();
+    let token = number(served, "lockkeeper.token");
+    assert_eq!(job, format!("00-{TRACE}-{}-01 {token}\n", hex(&run.span_id)));
+    assert_eq!(number(acquire, "token"), token);
+}
+
+/// A caller that does not sample its trace gets none; without a caller's trace the run begins one.
+#[test]
+fn unsampled_run_sends_nothing() {
+    let collector = Collector::start();
+    let place = Place::new();
+    let node = traced_node(&place, &collector);
+    let (url, locks) = (collector.url.clone(), node.url());
+    let run = |traceparent: Option<&str>| {
+        let mut command = place.bare(["run", "--locks", &locks, "--otlp", &url, "a", "--", "true"]);
+        let ended = command.envs(traceparent.map(|it| ("TRACEPARENT", it))).ended();
+        assert_eq!(ended.code, 0, "{ended:?}");
+    };
+    run(Some(&format!("00-{TRACE}-{CALLER}-00")));
+    run(None);
+    wait_until("the second run is traced", || {
+        collector.spans.0.lock().unwrap().iter().any(|(_, span)| span.name == SERVED)
+    });
+    let spans = collector.spans.0.lock().unwrap();
+    assert!(spans.iter().all(|(_, span)| hex(&span.trace_id) != TRACE), "{spans:?}");
+}
+
+/// A call by HTTP at a follower is traced by the leader.
+#[test]
+fn leader_traces_what_a_follower_forwards() {
+    let collector = Collector::start();
+    let place = Place::new();
+    let (nodes, _ports) = place.begin_three_with(&["--otlp", &collector.url]);
+    let curl = |words: &[&str]| {
+        let ended = Command::new("curl").args(["-sS", "--fail-with-body"]).args(words).ended();
+        serde_json::from_str::<serde_json::Value>(&ended.out).unwrap_or_else(|_| panic!("{ended:?}"))
+    };
+    let is_follower = |node: &&Node| curl(&[&format!("{}/v1/status", node.http())])["role"] == "follower";
+    let follower = nodes.iter().find(is_follower).unwrap();
+    let leader = curl(&[&format!("{}/v1/status", follower.http())])["leader"].as_i64().unwrap();
+    let secret = "Lockkeeper-Secret: 00112233445566778899aabbccddeeff";
+    let open = format!("{}/v1/sessions", follower.http());
+    let session = curl(&["-H", secret, "--json", r#"{"ttl_ms": 30000}"#, &open])["session"].as_u64().unwrap();
+    let acquire = format!(r#"{{"session": {session}, "request": 1}}"#);
+    let traceparent = format!("traceparent: 00-{TRACE}-{CALLER}-01");
+    let lock = format!("{}/v1/locks/orders/42", follower.http());
+    let held = curl(&["-H", secret, "-H", &traceparent, "--json", &acquire, &lock]);
+    let spans = collector.spans(TRACE, &[SERVED, STAGES[4]]);
+    check_stages(&spans);
+    let (_, served) = &spans[SERVED];
+    assert_eq!(hex(&served.parent_span_id), CALLER);
+    assert_eq!(number(served, "lockkeeper.node"), leader);
+    assert_eq!(Some(number(served, "lockkeeper.token")), held["token"].as_i64());
+}
+
+/// Locks work as before, and one line says why there are no traces.
+#[test]
+fn unreachable_collector_is_reported_once() {
+    let place = Place::new();
+    let unreachable = format!("http://{}", place.address());
+    let options = ["--listen", "127.0.0.1:0", "--otlp", &unreachable];
+    let node = place.begin("data", &options).ready();
+    let lost = format!("traces are lost until the collector at {unreachable} takes them");
+    for _ in 0..3 {
+        let ended =
+            place.bare(["run", "--locks", &node.url(), "--otlp", &unreachable, "a", "--", "true"]).ended();
+        assert_eq!((ended.code, ended.err.matches(&lost).count()), (0, 1), "{ended:?}");
+    }
+    wait_until("it is logged", || node.log().contains(&lost));
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(node.log().matches(&lost).count(), 1, "{}", node.log());
+}
+
+#[test]
+fn wrong_address_of_a_collector_is_refused() {
+    let place = Place::new();
+    for wrong in ["localhost:4317", "ftp://a", "http://a:4318/v1/traces", "http://u@a", "http://"] {
+        for words in
+            [&["run", "--otlp", wrong, "a", "--", "true"][..], &["serve", "--data", "d", "--otlp", wrong]]
+        {
+            let ended = place.lockkeeper(words).ended();
+            assert_eq!(ended.code, i32::from(exit::USAGE), "{ended:?}");
+            assert!(ended.err.contains(wrong) && ended.err.contains("http://HOST:4317"), "{ended:?}");
+        }
+    }
+}
