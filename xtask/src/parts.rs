@@ -15,13 +15,14 @@ use crate::needs::DENY;
 use crate::process::{cargo, run};
 
 /// Features of the library that are checked alone; the empty one stands for none.
-const LIBRARY_FEATURES: [&str; 11] = [
+const LIBRARY_FEATURES: [&str; 12] = [
     "",
     "dynamodb",
     "etcd",
     "etcd-tls",
     "file",
     "service",
+    "opentelemetry",
     "redis-tls",
     "postgres-tls",
     "sqlite",

@@ -4,6 +4,7 @@
 //! arrival ([`TraceArrivals`]), the replica's thread the rest ([`AcquireTracer`]); the finished trace goes to the
 //! [`TraceSink`]. Traces never affect a lock: an acquire that can't be traced is served all the same.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::mem;
@@ -86,7 +87,7 @@ pub struct TraceStage {
     pub end: SystemTime,
 }
 
-type Key = (StreamId, SessionId, Seq);
+type RequestKey = (StreamId, SessionId, Seq);
 
 /// An acquire of a client whose span is sampled.
 #[derive(Debug)]
@@ -148,7 +149,7 @@ impl OpenTrace {
 /// The acquires that have arrived, from the front to the replica's thread.
 #[derive(Debug)]
 pub(crate) struct TraceArrivals {
-    arrived: Mutex<Vec<(Key, OpenTrace)>>,
+    arrived: Mutex<Vec<(RequestKey, OpenTrace)>>,
     /// The number of open traces, here and in the tracer.
     open: AtomicUsize,
 }
@@ -186,9 +187,9 @@ pub(crate) struct AcquireTracer {
     node: u64,
     sink: TraceSink,
     arrivals: Arc<TraceArrivals>,
-    open: BTreeMap<Key, OpenTrace>,
+    open: BTreeMap<RequestKey, OpenTrace>,
     /// The `finish` commands of traced acquires, and which they end.
-    finishes: BTreeMap<Key, Seq>,
+    finishes: BTreeMap<RequestKey, Seq>,
     /// When the replica began the work whose outputs are handed over next.
     working_since: Option<Instant>,
     finished: Vec<AcquireTrace>,
@@ -211,11 +212,14 @@ impl AcquireTracer {
     pub(crate) fn taken(&mut self, at: Instant, events: &[Event]) {
         let arrived = mem::take(&mut *self.arrivals.arrived.lock().unwrap_or_else(PoisonError::into_inner));
         for (key, trace) in arrived {
-            // A repeated call of the same request joins the one in progress.
-            if self.open.contains_key(&key) {
-                self.arrivals.open.fetch_sub(1, Ordering::Relaxed);
-            } else {
-                self.open.insert(key, trace);
+            match self.open.entry(key) {
+                Entry::Vacant(entry) => {
+                    entry.insert(trace);
+                }
+                // A repeated call of the same request joins the one in progress.
+                Entry::Occupied(_) => {
+                    self.arrivals.open.fetch_sub(1, Ordering::Relaxed);
+                }
             }
         }
         if self.open.is_empty() {
@@ -242,10 +246,10 @@ impl AcquireTracer {
                     trace.reach("inbox", at);
                 }
             }
-            Request::Command { session, seq, command: Command::Finish { target, .. } } => {
-                if self.open.contains_key(&(stream, *session, *target)) {
-                    self.finishes.insert((stream, *session, *seq), *target);
-                }
+            Request::Command { session, seq, command: Command::Finish { target, .. } }
+                if self.open.contains_key(&(stream, *session, *target)) =>
+            {
+                self.finishes.insert((stream, *session, *seq), *target);
             }
             _ => {}
         }
@@ -259,7 +263,7 @@ impl AcquireTracer {
     }
 
     /// The replica has proposed these requests, and their log entries are about to be written.
-    pub(crate) fn writes(&mut self, requests: impl Iterator<Item = Key>) -> TracedWrite {
+    pub(crate) fn writes(&mut self, requests: impl Iterator<Item = RequestKey>) -> TracedWrite {
         let mut keys = Vec::new();
         if !self.open.is_empty() {
             let now = Instant::now();
@@ -330,7 +334,10 @@ impl AcquireTracer {
             What::Finished(it) | What::Ended(it) => (end(it.end()), None),
             _ => return,
         };
-        let target = self.finishes.remove(&(stream, session, seq)).unwrap_or(seq);
+        // A refused `finish` ends nothing.
+        let ended =
+            self.finishes.remove(&(stream, session, seq)).filter(|_| matches!(what, What::Finished(_)));
+        let target = ended.unwrap_or(seq);
         self.finish((stream, session, target), now, outcome, token, |trace| match trace.is_queued {
             true => trace.reach("wait", now),
             false => applied(trace, since, now),
@@ -346,8 +353,8 @@ impl AcquireTracer {
         self.end_all((stream, first, Seq(0))..=(stream, last, Seq(u64::MAX)), now, outcome);
     }
 
-    fn end_all(&mut self, keys: RangeInclusive<Key>, now: Instant, outcome: &'static str) {
-        let ended: Vec<Key> = self.open.range(keys.clone()).map(|(key, _)| *key).collect();
+    fn end_all(&mut self, keys: RangeInclusive<RequestKey>, now: Instant, outcome: &'static str) {
+        let ended: Vec<RequestKey> = self.open.range(keys.clone()).map(|(key, _)| *key).collect();
         for key in ended {
             let is_queued = self.open.get(&key).is_some_and(|trace| trace.is_queued);
             let outcome = if is_queued && outcome == "disconnected" { "queued" } else { outcome };
@@ -357,7 +364,7 @@ impl AcquireTracer {
                 }
             });
         }
-        let finishes: Vec<Key> = self.finishes.range(keys).map(|(key, _)| *key).collect();
+        let finishes: Vec<RequestKey> = self.finishes.range(keys).map(|(key, _)| *key).collect();
         for key in finishes {
             self.finishes.remove(&key);
         }
@@ -365,7 +372,7 @@ impl AcquireTracer {
 
     fn finish(
         &mut self,
-        key: Key,
+        key: RequestKey,
         now: Instant,
         outcome: &'static str,
         token: Option<u64>,
@@ -392,7 +399,7 @@ impl AcquireTracer {
 }
 
 /// The traced requests of a write of the log.
-pub(crate) struct TracedWrite(Vec<Key>);
+pub(crate) struct TracedWrite(Vec<RequestKey>);
 
 /// The replica has answered, in work that began at `since`.
 fn applied(trace: &mut OpenTrace, since: Instant, now: Instant) {

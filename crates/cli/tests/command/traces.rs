@@ -205,6 +205,32 @@ fn leader_traces_what_a_follower_forwards() {
     assert_eq!(Some(number(served, "lockkeeper.token")), held["token"].as_i64());
 }
 
+/// A wait that is given up, and the page on it: it names the spans, their attributes and outcomes.
+#[test]
+fn wait_for_a_held_lock_is_a_span() {
+    const PAGE: &str = include_str!("../../../../docs/metrics.md");
+    const WAIT: &str = "lockkeeper.service.wait";
+    let collector = Collector::start();
+    let place = Place::new();
+    let node = traced_node(&place, &collector);
+    let place = place.over(&node.url());
+    let _holder = place.holder("a", &[]);
+    let run = ["run", "--otlp", &collector.url, "--wait", "300ms", "a", "--", "true"];
+    let ended = place.lockkeeper(run).env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01")).ended();
+    assert_eq!(ended.code, i32::from(exit::BUSY), "{ended:?}");
+    let spans = collector.spans(TRACE, &["lockkeeper.run", "lockkeeper.acquire", SERVED, WAIT]);
+    check_stages(&spans);
+    let (_, wait) = &spans[WAIT];
+    assert!(wait.end_time_unix_nano - wait.start_time_unix_nano > 200_000_000, "{wait:?}");
+    let (_, served) = &spans[SERVED];
+    let outcome = text(&served.attributes, "lockkeeper.outcome");
+    assert!(["left", "timed-out"].contains(&outcome.as_str()), "{outcome}");
+    let names = spans.keys().map(String::as_str).chain(served.attributes.iter().map(|it| it.key.as_str()));
+    for name in names.chain([outcome.as_str()]) {
+        assert!(PAGE.contains(name), "docs/metrics.md does not name `{name}`");
+    }
+}
+
 /// Locks work as before, and one line says why there are no traces.
 #[test]
 fn unreachable_collector_is_reported_once() {

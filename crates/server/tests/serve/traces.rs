@@ -24,12 +24,11 @@ impl Collected {
     async fn take(&self, count: usize) -> Vec<AcquireTrace> {
         let until = Instant::now() + DEADLINE;
         loop {
-            let mut traces = self.0.lock().unwrap();
-            if traces.len() >= count {
-                return std::mem::take(&mut *traces);
+            let there = self.0.lock().unwrap().len();
+            if there >= count {
+                return std::mem::take(&mut *self.0.lock().unwrap());
             }
-            assert!(Instant::now() < until, "{count} traces are due, there are {traces:?}");
-            drop(traces);
+            assert!(Instant::now() < until, "{count} traces are due, there are {there}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
