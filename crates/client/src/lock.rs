@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lockkeeper_core::validate::{AcquireContent, SessionContent};
 use lockkeeper_core::{LockName, Mode, NameError, limits};
-use tracing::Span;
 use tracing::field::Empty;
+use tracing::{Instrument, Span};
 
 use crate::backend::AcquireRequest;
 use crate::capabilities::Capabilities;
@@ -319,9 +319,24 @@ impl<F: Kind> Lock<F> {
         run_result(result, released)
     }
 
-    #[tracing::instrument(name = "lockkeeper.acquire", skip_all, fields(
-        backend = self.core.backend_name(), names = ?self.names.as_ref().ok(), outcome = Empty, token = Empty))]
     async fn acquire_for(&self, wait: Wait) -> Result<Guard<F>, AcquireError> {
+        let span = tracing::info_span!(
+            "lockkeeper.acquire",
+            backend = self.core.backend_name(),
+            names = ?self.names.as_ref().ok(),
+            outcome = Empty,
+            token = Empty
+        );
+        let result = self.acquire_within(&span, wait).instrument(span.clone()).await;
+        span.record("outcome", outcome(&result));
+        if let Some(token) = result.as_ref().ok().and_then(Guard::token_hint) {
+            // OpenTelemetry has signed numbers only; a token is below 2^53.
+            span.record("token", token.get() as i64);
+        }
+        result
+    }
+
+    async fn acquire_within(&self, span: &Span, wait: Wait) -> Result<Guard<F>, AcquireError> {
         let capabilities = self.core.capabilities();
         let options = &self.options;
         let names = self.names.clone()?;
@@ -354,7 +369,7 @@ impl<F: Kind> Lock<F> {
             keep_closed: options.keep_closed,
             value: options.value.clone().into(),
             meta: encode_meta(&options.meta),
-            traceparent: observe::traceparent(),
+            traceparent: observe::traceparent(span),
         });
         let limits = AcquireLimits {
             wait_until: wait_until.filter(|_| waits),
@@ -382,12 +397,6 @@ impl<F: Kind> Lock<F> {
             NotAcquired::Ambiguous => AcquireError::Ambiguous { waited, why: session.trouble() },
             NotAcquired::ShuttingDown => AcquireError::ShuttingDown,
         });
-        let span = Span::current();
-        span.record("outcome", outcome(&result));
-        if let Some(token) = result.as_ref().ok().and_then(Guard::token_hint) {
-            // OpenTelemetry has signed numbers only; a token is below 2^53.
-            span.record("token", token.get() as i64);
-        }
         observe::acquired(backend, outcome(&result), waited);
         result
     }

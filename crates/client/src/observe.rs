@@ -1,5 +1,5 @@
-//! Metrics, through the `metrics` facade: outcomes and durations. Names are listed in `docs/metrics.md`. And the current
-//! span, for the lock service.
+//! Metrics, through the `metrics` facade: outcomes and durations. Names are listed in `docs/metrics.md`. And the span of an
+//! acquire, for the lock service.
 
 use std::time::Duration;
 
@@ -27,13 +27,14 @@ pub(crate) fn stream_ended(cause: &'static str) {
     metrics::counter!("lockkeeper_stream_ends_total", "cause" => cause).increment(1);
 }
 
-/// The current span as a W3C `traceparent` header, if a layer of `tracing-opentelemetry` records and samples it.
+/// The span as a W3C `traceparent` header, if a layer of `tracing-opentelemetry` records and samples it.
 #[cfg(feature = "opentelemetry")]
-pub(crate) fn traceparent() -> Option<Box<str>> {
+pub(crate) fn traceparent(span: &tracing::Span) -> Option<Box<str>> {
     use opentelemetry::trace::TraceContextExt;
     use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-    let context = tracing::Span::current().context();
+    // The program's filter may leave out the library's span; the service then continues the program's own.
+    let context = if span.is_disabled() { tracing::Span::current().context() } else { span.context() };
     let span = context.span().span_context().clone();
     let (trace, id) = (span.trace_id(), span.span_id());
     (span.is_valid() && span.is_sampled()).then(|| format!("00-{trace}-{id}-01").into())
@@ -41,6 +42,6 @@ pub(crate) fn traceparent() -> Option<Box<str>> {
 
 /// Without the feature `opentelemetry`, the service gets no span.
 #[cfg(not(feature = "opentelemetry"))]
-pub(crate) fn traceparent() -> Option<Box<str>> {
+pub(crate) fn traceparent(_: &tracing::Span) -> Option<Box<str>> {
     None
 }

@@ -3,7 +3,7 @@
 //! [`play()`] lets two or three clients use a lock while something goes wrong (a pause, a clock that drifts, a cut network, a
 //! delayed packet), and returns a [`Trace`]: what happened on each lane, and what the resource contains in the end. The
 //! lock table, the client's state machine and the fence rule are the production ones, so a trace is evidence, not a
-//! drawing. [`STORIES`] are settings that tell something.
+//! drawing. [`STORIES`] are settings with a lesson.
 //!
 //! Reading order: [`Settings`], `stories.rs`, `play/mod.rs`; then what it moves: `process.rs`, `locks.rs`, `resource.rs`. [`page`] shows traces.
 

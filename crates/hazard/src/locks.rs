@@ -8,7 +8,7 @@ use crate::service::LockService;
 use crate::settings::{LockServiceKind, Settings};
 use crate::trace::Lane;
 
-/// A client, as the lock service knows it.
+/// The lock service's view of a client.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Client {
     A,

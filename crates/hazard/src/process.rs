@@ -63,7 +63,7 @@ pub(crate) enum ProgramState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct KnownHold {
     pub(crate) token: Option<Token>,
-    /// Why it is over, once the client library knows.
+    /// Why it has ended, once the client library has found out.
     pub(crate) lost: Option<LossCause>,
 }
 
@@ -133,7 +133,8 @@ impl Process {
         Some(if self.mode == ModeKind::Shared { Section::shared(token) } else { Section::exclusive(token) })
     }
 
-    /// As a guard's check: whether the hold is not known to be over, and its lease valid by the process's own clock.
+    /// As `Guard::check`: the hold has not ended, as far as this process has learned, and its lease is valid by the process's own
+    /// clock.
     pub(crate) fn is_valid(&self, now_ms: u64) -> bool {
         let is_held = self.hold.is_some_and(|hold| hold.lost.is_none());
         is_held && self.lease_deadline.is_some_and(|until| self.clock.at(now_ms) < until)

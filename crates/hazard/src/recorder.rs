@@ -18,7 +18,7 @@ pub(crate) struct Recorder {
     spans: Vec<Span>,
     /// The spans that have not ended, by their index.
     open: BTreeMap<(Lane, SpanKey), usize>,
-    /// The holds at the last look.
+    /// The holds at the last comparison.
     held: Vec<CountedHold>,
 }
 
@@ -93,7 +93,7 @@ impl Recorder {
         }
     }
 
-    /// Records which holds have begun, ended or been closed since the last look.
+    /// Records which holds have begun, ended or been closed since the last call.
     pub(crate) fn holds(&mut self, held: Vec<CountedHold>) {
         let before = std::mem::replace(&mut self.held, held);
         let ended: Vec<CountedHold> =
@@ -103,11 +103,11 @@ impl Recorder {
         for hold in &ended {
             let span = self.span_of(*hold);
             self.end_span(Lane::Locks, key_of(&span));
-            let goes_on_closed = begun.iter().any(|other| other.is_closed && other.token == hold.token);
+            let continues_closed = begun.iter().any(|other| other.is_closed && other.token == hold.token);
             let name = hold.holder.lane().name();
             if hold.is_closed {
                 self.step(Lane::Locks, StepKind::Ended, span.token, "opens the lock");
-            } else if !goes_on_closed {
+            } else if !continues_closed {
                 let text = format!("the hold of {name} is over");
                 self.step(Lane::Locks, StepKind::Ended, span.token, text);
             }

@@ -173,7 +173,7 @@ impl LockService {
         let expired: Vec<(SessionId, Client)> = expired.map(|(id, lease)| (*id, lease.client)).collect();
         for &(session, client) in &expired {
             let _gone = self.table.apply_whole(Command::ExpireSession { session }, &mut effects);
-            // A leader tells it on the session's stream.
+            // A leader sends it on the session's stream.
             out.push(Sent::to(client, Event::Pushed(Push::Lost(LossCause::SessionEnded))));
         }
         let open: Vec<Token> =

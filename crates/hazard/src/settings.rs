@@ -36,7 +36,7 @@ pub struct Settings {
     pub pause_ms: u64,
     /// How much faster the clock of A runs than the others, in percent; negative: slower.
     pub drift_percent: i64,
-    /// From when A and the lock service do not hear each other.
+    /// When the network between A and the lock service is cut.
     pub cut_at_ms: u64,
     /// For how long; 0: never.
     pub cut_ms: u64,

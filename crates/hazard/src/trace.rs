@@ -25,7 +25,7 @@ pub struct Trace {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lane {
-    /// The client that everything goes wrong for.
+    /// The client that the faults concern.
     A,
     /// The second client.
     B,
@@ -145,7 +145,7 @@ pub struct Message {
 pub enum MessageKind {
     /// It opens, keeps alive or closes a session.
     Session,
-    /// It asks for a lock or gives it back, or is the answer.
+    /// A request or release of a lock, or the answer.
     Lock,
     /// It reads from the resource.
     Read,
@@ -190,7 +190,7 @@ pub enum SpanKind {
     Paused,
     /// A process is dead.
     Dead,
-    /// A client and the lock service do not hear each other.
+    /// The network between a client and the lock service is cut.
     Cut,
 }
 

@@ -79,6 +79,9 @@ async fn load(
     Ok(waits)
 }
 
+/// How often each session is kept alive: a sixth of its ttl.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
 /// A logical client: one session that acquires and releases one lock.
 struct LoadClient {
     session: u64,
@@ -110,10 +113,18 @@ async fn drive(
     let mut known: std::collections::BTreeMap<u64, LoadClient> = std::collections::BTreeMap::new();
     let mut waits = Vec::new();
     let begun = Instant::now();
+    let mut kept_alive = begun;
     while begun.elapsed() < duration {
         let frame = inbound.message().await?.ok_or("the stream ended")?;
         let now = Instant::now();
         let mut items = Vec::with_capacity(frame.items.len());
+        if now >= kept_alive + KEEP_ALIVE {
+            kept_alive = now;
+            let keep_alive = client_item::What::KeepAlive(v1::KeepAlive::default());
+            items.extend(
+                known.keys().map(|&session| v1::ClientItem { session, what: Some(keep_alive.clone()) }),
+            );
+        }
         for item in frame.items {
             match item.what {
                 Some(server_item::What::Opened(_)) => {
@@ -130,8 +141,7 @@ async fn drive(
                 Some(server_item::What::Finished(_)) => {
                     items.extend(known.get_mut(&item.session).map(|client| client.acquire(now)));
                 }
-                // The addresses of a cluster.
-                Some(server_item::What::Nodes(_)) => {}
+                Some(server_item::What::KeptAlive(_) | server_item::What::Nodes(_)) => {}
                 other => return Err(format!("unexpected: {other:?}").into()),
             }
         }

@@ -82,6 +82,9 @@ impl<D: Disk> NodeThread<D> {
     pub(crate) fn run(mut self) -> Result<(), ServeError> {
         self.inbox.is_mine();
         let result = self.turns();
+        if let Some(tracer) = &mut self.tracer {
+            tracer.stop();
+        }
         self.outbox.put(&mut Vec::new(), ReplicaStatus::Ended);
         result
     }
@@ -138,14 +141,14 @@ impl<D: Disk> NodeThread<D> {
         if record.hard_state.is_none() && record.entries.is_empty() {
             return Ok(());
         }
-        let traced = self.tracer.as_mut().map(|tracer| tracer.writes(self.replica.requests_in_write()));
+        let traced = self.tracer.as_mut().map(|tracer| tracer.write_begins(self.replica.acquires_in_write()));
         let begun = Instant::now();
         match self.log.append(record) {
             Ok(()) => {
                 self.last_sync = begun.elapsed();
                 observe::synced(self.last_sync);
                 if let Some((tracer, traced)) = self.tracer.as_mut().zip(traced) {
-                    tracer.synced(traced);
+                    tracer.write_ends(traced);
                 }
                 Ok(())
             }
@@ -158,7 +161,7 @@ impl<D: Disk> NodeThread<D> {
 
     fn trace_work(&mut self) {
         if let Some(tracer) = &mut self.tracer {
-            tracer.works();
+            tracer.work_begins();
         }
     }
 
@@ -246,7 +249,7 @@ impl<D: Disk> NodeThread<D> {
             None => ReplicaStatus::Waiting,
         };
         if let Some(tracer) = &mut self.tracer {
-            tracer.answers(outputs);
+            tracer.answered(outputs);
         }
         self.outbox.put(outputs, state);
         if let Some(tracer) = &mut self.tracer {

@@ -97,7 +97,7 @@ pub(crate) fn describe() {
     describe_gauge!(CERTIFICATE_ENDS, "When the certificate of this node ends, in seconds since 1970");
     describe_counter!(
         TRACES_DROPPED,
-        "Sampled acquires that were served and not traced, since too many were being traced"
+        "Sampled acquires that were served and whose traces were not sent: too many at once"
     );
     describe_gauge!(
         CLOCK_RATE,
@@ -159,9 +159,11 @@ pub(crate) fn stream_refused(reason: &'static str) {
     counter!(STREAMS_REFUSED, "reason" => reason).increment(1);
 }
 
-/// Counts a sampled acquire that is not traced.
-pub(crate) fn trace_dropped() {
-    counter!(TRACES_DROPPED).increment(1);
+/// Counts sampled acquires that are not traced, or whose traces are not sent.
+pub(crate) fn traces_dropped(count: usize) {
+    if count > 0 {
+        counter!(TRACES_DROPPED).increment(count as u64);
+    }
 }
 
 /// Counts what was refused at a quota.

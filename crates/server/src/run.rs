@@ -390,7 +390,7 @@ impl Started {
             handover,
             to_send,
         });
-        let traced = options.traces.as_ref().map(|_| TraceArrivals::new());
+        let traced = options.traces.as_ref().map(|_| Arc::<TraceArrivals>::default());
         let tracer = |(sink, arrivals): (&TraceSink, _)| {
             AcquireTracer::new(data.founding.node, sink.clone(), arrivals)
         };

@@ -2,7 +2,7 @@
 //!
 //! A client whose span is sampled sends that span's context with the acquire (`traceparent`). The front records the
 //! arrival ([`TraceArrivals`]), the replica's thread the rest ([`AcquireTracer`]); the finished trace goes to the
-//! [`TraceSink`]. Traces never affect a lock: an acquire that can't be traced is served all the same.
+//! [`TraceSink`]. Traces never affect a lock: an acquire that can't be traced is served all the same, and counted.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,18 +17,22 @@ use lockkeeper_core::{Command, Seq, SessionId};
 use lockkeeper_replica::{Event, Output, StreamId};
 use lockkeeper_wire::TraceContext;
 use lockkeeper_wire::request::Request;
-use lockkeeper_wire::v1::{self, client_item, server_item::What};
+use lockkeeper_wire::v1::{self, StreamEndReason, client_item, server_item::What};
 
 use crate::observe;
 
-/// Most acquires that a node traces at a time, those that wait for a lock included. Further ones are not traced.
+/// Most acquires that a node traces at a time. Further ones are not traced.
 const OPEN_MAX: usize = 1 << 12;
+/// Most of them that wait for a lock. The trace of the one that has waited longest ends for a further one, so that long
+/// waits leave room for other traces.
+const WAITING_MAX: usize = OPEN_MAX / 2;
 /// Most names in a trace.
 const NAMES_MAX: usize = 8;
 
-/// Where a node sends the traces of acquires. Called on the replica's thread, so it must not block.
+/// Receives the traces of acquires. Called on the replica's thread: it must neither block nor panic. Returns false if it
+/// has no room for the trace, which is then counted as dropped.
 #[derive(Clone)]
-pub struct TraceSink(pub Arc<dyn Fn(AcquireTrace) + Send + Sync>);
+pub struct TraceSink(pub Arc<dyn Fn(AcquireTrace) -> bool + Send + Sync>);
 
 impl PartialEq for TraceSink {
     fn eq(&self, other: &Self) -> bool {
@@ -59,9 +63,7 @@ pub struct AcquireTrace {
     pub names: Vec<String>,
     /// How many names there are.
     pub name_count: usize,
-    /// `granted`, `busy`, `refused`, `timed-out`, `left` (by its client's will), `broken`, `revoked`, `not-acquired`,
-    /// `released` and `gone` (answers to a repeated request), `session-gone`; `queued`: the client's call or stream ended
-    /// while the request waited; `disconnected`: it ended earlier; `not-leader`: this node ended the stream.
+    /// How it ended; docs/metrics.md lists the outcomes.
     pub outcome: &'static str,
     /// The fencing token, if it was granted.
     pub token: Option<u64>,
@@ -69,16 +71,16 @@ pub struct AcquireTrace {
     pub start: SystemTime,
     /// When its answer was handed to the connection.
     pub end: SystemTime,
-    /// The stages that the request reached, in order.
+    /// The stages that the request reached, in order and without gaps.
     pub stages: Vec<TraceStage>,
 }
 
 /// A stage of an acquire.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TraceStage {
-    /// `inbox`: until the replica's thread has taken the request. `batch`: until its log entry is written; a cluster's
-    /// leader may wait for the commit of the previous batch. `log_sync`: until the entry is durable on this node.
-    /// `commit`: until this thread has learned that a majority has it. `apply`: until the answer is handed to the
+    /// `inbox`: until the replica's thread takes the request. `batch`: until its log entry is written; a cluster's leader
+    /// may wait for the commit of the previous batch. `log_sync`: until the entry is durable on this node. `commit`: until
+    /// a majority has the entry, and this thread begins to apply it. `apply`: until the answer is handed to the
     /// connection. `wait`: in the lock's queue.
     pub name: &'static str,
     /// When it began.
@@ -87,9 +89,34 @@ pub struct TraceStage {
     pub end: SystemTime,
 }
 
+/// The stage in progress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Inbox,
+    Batch,
+    LogSync,
+    Commit,
+    Apply,
+    Wait,
+}
+
+impl Stage {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Inbox => "inbox",
+            Self::Batch => "batch",
+            Self::LogSync => "log_sync",
+            Self::Commit => "commit",
+            Self::Apply => "apply",
+            Self::Wait => "wait",
+        }
+    }
+}
+
+/// The stream on which a request arrived, its session, and its number in the session.
 type RequestKey = (StreamId, SessionId, Seq);
 
-/// An acquire of a client whose span is sampled.
+/// A client's sampled acquire that has arrived.
 #[derive(Debug)]
 pub(crate) struct SampledAcquire {
     session: SessionId,
@@ -106,28 +133,32 @@ struct OpenTrace {
     arrived: Instant,
     start: SystemTime,
     stages: Vec<TraceStage>,
+    stage: Stage,
     /// The end of the last stage.
     reached: Instant,
-    is_taken: bool,
-    is_queued: bool,
+    /// Its place in [`AcquireTracer::waiting`].
+    waiting_number: u64,
+    /// The `finish` command that is about to end it.
+    finish: Option<Seq>,
 }
 
 impl SampledAcquire {
     /// `None`: the item is something else, or not sampled.
-    pub(crate) fn of(item: &v1::ClientItem) -> Option<Self> {
+    fn of(item: &v1::ClientItem) -> Option<Self> {
         let Some(client_item::What::Acquire(acquire)) = &item.what else { return None };
         let context = TraceContext::sampled(&acquire.traceparent)?;
-        let arrived = Instant::now();
+        let (arrived, start) = (Instant::now(), SystemTime::now());
         let trace = OpenTrace {
             context,
             names: acquire.names.iter().take(NAMES_MAX).cloned().collect(),
             name_count: acquire.names.len(),
             arrived,
-            start: SystemTime::now(),
+            start,
             stages: Vec::new(),
+            stage: Stage::Inbox,
             reached: arrived,
-            is_taken: false,
-            is_queued: false,
+            waiting_number: 0,
+            finish: None,
         };
         Some(Self { session: SessionId(item.session), seq: Seq(acquire.seq), trace })
     }
@@ -138,16 +169,34 @@ impl OpenTrace {
         self.start + time.saturating_duration_since(self.arrived)
     }
 
-    /// Ends the present stage.
-    fn reach(&mut self, name: &'static str, until: Instant) {
+    /// Ends the stage in progress.
+    fn end_stage(&mut self, until: Instant) {
         let until = until.max(self.reached);
-        self.stages.push(TraceStage { name, start: self.at(self.reached), end: self.at(until) });
+        let (start, end) = (self.at(self.reached), self.at(until));
+        self.stages.push(TraceStage { name: self.stage.name(), start, end });
         self.reached = until;
+    }
+
+    /// Ends the stage in progress if it is `from`. The same command may pass a stage again: a client may repeat it.
+    fn advance(&mut self, from: Stage, to: Stage, at: Instant) {
+        if self.stage == from {
+            self.end_stage(at);
+            self.stage = to;
+        }
+    }
+
+    /// The replica has answered, in work that began at `since`.
+    fn applied(&mut self, since: Instant) {
+        self.advance(Stage::Commit, Stage::Apply, since);
+        // An answer that needs no log entry.
+        if self.stage == Stage::Batch {
+            self.stage = Stage::Apply;
+        }
     }
 }
 
 /// The acquires that have arrived, from the front to the replica's thread.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct TraceArrivals {
     arrived: Mutex<Vec<(RequestKey, OpenTrace)>>,
     /// The number of open traces, here and in the tracer.
@@ -155,29 +204,45 @@ pub(crate) struct TraceArrivals {
 }
 
 impl TraceArrivals {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { arrived: Mutex::default(), open: AtomicUsize::new(0) })
+    /// The sampled acquires among the items of a frame, as far as there is room for them.
+    pub(crate) fn sampled(&self, items: &[v1::ClientItem]) -> Vec<SampledAcquire> {
+        let is_sampled = |item: &&v1::ClientItem| match &item.what {
+            Some(client_item::What::Acquire(acquire)) => {
+                TraceContext::sampled(&acquire.traceparent).is_some()
+            }
+            _ => false,
+        };
+        let room = OPEN_MAX.saturating_sub(self.open.load(Ordering::Relaxed));
+        let mut items = items.iter().filter(is_sampled);
+        let sampled = items.by_ref().take(room).filter_map(SampledAcquire::of).collect();
+        observe::traces_dropped(items.count());
+        sampled
     }
 
-    /// Traces the sampled acquires of a frame, but for those that were refused already. To be called before the frame is
-    /// pushed to the inbox: the replica's thread looks here after it has taken the frame.
-    pub(crate) fn arrived(&self, stream: StreamId, sampled: Vec<SampledAcquire>, refused: &[v1::ServerItem]) {
+    /// Traces those of the sampled acquires that the replica gets: they are among `requests`, and not denied. To be called
+    /// before the requests are pushed to the inbox, so that the replica's thread finds the arrivals of each frame it
+    /// takes.
+    pub(crate) fn arrived(&self, stream: StreamId, sampled: Vec<SampledAcquire>, requests: &[Request]) {
         if sampled.is_empty() {
             return;
         }
-        let refused: BTreeSet<(u64, u64)> = refused.iter().map(|item| (item.session, item.seq)).collect();
-        for SampledAcquire { session, seq, trace } in sampled {
-            if refused.contains(&(session.0, seq.0)) {
-                continue;
-            }
-            if self.open.load(Ordering::Relaxed) >= OPEN_MAX {
-                observe::trace_dropped();
-                continue;
-            }
-            self.open.fetch_add(1, Ordering::Relaxed);
-            let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-            arrived.push(((stream, session, seq), trace));
-        }
+        let acquire = |request: &Request| match request {
+            Request::Command { session, seq, command: Command::Acquire(_) } => Some((*session, *seq)),
+            _ => None,
+        };
+        let handed_on: BTreeSet<(SessionId, Seq)> = requests.iter().filter_map(acquire).collect();
+        let traced = sampled.into_iter().filter(|it| handed_on.contains(&(it.session, it.seq)));
+        let traced: Vec<_> = traced.map(|it| ((stream, it.session, it.seq), it.trace)).collect();
+        self.open.fetch_add(traced.len(), Ordering::Relaxed);
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).extend(traced);
+    }
+
+    fn take(&self) -> Vec<(RequestKey, OpenTrace)> {
+        mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn closed(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -188,7 +253,10 @@ pub(crate) struct AcquireTracer {
     sink: TraceSink,
     arrivals: Arc<TraceArrivals>,
     open: BTreeMap<RequestKey, OpenTrace>,
-    /// The `finish` commands of traced acquires, and which they end.
+    /// Those that wait for a lock, in the order in which they began to.
+    waiting: BTreeMap<u64, RequestKey>,
+    last_waiting: u64,
+    /// Pending `finish` commands, one at most for each open trace, and the request that it ends.
     finishes: BTreeMap<RequestKey, Seq>,
     /// When the replica began the work whose outputs are handed over next.
     working_since: Option<Instant>,
@@ -202,6 +270,8 @@ impl AcquireTracer {
             sink,
             arrivals,
             open: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            last_waiting: 0,
             finishes: BTreeMap::new(),
             working_since: None,
             finished: Vec::new(),
@@ -210,16 +280,13 @@ impl AcquireTracer {
 
     /// A turn has taken these events from the inbox.
     pub(crate) fn taken(&mut self, at: Instant, events: &[Event]) {
-        let arrived = mem::take(&mut *self.arrivals.arrived.lock().unwrap_or_else(PoisonError::into_inner));
-        for (key, trace) in arrived {
+        for (key, trace) in self.arrivals.take() {
             match self.open.entry(key) {
                 Entry::Vacant(entry) => {
                     entry.insert(trace);
                 }
                 // A repeated call of the same request joins the one in progress.
-                Entry::Occupied(_) => {
-                    self.arrivals.open.fetch_sub(1, Ordering::Relaxed);
-                }
+                Entry::Occupied(_) => self.arrivals.closed(),
             }
         }
         if self.open.is_empty() {
@@ -237,39 +304,41 @@ impl AcquireTracer {
     }
 
     fn request(&mut self, at: Instant, stream: StreamId, request: &Request) {
-        match request {
-            Request::Denied { request, .. } => self.request(at, stream, request),
-            Request::Command { session, seq, command: Command::Acquire(_) } => {
-                if let Some(trace) = self.open.get_mut(&(stream, *session, *seq))
-                    && !mem::replace(&mut trace.is_taken, true)
-                {
-                    trace.reach("inbox", at);
+        let Request::Command { session, seq, command } = request else { return };
+        let of = |seq| (stream, *session, seq);
+        match command {
+            Command::Acquire(_) => {
+                if let Some(trace) = self.open.get_mut(&of(*seq)) {
+                    trace.advance(Stage::Inbox, Stage::Batch, at);
                 }
             }
-            Request::Command { session, seq, command: Command::Finish { target, .. } }
-                if self.open.contains_key(&(stream, *session, *target)) =>
-            {
-                self.finishes.insert((stream, *session, *seq), *target);
+            Command::Finish { target, .. } => {
+                if let Some(trace) = self.open.get_mut(&of(*target))
+                    && trace.finish.is_none()
+                {
+                    trace.finish = Some(*seq);
+                    self.finishes.insert(of(*seq), *target);
+                }
             }
             _ => {}
         }
     }
 
-    /// The replica begins to work: it applies, proposes, and answers.
-    pub(crate) fn works(&mut self) {
+    /// To be called before the replica applies entries.
+    pub(crate) fn work_begins(&mut self) {
         if !self.open.is_empty() {
             self.working_since.get_or_insert_with(Instant::now);
         }
     }
 
-    /// The replica has proposed these requests, and their log entries are about to be written.
-    pub(crate) fn writes(&mut self, requests: impl Iterator<Item = RequestKey>) -> TracedWrite {
+    /// The log entries of these acquires are about to be written.
+    pub(crate) fn write_begins(&mut self, acquires: impl Iterator<Item = RequestKey>) -> TracedWrite {
         let mut keys = Vec::new();
         if !self.open.is_empty() {
             let now = Instant::now();
-            for key in requests {
+            for key in acquires {
                 if let Some(trace) = self.open.get_mut(&key) {
-                    trace.reach("batch", now);
+                    trace.advance(Stage::Batch, Stage::LogSync, now);
                     keys.push(key);
                 }
             }
@@ -278,20 +347,20 @@ impl AcquireTracer {
     }
 
     /// The write is durable on this node.
-    pub(crate) fn synced(&mut self, TracedWrite(keys): TracedWrite) {
+    pub(crate) fn write_ends(&mut self, TracedWrite(keys): TracedWrite) {
         if keys.is_empty() {
             return;
         }
         let now = Instant::now();
         for key in keys {
             if let Some(trace) = self.open.get_mut(&key) {
-                trace.reach("log_sync", now);
+                trace.advance(Stage::LogSync, Stage::Commit, now);
             }
         }
     }
 
     /// These outputs are about to be handed to the front.
-    pub(crate) fn answers(&mut self, outputs: &[Output]) {
+    pub(crate) fn answered(&mut self, outputs: &[Output]) {
         let since = self.working_since.take();
         if self.open.is_empty() {
             return;
@@ -303,45 +372,84 @@ impl AcquireTracer {
                 Output::Items(stream, items) => {
                     items.iter().for_each(|item| self.item(since, now, *stream, item));
                 }
-                Output::EndStream(stream, _) => self.stream_ended(now, *stream, "not-leader"),
+                Output::EndStream(stream, end) => {
+                    let outcome = match end.reason() {
+                        StreamEndReason::NotLeader => "not-leader",
+                        StreamEndReason::Shutdown => "shutdown",
+                        _ => "disconnected",
+                    };
+                    self.stream_ended(now, *stream, outcome);
+                }
                 _ => {}
             }
         }
     }
 
-    /// Sends the finished traces. To be called once the outputs are handed over, so that no answer waits for it.
+    /// Sends the finished traces. To be called once the outputs are handed over.
     pub(crate) fn send(&mut self) {
-        self.finished.drain(..).for_each(|trace| (self.sink.0)(trace));
+        let refused =
+            self.finished.drain(..).filter_map(|trace| (!(self.sink.0)(trace)).then_some(())).count();
+        observe::traces_dropped(refused);
+    }
+
+    /// Ends all traces, since the replica's thread ends.
+    pub(crate) fn stop(&mut self) {
+        let now = Instant::now();
+        let all: Vec<RequestKey> = self.open.keys().copied().collect();
+        all.into_iter().for_each(|key| self.finish(key, now, "shutdown", None));
+        self.send();
     }
 
     fn item(&mut self, since: Instant, now: Instant, stream: StreamId, item: &v1::ServerItem) {
         let (session, seq) = (SessionId(item.session), Seq(item.seq));
-        let Some(what) = &item.what else { return };
-        let (outcome, token) = match what {
-            What::SessionGone(_) => return self.session_gone(now, stream, session),
-            What::Queued(_) => {
-                if let Some(trace) = self.open.get_mut(&(stream, session, seq))
-                    && !mem::replace(&mut trace.is_queued, true)
-                {
-                    applied(trace, since, now);
-                }
-                return;
-            }
-            What::Granted(granted) => ("granted", Some(granted.token)),
-            What::Revoked(revoked) => ("revoked", Some(revoked.token)),
-            What::Busy(_) => ("busy", None),
-            What::Refused(_) => ("refused", None),
-            What::Finished(it) | What::Ended(it) => (end(it.end()), None),
-            _ => return,
+        let key = (stream, session, seq);
+        let (outcome, token) = match &item.what {
+            Some(What::SessionGone(_)) => return self.session_gone(now, stream, session),
+            Some(What::Queued(_)) => return self.queued(since, now, key),
+            Some(What::Granted(granted)) => ("granted", Some(granted.token)),
+            Some(What::Revoked(revoked)) => ("revoked", Some(revoked.token)),
+            Some(What::Busy(_)) => ("busy", None),
+            Some(What::Refused(_)) => ("refused", None),
+            Some(What::Done(_)) => ("number-taken", None),
+            Some(What::Finished(it) | What::Ended(it)) => (end(it.end()), None),
+            Some(
+                What::Opened(_)
+                | What::Attached(_)
+                | What::KeptAlive(_)
+                | What::Nodes(_)
+                | What::StreamEnd(_),
+            )
+            | None => return,
         };
-        // A refused `finish` ends nothing.
-        let ended =
-            self.finishes.remove(&(stream, session, seq)).filter(|_| matches!(what, What::Finished(_)));
-        let target = ended.unwrap_or(seq);
-        self.finish((stream, session, target), now, outcome, token, |trace| match trace.is_queued {
-            true => trace.reach("wait", now),
-            false => applied(trace, since, now),
-        });
+        let mut ended = key;
+        if let Some(target) = self.finishes.remove(&key) {
+            let target = (stream, session, target);
+            if let Some(trace) = self.open.get_mut(&target) {
+                trace.finish = None;
+            }
+            // A refused `finish` ends nothing.
+            if matches!(item.what, Some(What::Finished(_))) {
+                ended = target;
+            }
+        }
+        if let Some(trace) = self.open.get_mut(&ended) {
+            trace.applied(since);
+            self.finish(ended, now, outcome, token);
+        }
+    }
+
+    fn queued(&mut self, since: Instant, now: Instant, key: RequestKey) {
+        let Some(trace) = self.open.get_mut(&key).filter(|trace| trace.stage != Stage::Wait) else { return };
+        trace.applied(since);
+        trace.advance(Stage::Apply, Stage::Wait, now);
+        self.last_waiting += 1;
+        trace.waiting_number = self.last_waiting;
+        self.waiting.insert(self.last_waiting, key);
+        if self.waiting.len() > WAITING_MAX
+            && let Some((_, longest)) = self.waiting.first_key_value()
+        {
+            self.finish(*longest, now, "queued", None);
+        }
     }
 
     fn session_gone(&mut self, now: Instant, stream: StreamId, session: SessionId) {
@@ -354,34 +462,24 @@ impl AcquireTracer {
     }
 
     fn end_all(&mut self, keys: RangeInclusive<RequestKey>, now: Instant, outcome: &'static str) {
-        let ended: Vec<RequestKey> = self.open.range(keys.clone()).map(|(key, _)| *key).collect();
-        for key in ended {
-            let is_queued = self.open.get(&key).is_some_and(|trace| trace.is_queued);
-            let outcome = if is_queued && outcome == "disconnected" { "queued" } else { outcome };
-            self.finish(key, now, outcome, None, |trace| {
-                if trace.is_queued {
-                    trace.reach("wait", now);
-                }
-            });
-        }
-        let finishes: Vec<RequestKey> = self.finishes.range(keys).map(|(key, _)| *key).collect();
-        for key in finishes {
-            self.finishes.remove(&key);
+        let ended: Vec<(RequestKey, Stage)> =
+            self.open.range(keys).map(|(key, trace)| (*key, trace.stage)).collect();
+        for (key, stage) in ended {
+            let is_queued = stage == Stage::Wait && outcome == "disconnected";
+            self.finish(key, now, if is_queued { "queued" } else { outcome }, None);
         }
     }
 
-    fn finish(
-        &mut self,
-        key: RequestKey,
-        now: Instant,
-        outcome: &'static str,
-        token: Option<u64>,
-        last_stage: impl FnOnce(&mut OpenTrace),
-    ) {
+    /// Ends a trace, and the stage in progress.
+    fn finish(&mut self, key: RequestKey, now: Instant, outcome: &'static str, token: Option<u64>) {
         let Some(mut trace) = self.open.remove(&key) else { return };
-        self.arrivals.open.fetch_sub(1, Ordering::Relaxed);
-        last_stage(&mut trace);
-        let end = trace.at(now.max(trace.reached));
+        self.arrivals.closed();
+        self.waiting.remove(&trace.waiting_number);
+        if let Some(finish) = trace.finish {
+            self.finishes.remove(&(key.0, key.1, finish));
+        }
+        trace.end_stage(now);
+        let end = trace.at(trace.reached);
         self.finished.push(AcquireTrace {
             context: trace.context,
             node: self.node,
@@ -398,17 +496,8 @@ impl AcquireTracer {
     }
 }
 
-/// The traced requests of a write of the log.
+/// The traced acquires of a write of the log.
 pub(crate) struct TracedWrite(Vec<RequestKey>);
-
-/// The replica has answered, in work that began at `since`.
-fn applied(trace: &mut OpenTrace, since: Instant, now: Instant) {
-    // An answer that needs no log entry has no `commit`.
-    if trace.stages.iter().any(|stage| stage.name == "log_sync") {
-        trace.reach("commit", since);
-    }
-    trace.reach("apply", now);
-}
 
 fn end(end: v1::End) -> &'static str {
     match end {

@@ -76,9 +76,11 @@ pub(super) fn collector(typed: &str) -> Result<String, &'static str> {
     let url: http::Uri = typed.parse().map_err(|_| expected)?;
     let scheme = url.scheme_str().filter(|scheme| ["http", "https"].contains(scheme)).ok_or(expected)?;
     let authority = url.authority().ok_or(expected)?;
-    if !matches!(url.path(), "" | "/") || url.query().is_some() || authority.as_str().contains('@') {
+    let (host, port) = (authority.host(), authority.port_u16().unwrap_or(4317));
+    // A user, or a port that is none, is left over.
+    let is_plain = [host.to_owned(), format!("{host}:{port}")].contains(&authority.to_string());
+    if host.is_empty() || !is_plain || !matches!(url.path(), "" | "/") || url.query().is_some() {
         return Err(expected);
     }
-    let port = url.port_u16().unwrap_or(4317);
-    Ok(format!("{scheme}://{}:{port}", authority.host()))
+    Ok(format!("{scheme}://{host}:{port}"))
 }

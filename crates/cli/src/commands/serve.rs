@@ -18,7 +18,7 @@ use crate::exit::{
     BUSY, CANNOT_CREATE, CONFIG, Failure, INTERNAL, IO, OK, UNAVAILABLE, USAGE, chain, code_below,
 };
 #[cfg(feature = "otlp")]
-use crate::otlp::Collector;
+use crate::otlp::NodeTraces;
 use crate::output;
 
 mod hazards;
@@ -31,8 +31,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
     }
     start_log(args.log, &args.log_level)?;
     #[cfg(feature = "otlp")]
-    let collector =
-        args.otlp.as_deref().map(|url| Collector::start(url, "lockkeeper", report)).transpose()?;
+    let traces = args.otlp.as_deref().map(|url| NodeTraces::start(url, report)).transpose()?;
     let data = std::path::absolute(&args.data).unwrap_or_else(|_| args.data.clone());
     let advertise = args.advertise.clone();
     let json = args.json;
@@ -55,6 +54,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         Some(typed) => HttpListen::At(typed),
         None => HttpListen::usual(&args.listen),
     };
+    let hazards = (http != HttpListen::Off).then(hazards::player);
     let usual = ServerOptions::new(&data);
     let options = ServerOptions {
         snapshot_after: args.snapshot_after.unwrap_or(usual.snapshot_after),
@@ -62,9 +62,9 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         listen: args.listen,
         http,
         metrics: Some(metrics::page(usize::from(args.metrics_segments))?),
-        hazards: Some(hazards::player()),
+        hazards,
         #[cfg(feature = "otlp")]
-        traces: collector.as_ref().map(Collector::sink),
+        traces: traces.as_ref().map(NodeTraces::sink),
         advertise: args.advertise,
         insecure: args.insecure,
         tls,
@@ -79,10 +79,14 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         connections_max: args.max_connections,
         ..usual
     };
-    lockkeeper_server::run(options, move |running| {
+    let ended = lockkeeper_server::run(options, move |running| {
         ready(&running, scheme, advertise.as_deref(), &data, json);
-    })
-    .map_err(failure)?;
+    });
+    #[cfg(feature = "otlp")]
+    if let Some(traces) = traces {
+        traces.flush();
+    }
+    ended.map_err(failure)?;
     Ok(OK)
 }
 

@@ -1,7 +1,7 @@
 //! `explain`: the stories, played and listed.
 
 use lockkeeper_cli::exit;
-use lockkeeper_hazard::STORIES;
+use lockkeeper_hazard::{KEYS, STORIES};
 use serde_json::Value;
 
 use crate::support::Place;
@@ -44,6 +44,11 @@ fn settings_that_can_not_be_used_are_refused() {
         let ended = place.ran(words);
         assert_eq!(ended.code, i32::from(exit::USAGE), "{ended:?}");
         assert!(parts.iter().all(|part| ended.err.contains(part)), "{ended:?}");
+    }
+    // Every setting is an option.
+    for key in KEYS {
+        let ended = place.ran(&format!("explain paused-holder --{key} nonsense"));
+        assert!(ended.err.contains(&format!("`{key}` is `nonsense`")), "{ended:?}");
     }
 }
 

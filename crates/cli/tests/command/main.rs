@@ -29,5 +29,6 @@ mod starting;
 mod support;
 mod tls;
 mod torture;
+#[cfg(feature = "otlp")]
 mod traces;
 mod waiting;

@@ -67,8 +67,6 @@ impl Place {
         command
             .env_remove("XDG_STATE_HOME")
             .env_remove("TRACEPARENT")
-            // Spans are sent soon, in milliseconds.
-            .env("OTEL_BSP_SCHEDULE_DELAY", "50")
             .env("HOME", self.path("home"))
             .current_dir(self.directory.path())
             .stdin(Stdio::null())

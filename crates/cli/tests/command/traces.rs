@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use lockkeeper_cli::exit;
+use nix::sys::signal::Signal;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
@@ -18,7 +18,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{ServerTlsConfig, TcpIncoming};
 use tonic::{Request, Response, Status};
 
 use crate::node::Node;
@@ -55,13 +55,30 @@ impl TraceService for Spans {
 
 impl Collector {
     fn start() -> Self {
+        Self::start_at("127.0.0.1:0", None)
+    }
+
+    /// Starts at this address, with TLS if there is a certificate for `localhost`.
+    fn start_at(address: &str, identity: Option<tonic::transport::Identity>) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
+        let _entered = runtime.enter();
+        let listener = std::net::TcpListener::bind(address).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let url = match identity {
+            Some(_) => format!("https://localhost:{}", address.port()),
+            None => format!("http://{address}"),
+        };
+        let mut server = tonic::transport::Server::builder();
+        if let Some(identity) = identity {
+            server = server.tls_config(ServerTlsConfig::new().identity(identity)).unwrap();
+        }
         let spans = Spans::default();
-        let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(spans.clone()));
+        let server = server.add_service(TraceServiceServer::new(spans.clone()));
+        let listener = TcpListener::from_std(listener).unwrap();
         runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+        drop(_entered);
         Self { spans, url, _runtime: runtime }
     }
 
@@ -215,13 +232,13 @@ fn wait_for_a_held_lock_is_a_span() {
     let node = traced_node(&place, &collector);
     let place = place.over(&node.url());
     let _holder = place.holder("a", &[]);
-    let run = ["run", "--otlp", &collector.url, "--wait", "300ms", "a", "--", "true"];
+    let run = ["run", "--otlp", &collector.url, "--wait", "2s", "a", "--", "true"];
     let ended = place.lockkeeper(run).env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01")).ended();
     assert_eq!(ended.code, i32::from(exit::BUSY), "{ended:?}");
     let spans = collector.spans(TRACE, &["lockkeeper.run", "lockkeeper.acquire", SERVED, WAIT]);
     check_stages(&spans);
     let (_, wait) = &spans[WAIT];
-    assert!(wait.end_time_unix_nano - wait.start_time_unix_nano > 200_000_000, "{wait:?}");
+    assert!(wait.end_time_unix_nano - wait.start_time_unix_nano > 500_000_000, "{wait:?}");
     let (_, served) = &spans[SERVED];
     let outcome = text(&served.attributes, "lockkeeper.outcome");
     assert!(["left", "timed-out"].contains(&outcome.as_str()), "{outcome}");
@@ -231,28 +248,93 @@ fn wait_for_a_held_lock_is_a_span() {
     }
 }
 
-/// Locks work as before, and one line says why there are no traces.
+/// Locks work as before, one line says why there are no traces, and another when there are again.
 #[test]
 fn unreachable_collector_is_reported_once() {
     let place = Place::new();
-    let unreachable = format!("http://{}", place.address());
-    let options = ["--listen", "127.0.0.1:0", "--otlp", &unreachable];
-    let node = place.begin("data", &options).ready();
+    let address = place.address();
+    let unreachable = format!("http://{address}");
+    let node = place.begin("data", &["--listen", "127.0.0.1:0", "--otlp", &unreachable]).ready();
     let lost = format!("traces are lost until the collector at {unreachable} takes them");
-    for _ in 0..3 {
-        let ended =
-            place.bare(["run", "--locks", &node.url(), "--otlp", &unreachable, "a", "--", "true"]).ended();
+    let run =
+        || place.bare(["run", "--locks", &node.url(), "--otlp", &unreachable, "a", "--", "true"]).ended();
+    for _ in 0..2 {
+        let ended = run();
         assert_eq!((ended.code, ended.err.matches(&lost).count()), (0, 1), "{ended:?}");
     }
     wait_until("it is logged", || node.log().contains(&lost));
-    std::thread::sleep(Duration::from_millis(200));
+    let collector = Collector::start_at(&address, None);
+    let again = format!("the collector at {unreachable} takes traces again");
+    wait_until("it takes them again", || {
+        let ended = run();
+        ended.code == 0 && node.log().contains(&again)
+    });
+    assert!(!collector.spans.0.lock().unwrap().is_empty());
     assert_eq!(node.log().matches(&lost).count(), 1, "{}", node.log());
+}
+
+/// A collector that accepts connections and says nothing delays the end of a run for a moment, and is reported.
+#[test]
+fn silent_collector_is_reported() {
+    let place = Place::new();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let words = ["run", "--otlp", &url, "--status-file", "status", "a", "--", "true"];
+    let ended = place.lockkeeper(words).ended();
+    assert_eq!((ended.code, ended.err.lines().count()), (0, 1), "{ended:?}");
+    assert!(ended.err.contains("traces are lost") && ended.err.contains(&url), "{ended:?}");
+}
+
+#[test]
+fn node_that_stops_sends_its_last_spans() {
+    let collector = Collector::start();
+    let place = Place::new();
+    let node = traced_node(&place, &collector);
+    let run = ["run", "--locks", &node.url(), "--otlp", &collector.url, "a", "--", "true"];
+    let ended = place.bare(run).env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01")).ended();
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(node.stopped(Signal::SIGTERM).code, 0);
+    let spans = collector.spans.0.lock().unwrap();
+    assert!(spans.iter().any(|(_, span)| span.name == STAGES[4]), "{spans:?}");
+}
+
+/// The collector's certificate is checked against the system's authorities.
+#[test]
+fn traces_are_sent_by_tls() {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let identity = tonic::transport::Identity::from_pem(made.cert.pem(), made.signing_key.serialize_pem());
+    let collector = Collector::start_at("127.0.0.1:0", Some(identity));
+    let place = Place::new();
+    let run = || {
+        let mut command = place.lockkeeper(["run", "--otlp", &collector.url, "a", "--", "true"]);
+        command.env("TRACEPARENT", format!("00-{TRACE}-{CALLER}-01"));
+        command
+    };
+    let refused = run().ended();
+    assert!(refused.code == 0 && refused.err.contains("traces are lost"), "{refused:?}");
+    assert!(collector.spans.0.lock().unwrap().is_empty());
+    fs::write(place.path("authorities.pem"), made.cert.pem()).unwrap();
+    let ended = run().env("SSL_CERT_FILE", place.path("authorities.pem")).ended();
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{ended:?}");
+    collector.spans(TRACE, &["lockkeeper.run", "lockkeeper.acquire"]);
+    // Without any authority, a run goes on, and a node does not start.
+    fs::write(place.path("none.pem"), "").unwrap();
+    let ended = run().env("SSL_CERT_FILE", place.path("none.pem")).env("SSL_CERT_DIR", "none").ended();
+    assert!(ended.code == 0 && ended.err.contains("traces"), "{ended:?}");
 }
 
 #[test]
 fn wrong_address_of_a_collector_is_refused() {
     let place = Place::new();
-    for wrong in ["localhost:4317", "ftp://a", "http://a:4318/v1/traces", "http://u@a", "http://"] {
+    for wrong in [
+        "localhost:4317",
+        "ftp://a",
+        "http://a:4318/v1/traces",
+        "http://u@a",
+        "http://",
+        "http://:1",
+        "http://a:99999",
+    ] {
         for words in
             [&["run", "--otlp", wrong, "a", "--", "true"][..], &["serve", "--data", "d", "--otlp", wrong]]
         {

@@ -61,7 +61,7 @@ struct Play<'settings> {
 enum Happening {
     Start(usize),
     Wakes(usize),
-    GoesOn(usize, Pause),
+    Resume(usize, Pause),
     HasWorked(usize),
     /// For a process, from the lock service or the resource.
     Arrives(usize, Arrival),
@@ -137,13 +137,13 @@ impl<'settings> Play<'settings> {
 
     fn happens(&mut self, what: Happening) {
         match what {
-            Happening::Start(index) => self.asks(index),
+            Happening::Start(index) => self.request_lock(index),
             Happening::Wakes(index) => {
                 if self.processes[index].wake_ms == Some(self.now) && self.is_running(index) {
                     self.feed(index, Event::Wake);
                 }
             }
-            Happening::GoesOn(index, from) => self.goes_on(index, from),
+            Happening::Resume(index, from) => self.resume(index, from),
             Happening::HasWorked(index) => self.has_worked(index),
             Happening::Arrives(index, arrival) => {
                 let process = &mut self.processes[index];
@@ -205,7 +205,7 @@ impl<'settings> Play<'settings> {
     }
 
     /// A step of a process, with its token.
-    fn tell(&mut self, index: usize, kind: StepKind, text: impl Into<String>) {
+    fn record_step(&mut self, index: usize, kind: StepKind, text: impl Into<String>) {
         let (lane, token) = (self.lane(index), self.processes[index].token());
         self.note(lane, kind, token, text);
     }
@@ -219,7 +219,7 @@ impl<'settings> Play<'settings> {
         process.paused_until.is_none() && process.state != ProgramState::Dead
     }
 
-    /// Sends what the lock service has to say, and records what has changed.
+    /// Sends the lock service's pending answers, and records the changes of its holds.
     fn locks_have_acted(&mut self, out: Vec<Sent>) {
         let held = self.locks.held(self.now);
         self.recorder.holds(held);
@@ -278,7 +278,7 @@ impl<'settings> Play<'settings> {
             Output::LeaseDeadline(until) => self.processes[index].lease_deadline = until,
             Output::Queued { .. } => {
                 self.recorder.begin(lane, SpanKind::Waits, None);
-                self.tell(index, StepKind::Ordinary, "waits: another has the lock");
+                self.record_step(index, StepKind::Ordinary, "waits: another has the lock");
                 self.recorder.phase(Phase::Waits);
             }
             Output::Granted { grant, .. } => {
@@ -290,7 +290,7 @@ impl<'settings> Play<'settings> {
                     Some(token) => format!("has the lock, with token {token}"),
                     None => "has the lock; there is no token".to_owned(),
                 };
-                self.tell(index, StepKind::Granted, text);
+                self.record_step(index, StepKind::Granted, text);
                 self.recorder.phase(Phase::Holds);
                 self.reaches(index, Pause::BeforeRead);
             }
@@ -299,7 +299,7 @@ impl<'settings> Play<'settings> {
                     hold.lost = Some(cause);
                 }
                 self.recorder.end(lane, SpanKind::Believes);
-                self.tell(
+                self.record_step(
                     index,
                     StepKind::Ended,
                     format!("its client library finds that the lock is lost: {cause}"),
@@ -310,8 +310,8 @@ impl<'settings> Play<'settings> {
             }
             Output::NotAcquired { .. } => {
                 self.recorder.end(lane, SpanKind::Waits);
-                self.tell(index, StepKind::Ended, "does not get the lock in time, and asks again");
-                self.asks(index);
+                self.record_step(index, StepKind::Ended, "does not get the lock in time, and asks again");
+                self.request_lock(index);
             }
         }
     }

@@ -17,11 +17,11 @@ const ATTEMPTS_MAX: u64 = 4;
 
 impl Play<'_> {
     /// Asks for the lock.
-    pub(super) fn asks(&mut self, index: usize) {
+    pub(super) fn request_lock(&mut self, index: usize) {
         if self.processes[index].key.0 == ATTEMPTS_MAX {
             return self.ends(index, StepKind::Ended, "gives up for good", Phase::GaveUp);
         }
-        self.tell(index, StepKind::Ordinary, "wants the lock");
+        self.record_step(index, StepKind::Ordinary, "wants the lock");
         self.recorder.phase(Phase::Asks);
         let request = self.processes[index].next_request();
         self.feed(index, request);
@@ -37,17 +37,17 @@ impl Play<'_> {
         }
         let until = self.now + settings.pause_ms;
         process.paused_until = Some(until);
-        self.at(until, Happening::GoesOn(index, point));
+        self.at(until, Happening::Resume(index, point));
         self.recorder.begin(self.lane(index), SpanKind::Paused, None);
         let text = format!("stands still for {}: a long GC pause, a suspended VM", shown(settings.pause_ms));
-        self.tell(index, StepKind::Fault, text);
+        self.record_step(index, StepKind::Fault, text);
     }
 
     /// After a pause: the program's next instruction first, which no check stands before, then what the library has missed.
-    pub(super) fn goes_on(&mut self, index: usize, from: Pause) {
+    pub(super) fn resume(&mut self, index: usize, from: Pause) {
         self.processes[index].paused_until = None;
         self.recorder.end(self.lane(index), SpanKind::Paused);
-        self.tell(index, StepKind::Fault, "goes on, and knows nothing of it");
+        self.record_step(index, StepKind::Fault, "goes on, and knows nothing of it");
         self.continues(index, from);
         self.feed(index, Event::Wake);
         while let Some(arrival) = self.processes[index].inbox.pop_front() {
@@ -71,15 +71,15 @@ impl Play<'_> {
                         format!("works for {}: is {} enough?", shown(self.settings.work_ms), reading.balance)
                     }
                 };
-                self.tell(index, StepKind::Ordinary, text);
+                self.record_step(index, StepKind::Ordinary, text);
                 self.at(self.now + self.settings.work_ms, Happening::HasWorked(index));
             }
             (Pause::BeforeCheck, ProgramState::Working(_)) => {
                 if self.processes[index].is_valid(self.now) {
-                    self.tell(index, StepKind::Ordinary, "checks its lease: valid by its clock");
+                    self.record_step(index, StepKind::Ordinary, "checks its lease: valid by its clock");
                     self.reaches(index, Pause::BeforeWrite);
                 } else {
-                    self.tell(index, StepKind::Ended, "checks its lease: it is over, so it stops");
+                    self.record_step(index, StepKind::Ended, "checks its lease: it is over, so it stops");
                     self.starts_again(index);
                 }
             }
@@ -126,10 +126,10 @@ impl Play<'_> {
         let delay = if is_first { settings.write_delay_ms } else { 0 };
         let arrives = self.now + LATENCY_MS + delay;
         self.recorder.message((self.lane(index), Lane::Resource), arrives, text, MessageKind::Write);
-        self.tell(index, StepKind::Ordinary, format!("sends its write of {balance}"));
+        self.record_step(index, StepKind::Ordinary, format!("sends its write of {balance}"));
         if delay > 0 {
             let text = format!("its write is held up in the network for {}", shown(delay));
-            self.tell(index, StepKind::Fault, text);
+            self.record_step(index, StepKind::Fault, text);
         }
         self.at(arrives, Happening::Write(index, section, reading));
         if is_first && settings.crash {
@@ -139,7 +139,7 @@ impl Play<'_> {
 
     fn dies(&mut self, index: usize) {
         let lane = self.lane(index);
-        self.tell(index, StepKind::Fault, "its process is killed");
+        self.record_step(index, StepKind::Fault, "its process is killed");
         self.recorder.phase(Phase::Dead);
         self.recorder.end(lane, SpanKind::Believes);
         self.recorder.begin(lane, SpanKind::Dead, None);
@@ -154,7 +154,7 @@ impl Play<'_> {
         let key = self.processes[index].key;
         self.processes[index].state = ProgramState::NotStarted;
         self.feed(index, Event::Abandon { key });
-        self.asks(index);
+        self.request_lock(index);
     }
 
     /// The program ends, and its client library shuts down.
@@ -165,7 +165,7 @@ impl Play<'_> {
         }
         process.state = ProgramState::Finished;
         self.recorder.end(self.lane(index), SpanKind::Believes);
-        self.tell(index, kind, text);
+        self.record_step(index, kind, text);
         self.recorder.phase(phase);
         self.feed(index, Event::Shutdown);
     }
@@ -181,7 +181,7 @@ impl Play<'_> {
         match (answer, self.processes[index].state) {
             (ResourceAnswer::Balance(reading), ProgramState::Reading) => {
                 self.processes[index].state = ProgramState::Working(reading);
-                self.tell(index, StepKind::Ordinary, format!("has read {}", reading.balance));
+                self.record_step(index, StepKind::Ordinary, format!("has read {}", reading.balance));
                 self.reaches(index, Pause::BeforeWork);
             }
             (ResourceAnswer::Balance(again), ProgramState::ReadingAgain(first)) => {
@@ -193,18 +193,18 @@ impl Play<'_> {
                         again.balance, first.balance
                     ),
                 };
-                self.tell(index, if same { StepKind::Ordinary } else { StepKind::Damage }, text);
+                self.record_step(index, if same { StepKind::Ordinary } else { StepKind::Damage }, text);
                 if !same {
                     self.torn = Some((self.lane(index), first.balance, again.balance));
                 }
                 self.releases(index);
             }
             (ResourceAnswer::Written, ProgramState::Writing) => {
-                self.tell(index, StepKind::Ordinary, "its write is acknowledged");
+                self.record_step(index, StepKind::Ordinary, "its write is acknowledged");
                 self.releases(index);
             }
             (ResourceAnswer::Refused, ProgramState::Reading | ProgramState::Writing) => {
-                self.tell(
+                self.record_step(
                     index,
                     StepKind::Refused,
                     "is refused: it stops, and begins again with a new token",
@@ -217,7 +217,7 @@ impl Play<'_> {
 
     fn releases(&mut self, index: usize) {
         self.processes[index].state = ProgramState::Releasing;
-        self.tell(index, StepKind::Ordinary, "releases the lock");
+        self.record_step(index, StepKind::Ordinary, "releases the lock");
         self.recorder.phase(Phase::Releases);
         let key = self.processes[index].key;
         self.feed(index, Event::Release { key });

@@ -1,4 +1,4 @@
-//! What steps and messages say.
+//! The texts of steps and messages.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(super) fn refusal(name: &str, refused: Refused) -> String {
     }
 }
 
-/// What a call says, and what it is for.
+/// The text of a call, and its kind.
 pub(super) fn call_text(kind: &CallKind) -> (&'static str, MessageKind) {
     match kind {
         CallKind::Open { .. } => ("open a session", MessageKind::Session),
@@ -28,7 +28,7 @@ pub(super) fn call_text(kind: &CallKind) -> (&'static str, MessageKind) {
     }
 }
 
-/// What an event for a machine says, and what it is for.
+/// The text of an event for a machine, and its kind.
 pub(super) fn answer_text(event: &Event) -> (String, MessageKind) {
     match event {
         Event::Answered { answer: Answer::Granted(grant), .. } => {

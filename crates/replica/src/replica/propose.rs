@@ -83,12 +83,16 @@ impl Replica {
         }
     }
 
-    /// The requests of sessions in the log entries that were proposed and are not durable on this node yet: those of
-    /// the [`Write`](super::Write) that [`Replica::advance`] has just returned.
-    pub fn requests_in_write(&self) -> impl Iterator<Item = (StreamId, SessionId, Seq)> + '_ {
+    /// The acquires in the log entries that were proposed and are not durable on this node yet: those of the
+    /// [`Write`](super::Write) that [`Replica::advance`] has just returned.
+    pub fn acquires_in_write(&self) -> impl Iterator<Item = (StreamId, SessionId, Seq)> + '_ {
         let batches = self.in_flight.iter().rev().take_while(|batch| !batch.is_on_disk);
-        batches.flat_map(|batch| &batch.proposals).filter_map(|proposal| match proposal.origin {
-            Origin::Session { stream, session, seq } => Some((stream, session, seq)),
+        batches.flat_map(|batch| &batch.proposals).filter_map(|proposal| match proposal {
+            Proposal {
+                command: Command::Acquire(_),
+                origin: Origin::Session { stream, session, seq },
+                ..
+            } => Some((*stream, *session, *seq)),
             _ => None,
         })
     }

@@ -25,7 +25,6 @@ use super::{Front, OpenStream};
 use crate::access::Identity;
 use crate::inbox::Source;
 use crate::places::TakenPlace;
-use crate::traces::SampledAcquire;
 
 /// The path of the call.
 pub(super) const SESSION_CALL: &str = "/lockkeeper.v1.Lockkeeper/SessionCall";
@@ -343,7 +342,7 @@ impl Front {
         }
         let item = call.item.ok_or_else(|| Status::invalid_argument("`item` is missing"))?;
         let session = item.session;
-        let sampled = self.traced.as_ref().and_then(|_| SampledAcquire::of(&item));
+        let sampled = self.traced.as_ref().map(|traced| traced.sampled(std::slice::from_ref(&item)));
         let request = match Request::try_from(item) {
             Ok(request) => request,
             Err(ItemError::Refused { session, seq, refused }) => {
@@ -360,12 +359,14 @@ impl Front {
         }
         let mut waiting_number = None;
         poll_fn(|cx| self.inbox.poll_room(&call.stream.source, &mut waiting_number, cx)).await;
-        let is_attached = call.stream.lock().attached == Some(asked.session.0);
-        if let Some((traced, sampled)) = self.traced.as_ref().zip(sampled) {
-            traced.arrived(call.stream.id, vec![sampled], &[]);
+        if call.is_waiting() {
+            let is_attached = call.stream.lock().attached == Some(asked.session.0);
+            let requests = asked.frame(call.number, call.stream.id, is_attached);
+            if let Some((traced, sampled)) = self.traced.as_ref().zip(sampled) {
+                traced.arrived(call.stream.id, sampled, &requests);
+            }
+            self.push_from(&call.stream.source, Event::Frame(call.stream.id, requests));
         }
-        let requests = asked.frame(call.number, call.stream.id, is_attached);
-        self.push_from(&call.stream.source, Event::Frame(call.stream.id, requests));
         arriving.handed_on();
         call.answer(begun + poll, begun + poll + PATIENCE).await
     }
@@ -403,6 +404,11 @@ impl Front {
 }
 
 impl CallInProgress {
+    /// Whether it has no last answer yet. The stream ends with the last call that has none.
+    fn is_waiting(&self) -> bool {
+        self.stream.lock().calls.contains_key(&self.number)
+    }
+
     /// Waits for the answer, for a queued request until `poll_until`, and at most until `until`.
     async fn answer(
         &mut self,

@@ -24,7 +24,6 @@ use crate::access::Identity;
 use crate::inbox::Source;
 use crate::observe;
 use crate::places::TakenPlace;
-use crate::traces::SampledAcquire;
 
 /// Above this many unsent answers, about 8 MiB, a client must keep reading: see [`LOOKS_MAX`].
 const ITEMS_MAX: usize = 1 << 16;
@@ -194,23 +193,21 @@ impl SessionStream {
                     Poll::Ready(Some(Ok(frame))) => {
                         silence = None;
                         let bytes = front.has_barrier().then(|| frame.encoded_len());
-                        let sampled: Vec<_> = match &front.traced {
-                            Some(_) => frame.items.iter().filter_map(SampledAcquire::of).collect(),
-                            None => Vec::new(),
-                        };
+                        let sampled = front.traced.as_ref().map(|traced| traced.sampled(&frame.items));
                         let (requests, refusals) = match request::requests(frame.items) {
                             Ok(read) => read,
                             Err(malformed) => {
                                 return Poll::Ready(StreamClose::Protocol(malformed.to_string()));
                             }
                         };
-                        if let Some(traced) = &front.traced {
-                            traced.arrived(self.id, sampled, &refusals);
-                        }
                         if !refusals.is_empty() {
                             self.deliver(refusals);
                         }
-                        front.push_from(&self.source, Event::Frame(self.id, self.permitted(requests)));
+                        let requests = self.permitted(requests);
+                        if let Some((traced, sampled)) = front.traced.as_ref().zip(sampled) {
+                            traced.arrived(self.id, sampled, &requests);
+                        }
+                        front.push_from(&self.source, Event::Frame(self.id, requests));
                         if let Some(bytes) = bytes {
                             self.connection.handed_on(self.id, bytes);
                         }

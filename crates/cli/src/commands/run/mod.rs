@@ -90,11 +90,14 @@ fn install_signals() -> Result<Signals, Failure> {
 pub(super) async fn run(args: Run) -> Result<u8, Failure> {
     let file = args.status_file.as_deref().map(StatusFile::prepare).transpose()?;
     let mut held = HoldStatus::default();
+    // Dropped at the end, when all else is done: its last spans are sent then.
+    #[cfg(feature = "otlp")]
+    let traces = traces::start(&args);
     let end = match install_signals() {
         Ok(mut signals) => {
             let work = under_lock(&args, &mut signals, |hold| held = hold);
             #[cfg(feature = "otlp")]
-            let work = traces::traced(&args, work);
+            let work = traces::traced(&args, traces.as_ref(), work);
             work.await
         }
         Err(failure) => Err(failure),

@@ -5,30 +5,34 @@ use std::ffi::OsString;
 
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
-use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::RunEnd;
 use crate::args::Run;
 use crate::exit::Failure;
-use crate::otlp::{self, Collector};
+use crate::otlp::{self, RunTraces};
 use crate::output;
 
-/// Does the work within a span, if `--otlp` is given, and sends the trace at its end.
+/// Does the work within a span. The trace is sent when the [`RunTraces`] is dropped.
 pub(super) async fn traced(
     args: &Run,
+    traces: Option<&RunTraces>,
     work: impl Future<Output = Result<RunEnd, Failure>>,
 ) -> Result<RunEnd, Failure> {
-    let Some(url) = &args.otlp else { return work.await };
-    let collector = Collector::start(url, "lockkeeper run", output::say)?;
-    collector.subscribe()?;
+    let Some(traces) = traces else { return work.await };
     let name = args.command.name.to_string_lossy();
     let span = tracing::info_span!("lockkeeper.run", %name, exit_code = Empty);
-    // Fails if no layer records the span.
-    let _ = span.set_parent(otlp::context_of_environment());
+    traces.continue_trace(&span);
     let end = work.instrument(span.clone()).await;
     let code = end.as_ref().map_or_else(|failure| failure.code, |end| end.exit_code(args));
     span.record("exit_code", i64::from(code));
     end
+}
+
+/// The traces of `--otlp`. If they can't be sent, the run goes on without.
+pub(super) fn start(args: &Run) -> Option<RunTraces> {
+    let url = args.otlp.as_ref()?;
+    let started = RunTraces::start(url, |text| output::say(text));
+    started.inspect_err(|why| output::say(format_args!("traces can't be sent to {url}: {why}"))).ok()
 }
 
 /// Adds the current span to the environment of the command, if it is sampled.

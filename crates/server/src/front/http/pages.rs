@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use axum::Extension;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
@@ -34,11 +34,11 @@ const COMPRESSED_MIN: usize = 512;
 #[folder = "console/"]
 struct ConsoleFiles;
 
-static CONSOLE: LazyLock<BTreeMap<String, SentFile>> = LazyLock::new(|| {
+static CONSOLE: LazyLock<BTreeMap<String, Arc<SentFile>>> = LazyLock::new(|| {
     let files = ConsoleFiles::iter().filter_map(|name| {
         let content = ConsoleFiles::get(&name)?.data;
         let path = if name == "index.html" { "/".to_owned() } else { format!("/console/{name}") };
-        Some((path, SentFile::new(media_type(&name), Bytes::from(content.into_owned()))))
+        Some((path, Arc::new(SentFile::new(media_type(&name), Bytes::from(content.into_owned())))))
     });
     files.collect()
 });
@@ -57,21 +57,27 @@ fn media_type(name: &str) -> &'static str {
 struct SentFile {
     media_type: &'static str,
     plain: Bytes,
-    /// `None`: it would not be shorter.
-    gzip: Option<Bytes>,
+    /// Made when it is first asked for; `None`: it would not be shorter.
+    gzip: OnceLock<Option<Bytes>>,
     /// Names this content.
     tag: String,
 }
 
 impl SentFile {
     fn new(media_type: &'static str, plain: Bytes) -> Self {
-        let gzip =
-            compressed(&plain).ok().filter(|gzip| plain.len() > COMPRESSED_MIN && gzip.len() < plain.len());
         let tag = format!("\"{}\"", hex(&Sha256::digest(&plain)[..16]));
-        Self { media_type, gzip: gzip.map(Bytes::from), tag, plain }
+        Self { media_type, gzip: OnceLock::new(), tag, plain }
     }
 
-    fn response(&self, asked: &HeaderMap) -> Response {
+    fn gzip(&self) -> Option<&Bytes> {
+        let made = self.gzip.get_or_init(|| {
+            let gzip = (self.plain.len() > COMPRESSED_MIN).then(|| compressed(&self.plain).ok()).flatten();
+            gzip.filter(|gzip| gzip.len() < self.plain.len()).map(Bytes::from)
+        });
+        made.as_ref()
+    }
+
+    async fn response(self: Arc<Self>, asked: &HeaderMap) -> Response {
         let of =
             |name| asked.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok()).unwrap_or("");
         let headers = [
@@ -87,11 +93,15 @@ impl SentFile {
             return (StatusCode::NOT_MODIFIED, headers).into_response();
         }
         let takes_gzip = of(header::ACCEPT_ENCODING).split(',').any(|it| it.trim() == "gzip");
-        match &self.gzip {
-            Some(gzip) if takes_gzip => {
-                (headers, [(header::CONTENT_ENCODING, "gzip")], gzip.clone()).into_response()
-            }
-            _ => (headers, self.plain.clone()).into_response(),
+        if takes_gzip && self.gzip.get().is_none() {
+            // It takes some milliseconds, which the calls of others should not wait for. If the thread fails, the file is
+            // compressed here.
+            let file = self.clone();
+            let _ = tokio::task::spawn_blocking(move || drop(file.gzip().cloned())).await;
+        }
+        match takes_gzip.then(|| self.gzip()).flatten() {
+            Some(gzip) => (headers, [(header::CONTENT_ENCODING, "gzip")], gzip.clone()).into_response(),
+            None => (headers, self.plain.clone()).into_response(),
         }
     }
 }
@@ -104,7 +114,7 @@ fn compressed(plain: &[u8]) -> io::Result<Vec<u8>> {
 
 /// The hazard player's files, and what computes its traces.
 pub(in crate::front) struct Hazards {
-    files: BTreeMap<String, SentFile>,
+    files: BTreeMap<String, Arc<SentFile>>,
     player: HazardPlayer,
     /// Limits the threads that compute a trace.
     plays: Arc<Semaphore>,
@@ -114,7 +124,7 @@ impl Hazards {
     pub(in crate::front) fn new(player: HazardPlayer) -> Self {
         let file = |file: &PageFile| {
             let content = Bytes::copy_from_slice(file.content.as_bytes());
-            (file.path.clone(), SentFile::new(file.media_type, content))
+            (file.path.clone(), Arc::new(SentFile::new(file.media_type, content)))
         };
         let files = player.files.iter().map(file).collect();
         Self { files, player, plays: Arc::new(Semaphore::new(1)) }
@@ -135,7 +145,7 @@ pub(super) async fn file(
     let path = uri.path();
     let of_hazards = || hazards.as_ref().and_then(|hazards| hazards.files.get(path));
     match CONSOLE.get(path).or_else(of_hazards) {
-        Some(file) => Ok(file.response(&headers)),
+        Some(file) => Ok(file.clone().response(&headers).await),
         None => Err(super::nothing_at(path)),
     }
 }
@@ -165,7 +175,7 @@ mod tests {
 
     #[test]
     fn first_paint_of_the_console_is_small() {
-        let bytes: usize = CONSOLE.values().map(|file| file.gzip.as_ref().unwrap_or(&file.plain).len()).sum();
+        let bytes: usize = CONSOLE.values().map(|file| file.gzip().unwrap_or(&file.plain).len()).sum();
         assert!(bytes <= 100_000, "{bytes} bytes");
         assert!(CONSOLE.contains_key("/"));
     }

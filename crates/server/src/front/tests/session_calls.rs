@@ -2,8 +2,12 @@
 
 use std::io::Write as _;
 
+use lockkeeper_core::SessionId;
+
 use super::*;
+use crate::access::Identity;
 use crate::front::session_calls::SESSION_CALL;
+use crate::inbox::Source;
 
 /// The bytes of a keep-alive by a call, on this HTTP/2 stream of a connection.
 fn call(stream: u32) -> Vec<u8> {
@@ -47,4 +51,42 @@ async fn barrier_after_a_stall_waits_for_calls_that_keep_sessions_alive() {
     // The session's first call still waits, so they share its stream.
     assert!(is_keep_alive(&events[0]) && is_keep_alive(&events[1]), "{events:?}");
     assert!(matches!(events[2], Event::Drained(2)), "{events:?}");
+}
+
+/// Its session's end has come while it waited for room in the inbox: a frame now could follow the end of the stream.
+#[tokio::test]
+async fn call_that_is_answered_already_hands_nothing_on() {
+    let mut rig = Rig::start().await;
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let source = |lane| Source { caller: Identity::ANONYMOUS, lane };
+    for lane in 0.. {
+        let (inbox, new) = (&rig.front.inbox, source(u64::MAX));
+        if poll_fn(|cx| Poll::Ready(inbox.poll_room(&new, &mut None, cx).is_pending())).await {
+            break;
+        }
+        let keep_alive = Request::KeepAlive { session: SessionId(9), id: 1 };
+        rig.front.push_from(&source(lane), Event::Frame(StreamId(u64::MAX), vec![keep_alive; 1024]));
+    }
+    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    client.write_all(&call(1)).unwrap();
+    let stream = loop {
+        tokio::task::yield_now().await;
+        if let Some(stream) = rig.front.registry().streams.keys().next() {
+            break *stream;
+        }
+    };
+    let what = Some(v1::server_item::What::SessionGone(v1::SessionGone {}));
+    let gone = v1::ServerItem { session: 1, seq: 0, what };
+    rig.outbox.put(&mut vec![Output::Items(stream, vec![gone])], ReplicaStatus::Ready);
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    let is_end =
+        |event: &Event| matches!(event, Event::StreamClosed { stream: ended, .. } if *ended == stream);
+    let mut count = 1;
+    while !rig.events(count).await.iter().any(is_end) {
+        count = rig.seen.len() + 1;
+    }
+    let is_handed_on = |event: &Event| matches!(event, Event::Frame(of, _) if *of == stream);
+    assert!(!rig.seen.iter().any(is_handed_on));
 }
