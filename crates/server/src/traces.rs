@@ -91,7 +91,7 @@ pub struct TraceStage {
 
 /// The stage in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
+enum AcquireStage {
     Inbox,
     Batch,
     LogSync,
@@ -100,7 +100,7 @@ enum Stage {
     Wait,
 }
 
-impl Stage {
+impl AcquireStage {
     fn name(self) -> &'static str {
         match self {
             Self::Inbox => "inbox",
@@ -133,7 +133,7 @@ struct OpenTrace {
     arrived: Instant,
     start: SystemTime,
     stages: Vec<TraceStage>,
-    stage: Stage,
+    stage: AcquireStage,
     /// The end of the last stage.
     reached: Instant,
     /// Its place in [`AcquireTracer::waiting`].
@@ -155,7 +155,7 @@ impl SampledAcquire {
             arrived,
             start,
             stages: Vec::new(),
-            stage: Stage::Inbox,
+            stage: AcquireStage::Inbox,
             reached: arrived,
             waiting_number: 0,
             finish: None,
@@ -178,7 +178,7 @@ impl OpenTrace {
     }
 
     /// Ends the stage in progress if it is `from`. The same command may pass a stage again: a client may repeat it.
-    fn advance(&mut self, from: Stage, to: Stage, at: Instant) {
+    fn advance(&mut self, from: AcquireStage, to: AcquireStage, at: Instant) {
         if self.stage == from {
             self.end_stage(at);
             self.stage = to;
@@ -187,10 +187,10 @@ impl OpenTrace {
 
     /// The replica has answered, in work that began at `since`.
     fn applied(&mut self, since: Instant) {
-        self.advance(Stage::Commit, Stage::Apply, since);
+        self.advance(AcquireStage::Commit, AcquireStage::Apply, since);
         // An answer that needs no log entry.
-        if self.stage == Stage::Batch {
-            self.stage = Stage::Apply;
+        if self.stage == AcquireStage::Batch {
+            self.stage = AcquireStage::Apply;
         }
     }
 }
@@ -309,7 +309,7 @@ impl AcquireTracer {
         match command {
             Command::Acquire(_) => {
                 if let Some(trace) = self.open.get_mut(&of(*seq)) {
-                    trace.advance(Stage::Inbox, Stage::Batch, at);
+                    trace.advance(AcquireStage::Inbox, AcquireStage::Batch, at);
                 }
             }
             Command::Finish { target, .. } => {
@@ -338,7 +338,7 @@ impl AcquireTracer {
             let now = Instant::now();
             for key in acquires {
                 if let Some(trace) = self.open.get_mut(&key) {
-                    trace.advance(Stage::Batch, Stage::LogSync, now);
+                    trace.advance(AcquireStage::Batch, AcquireStage::LogSync, now);
                     keys.push(key);
                 }
             }
@@ -354,7 +354,7 @@ impl AcquireTracer {
         let now = Instant::now();
         for key in keys {
             if let Some(trace) = self.open.get_mut(&key) {
-                trace.advance(Stage::LogSync, Stage::Commit, now);
+                trace.advance(AcquireStage::LogSync, AcquireStage::Commit, now);
             }
         }
     }
@@ -439,9 +439,11 @@ impl AcquireTracer {
     }
 
     fn queued(&mut self, since: Instant, now: Instant, key: RequestKey) {
-        let Some(trace) = self.open.get_mut(&key).filter(|trace| trace.stage != Stage::Wait) else { return };
+        let Some(trace) = self.open.get_mut(&key).filter(|trace| trace.stage != AcquireStage::Wait) else {
+            return;
+        };
         trace.applied(since);
-        trace.advance(Stage::Apply, Stage::Wait, now);
+        trace.advance(AcquireStage::Apply, AcquireStage::Wait, now);
         self.last_waiting += 1;
         trace.waiting_number = self.last_waiting;
         self.waiting.insert(self.last_waiting, key);
@@ -462,10 +464,10 @@ impl AcquireTracer {
     }
 
     fn end_all(&mut self, keys: RangeInclusive<RequestKey>, now: Instant, outcome: &'static str) {
-        let ended: Vec<(RequestKey, Stage)> =
+        let ended: Vec<(RequestKey, AcquireStage)> =
             self.open.range(keys).map(|(key, trace)| (*key, trace.stage)).collect();
         for (key, stage) in ended {
-            let is_queued = stage == Stage::Wait && outcome == "disconnected";
+            let is_queued = stage == AcquireStage::Wait && outcome == "disconnected";
             self.finish(key, now, if is_queued { "queued" } else { outcome }, None);
         }
     }

@@ -31,7 +31,7 @@ pub(super) async fn traced(
 /// The traces of `--otlp`. If they can't be sent, the run goes on without.
 pub(super) fn start(args: &Run) -> Option<RunTraces> {
     let url = args.otlp.as_ref()?;
-    let started = RunTraces::start(url, |text| output::say(text));
+    let started = RunTraces::start(url, output::say);
     started.inspect_err(|why| output::say(format_args!("traces can't be sent to {url}: {why}"))).ok()
 }
 
