@@ -1,7 +1,7 @@
 //! Traces for a collector, by OTLP over gRPC (`--otlp`).
 //!
-//! Traces never delay or fail a lock: what is to be sent waits in queues of bounded length, and threads of their own send
-//! it. A collector that does not take it is reported once. `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` and
+//! Traces never delay or fail a lock: spans wait in bounded queues, and threads of their own send them. A collector that does
+//! not accept them is reported once. `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` and
 //! `OTEL_EXPORTER_OTLP_HEADERS` work as OpenTelemetry defines them.
 
 mod node;

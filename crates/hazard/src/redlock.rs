@@ -129,7 +129,7 @@ impl Redlock {
         }
     }
 
-    /// Renews a client's keys. Returns the request that has no majority of them any more; what is left of it is deleted.
+    /// Extends a client's keys. Returns the request whose keys have lost their majority; its remaining keys are deleted.
     fn renew(&mut self, now: u64, client: Client) -> Option<Seq> {
         let seq = *self.granted.get(&client)?;
         let mut renewed = 0;

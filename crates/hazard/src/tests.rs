@@ -37,7 +37,7 @@ fn is_sound(trace: &Trace) {
             assert!(one.to_ms <= other.from_ms || other.to_ms <= one.from_ms, "{one:?} {other:?} {}", text());
         }
     }
-    // P3: with `enter`, nothing is lost, whatever happens.
+    // P3: with `enter`, no setting loses an update.
     if trace.settings.fence == Fence::Enter {
         assert_eq!(trace.outcome.verdict, DataVerdict::Kept, "{}", text());
     }

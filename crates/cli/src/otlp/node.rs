@@ -48,7 +48,7 @@ impl NodeTraces {
         TraceSink(Arc::new(move |trace| queue.try_send(trace).is_ok()))
     }
 
-    /// Sends what is left, for a limited time. The node and its sink must be gone.
+    /// Sends the queued traces, for at most [`FLUSH`]. To be called after the node has ended, and dropped its sink.
     pub(crate) fn flush(self) {
         drop(self.queue);
         let until = Instant::now() + FLUSH;

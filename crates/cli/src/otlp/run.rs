@@ -50,7 +50,7 @@ impl RunTraces {
         Ok(Self { provider, url: url.to_owned(), report, is_failing })
     }
 
-    /// Makes this span a part of the trace of whoever has started this process, by the environment variable TRACEPARENT.
+    /// Sets the parent of this span: the span in the environment variable TRACEPARENT, if there is one.
     pub(crate) fn continue_trace(&self, span: &Span) {
         let parent = std::env::var("TRACEPARENT").map(|parent| ("traceparent".to_owned(), parent));
         let carrier: HashMap<String, String> = parent.into_iter().collect();

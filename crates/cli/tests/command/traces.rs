@@ -27,7 +27,7 @@ use crate::support::{CommandExt, Place, wait_until};
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
 
-/// A collector that keeps what it gets: the name of the service, and the span.
+/// A collector that stores the spans it receives, with the names of their services.
 struct Collector {
     spans: Spans,
     url: String,

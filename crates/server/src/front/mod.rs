@@ -106,7 +106,7 @@ pub(crate) struct Front {
     orders: Arc<Semaphore>,
     /// Limits the threads that wait for the disk to one.
     disk_looks: Arc<Semaphore>,
-    /// What was seen last, and when: bytes used, bytes free.
+    /// The last measurement: its time, bytes used, bytes free.
     disk_usage: Mutex<Option<(tokio::time::Instant, u64, u64)>>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(crate) stopping: CancellationToken,

@@ -1,4 +1,4 @@
-//! Traces of acquires: one per sampled request, whatever becomes of it, with the stages that it reached.
+//! Traces of acquires: one per sampled request, for every outcome, with the stages that it reached.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
