@@ -48,6 +48,14 @@ fn serve(data: &std::path::Path) -> (Server, Collected) {
     (Server::start_with(ServerOptions { listen, traces, ..ServerOptions::new(data) }), collected)
 }
 
+/// A client whose first request holds the lock `a`, and its session.
+async fn holder(server: &Server) -> (Client, u64) {
+    let mut client = Client::connect(server).await;
+    let session = client.open(SECRET, "a").await;
+    client.hold(session, 1, "a").await;
+    (client, session)
+}
+
 fn context(span_id: u64) -> TraceContext {
     TraceContext { trace_id: 7, span_id }
 }
@@ -113,9 +121,7 @@ async fn only_sampled_acquires_are_traced() {
 async fn wait_for_the_lock_is_a_stage() {
     let data = directory();
     let (server, collected) = serve(data.path());
-    let mut client = Client::connect(&server).await;
-    let session = client.open(SECRET, "a").await;
-    client.hold(session, 1, "a").await;
+    let (mut client, session) = holder(&server).await;
     client.send(session, traced(1, 2, "a", true));
     assert!(matches!(client.what().await, What::Queued(_)));
     let held = Duration::from_millis(50);
@@ -139,9 +145,7 @@ async fn wait_for_the_lock_is_a_stage() {
 async fn every_end_of_a_request_ends_its_trace() {
     let data = directory();
     let (server, collected) = serve(data.path());
-    let mut client = Client::connect(&server).await;
-    let session = client.open(SECRET, "a").await;
-    client.hold(session, 1, "a").await;
+    let (mut client, session) = holder(&server).await;
     let outcome = async |what: client_item::What| {
         client.send(session, what);
         let trace = collected.one().await;
@@ -191,9 +195,7 @@ async fn refused_content_leaves_no_open_trace() {
 async fn end_of_the_stream_ends_its_traces() {
     let data = directory();
     let (server, collected) = serve(data.path());
-    let mut holder = Client::connect(&server).await;
-    let session = holder.open(SECRET, "a").await;
-    holder.hold(session, 1, "a").await;
+    let (mut holder, session) = holder(&server).await;
     let mut client = Client::connect(&server).await;
     let waiting = client.open([8; 16], "b").await;
     client.send(waiting, traced(1, 1, "a", true));
@@ -224,9 +226,7 @@ async fn end_of_the_stream_ends_its_traces() {
 async fn repeated_commands_pass_no_stage_twice() {
     let data = directory();
     let (server, collected) = serve(data.path());
-    let mut client = Client::connect(&server).await;
-    let session = client.open(SECRET, "a").await;
-    client.hold(session, 1, "a").await;
+    let (mut client, session) = holder(&server).await;
     client.send(session, traced(1, 2, "a", true));
     assert!(matches!(client.what().await, What::Queued(_)));
     for _ in 0..100 {
@@ -246,9 +246,7 @@ async fn repeated_commands_pass_no_stage_twice() {
 async fn wait_that_another_call_gives_up_is_traced_as_a_wait() {
     let data = directory();
     let (server, collected) = serve(data.path());
-    let mut holder = Client::connect(&server).await;
-    let session = holder.open(SECRET, "a").await;
-    holder.hold(session, 1, "a").await;
+    let (mut holder, session) = holder(&server).await;
     let calls = server.calls().await;
     let call = async |session, what, poll_ms| {
         let item = Some(v1::ClientItem { session, what: Some(what) });
@@ -278,9 +276,7 @@ async fn crowd_of_traced_waiters_is_bounded() {
     const WAITING: usize = 2_048;
     let data = directory();
     let (server, collected) = serve(data.path());
-    let mut client = Client::connect(&server).await;
-    let session = client.open(SECRET, "a").await;
-    client.hold(session, 1, "a").await;
+    let (mut client, session) = holder(&server).await;
     for first in (2..CROWD + 2).step_by(1_000) {
         let item = |seq| v1::ClientItem { session, what: Some(traced(seq, seq, "a", true)) };
         client.send_all((first..first + 1_000).map(item).collect());
