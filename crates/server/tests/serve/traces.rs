@@ -145,7 +145,7 @@ async fn wait_for_the_lock_is_a_stage() {
 async fn every_end_of_a_request_ends_its_trace() {
     let data = directory();
     let (server, collected) = serve(data.path());
-    let (mut client, session) = holder(&server).await;
+    let (client, session) = holder(&server).await;
     let outcome = async |what: client_item::What| {
         client.send(session, what);
         let trace = collected.one().await;
@@ -246,7 +246,7 @@ async fn repeated_commands_pass_no_stage_twice() {
 async fn wait_that_another_call_gives_up_is_traced_as_a_wait() {
     let data = directory();
     let (server, collected) = serve(data.path());
-    let (mut holder, session) = holder(&server).await;
+    let (_holder, _) = holder(&server).await;
     let calls = server.calls().await;
     let call = async |session, what, poll_ms| {
         let item = Some(v1::ClientItem { session, what: Some(what) });
