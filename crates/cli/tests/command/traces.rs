@@ -72,6 +72,9 @@ impl Collector {
         };
         let mut server = tonic::transport::Server::builder();
         if let Some(identity) = identity {
+            // Another feature may have brought a second provider, and this server has no way to choose. Fails if one is
+            // installed already.
+            let _ = rustls::crypto::ring::default_provider().install_default();
             server = server.tls_config(ServerTlsConfig::new().identity(identity)).unwrap();
         }
         let spans = Spans::default();
