@@ -143,10 +143,7 @@ struct OpenTrace {
 }
 
 impl SampledAcquire {
-    /// `None`: the item is something else, or not sampled.
-    fn of(item: &v1::ClientItem) -> Option<Self> {
-        let Some(client_item::What::Acquire(acquire)) = &item.what else { return None };
-        let context = TraceContext::sampled(&acquire.traceparent)?;
+    fn new(session: u64, acquire: &v1::Acquire, context: TraceContext) -> Self {
         let (arrived, start) = (Instant::now(), SystemTime::now());
         let trace = OpenTrace {
             context,
@@ -160,7 +157,7 @@ impl SampledAcquire {
             waiting_number: 0,
             finish: None,
         };
-        Some(Self { session: SessionId(item.session), seq: Seq(acquire.seq), trace })
+        Self { session: SessionId(session), seq: Seq(acquire.seq), trace }
     }
 }
 
@@ -205,17 +202,21 @@ pub(crate) struct TraceArrivals {
 
 impl TraceArrivals {
     /// The sampled acquires among the items of a frame, as far as there is room for them.
-    pub(crate) fn sampled(&self, items: &[v1::ClientItem]) -> Vec<SampledAcquire> {
-        let is_sampled = |item: &&v1::ClientItem| match &item.what {
+    pub(crate) fn sampled<'items>(&self, items: &'items [v1::ClientItem]) -> Vec<SampledAcquire> {
+        let acquire = |item: &'items v1::ClientItem| match &item.what {
             Some(client_item::What::Acquire(acquire)) => {
-                TraceContext::sampled(&acquire.traceparent).is_some()
+                let context = TraceContext::sampled(&acquire.traceparent)?;
+                Some((item.session, acquire, context))
             }
-            _ => false,
+            _ => None,
         };
         let room = OPEN_MAX.saturating_sub(self.open.load(Ordering::Relaxed));
-        let mut items = items.iter().filter(is_sampled);
-        let sampled = items.by_ref().take(room).filter_map(SampledAcquire::of).collect();
-        observe::traces_dropped(items.count());
+        let mut acquires = items.iter().filter_map(acquire);
+        let traced = acquires.by_ref().take(room);
+        let sampled = traced
+            .map(|(session, acquire, context)| SampledAcquire::new(session, acquire, context))
+            .collect();
+        observe::traces_dropped(acquires.count());
         sampled
     }
 
