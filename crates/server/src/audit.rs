@@ -202,7 +202,7 @@ impl Audit {
     }
 
     /// Records that a caller was refused, unless too many were within [`PERIOD`].
-    pub(crate) fn refused(&self, what: &'static str, identity: &Identity, address: String, why: &str) {
+    pub(crate) fn refused(&self, what: &'static str, identity: &Identity, address: &str, why: &str) {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Refusals { since: Instant::now(), recorded: 0, left_out: 0 };
         let refusals = refusals.entry(what).or_insert_with(new);
@@ -219,7 +219,7 @@ impl Audit {
         let record = AuditRecord {
             what: what.into(),
             identity: identity.to_string(),
-            address,
+            address: address.to_owned(),
             detail,
             reason: why.to_owned(),
             result: "refused".to_owned(),
@@ -407,7 +407,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
         let audit = Audit::open(Some(&path)).unwrap();
-        let refuse = |what| audit.refused(what, &Identity::ANONYMOUS, String::new(), "no");
+        let refuse = |what| audit.refused(what, &Identity::ANONYMOUS, "", "no");
         (0..REFUSALS_MAX + 500).for_each(|_| refuse("denied"));
         refuse("unauthenticated");
         audit.refusals.lock().unwrap().get_mut("denied").unwrap().since -= PERIOD;

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::identity::{Identity, IdentityError};
-use crate::hex::hex;
+use crate::hex::{hex, unhex};
 
 /// How a token begins, so that scanners for secrets can find it.
 const PREFIX: &str = "lkt.";
@@ -105,7 +105,7 @@ impl Tokens {
                 return Err(at("it is not `NAME:SALT:HASH`, as `lockkeeper token add` writes it".to_owned()));
             };
             let identity = Identity::new(name).map_err(|error| at(error.to_string()))?;
-            let (Some(salt), Some(hash)) = (unhex(salt), unhex(hash)) else {
+            let (Some(salt), Some(hash)) = (unhex(salt.as_bytes()), unhex(hash.as_bytes())) else {
                 return Err(at(format!(
                     "the salt has {} hexadecimal digits, the hash {}; {} and {} are needed",
                     salt.len(),
@@ -127,7 +127,7 @@ impl Tokens {
             return None;
         }
         let (name, secret) = token.strip_prefix(PREFIX)?.rsplit_once('.')?;
-        let secret: [u8; SECRET_BYTES] = unhex(secret)?;
+        let secret: [u8; SECRET_BYTES] = unhex(secret.as_bytes())?;
         let stored = self.0.get(name)?;
         let is_it = hash(&stored.salt, &secret).ct_eq(&stored.hash);
         bool::from(is_it).then(|| (stored.identity.clone(), TokenId(stored.hash)))
@@ -145,17 +145,6 @@ impl Tokens {
 
 fn hash(salt: &[u8; SALT_BYTES], secret: &[u8; SECRET_BYTES]) -> [u8; HASH_BYTES] {
     Sha256::new().chain_update(salt).chain_update(secret).finalize().into()
-}
-
-fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    if text.len() != 2 * N || !text.bytes().all(|it| it.is_ascii_hexdigit()) {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

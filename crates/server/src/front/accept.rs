@@ -415,7 +415,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
             Ok(caller) => caller,
             Err(refusal) => {
                 let (audit, address) = (&self.connection.front().audit, self.connection.address());
-                audit.refused("unauthenticated", &Identity::ANONYMOUS, address, refusal.message());
+                audit.refused("unauthenticated", &Identity::ANONYMOUS, &address, refusal.message());
                 return Box::pin(std::future::ready(Ok(refusal.into_http())));
             }
         };

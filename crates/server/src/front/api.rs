@@ -334,7 +334,7 @@ fn by_caller(what: &'static str, caller: &Caller) -> AuditRecord {
     AuditRecord {
         what: what.into(),
         identity: caller.identity.to_string(),
-        address: caller.address.clone(),
+        address: caller.address.to_string(),
         result: "done".to_owned(),
         ..AuditRecord::default()
     }

@@ -208,7 +208,7 @@ impl Front {
 
     /// Records that a caller was refused.
     pub(super) fn refused(&self, what: &'static str, caller: &Caller, why: &str) {
-        self.audit.refused(what, &caller.identity, caller.address.clone(), why);
+        self.audit.refused(what, &caller.identity, &caller.address, why);
     }
 
     /// Ends all watches, which would otherwise last until their callers end them.

@@ -1,5 +1,7 @@
 //! Who makes a call, and whether it may.
 
+use std::sync::Arc;
+
 use http::HeaderMap;
 use lockkeeper_core::{Command, LockName};
 use lockkeeper_wire::request::Request;
@@ -29,7 +31,7 @@ pub(super) struct Caller {
     /// The token that it has shown.
     pub(super) token: Option<TokenId>,
     /// The address of its connection; with a forwarded call, to the node that passes it on.
-    pub(super) address: String,
+    pub(super) address: Arc<str>,
     /// Another node has checked what the caller may do, and passed the call on.
     pub(super) is_checked: bool,
 }
@@ -134,7 +136,7 @@ fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Call
         Some(name) => Identity::new(name)
             .map_err(|error| Status::invalid_argument(format!("`{IDENTITY}` is none: {error}")))?,
     };
-    let address = headers.get(ADDRESS).map(|it| String::from_utf8_lossy(it.as_bytes()).into_owned());
+    let address = headers.get(ADDRESS).map(|it| String::from_utf8_lossy(it.as_bytes()).into());
     Ok(Caller { identity, token: None, address: address.unwrap_or_default(), is_checked })
 }
 

@@ -43,8 +43,8 @@ pub(super) struct Connection {
     watched_bytes: AtomicUsize,
     /// What the client's certificate says, if it has shown one.
     pub(super) certified: OnceLock<Certified>,
-    /// The address at the other end.
-    address: Option<SocketAddr>,
+    /// The address at the other end, for people; empty if it is unknown.
+    address: Arc<str>,
     /// Its place among the connections without a certificate or token, on a port with TLS.
     place: Mutex<Option<TakenPlace<IpAddr>>>,
     /// Cancelled when this node closes the connection.
@@ -78,15 +78,15 @@ impl Connection {
             open_calls: Arc::new(Semaphore::new(OPEN_CALLS_MAX)),
             watched_bytes: AtomicUsize::new(0),
             certified: OnceLock::new(),
-            address,
+            address: address.map(|address| address.to_string()).unwrap_or_default().into(),
             place: Mutex::new(place),
             kill: CancellationToken::new(),
         }
     }
 
     /// The address at the other end, for people; empty if it is unknown.
-    pub(super) fn address(&self) -> String {
-        self.address.map(|address| address.to_string()).unwrap_or_default()
+    pub(super) fn address(&self) -> Arc<str> {
+        self.address.clone()
     }
 
     /// To be called when the client has shown who it is.

@@ -4,7 +4,7 @@
 //! barrier, which lets the replica expire a session only after all input that had arrived was handed to it (P9).
 //! Contains no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `drain_barrier.rs`
 //! and `connection.rs` (the drain barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`,
-//! `session_calls.rs` (sessions without a stream), `http/mod.rs`, `forming.rs` (a node whose cluster does not exist yet).
+//! `session_calls/mod.rs` (sessions without a stream), `http/mod.rs`, `forming.rs` (a node whose cluster does not exist yet).
 
 mod accept;
 mod api;
@@ -50,7 +50,7 @@ use crate::tls::NodeTls;
 use crate::traces::TraceArrivals;
 use caller::Caller;
 use connection::Connection;
-use session_calls::{SharedStream, SharedStreamKey};
+use session_calls::{SharedStream, SharedStreams};
 use stream::{SessionStream, stream_end};
 use unread::Unread;
 use watch::Watcher;
@@ -131,7 +131,7 @@ struct Registry {
     connections: BTreeMap<u64, Arc<Connection>>,
     streams: BTreeMap<StreamId, OpenStream>,
     /// Those streams that calls of sessions share.
-    shared_streams: BTreeMap<SharedStreamKey, Arc<SharedStream>>,
+    shared_streams: SharedStreams,
     asks: BTreeMap<AskId, Ask>,
     /// The streams of the leader's that callers read through this node, and how to end them.
     forwarded: BTreeMap<u64, (Caller, oneshot::Sender<Status>)>,
@@ -154,10 +154,10 @@ impl OpenStream {
         }
     }
 
-    fn deliver(&self, items: Vec<v1::ServerItem>) {
+    fn deliver(&self, front: &Front, items: Vec<v1::ServerItem>) {
         match self {
             Self::Client(stream) => stream.deliver(items),
-            Self::Shared(stream) => stream.deliver(items),
+            Self::Shared(stream) => stream.deliver(front, items),
         }
     }
 

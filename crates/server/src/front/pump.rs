@@ -11,7 +11,7 @@ use lockkeeper_replica::{Answer, Event, Output};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::accept::Acceptor;
-use super::{Ask, Front};
+use super::{Ask, Front, OpenStream};
 use crate::inbox::{Outbox, ReplicaStatus};
 
 /// A connection that has not passed a drain barrier after this many checks is closed, unless frames of it were handed to
@@ -67,17 +67,20 @@ impl Pump {
             return;
         }
         let mut registry = self.front.registry();
-        let mut drain = None;
+        let (mut drain, mut ended) = (None, Vec::new());
         for output in self.outputs.drain(..) {
             match output {
                 Output::Items(stream, items) => {
                     if let Some(stream) = registry.streams.get(&stream) {
-                        stream.deliver(items);
+                        stream.deliver(&self.front, items);
                     }
                 }
                 Output::EndStream(stream, end) => {
                     if let Some(stream) = registry.streams.get(&stream) {
                         stream.end(end);
+                        if let OpenStream::Shared(stream) = stream {
+                            ended.push(stream.clone());
+                        }
                     }
                 }
                 Output::OverQuota(stream, text) => {
@@ -112,6 +115,7 @@ impl Pump {
             }
         }
         drop(registry);
+        ended.iter().for_each(|stream| self.front.shared_stream_ended(stream));
         if let Some(number) = drain {
             self.begin_barrier(number);
         }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use crate::harness::{DEADLINE, SECRET, Server, acquire, directory, start_cluster};
+use crate::harness::{Client, DEADLINE, SECRET, Server, acquire, directory, start_cluster};
 
 /// A client that calls one node.
 #[derive(Clone)]
@@ -224,6 +224,53 @@ async fn session_lives_as_long_as_it_is_called_and_a_ttl_longer() {
     let next = CallingClient::open(&server, [8; 16], 30_000).await;
     token(&next.acquire(1, "a", 20_000).await);
     assert!(matches!(caller.keep_alive().await, What::SessionGone(_)));
+    server.stop().await.unwrap();
+}
+
+/// The stream that the session's calls have shared is still open, and the session is no longer attached to it.
+#[tokio::test]
+async fn calls_go_on_after_another_stream_has_had_the_session() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let caller = CallingClient::open(&server, SECRET, 30_000).await;
+    assert!(matches!(caller.keep_alive().await, What::KeptAlive(_)));
+    // The numbers of the attaches by calls are low at first, and rise with every call of anybody.
+    const ATTACH: u64 = 100;
+    let mut stream = Client::connect(&server).await;
+    let attach = v1::AttachSession { secret: SECRET.to_vec(), attach: ATTACH };
+    stream.send(caller.session, client_item::What::Attach(attach));
+    assert!(matches!(stream.what().await, What::Attached(_)));
+    drop(stream);
+    let other = CallingClient::open(&server, [8; 16], 30_000).await;
+    for _ in 0..ATTACH {
+        assert!(matches!(other.keep_alive().await, What::KeptAlive(_)));
+    }
+    assert!(matches!(caller.keep_alive().await, What::KeptAlive(_)));
+    token(&caller.acquire(1, "a", 0).await);
+    server.stop().await.unwrap();
+}
+
+/// Only a `finish` confirms an end: the answer to an acquire that is repeated has the same form.
+#[tokio::test]
+async fn ended_request_is_named_until_a_finish_confirms_it() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let caller = CallingClient::open(&server, SECRET, 30_000).await;
+    let held = token(&caller.acquire(1, "a", 0).await);
+    let reason = "stuck".to_owned();
+    let order =
+        v1::BreakRequest { name: "a".to_owned(), token: held, reason, now: true, ..Default::default() };
+    server.calls().await.r#break(order).await.unwrap();
+    let ended = async || {
+        let keep_alive = client_item::What::KeepAlive(v1::KeepAlive { id: 0 });
+        caller.ask(caller.session, keep_alive, 0).await.unwrap().ended
+    };
+    let broken = [v1::EndedRequest { seq: 1, end: v1::End::Broken.into() }];
+    assert_eq!(ended().await, broken);
+    assert!(matches!(caller.acquire(1, "a", 0).await, What::Finished(_)));
+    assert_eq!(ended().await, broken);
+    assert_eq!(caller.finish(2, 1).await, v1::End::Broken);
+    assert_eq!(ended().await, []);
     server.stop().await.unwrap();
 }
 

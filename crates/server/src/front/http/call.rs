@@ -29,6 +29,7 @@ use crate::front::connection::Connection;
 use crate::front::forward;
 use crate::front::session_calls::{Arriving, SESSION_CALL};
 use crate::front::{Front, LEADER_METADATA};
+use crate::hex::unhex;
 use crate::inbox::ReplicaStatus;
 
 /// The time that a body has to arrive.
@@ -98,7 +99,7 @@ impl<S: Sync> FromRequestParts<S> for Identified {
             front.audit.refused(
                 "unauthenticated",
                 &Identity::ANONYMOUS,
-                connection.address(),
+                &connection.address(),
                 refusal.message(),
             );
         })?;
@@ -119,23 +120,19 @@ impl<S: Sync> FromRequestParts<S> for Client {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let Identified { caller, .. } = Identified::from_request_parts(parts, state).await?;
-        Ok(Self(calls(parts, caller)?))
+        Ok(Self(LockkeeperClient::new(in_process(parts, caller)?)))
     }
 }
 
-fn calls(parts: &Parts, caller: Caller) -> Result<Calls, Problem> {
+fn in_process(parts: &Parts, caller: Caller) -> Result<InProcess, Problem> {
     let authorization = parts.headers.get(header::AUTHORIZATION).cloned();
-    Ok(LockkeeperClient::new(InProcess { origin: origin(parts)?, caller, authorization }))
+    Ok(InProcess { origin: origin(parts)?, caller, authorization })
 }
 
 /// The calls of a session, for a caller that has shown its secret.
 pub(super) struct SessionClient {
-    calls: Calls,
-    /// The same for a call that was already checked here.
-    calls_of_checked: Calls,
+    service: InProcess,
     front: Arc<Front>,
-    caller: Caller,
-    arriving: Arc<Arriving>,
     pub(super) secret: Secret,
 }
 
@@ -144,10 +141,7 @@ impl<S: Sync> FromRequestParts<S> for SessionClient {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let Identified { front, caller } = Identified::from_request_parts(parts, state).await?;
-        let arriving = origin(parts)?.arriving;
-        let checked = Caller { is_checked: true, ..caller.clone() };
-        let (calls, calls_of_checked) = (calls(parts, caller.clone())?, calls(parts, checked)?);
-        Ok(Self { calls, calls_of_checked, front, caller, arriving, secret: secret(&parts.headers)? })
+        Ok(Self { service: in_process(parts, caller)?, front, secret: secret(&parts.headers)? })
     }
 }
 
@@ -164,7 +158,7 @@ impl SessionClient {
     /// # Errors
     /// The request was refused, or there was no answer.
     pub(super) async fn ask(
-        &mut self,
+        &self,
         session: u64,
         what: client_item::What,
         poll_ms: u64,
@@ -185,14 +179,15 @@ impl SessionClient {
 impl SessionClient {
     /// While this node leads, it is asked without the way through a gRPC call, which costs more than the rest of the request.
     /// What `forward::route` does besides is done here: the same checks, and the other way if it does not lead (any more).
-    async fn call(&mut self, mut call: v1::SessionCallRequest) -> Result<v1::SessionCallResponse, Status> {
+    async fn call(&self, mut call: v1::SessionCallRequest) -> Result<v1::SessionCallResponse, Status> {
         let leads = *self.front.state().borrow() == ReplicaStatus::Ready;
         if !leads {
-            return Ok(self.calls.session_call(call).await?.into_inner());
+            return by_grpc(self.service.clone(), call).await;
         }
+        let InProcess { origin, caller, .. } = &self.service;
         let begun = Instant::now();
-        authorize_session_call(&self.front, &self.caller, &call)?;
-        let answer = self.front.session_call(&self.caller, &self.arriving, call.clone()).await;
+        authorize_session_call(&self.front, caller, &call)?;
+        let answer = self.front.session_call(caller, &origin.arriving, call.clone()).await;
         let Err(status) = &answer else { return answer };
         if !status.metadata().contains_key(LEADER_METADATA) {
             return answer;
@@ -200,9 +195,17 @@ impl SessionClient {
         // The call may be repeated (P7). It is neither judged nor counted again, and waits for the rest of its time.
         let waited = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         call.poll_ms = call.poll_ms.saturating_sub(waited);
-        let mut calls = self.calls_of_checked.clone();
-        Ok(calls.session_call(call).await?.into_inner())
+        let mut service = self.service.clone();
+        service.caller.is_checked = true;
+        by_grpc(service, call).await
     }
+}
+
+async fn by_grpc(
+    service: InProcess,
+    call: v1::SessionCallRequest,
+) -> Result<v1::SessionCallResponse, Status> {
+    Ok(LockkeeperClient::new(service).session_call(call).await?.into_inner())
 }
 
 /// The service has answered another question.
@@ -214,13 +217,8 @@ fn secret(headers: &HeaderMap) -> Result<Secret, Problem> {
     let shown = headers
         .get(SECRET_HEADER)
         .ok_or_else(|| Problem::invalid(format!("the header `{SECRET_HEADER}` is missing: {SECRET_HELP}")))?;
-    let digits = shown.as_bytes();
-    let bytes = (digits.len() == 32).then(|| {
-        digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
-    });
-    let bytes: Option<Vec<u8>> = bytes.flatten();
     // The value is not repeated: it may be a secret with a typing error.
-    bytes.and_then(|bytes| Secret::from_wire(&bytes).ok()).ok_or_else(|| {
+    unhex(shown.as_bytes()).map(Secret).ok_or_else(|| {
         Problem::invalid(format!(
             "the header `{SECRET_HEADER}` is not of 32 hexadecimal digits: {SECRET_HELP}"
         ))

@@ -1,9 +1,10 @@
 //! `/metrics`: what the recorder of this process has, and what the replica has when it is asked.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
 use lockkeeper_core::LockName;
@@ -11,6 +12,7 @@ use lockkeeper_replica::{Activity, Answer, Question};
 use nix::time::ClockId;
 use tonic::metadata::MetadataMap;
 
+use super::HttpState;
 use super::call::{Identified, unexpected};
 use super::problem::{Problem, ProblemCode};
 use crate::access::Permission;
@@ -88,7 +90,7 @@ fn clocks() -> Option<(Duration, Duration)> {
     responses((status = 200, body = String, content_type = "text/plain")))]
 pub(super) async fn metrics(
     Identified { front, caller }: Identified,
-    axum::Extension(metrics): axum::Extension<Option<Arc<Metrics>>>,
+    State(HttpState { metrics, .. }): State<HttpState>,
 ) -> Result<impl IntoResponse, Problem> {
     authorize_for(&front, &caller, Permission::Read, None)?;
     let Some(metrics) = metrics else {

@@ -23,10 +23,10 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::response::IntoResponse;
 use axum::routing::{delete, get, post, put};
-use axum::{Extension, Router};
 use http::{HeaderValue, Method, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -69,6 +69,13 @@ pub(super) struct HttpInterface {
     pub(super) places: Arc<Semaphore>,
 }
 
+/// What the process of this node brings for its pages.
+#[derive(Clone)]
+struct HttpState {
+    metrics: Option<Arc<Metrics>>,
+    hazards: Option<Arc<Hazards>>,
+}
+
 impl HttpInterface {
     pub(super) fn new(
         routes: Routes,
@@ -77,7 +84,7 @@ impl HttpInterface {
         metrics: Option<Arc<Metrics>>,
         hazards: Option<Arc<Hazards>>,
     ) -> Self {
-        let router = router().layer(Extension(metrics)).layer(Extension(hazards));
+        let router = router().with_state(HttpState { metrics, hazards });
         Self { router, routes, is_local, places }
     }
 
@@ -138,6 +145,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
         }
         let (connection, routes) = (self.connection.clone(), self.interface.routes.clone());
         request.extensions_mut().insert(Origin { connection, routes, arriving });
+        DefaultBodyLimit::max(BODY_BYTES_MAX).apply(&mut request);
         let mut router = self.interface.router.clone();
         Box::pin(async move {
             let mut response = router.call(request).await?;
@@ -169,7 +177,7 @@ fn nothing_at(path: &str) -> Problem {
     Problem::new(ProblemCode::NotFound, text)
 }
 
-fn router() -> Router {
+fn router() -> Router<HttpState> {
     Router::new()
         .route("/v1/sessions", get(sessions::list).post(sessions::open))
         .route("/v1/sessions/{session}", delete(sessions::close))
@@ -201,7 +209,6 @@ fn router() -> Router {
             let text = format!("`{}` has no {method}; /v1/openapi.json lists what there is", uri.path());
             Problem::new(ProblemCode::MethodNotAllowed, text)
         })
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
 }
 
 #[cfg(test)]

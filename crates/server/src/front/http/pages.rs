@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::{Arc, LazyLock, OnceLock};
 
-use axum::Extension;
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use flate2::Compression;
@@ -16,6 +16,7 @@ use hyper::body::Bytes;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
+use super::HttpState;
 use super::call::{Identified, InQuery};
 use super::problem::{Problem, ProblemCode};
 use crate::front::caller::authorize_any;
@@ -140,7 +141,7 @@ pub(super) fn is_page(path: &str) -> bool {
 pub(super) async fn file(
     uri: Uri,
     headers: HeaderMap,
-    Extension(hazards): Extension<Option<Arc<Hazards>>>,
+    State(HttpState { hazards, .. }): State<HttpState>,
 ) -> Result<Response, Problem> {
     let path = uri.path();
     let of_hazards = || hazards.as_ref().and_then(|hazards| hazards.files.get(path));
@@ -154,7 +155,7 @@ pub(super) async fn file(
 pub(super) async fn trace(
     Identified { front, caller }: Identified,
     InQuery(query): InQuery<Vec<(String, String)>>,
-    Extension(hazards): Extension<Option<Arc<Hazards>>>,
+    State(HttpState { hazards, .. }): State<HttpState>,
 ) -> Result<Response, Problem> {
     let hazards = hazards.ok_or_else(|| super::nothing_at("/hazard/trace"))?;
     authorize_any(&front, &caller)?;

@@ -77,7 +77,7 @@ impl Notices {
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", params(SecretHeader), request_body = OpenSession,
     responses((status = 200, body = OpenedSession)))]
 pub(super) async fn open(
-    mut client: SessionClient,
+    client: SessionClient,
     _: NoQuery,
     JsonBody(asked): JsonBody<OpenSession>,
 ) -> Result<Json<OpenedSession>, Problem> {
@@ -101,7 +101,7 @@ pub(super) async fn open(
     params(("session" = u64, Path, description = "The session's id."), SecretHeader),
     responses((status = 200, body = Notices)))]
 pub(super) async fn keep_alive(
-    mut client: SessionClient,
+    client: SessionClient,
     _: NoQuery,
     InPath(session): InPath<u64>,
 ) -> Result<Json<Notices>, Problem> {
@@ -119,7 +119,7 @@ pub(super) async fn keep_alive(
     params(("session" = u64, Path, description = "The session's id."), SecretHeader),
     responses((status = 204, description = "The session has ended.")))]
 pub(super) async fn close(
-    mut client: SessionClient,
+    client: SessionClient,
     _: NoQuery,
     InPath(session): InPath<u64>,
 ) -> Result<StatusCode, Problem> {
@@ -265,7 +265,7 @@ pub(super) struct Permit {
         (status = 200, description = "The request holds.", body = RequestStatus),
         (status = 202, description = "The request waits.", body = RequestStatus)))]
 pub(super) async fn acquire(
-    mut client: SessionClient,
+    client: SessionClient,
     _: NoQuery,
     InPath(name): InPath<String>,
     headers: HeaderMap,
@@ -360,7 +360,7 @@ pub(super) struct DeletedRequest {
 #[utoipa::path(delete, path = "/v1/sessions/{session}/requests/{request}", tag = "sessions",
     params(OfSession, DoneThrough, SecretHeader), responses((status = 200, body = DeletedRequest)))]
 pub(super) async fn release(
-    mut client: SessionClient,
+    client: SessionClient,
     InPath(of): InPath<OfSession>,
     InQuery(done): InQuery<DoneThrough>,
 ) -> Result<Json<DeletedRequest>, Problem> {
@@ -434,7 +434,7 @@ pub(super) async fn downgrade(
 }
 
 async fn change(
-    mut client: SessionClient,
+    client: SessionClient,
     session: u64,
     number: u64,
     what: client_item::What,

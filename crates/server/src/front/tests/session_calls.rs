@@ -1,26 +1,60 @@
-//! Calls of sessions without a stream: no barrier passes before those that had arrived are handed on.
+//! Calls of sessions without a stream: no barrier passes before those that had arrived are handed on, and which of them share
+//! a stream to the replica.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 
 use lockkeeper_core::SessionId;
 
 use super::*;
 use crate::access::Identity;
-use crate::front::session_calls::SESSION_CALL;
+use crate::front::session_calls::{IDLE_MAX, SESSION_CALL, SHORT_CALL};
 use crate::inbox::Source;
 
-/// The bytes of a keep-alive by a call, on this HTTP/2 stream of a connection.
+/// The bytes of a keep-alive of session 1 by a call, on this HTTP/2 stream of a connection.
 fn call(stream: u32) -> Vec<u8> {
+    call_of(stream, 1, KEEP_ALIVE, 0)
+}
+
+const KEEP_ALIVE: v1::client_item::What = v1::client_item::What::KeepAlive(v1::KeepAlive { id: 0 });
+
+fn call_of(stream: u32, session: u64, what: v1::client_item::What, poll_ms: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     if stream == 1 {
         begin(&mut bytes);
     }
     head(&mut bytes, stream, SESSION_CALL);
-    let what = Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id: 0 }));
-    let item = Some(v1::ClientItem { session: 1, what });
-    let asked = v1::SessionCallRequest { secret: vec![7; 16], item, poll_ms: 0 };
+    let item = Some(v1::ClientItem { session, what: Some(what) });
+    let secret = u128::from(session).to_le_bytes().to_vec();
+    let asked = v1::SessionCallRequest { secret, item, poll_ms };
     put(&mut bytes, 0, 1, stream, &message(&asked));
     bytes
+}
+
+/// Waits for the event with this index, a frame. Answers its attaches and keep-alives as the replica would, and sends `items`
+/// after these answers. Returns the frame's stream.
+async fn answer(rig: &mut Rig, event: usize, items: Vec<v1::ServerItem>) -> StreamId {
+    use v1::server_item::What;
+    let frame = &rig.events(event + 1).await[event];
+    let Event::Frame(stream, requests) = frame else { panic!("a frame was to come: {frame:?}") };
+    let stream = *stream;
+    let reply = |request: &Request| match request {
+        Request::Attach { session, attach, .. } => {
+            Some((session.0, What::Attached(v1::Attached { attach: *attach, revoked: Vec::new() })))
+        }
+        Request::KeepAlive { session, id } => {
+            Some((session.0, What::KeptAlive(v1::KeptAlive { id: *id, revoked: Vec::new() })))
+        }
+        _ => None,
+    };
+    let replies = requests.iter().filter_map(reply);
+    let replies = replies.map(|(session, what)| v1::ServerItem { session, seq: 0, what: Some(what) });
+    let all = replies.chain(items).collect();
+    rig.outbox.put(&mut vec![Output::Items(stream, all)], ReplicaStatus::Ready);
+    // Until the call has its answer.
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    stream
 }
 
 pub(super) fn is_keep_alive(event: &Event) -> bool {
@@ -89,4 +123,71 @@ async fn call_that_is_answered_already_hands_nothing_on() {
     }
     let is_handed_on = |event: &Event| matches!(event, Event::Frame(of, _) if *of == stream);
     assert!(!rig.seen.iter().any(is_handed_on));
+}
+
+#[tokio::test]
+async fn short_calls_one_after_the_other_share_a_stream_until_the_replica_ends_it() {
+    let mut rig = Rig::start().await;
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    client.write_all(&call(1)).unwrap();
+    let stream = answer(&mut rig, 1, Vec::new()).await;
+    assert!(is_keep_alive(&rig.seen[1]));
+    client.write_all(&call(3)).unwrap();
+    assert_eq!(answer(&mut rig, 2, Vec::new()).await, stream);
+    let is_attached = matches!(&rig.seen[2], Event::Frame(_, requests) if matches!(requests[..], [Request::KeepAlive { .. }]));
+    assert!(is_attached, "{:?}", rig.seen);
+
+    rig.outbox.put(&mut vec![Output::EndStream(stream, v1::StreamEnd::default())], ReplicaStatus::Ready);
+    let closed = &rig.events(4).await[3];
+    assert!(
+        matches!(closed, Event::StreamClosed { stream: of, by_client: false } if *of == stream),
+        "{closed:?}"
+    );
+    client.write_all(&call(5)).unwrap();
+    let events = &rig.events(6).await[4..];
+    assert!(matches!(events[0], Event::StreamOpened { stream: of, .. } if of != stream), "{events:?}");
+    assert!(is_keep_alive(&events[1]), "{events:?}");
+}
+
+/// Else a session would have less than its ttl left when its client gets the answer.
+#[tokio::test]
+async fn stream_of_a_call_that_has_waited_is_closed() {
+    let mut rig = Rig::start().await;
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    let acquire = v1::Acquire {
+        seq: 1,
+        names: vec!["a".to_owned()],
+        mode: v1::Mode::Exclusive.into(),
+        wait: true,
+        ..v1::Acquire::default()
+    };
+    let poll_ms = SHORT_CALL.as_millis() as u64;
+    client.write_all(&call_of(1, 1, v1::client_item::What::Acquire(acquire), poll_ms)).unwrap();
+    let queued = v1::Queued { position: 1, ..v1::Queued::default() };
+    let what = Some(v1::server_item::What::Queued(queued));
+    let stream = answer(&mut rig, 1, vec![v1::ServerItem { session: 1, seq: 1, what }]).await;
+    let closed = &rig.events(3).await[2];
+    assert!(
+        matches!(closed, Event::StreamClosed { stream: of, by_client: false } if *of == stream),
+        "{closed:?}"
+    );
+}
+
+#[tokio::test]
+async fn of_too_many_streams_without_a_call_the_one_that_waits_longest_is_closed() {
+    let mut rig = Rig::start().await;
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    client.set_nonblocking(true).unwrap();
+    let mut streams = Vec::new();
+    for number in 0..=IDLE_MAX {
+        let (stream, session) = (2 * number as u32 + 1, number as u64 + 1);
+        client.write_all(&call_of(stream, session, KEEP_ALIVE, 0)).unwrap();
+        streams.push(answer(&mut rig, 2 * number + 1, Vec::new()).await);
+        let _ = client.read(&mut [0; 4096]);
+    }
+    let closed = &rig.events(2 * IDLE_MAX + 3).await[2 * IDLE_MAX + 2];
+    assert!(matches!(closed, Event::StreamClosed { stream, .. } if *stream == streams[0]), "{closed:?}");
 }

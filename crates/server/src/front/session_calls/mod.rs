@@ -1,0 +1,246 @@
+//! `SessionCall`: a request of a session whose client keeps no stream open.
+//!
+//! Responsible for: a call gets the answers that a stream would get, and no other caller's. The calls of a session share a
+//! stream to the replica (`shared_stream.rs`), which their clients do not see; it is found only by the session's secret. After
+//! a short call it stays open for the next one. Else it ends with the last call, as one that this node closes: the session
+//! then has its whole ttl.
+
+mod shared_stream;
+
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{Command, SessionId};
+use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_wire::request::{ItemError, Open, Request, Secret};
+use lockkeeper_wire::v1::{self, server_item::What};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+use tonic::Status;
+
+use super::Front;
+use super::ask::{PATIENCE, shuts_down};
+use super::caller::Caller;
+use super::connection::Starting;
+use crate::traces::SampledAcquire;
+#[cfg(test)]
+pub(super) use shared_stream::IDLE_MAX;
+use shared_stream::{AfterCall, Answer, AwaitingCall, Awaits, Progress, SharedStreamKey};
+pub(super) use shared_stream::{SharedStream, SharedStreams};
+
+/// The path of the call.
+pub(super) const SESSION_CALL: &str = "/lockkeeper.v1.Lockkeeper/SessionCall";
+/// The longest wait for a queued request in one call: proxies close connections that are silent for much longer.
+pub(super) const POLL_MAX: Duration = Duration::from_secs(60);
+/// After a longer call the stream is closed, so that the session has its whole ttl from then on.
+pub(super) const SHORT_CALL: Duration = Duration::from_millis(100);
+
+/// What a call asks for.
+struct Asked {
+    session: SessionId,
+    secret: Secret,
+    request: Request,
+    awaits: Awaits,
+}
+
+impl Asked {
+    fn new(session: u64, secret: &[u8], request: Request) -> Result<Self, Status> {
+        let shown = || Secret::from_wire(secret).map_err(|why| Status::invalid_argument(why.to_string()));
+        let (secret, awaits) = match &request {
+            Request::Open(open) if open.linger_ms > 0 => {
+                return Err(Status::invalid_argument(format!(
+                    "`linger_ms` is {}, but a session without a stream can't linger: 0 is allowed",
+                    open.linger_ms
+                )));
+            }
+            Request::Open(open) => (open.secret, Awaits::Opened),
+            Request::KeepAlive { .. } => (shown()?, Awaits::KeptAlive),
+            Request::Command { seq, command: Command::Finish { .. }, .. } => (shown()?, Awaits::End(seq.0)),
+            Request::Command { seq, .. } => (shown()?, Awaits::Answer(seq.0)),
+            Request::Attach { .. } | Request::Denied { .. } => {
+                return Err(Status::invalid_argument(
+                    "`item` is an `attach`, which every call does by itself",
+                ));
+            }
+        };
+        // A session that is being opened has no id yet.
+        let session = if awaits == Awaits::Opened { 0 } else { session };
+        Ok(Self { session: SessionId(session), secret, request, awaits })
+    }
+
+    fn key(&self, caller: &Caller) -> SharedStreamKey {
+        SharedStreamKey { identity: caller.identity.clone(), secret: self.secret.0 }
+    }
+
+    /// The requests on the stream. They attach the session, unless it is attached, ask for a proof that this node leads, and
+    /// ask for what the call asks for. A call that opens a session asks for the proof once it is open.
+    fn frame(&self, number: u64, stream: StreamId, is_attached: bool) -> Vec<Request> {
+        let session = self.session;
+        // Attaches of later streams have higher numbers.
+        let attach = Request::Attach { session, secret: self.secret, attach: stream.0 };
+        let attach = (!is_attached).then_some(attach);
+        let keep_alive = Request::KeepAlive { session, id: number };
+        match &self.request {
+            Request::Open(open) => vec![Request::Open(Open { attach: stream.0, ..open.clone() })],
+            Request::KeepAlive { .. } => attach.into_iter().chain([keep_alive]).collect(),
+            request => attach.into_iter().chain([keep_alive, request.clone()]).collect(),
+        }
+    }
+}
+
+/// A call in progress.
+struct CallInProgress<'front> {
+    front: &'front Front,
+    stream: Arc<SharedStream>,
+    number: u64,
+    begun: Instant,
+    poll_until: Instant,
+    answer: oneshot::Receiver<Answer>,
+}
+
+impl Drop for CallInProgress<'_> {
+    fn drop(&mut self) {
+        let is_short = self.begun.elapsed() < SHORT_CALL;
+        let after = if is_short { AfterCall::Keep } else { AfterCall::Close };
+        self.front.leave_shared_stream(&self.stream, self.number, after);
+    }
+}
+
+/// A call whose request was not handed to the replica yet: no drain barrier passes meanwhile.
+pub(super) struct Arriving(Mutex<Option<Starting>>);
+
+impl Arriving {
+    pub(super) fn new(starting: Starting) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(starting))))
+    }
+
+    /// The request was handed on, or is another node's.
+    pub(super) fn handed_on(&self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+impl Front {
+    /// Answers a `SessionCall` on this node.
+    pub(super) async fn session_call(
+        &self,
+        caller: &Caller,
+        arriving: &Arriving,
+        call: v1::SessionCallRequest,
+    ) -> Result<v1::SessionCallResponse, Status> {
+        self.check_serving()?;
+        let begun = Instant::now();
+        let poll = Duration::from_millis(call.poll_ms);
+        if poll > POLL_MAX {
+            return Err(Status::invalid_argument(format!(
+                "`poll_ms` is {}, at most {} are allowed; call again to wait longer",
+                call.poll_ms,
+                POLL_MAX.as_millis()
+            )));
+        }
+        let item = call.item.ok_or_else(|| Status::invalid_argument("`item` is missing"))?;
+        let session = item.session;
+        let sampled = self.traced.as_ref().map(|traced| traced.sampled(std::slice::from_ref(&item)));
+        let request = match Request::try_from(item) {
+            Ok(request) => request,
+            Err(ItemError::Refused { session, seq, refused }) => {
+                let item = v1::ServerItem { session, seq, what: Some(What::Refused(refused)) };
+                return Ok(v1::SessionCallResponse { item: Some(item), ..Default::default() });
+            }
+            Err(ItemError::Malformed(why)) => return Err(Status::invalid_argument(why.to_string())),
+        };
+        let asked = Asked::new(session, &call.secret, request)?;
+        let mut sampled = sampled.unwrap_or_default();
+        let mut is_repeated = false;
+        loop {
+            let mut call = self.begin_call(caller, &asked, begun, poll)?;
+            let is_attached = self.hand_on(caller, &call, &asked, std::mem::take(&mut sampled)).await?;
+            arriving.handed_on();
+            let answer = call.answer().await?;
+            // The stream was the session's, but another one has it now, and the request had no effect.
+            let is_detached = is_attached && is_refused_as_detached(&answer);
+            if !is_detached || std::mem::replace(&mut is_repeated, true) {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// Hands a call's request to the replica, unless the call has an answer already. Returns whether it relies on the session
+    /// being attached.
+    async fn hand_on(
+        &self,
+        caller: &Caller,
+        call: &CallInProgress<'_>,
+        asked: &Asked,
+        sampled: Vec<SampledAcquire>,
+    ) -> Result<bool, Status> {
+        // The files may have changed since the call was authorized.
+        if let Some(refusal) = self.ended(caller) {
+            return Err(Status::permission_denied(refusal));
+        }
+        let stream = &call.stream;
+        let mut waiting_number = None;
+        poll_fn(|cx| self.inbox.poll_room(&stream.source, &mut waiting_number, cx)).await;
+        if !stream.awaits_answer(call.number) {
+            return Ok(false);
+        }
+        let is_attached = stream.has_attached(asked.session);
+        let requests = asked.frame(call.number, stream.id, is_attached);
+        if let Some(traced) = &self.traced {
+            traced.arrived(stream.id, sampled, &requests);
+        }
+        if let Request::Command { seq, command: Command::Finish { target, .. }, .. } = &asked.request {
+            stream.finishes(*seq, *target);
+        }
+        self.push_from(&stream.source, Event::Frame(stream.id, requests));
+        Ok(is_attached)
+    }
+
+    fn begin_call(
+        &self,
+        caller: &Caller,
+        asked: &Asked,
+        begun: Instant,
+        poll: Duration,
+    ) -> Result<CallInProgress<'_>, Status> {
+        let (sender, answer) = oneshot::channel();
+        let (number, poll_until) = (self.next_id(), begun + poll);
+        let call = AwaitingCall {
+            caller: caller.clone(),
+            session: asked.session.0,
+            awaits: asked.awaits,
+            poll_until,
+            progress: Progress::default(),
+            sender,
+        };
+        let stream = self.join_shared_stream(asked.key(caller), number, call)?;
+        Ok(CallInProgress { front: self, stream, number, begun, poll_until, answer })
+    }
+}
+
+impl CallInProgress<'_> {
+    /// Waits for the answer: for a queued request until the poll is over.
+    async fn answer(&mut self) -> Result<v1::SessionCallResponse, Status> {
+        if self.poll_until > self.begun {
+            if let Ok(answer) = timeout_at(self.poll_until, &mut self.answer).await {
+                return answer.unwrap_or_else(|_| Err(shuts_down()));
+            }
+            if let Some(queued) = self.stream.take_queued(self.number) {
+                return Ok(queued);
+            }
+        }
+        match timeout_at(self.poll_until + PATIENCE, &mut self.answer).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(shuts_down())),
+            Err(_) => Err(Status::deadline_exceeded(
+                "no answer in time: no node leads, or this one can't reach a majority; whether the call had an effect is \
+                 unknown, repeat it",
+            )),
+        }
+    }
+}
+
+/// Whether the session was not attached to the stream of the call.
+fn is_refused_as_detached(answer: &v1::SessionCallResponse) -> bool {
+    matches!(&answer.item, Some(v1::ServerItem { seq: 0, what: Some(What::Refused(_)), .. }))
+}

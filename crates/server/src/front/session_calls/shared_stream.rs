@@ -1,0 +1,440 @@
+//! The stream to the replica that the calls of a session share, and who gets which of its answers.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lockkeeper_core::{Seq, SessionId};
+use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_wire::request::Request;
+use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tonic::Status;
+
+use crate::access::Identity;
+use crate::front::ask::{not_leader, shuts_down};
+use crate::front::caller::Caller;
+use crate::front::{Front, OpenStream};
+use crate::inbox::Source;
+use crate::places::TakenPlace;
+
+/// Most streams that stay open between calls. Each costs the replica some work in every turn.
+pub(in crate::front) const IDLE_MAX: usize = 1 << 10;
+
+/// Who shares a stream: the calls of a caller that show the same secret, which is of one session. The calls that open it are
+/// among them: on a stream of their own they would take the session from the stream of the others.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct SharedStreamKey {
+    pub(super) identity: Identity,
+    pub(super) secret: [u8; 16],
+}
+
+/// The streams that calls share.
+#[derive(Default)]
+pub(in crate::front) struct SharedStreams {
+    by_key: HashMap<SharedStreamKey, Arc<SharedStream>>,
+    /// Those without a call in progress, in the order in which their last calls ended.
+    idle: BTreeMap<u64, Arc<SharedStream>>,
+}
+
+/// A stream to the replica for the calls of a session.
+pub(in crate::front) struct SharedStream {
+    pub(super) id: StreamId,
+    key: SharedStreamKey,
+    pub(super) source: Source,
+    /// Of the call that has opened it.
+    caller: Caller,
+    _place: TakenPlace<Identity>,
+    state: Mutex<SharedState>,
+}
+
+/// What becomes of a stream after its last call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AfterCall {
+    /// It stays open for the next call.
+    Keep,
+    /// It is closed, and the session has its whole ttl from then on.
+    Close,
+}
+
+/// The answer to a call.
+pub(super) type Answer = Result<v1::SessionCallResponse, Status>;
+
+#[derive(Default)]
+struct SharedState {
+    calls: BTreeMap<u64, AwaitingCall>,
+    /// The calls that wait for the answer to a command, by session and seq.
+    by_command: BTreeMap<(u64, u64), Vec<u64>>,
+    /// The session that is attached to the stream.
+    attached: Option<u64>,
+    /// The requests of that session that ended without a command, and are not confirmed.
+    unconfirmed: BTreeMap<u64, v1::End>,
+    /// The `finish`es without an answer: the request that each confirms, by its own seq.
+    finishing: BTreeMap<u64, u64>,
+    /// Its number in [`SharedStreams::idle`], if it is there.
+    idle: Option<u64>,
+    /// Why the stream has ended.
+    ended: Option<Status>,
+    /// This node has closed it.
+    is_closed: bool,
+}
+
+/// A call that waits for its answer.
+pub(super) struct AwaitingCall {
+    pub(super) caller: Caller,
+    /// 0 for a call that opens one.
+    pub(super) session: u64,
+    pub(super) awaits: Awaits,
+    /// Until when the answer that a request is queued does not suffice.
+    pub(super) poll_until: Instant,
+    pub(super) progress: Progress,
+    pub(super) sender: oneshot::Sender<Answer>,
+}
+
+/// The item that a call waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Awaits {
+    Opened,
+    KeptAlive,
+    /// The answer to the command with this seq.
+    Answer(u64),
+    /// The answer to the `finish` with this seq. The request that it ends may have answers of its own under the same seq.
+    End(u64),
+}
+
+/// What a call has got so far. It needs both.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// The last answer to its request.
+    item: Option<v1::ServerItem>,
+    /// The seqs of the holds under a break, once the replica has proven that it leads.
+    revoked: Option<Vec<u64>>,
+}
+
+impl AwaitingCall {
+    fn is_complete(&self) -> bool {
+        let Progress { item: Some(item), revoked: Some(_) } = &self.progress else { return false };
+        !matches!(item.what, Some(What::Queued(_))) || Instant::now() >= self.poll_until
+    }
+
+    fn answer(self, answer: Answer) {
+        // Fails if the caller has gone.
+        let _ = self.sender.send(answer);
+    }
+}
+
+impl SharedState {
+    fn is_open(&self) -> bool {
+        self.ended.is_none() && !self.is_closed
+    }
+
+    fn insert(&mut self, number: u64, call: AwaitingCall) {
+        if let Awaits::Answer(seq) | Awaits::End(seq) = call.awaits {
+            self.by_command.entry((call.session, seq)).or_default().push(number);
+        }
+        self.calls.insert(number, call);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<AwaitingCall> {
+        let call = self.calls.remove(&number)?;
+        if let Awaits::Answer(seq) | Awaits::End(seq) = call.awaits
+            && let Entry::Occupied(mut numbers) = self.by_command.entry((call.session, seq))
+        {
+            numbers.get_mut().retain(|it| *it != number);
+            if numbers.get().is_empty() {
+                numbers.remove();
+            }
+        }
+        Some(call)
+    }
+
+    /// Gives the calls that `concerns` selects this answer.
+    fn end(&mut self, concerns: impl Fn(&AwaitingCall) -> bool, answer: &Answer) {
+        let ended: Vec<u64> =
+            self.calls.iter().filter(|(_, call)| concerns(call)).map(|(number, _)| *number).collect();
+        for call in ended.into_iter().filter_map(|number| self.remove(number)) {
+            call.answer(answer.clone());
+        }
+    }
+
+    /// Answers the call if it has all that it needs. Answered calls are taken out, so that a crowd of them does not get each
+    /// other's items.
+    fn settle(&mut self, number: u64) {
+        if self.calls.get(&number).is_some_and(AwaitingCall::is_complete)
+            && let Some(mut call) = self.remove(number)
+        {
+            let answer = self.response(std::mem::take(&mut call.progress));
+            call.answer(Ok(answer));
+        }
+    }
+
+    fn response(&self, Progress { item, revoked }: Progress) -> v1::SessionCallResponse {
+        let session = item.as_ref().map(|item| item.session);
+        let is_own = session.is_some() && self.attached == session;
+        let ended = self.unconfirmed.iter().filter(|_| is_own);
+        let ended = ended.map(|(seq, end)| v1::EndedRequest { seq: *seq, end: (*end).into() }).collect();
+        v1::SessionCallResponse { item, revoked: revoked.unwrap_or_default(), ended }
+    }
+
+    /// Hands an item of the replica to the calls that it concerns. Returns the requests that this leads to.
+    fn deliver(&mut self, item: v1::ServerItem) -> Vec<Request> {
+        let session = item.session;
+        match &item.what {
+            Some(What::KeptAlive(it)) => {
+                let number = it.id;
+                if let Some(call) = self.calls.get_mut(&number) {
+                    call.progress.revoked = Some(it.revoked.clone());
+                    if call.awaits == Awaits::KeptAlive {
+                        call.progress.item = Some(item);
+                    }
+                    self.settle(number);
+                }
+            }
+            Some(What::Attached(_)) => self.attached = Some(session),
+            Some(What::Opened(_)) => return self.opened(&item),
+            Some(What::SessionGone(_)) => {
+                let is_own = self.attached.is_none_or(|attached| attached == session);
+                let concerns = |call: &AwaitingCall| call.session == session || (call.session == 0 && is_own);
+                self.end(concerns, &only(item));
+                if self.attached == Some(session) {
+                    self.detached();
+                }
+            }
+            Some(What::Refused(_)) if item.seq == 0 => {
+                self.end(|call| call.session == session, &only(item));
+                if self.attached == Some(session) {
+                    // Another stream has the session now.
+                    self.detached();
+                }
+            }
+            Some(What::Nodes(_) | What::StreamEnd(_)) | None => {}
+            Some(what) => {
+                match what {
+                    What::Ended(it) => drop(self.unconfirmed.insert(item.seq, it.end())),
+                    // Also answers an acquire that is repeated after the end, and confirms nothing.
+                    What::Finished(_) => {
+                        if let Some(target) = self.finishing.remove(&item.seq) {
+                            self.unconfirmed.remove(&target);
+                        }
+                    }
+                    _ => {}
+                }
+                self.answered(&item);
+            }
+        }
+        Vec::new()
+    }
+
+    /// The session has left this stream, or ended. The secret may open another one, whose requests begin with 1 again.
+    fn detached(&mut self) {
+        self.attached = None;
+        self.unconfirmed.clear();
+        self.finishing.clear();
+    }
+
+    /// The item may answer an earlier call with the same secret, and is no proof for this one: each asks for its own.
+    fn opened(&mut self, item: &v1::ServerItem) -> Vec<Request> {
+        self.attached = Some(item.session);
+        let mut keep_alives = Vec::new();
+        for (number, call) in self.calls.iter_mut().filter(|(_, call)| call.awaits == Awaits::Opened) {
+            if call.progress.item.is_none() {
+                keep_alives.push(Request::KeepAlive { session: SessionId(item.session), id: *number });
+            }
+            call.progress.item = Some(item.clone());
+        }
+        keep_alives
+    }
+
+    /// Hands an item on that answers a command.
+    fn answered(&mut self, item: &v1::ServerItem) {
+        let is_finished = matches!(item.what, Some(What::Finished(_)));
+        let is_refused = matches!(item.what, Some(What::Refused(_)));
+        for number in self.by_command.get(&(item.session, item.seq)).cloned().unwrap_or_default() {
+            let Some(call) = self.calls.get_mut(&number) else { continue };
+            if !is_finished && !matches!(call.awaits, Awaits::Answer(_)) {
+                continue;
+            }
+            if is_refused {
+                if let Some(call) = self.remove(number) {
+                    call.answer(only(item.clone()));
+                }
+            } else {
+                call.progress.item = Some(item.clone());
+                self.settle(number);
+            }
+        }
+    }
+}
+
+/// The answer for which no proof is needed.
+fn only(item: v1::ServerItem) -> Answer {
+    Ok(v1::SessionCallResponse { item: Some(item), ..Default::default() })
+}
+
+impl SharedStream {
+    fn lock(&self) -> MutexGuard<'_, SharedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in crate::front) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
+    /// Hands the replica's items to the calls that they concern.
+    pub(in crate::front) fn deliver(&self, front: &Front, items: Vec<v1::ServerItem>) {
+        let mut state = self.lock();
+        let requests: Vec<Request> = items.into_iter().flat_map(|item| state.deliver(item)).collect();
+        drop(state);
+        if !requests.is_empty() {
+            front.push_from(&self.source, Event::Frame(self.id, requests));
+        }
+    }
+
+    /// Ends the calls whose callers `refusal` refuses: the files may have changed since they began.
+    pub(in crate::front) fn end_denied(&self, refusal: impl Fn(&Caller) -> Option<String>) {
+        let mut state = self.lock();
+        let refused = state.calls.iter().filter_map(|(number, call)| Some((*number, refusal(&call.caller)?)));
+        for (number, text) in refused.collect::<Vec<_>>() {
+            if let Some(call) = state.remove(number) {
+                call.answer(Err(Status::permission_denied(text)));
+            }
+        }
+    }
+
+    /// Ends all calls in progress.
+    pub(in crate::front) fn end(&self, end: &v1::StreamEnd) {
+        let mut state = self.lock();
+        let status = match end.reason() {
+            StreamEndReason::NotLeader | StreamEndReason::Unspecified => {
+                not_leader(format!("this node does not lead: {}", end.text), &end.leader)
+            }
+            StreamEndReason::Shutdown => shuts_down(),
+            StreamEndReason::Denied => Status::permission_denied(end.text.clone()),
+            StreamEndReason::Protocol | StreamEndReason::TooSlow => {
+                Status::invalid_argument(end.text.clone())
+            }
+        };
+        state.ended = Some(status.clone());
+        state.end(|_| true, &Err(status));
+    }
+
+    /// Whether this session is attached.
+    pub(super) fn has_attached(&self, session: SessionId) -> bool {
+        self.lock().attached == Some(session.0)
+    }
+
+    /// To be called before a `finish` is handed on.
+    pub(super) fn finishes(&self, seq: Seq, target: Seq) {
+        self.lock().finishing.insert(seq.0, target.0);
+    }
+
+    /// Whether the call has no answer yet. The stream may be closed once no call is without one.
+    pub(super) fn awaits_answer(&self, number: u64) -> bool {
+        self.lock().calls.contains_key(&number)
+    }
+
+    /// The answer for a call whose poll is over: that its request is queued, if that is so.
+    pub(super) fn take_queued(&self, number: u64) -> Option<v1::SessionCallResponse> {
+        let mut state = self.lock();
+        if !state.calls.get(&number)?.is_complete() {
+            return None;
+        }
+        let call = state.remove(number)?;
+        Some(state.response(call.progress))
+    }
+}
+
+impl Front {
+    /// Adds a call to the stream of those with the same key, which is opened if there is none.
+    ///
+    /// # Errors
+    /// There are too many streams.
+    pub(super) fn join_shared_stream(
+        &self,
+        key: SharedStreamKey,
+        number: u64,
+        call: AwaitingCall,
+    ) -> Result<Arc<SharedStream>, Status> {
+        let known = self.registry().shared_streams.by_key.get(&key).cloned();
+        let stream = match known.filter(|stream| stream.lock().is_open()) {
+            Some(stream) => stream,
+            None => self.open_shared_stream(&call.caller, key)?,
+        };
+        let mut state = stream.lock();
+        state.insert(number, call);
+        let idle = state.idle.take();
+        drop(state);
+        if let Some(idle) = idle {
+            self.registry().shared_streams.idle.remove(&idle);
+        }
+        Ok(stream)
+    }
+
+    fn open_shared_stream(&self, caller: &Caller, key: SharedStreamKey) -> Result<Arc<SharedStream>, Status> {
+        let place = self.stream_place(caller)?;
+        let id = StreamId(self.next_id());
+        let stream = Arc::new(SharedStream {
+            id,
+            key: key.clone(),
+            source: Source { caller: caller.identity.clone(), lane: id.0 },
+            caller: caller.clone(),
+            _place: place,
+            state: Mutex::default(),
+        });
+        self.registry().shared_streams.by_key.insert(key, stream.clone());
+        self.register_stream(id, &stream.source, OpenStream::Shared(stream.clone()));
+        Ok(stream)
+    }
+
+    /// To be called when a call is over, with or without an answer.
+    pub(super) fn leave_shared_stream(&self, stream: &Arc<SharedStream>, number: u64, after: AfterCall) {
+        let mut state = stream.lock();
+        state.remove(number);
+        if !state.calls.is_empty() || state.idle.is_some() {
+            return;
+        }
+        if after == AfterCall::Close || state.attached.is_none() || !state.is_open() {
+            drop(state);
+            return self.close_shared_stream(stream);
+        }
+        let idle = self.next_id();
+        state.idle = Some(idle);
+        drop(state);
+        let mut registry = self.registry();
+        let streams = &mut registry.shared_streams.idle;
+        streams.insert(idle, stream.clone());
+        let longest = if streams.len() > IDLE_MAX { streams.pop_first() } else { None };
+        drop(registry);
+        if let Some((_, longest)) = longest {
+            self.close_shared_stream(&longest);
+        }
+    }
+
+    /// To be called when the replica has ended the stream: if no call is in progress, nothing else closes it.
+    pub(in crate::front) fn shared_stream_ended(&self, stream: &SharedStream) {
+        if stream.lock().idle.is_some() {
+            self.close_shared_stream(stream);
+        }
+    }
+
+    fn close_shared_stream(&self, stream: &SharedStream) {
+        let mut state = stream.lock();
+        if std::mem::replace(&mut state.is_closed, true) {
+            return;
+        }
+        let idle = state.idle.take();
+        drop(state);
+        let mut registry = self.registry();
+        let streams = &mut registry.shared_streams;
+        if let Some(idle) = idle {
+            streams.idle.remove(&idle);
+        }
+        if streams.by_key.get(&stream.key).is_some_and(|known| known.id == stream.id) {
+            streams.by_key.remove(&stream.key);
+        }
+        drop(registry);
+        self.push_from(&stream.source, Event::StreamClosed { stream: stream.id, by_client: false });
+        self.forget_stream(stream.id);
+    }
+}
