@@ -250,13 +250,20 @@ async fn calls_go_on_after_another_stream_has_had_the_session() {
     server.stop().await.unwrap();
 }
 
-/// Only a `finish` confirms an end: the answer to an acquire that is repeated has the same form.
+/// The calls share a stream all the time, so an end that happens meanwhile is sent once, and this node has to remember it.
 #[tokio::test]
-async fn ended_request_is_named_until_a_finish_confirms_it() {
+async fn request_that_has_ended_is_named_until_a_finish_confirms_it() {
     let data = directory();
     let server = Server::start(data.path());
+    let holder = CallingClient::open(&server, [8; 16], 30_000).await;
+    token(&holder.acquire(1, "b", 0).await);
     let caller = CallingClient::open(&server, SECRET, 30_000).await;
     let held = token(&caller.acquire(1, "a", 0).await);
+    let polls = {
+        let caller = caller.clone();
+        tokio::spawn(async move { caller.acquire(2, "b", 20_000).await })
+    };
+    until_waiting(&server, "b", 1).await;
     let reason = "stuck".to_owned();
     let order =
         v1::BreakRequest { name: "a".to_owned(), token: held, reason, now: true, ..Default::default() };
@@ -267,10 +274,16 @@ async fn ended_request_is_named_until_a_finish_confirms_it() {
     };
     let broken = [v1::EndedRequest { seq: 1, end: v1::End::Broken.into() }];
     assert_eq!(ended().await, broken);
-    assert!(matches!(caller.acquire(1, "a", 0).await, What::Finished(_)));
+    assert!(
+        matches!(caller.acquire(1, "a", 0).await, What::Finished(_)),
+        "it is repeated, and confirms nothing"
+    );
     assert_eq!(ended().await, broken);
-    assert_eq!(caller.finish(2, 1).await, v1::End::Broken);
+    assert_eq!(caller.finish(3, 1).await, v1::End::Broken);
     assert_eq!(ended().await, []);
+    assert!(!polls.is_finished());
+    holder.finish(2, 1).await;
+    token(&polls.await.unwrap());
     server.stop().await.unwrap();
 }
 

@@ -1,9 +1,7 @@
 //! `SessionCall`: a request of a session whose client keeps no stream open.
 //!
 //! Responsible for: a call gets the answers that a stream would get, and no other caller's. The calls of a session share a
-//! stream to the replica (`shared_stream.rs`), which their clients do not see; it is found only by the session's secret. After
-//! a short call it stays open for the next one. Else it ends with the last call, as one that this node closes: the session
-//! then has its whole ttl.
+//! stream to the replica (`shared_stream.rs`), which their clients do not see; it is found only by the session's secret.
 
 mod shared_stream;
 
@@ -12,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::{Command, SessionId};
-use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_replica::Event;
 use lockkeeper_wire::request::{ItemError, Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
 use tokio::sync::oneshot;
@@ -23,10 +21,9 @@ use super::Front;
 use super::ask::{PATIENCE, shuts_down};
 use super::caller::Caller;
 use super::connection::Starting;
-use crate::traces::SampledAcquire;
 #[cfg(test)]
 pub(super) use shared_stream::IDLE_MAX;
-use shared_stream::{AfterCall, Answer, AwaitingCall, Awaits, Progress, SharedStreamKey};
+use shared_stream::{AfterCall, Answer, Attachment, AwaitingCall, Awaits, Progress, SharedStreamKey};
 pub(super) use shared_stream::{SharedStream, SharedStreams};
 
 /// The path of the call.
@@ -56,7 +53,9 @@ impl Asked {
             }
             Request::Open(open) => (open.secret, Awaits::Opened),
             Request::KeepAlive { .. } => (shown()?, Awaits::KeptAlive),
-            Request::Command { seq, command: Command::Finish { .. }, .. } => (shown()?, Awaits::End(seq.0)),
+            Request::Command { seq, command: Command::Finish { target, .. }, .. } => {
+                (shown()?, Awaits::End { seq: seq.0, target: target.0 })
+            }
             Request::Command { seq, .. } => (shown()?, Awaits::Answer(seq.0)),
             Request::Attach { .. } | Request::Denied { .. } => {
                 return Err(Status::invalid_argument(
@@ -75,16 +74,16 @@ impl Asked {
 
     /// The requests on the stream. They attach the session, unless it is attached, ask for a proof that this node leads, and
     /// ask for what the call asks for. A call that opens a session asks for the proof once it is open.
-    fn frame(&self, number: u64, stream: StreamId, is_attached: bool) -> Vec<Request> {
+    fn frame(self, number: u64, attachment: Attachment) -> Vec<Request> {
         let session = self.session;
-        // Attaches of later streams have higher numbers.
-        let attach = Request::Attach { session, secret: self.secret, attach: stream.0 };
-        let attach = (!is_attached).then_some(attach);
+        let Attachment { number: attach, session: attached } = attachment;
+        let is_attached = attached == Some(session);
+        let attach_it = (!is_attached).then_some(Request::Attach { session, secret: self.secret, attach });
         let keep_alive = Request::KeepAlive { session, id: number };
-        match &self.request {
-            Request::Open(open) => vec![Request::Open(Open { attach: stream.0, ..open.clone() })],
-            Request::KeepAlive { .. } => attach.into_iter().chain([keep_alive]).collect(),
-            request => attach.into_iter().chain([keep_alive, request.clone()]).collect(),
+        match self.request {
+            Request::Open(open) => vec![Request::Open(Open { attach, ..open })],
+            Request::KeepAlive { .. } => attach_it.into_iter().chain([keep_alive]).collect(),
+            request => attach_it.into_iter().chain([keep_alive, request]).collect(),
         }
     }
 }
@@ -151,30 +150,7 @@ impl Front {
             Err(ItemError::Malformed(why)) => return Err(Status::invalid_argument(why.to_string())),
         };
         let asked = Asked::new(session, &call.secret, request)?;
-        let mut sampled = sampled.unwrap_or_default();
-        let mut is_repeated = false;
-        loop {
-            let mut call = self.begin_call(caller, &asked, begun, poll)?;
-            let is_attached = self.hand_on(caller, &call, &asked, std::mem::take(&mut sampled)).await?;
-            arriving.handed_on();
-            let answer = call.answer().await?;
-            // The stream was the session's, but another one has it now, and the request had no effect.
-            let is_detached = is_attached && is_refused_as_detached(&answer);
-            if !is_detached || std::mem::replace(&mut is_repeated, true) {
-                return Ok(answer);
-            }
-        }
-    }
-
-    /// Hands a call's request to the replica, unless the call has an answer already. Returns whether it relies on the session
-    /// being attached.
-    async fn hand_on(
-        &self,
-        caller: &Caller,
-        call: &CallInProgress<'_>,
-        asked: &Asked,
-        sampled: Vec<SampledAcquire>,
-    ) -> Result<bool, Status> {
+        let mut call = self.begin_call(caller, &asked, begun, poll)?;
         // The files may have changed since the call was authorized.
         if let Some(refusal) = self.ended(caller) {
             return Err(Status::permission_denied(refusal));
@@ -182,19 +158,15 @@ impl Front {
         let stream = &call.stream;
         let mut waiting_number = None;
         poll_fn(|cx| self.inbox.poll_room(&stream.source, &mut waiting_number, cx)).await;
-        if !stream.awaits_answer(call.number) {
-            return Ok(false);
+        if stream.awaits_answer(call.number) {
+            let requests = asked.frame(call.number, stream.attachment());
+            if let Some((traced, sampled)) = self.traced.as_ref().zip(sampled) {
+                traced.arrived(stream.id, sampled, &requests);
+            }
+            self.push_from(&stream.source, Event::Frame(stream.id, requests));
         }
-        let is_attached = stream.has_attached(asked.session);
-        let requests = asked.frame(call.number, stream.id, is_attached);
-        if let Some(traced) = &self.traced {
-            traced.arrived(stream.id, sampled, &requests);
-        }
-        if let Request::Command { seq, command: Command::Finish { target, .. }, .. } = &asked.request {
-            stream.finishes(*seq, *target);
-        }
-        self.push_from(&stream.source, Event::Frame(stream.id, requests));
-        Ok(is_attached)
+        arriving.handed_on();
+        call.answer().await
     }
 
     fn begin_call(
@@ -238,9 +210,4 @@ impl CallInProgress<'_> {
             )),
         }
     }
-}
-
-/// Whether the session was not attached to the stream of the call.
-fn is_refused_as_detached(answer: &v1::SessionCallResponse) -> bool {
-    matches!(&answer.item, Some(v1::ServerItem { seq: 0, what: Some(What::Refused(_)), .. }))
 }

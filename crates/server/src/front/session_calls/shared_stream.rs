@@ -1,10 +1,15 @@
 //! The stream to the replica that the calls of a session share, and who gets which of its answers.
+//!
+//! After short calls it stays open for the next one, for as long as others have not been idle for a shorter time: to open and
+//! close it costs as much as the rest of a call. A call that finds it idle attaches the session again, since a stream of another
+//! node or client may have had the session meanwhile. A call that has waited closes it, as this node's doing: the session then
+//! has its whole ttl from the answer.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lockkeeper_core::{Seq, SessionId};
+use lockkeeper_core::SessionId;
 use lockkeeper_replica::{Event, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
@@ -66,12 +71,12 @@ struct SharedState {
     calls: BTreeMap<u64, AwaitingCall>,
     /// The calls that wait for the answer to a command, by session and seq.
     by_command: BTreeMap<(u64, u64), Vec<u64>>,
+    /// The number of the attaches since the stream was last idle. Later ones have higher numbers, also on other streams.
+    attach: u64,
     /// The session that is attached to the stream.
     attached: Option<u64>,
     /// The requests of that session that ended without a command, and are not confirmed.
     unconfirmed: BTreeMap<u64, v1::End>,
-    /// The `finish`es without an answer: the request that each confirms, by its own seq.
-    finishing: BTreeMap<u64, u64>,
     /// Its number in [`SharedStreams::idle`], if it is there.
     idle: Option<u64>,
     /// Why the stream has ended.
@@ -99,8 +104,28 @@ pub(super) enum Awaits {
     KeptAlive,
     /// The answer to the command with this seq.
     Answer(u64),
-    /// The answer to the `finish` with this seq. The request that it ends may have answers of its own under the same seq.
-    End(u64),
+    /// The answer to the `finish` with this seq. The request that it ends, `target`, may have answers of its own under the same
+    /// seq.
+    End {
+        seq: u64,
+        target: u64,
+    },
+}
+
+impl Awaits {
+    /// The seq of the command whose answer is awaited.
+    fn command(self) -> Option<u64> {
+        match self {
+            Self::Opened | Self::KeptAlive => None,
+            Self::Answer(seq) | Self::End { seq, .. } => Some(seq),
+        }
+    }
+}
+
+/// Which session is attached to a stream, and the number for attaching it.
+pub(super) struct Attachment {
+    pub(super) number: u64,
+    pub(super) session: Option<SessionId>,
 }
 
 /// What a call has got so far. It needs both.
@@ -130,7 +155,7 @@ impl SharedState {
     }
 
     fn insert(&mut self, number: u64, call: AwaitingCall) {
-        if let Awaits::Answer(seq) | Awaits::End(seq) = call.awaits {
+        if let Some(seq) = call.awaits.command() {
             self.by_command.entry((call.session, seq)).or_default().push(number);
         }
         self.calls.insert(number, call);
@@ -138,7 +163,7 @@ impl SharedState {
 
     fn remove(&mut self, number: u64) -> Option<AwaitingCall> {
         let call = self.calls.remove(&number)?;
-        if let Awaits::Answer(seq) | Awaits::End(seq) = call.awaits
+        if let Some(seq) = call.awaits.command()
             && let Entry::Occupied(mut numbers) = self.by_command.entry((call.session, seq))
         {
             numbers.get_mut().retain(|it| *it != number);
@@ -191,46 +216,36 @@ impl SharedState {
                     self.settle(number);
                 }
             }
-            Some(What::Attached(_)) => self.attached = Some(session),
+            Some(What::Attached(it)) => {
+                if it.attach == self.attach {
+                    self.attached = Some(session);
+                }
+                // Those that are still unconfirmed follow.
+                self.unconfirmed.clear();
+            }
             Some(What::Opened(_)) => return self.opened(&item),
             Some(What::SessionGone(_)) => {
                 let is_own = self.attached.is_none_or(|attached| attached == session);
                 let concerns = |call: &AwaitingCall| call.session == session || (call.session == 0 && is_own);
                 self.end(concerns, &only(item));
                 if self.attached == Some(session) {
-                    self.detached();
+                    // The secret may open another session on this stream, whose requests begin with 1 again.
+                    self.attached = None;
+                    self.unconfirmed.clear();
                 }
             }
             Some(What::Refused(_)) if item.seq == 0 => {
                 self.end(|call| call.session == session, &only(item));
-                if self.attached == Some(session) {
-                    // Another stream has the session now.
-                    self.detached();
-                }
             }
             Some(What::Nodes(_) | What::StreamEnd(_)) | None => {}
             Some(what) => {
-                match what {
-                    What::Ended(it) => drop(self.unconfirmed.insert(item.seq, it.end())),
-                    // Also answers an acquire that is repeated after the end, and confirms nothing.
-                    What::Finished(_) => {
-                        if let Some(target) = self.finishing.remove(&item.seq) {
-                            self.unconfirmed.remove(&target);
-                        }
-                    }
-                    _ => {}
+                if let What::Ended(it) = what {
+                    self.unconfirmed.insert(item.seq, it.end());
                 }
                 self.answered(&item);
             }
         }
         Vec::new()
-    }
-
-    /// The session has left this stream, or ended. The secret may open another one, whose requests begin with 1 again.
-    fn detached(&mut self) {
-        self.attached = None;
-        self.unconfirmed.clear();
-        self.finishing.clear();
     }
 
     /// The item may answer an earlier call with the same secret, and is no proof for this one: each asks for its own.
@@ -248,21 +263,24 @@ impl SharedState {
 
     /// Hands an item on that answers a command.
     fn answered(&mut self, item: &v1::ServerItem) {
-        let is_finished = matches!(item.what, Some(What::Finished(_)));
-        let is_refused = matches!(item.what, Some(What::Refused(_)));
         for number in self.by_command.get(&(item.session, item.seq)).cloned().unwrap_or_default() {
             let Some(call) = self.calls.get_mut(&number) else { continue };
-            if !is_finished && !matches!(call.awaits, Awaits::Answer(_)) {
-                continue;
-            }
-            if is_refused {
-                if let Some(call) = self.remove(number) {
-                    call.answer(only(item.clone()));
+            match (&item.what, call.awaits) {
+                (Some(What::Refused(_)), Awaits::Answer(_)) => {
+                    if let Some(call) = self.remove(number) {
+                        call.answer(only(item.clone()));
+                    }
+                    continue;
                 }
-            } else {
-                call.progress.item = Some(item.clone());
-                self.settle(number);
+                // The same item answers an acquire that is repeated after the end; that confirms nothing.
+                (Some(What::Finished(_)), Awaits::End { target, .. }) => {
+                    self.unconfirmed.remove(&target);
+                }
+                (_, Awaits::Answer(_)) => {}
+                _ => continue,
             }
+            call.progress.item = Some(item.clone());
+            self.settle(number);
         }
     }
 }
@@ -319,14 +337,9 @@ impl SharedStream {
         state.end(|_| true, &Err(status));
     }
 
-    /// Whether this session is attached.
-    pub(super) fn has_attached(&self, session: SessionId) -> bool {
-        self.lock().attached == Some(session.0)
-    }
-
-    /// To be called before a `finish` is handed on.
-    pub(super) fn finishes(&self, seq: Seq, target: Seq) {
-        self.lock().finishing.insert(seq.0, target.0);
+    pub(super) fn attachment(&self) -> Attachment {
+        let state = self.lock();
+        Attachment { number: state.attach, session: state.attached.map(SessionId) }
     }
 
     /// Whether the call has no answer yet. The stream may be closed once no call is without one.
@@ -364,6 +377,9 @@ impl Front {
         let mut state = stream.lock();
         state.insert(number, call);
         let idle = state.idle.take();
+        if idle.is_some() {
+            (state.attach, state.attached) = (self.next_id(), None);
+        }
         drop(state);
         if let Some(idle) = idle {
             self.registry().shared_streams.idle.remove(&idle);
@@ -380,7 +396,7 @@ impl Front {
             source: Source { caller: caller.identity.clone(), lane: id.0 },
             caller: caller.clone(),
             _place: place,
-            state: Mutex::default(),
+            state: Mutex::new(SharedState { attach: id.0, ..SharedState::default() }),
         });
         self.registry().shared_streams.by_key.insert(key, stream.clone());
         self.register_stream(id, &stream.source, OpenStream::Shared(stream.clone()));

@@ -61,6 +61,16 @@ pub(super) fn is_keep_alive(event: &Event) -> bool {
     matches!(event, Event::Frame(_, requests) if matches!(requests[..], [Request::Attach { .. }, Request::KeepAlive { .. }]))
 }
 
+fn attach_number(event: &Event) -> u64 {
+    match event {
+        Event::Frame(_, requests) => match requests[..] {
+            [Request::Attach { attach, .. }, ..] => attach,
+            _ => panic!("the session was to be attached: {requests:?}"),
+        },
+        other => panic!("a frame was to come: {other:?}"),
+    }
+}
+
 /// This thread, which is also the runtime's, is blocked while it writes; the calls are in the socket, and in the accept
 /// queue, when the barrier begins.
 #[tokio::test]
@@ -135,8 +145,12 @@ async fn short_calls_one_after_the_other_share_a_stream_until_the_replica_ends_i
     assert!(is_keep_alive(&rig.seen[1]));
     client.write_all(&call(3)).unwrap();
     assert_eq!(answer(&mut rig, 2, Vec::new()).await, stream);
-    let is_attached = matches!(&rig.seen[2], Event::Frame(_, requests) if matches!(requests[..], [Request::KeepAlive { .. }]));
-    assert!(is_attached, "{:?}", rig.seen);
+    // Another node or client may have attached the session to a stream of its own meanwhile.
+    assert!(
+        is_keep_alive(&rig.seen[2]) && attach_number(&rig.seen[2]) > attach_number(&rig.seen[1]),
+        "{:?}",
+        rig.seen
+    );
 
     rig.outbox.put(&mut vec![Output::EndStream(stream, v1::StreamEnd::default())], ReplicaStatus::Ready);
     let closed = &rig.events(4).await[3];
