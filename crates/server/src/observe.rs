@@ -61,7 +61,7 @@ pub(crate) fn describe() {
     describe_counter!(TABLES_DIFFER, "How often this leader found that the table of another node differs");
     describe_gauge!(
         STREAMS,
-        "Open streams of clients; the calls in progress of a session without a stream are one"
+        "Open streams of clients, and those that the node keeps for the calls of sessions without one"
     );
     describe_gauge!(CONNECTIONS, "Open connections of clients");
     describe_counter!(

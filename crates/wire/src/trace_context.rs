@@ -12,8 +12,8 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// Parses a `traceparent` header of version 00. `None` if the span is not sampled, and for anything else: W3C Trace
-    /// Context has receivers ignore what they don't understand, and a request must not fail because of its trace.
+    /// Parses a `traceparent` header of version 00. `None` for a span that is not sampled, and for a header that can't be
+    /// read: W3C Trace Context has receivers ignore such a header, so the request is served without a trace.
     #[must_use]
     pub fn sampled(traceparent: &str) -> Option<Self> {
         let mut fields = traceparent.split('-');

@@ -491,7 +491,7 @@ pub(super) struct JsonSession {
     linger_ms: u64,
     /// The number of its holds and waiting requests.
     requests: u64,
-    /// Its client has a stream open, or a call in progress.
+    /// A stream is attached to it: its client's, or one that the service keeps for its calls.
     attached: bool,
     /// The rest of its ttl, as the leader counts it.
     left_ms: u64,

@@ -23,7 +23,7 @@ use super::caller::Caller;
 use super::connection::Starting;
 #[cfg(test)]
 pub(super) use shared_stream::IDLE_MAX;
-use shared_stream::{AfterCall, Answer, Attachment, AwaitingCall, Awaits, Progress, SharedStreamKey};
+use shared_stream::{AfterCall, Attachment, AwaitingCall, Awaits, CallAnswer, CallProgress, SharedStreamKey};
 pub(super) use shared_stream::{SharedStream, SharedStreams};
 
 /// The path of the call.
@@ -95,7 +95,7 @@ struct CallInProgress<'front> {
     number: u64,
     begun: Instant,
     poll_until: Instant,
-    answer: oneshot::Receiver<Answer>,
+    answer: oneshot::Receiver<CallAnswer>,
 }
 
 impl Drop for CallInProgress<'_> {
@@ -183,7 +183,7 @@ impl Front {
             session: asked.session.0,
             awaits: asked.awaits,
             poll_until,
-            progress: Progress::default(),
+            progress: CallProgress::default(),
             sender,
         };
         let stream = self.join_shared_stream(asked.key(caller), number, call)?;

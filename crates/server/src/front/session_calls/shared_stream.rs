@@ -64,7 +64,7 @@ pub(super) enum AfterCall {
 }
 
 /// The answer to a call.
-pub(super) type Answer = Result<v1::SessionCallResponse, Status>;
+pub(super) type CallAnswer = Result<v1::SessionCallResponse, Status>;
 
 #[derive(Default)]
 struct SharedState {
@@ -93,8 +93,8 @@ pub(super) struct AwaitingCall {
     pub(super) awaits: Awaits,
     /// Until when the answer that a request is queued does not suffice.
     pub(super) poll_until: Instant,
-    pub(super) progress: Progress,
-    pub(super) sender: oneshot::Sender<Answer>,
+    pub(super) progress: CallProgress,
+    pub(super) sender: oneshot::Sender<CallAnswer>,
 }
 
 /// The item that a call waits for.
@@ -130,7 +130,7 @@ pub(super) struct Attachment {
 
 /// What a call has got so far. It needs both.
 #[derive(Default)]
-pub(super) struct Progress {
+pub(super) struct CallProgress {
     /// The last answer to its request.
     item: Option<v1::ServerItem>,
     /// The seqs of the holds under a break, once the replica has proven that it leads.
@@ -139,11 +139,11 @@ pub(super) struct Progress {
 
 impl AwaitingCall {
     fn is_complete(&self) -> bool {
-        let Progress { item: Some(item), revoked: Some(_) } = &self.progress else { return false };
+        let CallProgress { item: Some(item), revoked: Some(_) } = &self.progress else { return false };
         !matches!(item.what, Some(What::Queued(_))) || Instant::now() >= self.poll_until
     }
 
-    fn answer(self, answer: Answer) {
+    fn answer(self, answer: CallAnswer) {
         // Fails if the caller has gone.
         let _ = self.sender.send(answer);
     }
@@ -175,7 +175,7 @@ impl SharedState {
     }
 
     /// Gives the calls that `concerns` selects this answer.
-    fn end(&mut self, concerns: impl Fn(&AwaitingCall) -> bool, answer: &Answer) {
+    fn end(&mut self, concerns: impl Fn(&AwaitingCall) -> bool, answer: &CallAnswer) {
         let ended: Vec<u64> =
             self.calls.iter().filter(|(_, call)| concerns(call)).map(|(number, _)| *number).collect();
         for call in ended.into_iter().filter_map(|number| self.remove(number)) {
@@ -194,7 +194,7 @@ impl SharedState {
         }
     }
 
-    fn response(&self, Progress { item, revoked }: Progress) -> v1::SessionCallResponse {
+    fn response(&self, CallProgress { item, revoked }: CallProgress) -> v1::SessionCallResponse {
         let session = item.as_ref().map(|item| item.session);
         let is_own = session.is_some() && self.attached == session;
         let ended = self.unconfirmed.iter().filter(|_| is_own);
@@ -286,7 +286,7 @@ impl SharedState {
 }
 
 /// The answer for which no proof is needed.
-fn only(item: v1::ServerItem) -> Answer {
+fn only(item: v1::ServerItem) -> CallAnswer {
     Ok(v1::SessionCallResponse { item: Some(item), ..Default::default() })
 }
 
