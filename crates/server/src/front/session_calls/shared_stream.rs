@@ -1,12 +1,11 @@
 //! The stream to the replica that the calls of a session share, and who gets which of its answers.
 //!
-//! After short calls it stays open for the next one, for as long as others have not been idle for a shorter time: to open and
-//! close it costs as much as the rest of a call. A call that finds it idle attaches the session again, since a stream of another
-//! node or client may have had the session meanwhile. A call that has waited closes it, as this node's doing: the session then
-//! has its whole ttl from the answer.
+//! After a short call it stays open for the next one, since to open and close it costs as much as the rest of the call; of too
+//! many idle ones, the one that has been idle for longest is closed. A call that finds it idle attaches the session again: a
+//! stream of another client may have had the session meanwhile. A call that has waited closes it, as this node's doing: the
+//! session then has its whole ttl from the answer.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::SessionId;
@@ -69,8 +68,8 @@ pub(super) type CallAnswer = Result<v1::SessionCallResponse, Status>;
 #[derive(Default)]
 struct SharedState {
     calls: BTreeMap<u64, AwaitingCall>,
-    /// The calls that wait for the answer to a command, by session and seq.
-    by_command: BTreeMap<(u64, u64), Vec<u64>>,
+    /// The session, seq and call of each command whose answer a call waits for. Many calls may wait for the same one.
+    by_command: BTreeSet<(u64, u64, u64)>,
     /// The number of the attaches since the stream was last idle. Later ones have higher numbers, also on other streams.
     attach: u64,
     /// The session that is attached to the stream.
@@ -156,20 +155,15 @@ impl SharedState {
 
     fn insert(&mut self, number: u64, call: AwaitingCall) {
         if let Some(seq) = call.awaits.command() {
-            self.by_command.entry((call.session, seq)).or_default().push(number);
+            self.by_command.insert((call.session, seq, number));
         }
         self.calls.insert(number, call);
     }
 
     fn remove(&mut self, number: u64) -> Option<AwaitingCall> {
         let call = self.calls.remove(&number)?;
-        if let Some(seq) = call.awaits.command()
-            && let Entry::Occupied(mut numbers) = self.by_command.entry((call.session, seq))
-        {
-            numbers.get_mut().retain(|it| *it != number);
-            if numbers.get().is_empty() {
-                numbers.remove();
-            }
+        if let Some(seq) = call.awaits.command() {
+            self.by_command.remove(&(call.session, seq, number));
         }
         Some(call)
     }
@@ -263,7 +257,9 @@ impl SharedState {
 
     /// Hands an item on that answers a command.
     fn answered(&mut self, item: &v1::ServerItem) {
-        for number in self.by_command.get(&(item.session, item.seq)).cloned().unwrap_or_default() {
+        let of_command = (item.session, item.seq, 0)..=(item.session, item.seq, u64::MAX);
+        let numbers: Vec<u64> = self.by_command.range(of_command).map(|&(_, _, number)| number).collect();
+        for number in numbers {
             let Some(call) = self.calls.get_mut(&number) else { continue };
             match (&item.what, call.awaits) {
                 (Some(What::Refused(_)), Awaits::Answer(_)) => {
@@ -452,5 +448,44 @@ impl Front {
         drop(registry);
         self.push_from(&stream.source, Event::StreamClosed { stream: stream.id, by_client: false });
         self.forget_stream(stream.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_of_a_crowd_that_asks_for_the_same_request_gets_one_answer() {
+        const CROWD: u64 = 100_000;
+        let mut state = SharedState::default();
+        let identity = Identity::ANONYMOUS;
+        let caller = Caller { identity, token: None, address: "".into(), is_checked: false };
+        let mut answers = Vec::new();
+        for number in 1..=CROWD {
+            let (sender, answer) = oneshot::channel();
+            let call = AwaitingCall {
+                caller: caller.clone(),
+                session: 1,
+                awaits: Awaits::Answer(7),
+                poll_until: Instant::now(),
+                progress: CallProgress::default(),
+                sender,
+            };
+            state.insert(number, call);
+            answers.push(answer);
+        }
+        let item = |seq, what| v1::ServerItem { session: 1, seq, what: Some(what) };
+        state.deliver(item(7, What::Granted(v1::Granted { token: 5, ..v1::Granted::default() })));
+        // The same call twice: the second one finds it gone.
+        for id in (1..=CROWD).chain([1]) {
+            state.deliver(item(0, What::KeptAlive(v1::KeptAlive { id, revoked: vec![7] })));
+        }
+        for answer in &mut answers {
+            let answer = answer.try_recv().unwrap().unwrap();
+            assert!(matches!(answer.item.unwrap().what, Some(What::Granted(it)) if it.token == 5));
+            assert_eq!(answer.revoked, [7]);
+        }
+        assert!(state.calls.is_empty() && state.by_command.is_empty());
     }
 }
