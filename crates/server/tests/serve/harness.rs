@@ -26,6 +26,8 @@ pub(crate) const SECRET: [u8; 16] = [7; 16];
 pub(crate) struct Server {
     pub(crate) running: Running,
     thread: JoinHandle<Result<(), ServeError>>,
+    /// What a member of a cluster has for itself: dropped with it.
+    _own: Option<(TempDir, Port)>,
 }
 
 impl Server {
@@ -38,7 +40,7 @@ impl Server {
         let (sender, ready) = mpsc::channel();
         let thread = std::thread::spawn(move || run(options, move |running| sender.send(running).unwrap()));
         match ready.recv_timeout(DEADLINE) {
-            Ok(running) => Self { running, thread },
+            Ok(running) => Self { running, thread, _own: None },
             Err(_) => panic!("the node did not start: {:?}", thread.join()),
         }
     }
@@ -104,14 +106,12 @@ pub(crate) async fn start_cluster(
                 peer_listen: Some(format!("127.0.0.1:{}", port.number())),
                 ..ServerOptions::new(data.path())
             });
-            (node, (server, data, port))
+            (node, Server { _own: Some((data, port)), ..server })
         })
     });
     let mut nodes = BTreeMap::new();
     for node in starting {
-        let (node, (server, data, port)) = node.await.unwrap();
-        // They live as long as the test's process.
-        std::mem::forget((data, port));
+        let (node, server) = node.await.unwrap();
         nodes.insert(node, server);
     }
     nodes
