@@ -18,6 +18,19 @@ pub struct StreamId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct AskId(pub u64);
 
+/// Why a stream has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StreamCloseCause {
+    /// The client closed it (a FIN or RST was read): only this starts `linger`.
+    Client,
+    /// A time-out, or the service closed it: perhaps not all of the client's requests were read, so its sessions have
+    /// their whole ttl from now on (P9).
+    Service,
+    /// The service closed it since it was not in use: all requests of its clients were read and answered before, so
+    /// the deadlines of its sessions stay as they are.
+    Idle,
+}
+
 /// An input of the replica.
 #[derive(Debug)]
 pub enum Event {
@@ -43,9 +56,8 @@ pub enum Event {
     StreamClosed {
         /// The stream.
         stream: StreamId,
-        /// Whether the client closed it (a FIN or RST was read). False for time-outs and for closes by the service:
-        /// those never start `linger`.
-        by_client: bool,
+        /// Why.
+        cause: StreamCloseCause,
     },
     /// A unary call arrived.
     Asked(AskId, Question),

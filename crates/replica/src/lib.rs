@@ -23,7 +23,8 @@ pub mod storage;
 
 pub use engine::{ELECTION_TICKS, Persisted, Write};
 pub use event::{
-    Answer, AskId, Difference, Event, LostEntries, Output, Question, Received, SnapshotStep, StreamId,
+    Answer, AskId, Difference, Event, LostEntries, Output, Question, Received, SnapshotStep,
+    StreamCloseCause, StreamId,
 };
 pub use load::{Activity, Load};
 pub use members::{Change, Members, NODES_MAX, Rejected};

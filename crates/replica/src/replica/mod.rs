@@ -332,7 +332,7 @@ impl Replica {
                     if let Event::Frame(_, requests) = &event { requests.len() } else { 1 };
                 self.early.push_back(event);
             }
-            Event::StreamClosed { stream, by_client } => self.stream_closed(stream, by_client),
+            Event::StreamClosed { stream, cause } => self.stream_closed(stream, cause),
             Event::Dropped(ask) => self.dropped(ask),
             Event::Frame(stream, requests) => self.frame(stream, requests),
             Event::Asked(ask, question) => self.asked(ask, question),

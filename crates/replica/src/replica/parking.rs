@@ -153,10 +153,10 @@ impl Replica {
     /// Handles a client event on a node that does not lead.
     pub(super) fn without_lead(&mut self, event: Event) {
         match event {
-            Event::StreamClosed { stream, by_client } => {
+            Event::StreamClosed { stream, cause } => {
                 // The stream's requests were never handled, so it carries no session.
                 self.parked.leaves(Who::Stream(stream));
-                self.stream_closed(stream, by_client);
+                self.stream_closed(stream, cause);
             }
             Event::Dropped(ask) => {
                 self.parked.leaves(Who::Ask(ask));

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::quorum_reads::PendingRead;
 use super::{Origin, Proposal, Replica};
-use crate::event::{Output, StreamId};
+use crate::event::{Output, StreamCloseCause, StreamId};
 use crate::mutant::Mutant;
 
 /// An open stream.
@@ -50,21 +50,22 @@ impl Replica {
     }
 
     /// Handles the end of a stream. From here on no attach of the stream is valid or acknowledged.
-    pub(super) fn stream_closed(&mut self, stream: StreamId, by_client: bool) {
+    pub(super) fn stream_closed(&mut self, stream: StreamId, cause: StreamCloseCause) {
         let Some(closed) = self.streams.remove(&stream) else { return };
         self.quotas.stream_closed(&closed.identity);
         let now = self.clock.now();
-        let by_client = by_client || self.is(Mutant::LingerOnTimeOut);
+        let cause = if self.is(Mutant::LingerOnTimeOut) { StreamCloseCause::Client } else { cause };
         for session in closed.sessions {
             let Some(lease) = self.book.lease_mut(session) else { continue };
             lease.stream = None;
-            if !by_client {
-                // The service closed the stream, and perhaps did not read all of the client's requests. Such a close
-                // must end no session (P9). The client gets its ttl to reconnect.
-                lease.deadline = lease.deadline.max(now + lease.ttl);
-            } else if !lease.linger.is_zero() {
-                let attach = lease.attach;
-                self.expiry.closed_by_client(session, attach);
+            match cause {
+                StreamCloseCause::Client if !lease.linger.is_zero() => {
+                    let attach = lease.attach;
+                    self.expiry.closed_by_client(session, attach);
+                }
+                // Such a close must end no session (P9). The client gets its ttl to reconnect.
+                StreamCloseCause::Service => lease.deadline = lease.deadline.max(now + lease.ttl),
+                StreamCloseCause::Client | StreamCloseCause::Idle => {}
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_core::Break;
-use lockkeeper_replica::{Answer, Event, Question, StreamId};
+use lockkeeper_replica::{Answer, Event, Question, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, server_item::What};
 
@@ -122,13 +122,13 @@ fn restarted_leader_gives_every_session_its_full_ttl() {
 #[test]
 fn client_close_starts_linger_and_an_attach_cancels_it() {
     let (mut node, stream, session) = holding(10_000, 1_000);
-    node.close(stream, true);
+    node.close(stream, StreamCloseCause::Client);
     node.pass(Duration::from_millis(800));
     let again = node.stream(2);
     node.send(again, vec![attach(session, 1, 2)]);
     node.pass(seconds(5));
     assert!(!is_free(&mut node, "x"), "cancelled");
-    node.close(again, true);
+    node.close(again, StreamCloseCause::Client);
     node.pass(Duration::from_millis(1_200));
     assert!(is_free(&mut node, "x"));
 }
@@ -136,9 +136,20 @@ fn client_close_starts_linger_and_an_attach_cancels_it() {
 #[test]
 fn close_by_the_service_starts_no_linger() {
     let (mut node, stream, _) = holding(10_000, 1_000);
-    node.close(stream, false);
+    node.close(stream, StreamCloseCause::Service);
     node.pass(seconds(9));
     assert!(!is_free(&mut node, "x"));
+}
+
+#[test]
+fn close_of_an_idle_stream_leaves_the_deadline_as_it_is() {
+    let (mut node, stream, session) = holding(10_000, 1_000);
+    node.send(stream, vec![keep_alive(session, 1)]);
+    node.pass(seconds(9));
+    node.close(stream, StreamCloseCause::Idle);
+    assert!(!is_free(&mut node, "x"));
+    node.pass(seconds(2));
+    assert!(is_free(&mut node, "x"));
 }
 
 #[test]
@@ -147,7 +158,7 @@ fn linger_never_undercuts_a_new_leaders_deadline() {
     let mut node = node.restart();
     let stream = node.stream(2);
     node.send(stream, vec![attach(session, 1, 2)]);
-    node.close(stream, true);
+    node.close(stream, StreamCloseCause::Client);
     node.pass(seconds(9));
     assert!(!is_free(&mut node, "x"));
     node.pass(seconds(2));

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{Restorer, Table, Usage};
 use lockkeeper_replica::{
-    Answer, AskId, Config, Event, Members, Output, Question, Recovered, Replica, SnapshotStep, StreamId,
-    TURN_VISITS_MAX,
+    Answer, AskId, Config, Event, Members, Output, Question, Recovered, Replica, SnapshotStep,
+    StreamCloseCause, StreamId, TURN_VISITS_MAX,
 };
 use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::store::{self, Founding, Member};
@@ -284,8 +284,8 @@ impl Node {
         self.answers.remove(&ask)
     }
 
-    pub(crate) fn close(&mut self, stream: StreamId, by_client: bool) {
-        self.turn(vec![Event::StreamClosed { stream, by_client }]);
+    pub(crate) fn close(&mut self, stream: StreamId, cause: StreamCloseCause) {
+        self.turn(vec![Event::StreamClosed { stream, cause }]);
     }
 
     /// The changes that a watcher received since the last call.

@@ -178,6 +178,9 @@ impl Front {
         drop(registry);
         for stream in streams {
             stream.end_denied(|caller| self.ended(caller));
+            if let Some(unused) = stream.unused() {
+                self.close_unused(&unused);
+            }
         }
         for watcher in watchers {
             if let Some(refusal) = self.ended(&watcher.caller) {

@@ -147,9 +147,9 @@ enum OpenStream {
 }
 
 impl OpenStream {
-    fn caller(&self) -> &Caller {
+    fn caller(&self) -> Caller {
         match self {
-            Self::Client(stream) => stream.caller(),
+            Self::Client(stream) => stream.caller().clone(),
             Self::Shared(stream) => stream.caller(),
         }
     }
@@ -170,6 +170,14 @@ impl OpenStream {
                 }
             }
             Self::Shared(stream) => stream.end_denied(refusal),
+        }
+    }
+
+    /// The stream, if no call will use it again.
+    fn unused(&self) -> Option<Arc<SharedStream>> {
+        match self {
+            Self::Shared(stream) if stream.is_unused() => Some(stream.clone()),
+            _ => None,
         }
     }
 
@@ -307,8 +315,8 @@ impl Front {
 
     /// Adds a stream, and tells the replica of it.
     fn register_stream(&self, id: StreamId, source: &Source, stream: OpenStream) {
-        let caller = &stream.caller().identity;
-        let (identity, quota) = (caller.as_str().into(), self.access.quota(caller));
+        let caller = stream.caller().identity;
+        let (identity, quota) = (caller.as_str().into(), self.access.quota(&caller));
         let mut registry = self.registry();
         registry.streams.insert(id, stream);
         observe::streams(registry.streams.len());
@@ -350,7 +358,7 @@ impl Front {
             return;
         }
         let callers: BTreeSet<Identity> =
-            self.registry().streams.values().map(|stream| stream.caller().identity.clone()).collect();
+            self.registry().streams.values().map(|stream| stream.caller().identity).collect();
         let of = |caller: &Identity| (caller.as_str().into(), self.access.quota(caller));
         let by_identity = callers.iter().map(of).collect();
         self.push(Event::Quotas { total: self.access.total_quota(), by_identity });

@@ -11,7 +11,7 @@ use lockkeeper_replica::{Answer, Event, Output};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::accept::Acceptor;
-use super::{Ask, Front, OpenStream};
+use super::{Ask, Front};
 use crate::inbox::{Outbox, ReplicaStatus};
 
 /// A connection that has not passed a drain barrier after this many checks is closed, unless frames of it were handed to
@@ -67,25 +67,24 @@ impl Pump {
             return;
         }
         let mut registry = self.front.registry();
-        let (mut drain, mut ended) = (None, Vec::new());
+        let (mut drain, mut unused) = (None, Vec::new());
         for output in self.outputs.drain(..) {
             match output {
                 Output::Items(stream, items) => {
                     if let Some(stream) = registry.streams.get(&stream) {
                         stream.deliver(&self.front, items);
+                        unused.extend(stream.unused());
                     }
                 }
                 Output::EndStream(stream, end) => {
                     if let Some(stream) = registry.streams.get(&stream) {
                         stream.end(end);
-                        if let OpenStream::Shared(stream) = stream {
-                            ended.push(stream.clone());
-                        }
+                        unused.extend(stream.unused());
                     }
                 }
                 Output::OverQuota(stream, text) => {
                     if let Some(stream) = registry.streams.get(&stream) {
-                        self.front.over_quota("table", stream.caller(), &text);
+                        self.front.over_quota("table", &stream.caller(), &text);
                     }
                 }
                 Output::Answer(ask, answer) => match (registry.asks.get(&ask), answer) {
@@ -115,7 +114,7 @@ impl Pump {
             }
         }
         drop(registry);
-        ended.iter().for_each(|stream| self.front.shared_stream_ended(stream));
+        unused.iter().for_each(|stream| self.front.close_unused(stream));
         if let Some(number) = drain {
             self.begin_barrier(number);
         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_replica::{Event, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::{self, Request};
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 use prost::Message as _;
@@ -224,12 +224,13 @@ impl SessionStream {
         .await;
         // If this node closed the connection, the end may look like one by the client.
         let by_client = matches!(ended, StreamClose::ByClient) && !self.connection.kill.is_cancelled();
+        let cause = if by_client { StreamCloseCause::Client } else { StreamCloseCause::Service };
         if let StreamClose::Protocol(text) = ended {
             observe::stream_refused("protocol");
             tracing::warn!(stream = self.id.0, "a client's stream ends: {text}");
             self.end(stream_end(StreamEndReason::Protocol, text));
         }
-        front.push_from(&self.source, Event::StreamClosed { stream: self.id, by_client });
+        front.push_from(&self.source, Event::StreamClosed { stream: self.id, cause });
         front.forget_stream(self.id);
         self.connection.closed(self.id);
         // The buffered answers are still sent; but if the client is gone, the writer must not wait for further

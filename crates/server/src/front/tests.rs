@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::client::SendRequest;
 use h2::{Reason, SendStream};
-use lockkeeper_replica::{Answer, AskId, Event, Output, StreamId};
+use lockkeeper_replica::{Answer, AskId, Event, Output, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1;
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
@@ -149,7 +149,7 @@ async fn ended_by(end: impl FnOnce(&mut Client)) -> bool {
         assert!(is_keep_alive(&rig.events(2).await[1], 7));
         end(&mut client);
         match rig.events(3).await[2] {
-            Event::StreamClosed { stream: StreamId(_), by_client } => by_client,
+            Event::StreamClosed { stream: StreamId(_), cause } => cause == StreamCloseCause::Client,
             ref other => panic!("the stream was to end: {other:?}"),
         }
     })
@@ -198,7 +198,7 @@ async fn connection_closed_by_this_side_does_not_count_as_closed_by_client() {
             connection.kill.cancel();
         }
         let closed = &rig.events(3).await[2];
-        assert!(matches!(closed, Event::StreamClosed { by_client: false, .. }), "{closed:?}");
+        assert!(matches!(closed, Event::StreamClosed { cause: StreamCloseCause::Service, .. }), "{closed:?}");
     })
     .await;
 }
@@ -377,7 +377,7 @@ async fn connection_paused_by_this_side_is_closed_so_that_a_barrier_passes() {
         assert!(matches!(events[0], Event::StreamOpened { .. }));
         assert!(events[1..=parts].iter().all(|event| matches!(event, Event::Frame(..))));
         let [closed, drained] = &events[parts + 1..] else { panic!("{} events", events.len()) };
-        assert!(matches!(closed, Event::StreamClosed { by_client: false, .. }), "{closed:?}");
+        assert!(matches!(closed, Event::StreamClosed { cause: StreamCloseCause::Service, .. }), "{closed:?}");
         assert!(matches!(drained, Event::Drained(1)), "{drained:?}");
     })
     .await;

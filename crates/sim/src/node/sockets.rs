@@ -1,7 +1,7 @@
 //! A node's input: client sockets, which are read one by one, and peer sockets, which the event loop reads.
 
 use lockkeeper_core::Usage;
-use lockkeeper_replica::{Event, Received, StreamId};
+use lockkeeper_replica::{Event, Received, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::Request;
 
 use super::start::client_address;
@@ -47,7 +47,7 @@ impl SimNode {
         for packet in process.sockets.remove(&stream).unwrap_or_default() {
             let event = match packet {
                 Up::Open => Event::StreamOpened { stream, identity: Box::default(), quota: Usage::UNLIMITED },
-                Up::Closed => Event::StreamClosed { stream, by_client: true },
+                Up::Closed => Event::StreamClosed { stream, cause: StreamCloseCause::Client },
                 Up::Frame(items) => {
                     let requests = items.into_iter().map(Request::try_from).collect();
                     match requests {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use lockkeeper_core::{Command, SessionId};
-use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_replica::{Event, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 
@@ -222,7 +222,7 @@ impl Silence {
     pub(crate) fn handed_over(&mut self, event: &Event) {
         let reading = self.reading;
         match event {
-            Event::StreamClosed { stream, by_client: true } => {
+            Event::StreamClosed { stream, cause: StreamCloseCause::Client } => {
                 for it in self.handed.values_mut().filter(|it| it.stream == Some(*stream)) {
                     it.stream = None;
                     it.closed = Some(reading);

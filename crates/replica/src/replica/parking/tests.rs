@@ -7,6 +7,7 @@ use lockkeeper_wire::store::{Founding, Member};
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::*;
+use crate::event::StreamCloseCause;
 use crate::members::Members;
 use crate::replica::{Config, ENDS_PER_PART, Recovered, TAIL_BYTES, TICK, TURN_VISITS_MAX};
 
@@ -180,7 +181,11 @@ fn without_a_leader_clients_wait_a_second_then_are_redirected_without_an_address
     let mut replica = cut_off();
     let come = vec![opened(ONE), frame(ONE, 1), asked(7), opened(TWO)];
     let mut told = turn(&mut replica, 500, come);
-    told.extend(turn(&mut replica, 600, vec![Event::StreamClosed { stream: TWO, by_client: true }]));
+    told.extend(turn(
+        &mut replica,
+        600,
+        vec![Event::StreamClosed { stream: TWO, cause: StreamCloseCause::Client }],
+    ));
     for now in (620..1_500).step_by(20) {
         told.extend(turn(&mut replica, now, Vec::new()));
     }

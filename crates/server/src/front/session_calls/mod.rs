@@ -23,14 +23,14 @@ use super::caller::Caller;
 use super::connection::Starting;
 #[cfg(test)]
 pub(super) use shared_stream::IDLE_MAX;
-use shared_stream::{AfterCall, Attachment, AwaitingCall, Awaits, CallAnswer, CallProgress, SharedStreamKey};
+use shared_stream::{Attachment, AwaitingCall, Awaits, CallAnswer, CallId, CallProgress, SharedStreamKey};
 pub(super) use shared_stream::{SharedStream, SharedStreams};
 
 /// The path of the call.
 pub(super) const SESSION_CALL: &str = "/lockkeeper.v1.Lockkeeper/SessionCall";
 /// The longest wait for a queued request in one call: proxies close connections that are silent for much longer.
 pub(super) const POLL_MAX: Duration = Duration::from_secs(60);
-/// After a longer call the stream is closed, so that the session has its whole ttl from then on.
+/// After a longer call the stream is closed: the session's client gets its whole ttl from then on.
 pub(super) const SHORT_CALL: Duration = Duration::from_millis(100);
 
 /// What a call asks for.
@@ -92,17 +92,17 @@ impl Asked {
 struct CallInProgress<'front> {
     front: &'front Front,
     stream: Arc<SharedStream>,
-    number: u64,
+    id: CallId,
     begun: Instant,
     poll_until: Instant,
     answer: oneshot::Receiver<CallAnswer>,
+    /// Within [`SHORT_CALL`], and no other answer will come.
+    is_answered: bool,
 }
 
 impl Drop for CallInProgress<'_> {
     fn drop(&mut self) {
-        let is_short = self.begun.elapsed() < SHORT_CALL;
-        let after = if is_short { AfterCall::Keep } else { AfterCall::Close };
-        self.front.leave_shared_stream(&self.stream, self.number, after);
+        self.front.leave_shared_stream(&self.stream, self.id, self.is_answered);
     }
 }
 
@@ -158,8 +158,8 @@ impl Front {
         let stream = &call.stream;
         let mut waiting_number = None;
         poll_fn(|cx| self.inbox.poll_room(&stream.source, &mut waiting_number, cx)).await;
-        if stream.awaits_answer(call.number) {
-            let requests = asked.frame(call.number, stream.attachment());
+        if stream.awaits_answer(call.id) {
+            let requests = asked.frame(call.id.number, stream.attachment());
             if let Some((traced, sampled)) = self.traced.as_ref().zip(sampled) {
                 traced.arrived(stream.id, sampled, &requests);
             }
@@ -177,28 +177,36 @@ impl Front {
         poll: Duration,
     ) -> Result<CallInProgress<'_>, Status> {
         let (sender, answer) = oneshot::channel();
-        let (number, poll_until) = (self.next_id(), begun + poll);
+        let id = CallId { session: asked.session.0, number: self.next_id() };
+        let poll_until = begun + poll;
         let call = AwaitingCall {
             caller: caller.clone(),
-            session: asked.session.0,
             awaits: asked.awaits,
             poll_until,
             progress: CallProgress::default(),
             sender,
         };
-        let stream = self.join_shared_stream(asked.key(caller), number, call)?;
-        Ok(CallInProgress { front: self, stream, number, begun, poll_until, answer })
+        let stream = self.join_shared_stream(asked.key(caller), id, call)?;
+        Ok(CallInProgress { front: self, stream, id, begun, poll_until, answer, is_answered: false })
     }
 }
 
 impl CallInProgress<'_> {
     /// Waits for the answer: for a queued request until the poll is over.
-    async fn answer(&mut self) -> Result<v1::SessionCallResponse, Status> {
+    async fn answer(&mut self) -> CallAnswer {
+        let answer = self.wait().await;
+        let is_queued = |item: &v1::ServerItem| matches!(item.what, Some(What::Queued(_)));
+        let is_last = answer.as_ref().is_ok_and(|answer| !answer.item.as_ref().is_some_and(is_queued));
+        self.is_answered = is_last && self.begun.elapsed() < SHORT_CALL;
+        answer
+    }
+
+    async fn wait(&mut self) -> CallAnswer {
         if self.poll_until > self.begun {
             if let Ok(answer) = timeout_at(self.poll_until, &mut self.answer).await {
                 return answer.unwrap_or_else(|_| Err(shuts_down()));
             }
-            if let Some(queued) = self.stream.take_queued(self.number) {
+            if let Some(queued) = self.stream.take_queued(self.id) {
                 return Ok(queued);
             }
         }

@@ -1,15 +1,16 @@
 //! The stream to the replica that the calls of a session share, and who gets which of its answers.
 //!
-//! After a short call it stays open for the next one, since to open and close it costs as much as the rest of the call; of too
-//! many idle ones, the one that has been idle for longest is closed. A call that finds it idle attaches the session again: a
-//! stream of another client may have had the session meanwhile. A call that has waited closes it, as this node's doing: the
-//! session then has its whole ttl from the answer.
+//! It stays open for the next call if all calls were answered at once, since to open and close it costs as much as the rest of
+//! such a call; of too many idle ones, the one that has been idle for longest is closed. A call that finds it idle attaches the
+//! session again: a stream of another client may have had the session meanwhile. After a call that has waited, or whose caller
+//! has gone, it is closed with the last call, as one that this node closes: the session then has its whole ttl, and no answer to
+//! that call is to come.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::SessionId;
-use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_replica::{Event, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 use tokio::sync::oneshot;
@@ -47,29 +48,29 @@ pub(in crate::front) struct SharedStream {
     pub(super) id: StreamId,
     key: SharedStreamKey,
     pub(super) source: Source,
-    /// Of the call that has opened it.
-    caller: Caller,
-    _place: TakenPlace<Identity>,
     state: Mutex<SharedState>,
-}
-
-/// What becomes of a stream after its last call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum AfterCall {
-    /// It stays open for the next call.
-    Keep,
-    /// It is closed, and the session has its whole ttl from then on.
-    Close,
 }
 
 /// The answer to a call.
 pub(super) type CallAnswer = Result<v1::SessionCallResponse, Status>;
 
-#[derive(Default)]
+/// A call, by its session and its number. The session of a call that opens one is 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct CallId {
+    pub(super) session: u64,
+    pub(super) number: u64,
+}
+
 struct SharedState {
-    calls: BTreeMap<u64, AwaitingCall>,
-    /// The session, seq and call of each command whose answer a call waits for. Many calls may wait for the same one.
+    /// Of the call that has opened the stream, or was the first after it was idle.
+    caller: Caller,
+    /// Held while there are calls in progress.
+    place: Option<TakenPlace<Identity>>,
+    calls: BTreeMap<CallId, AwaitingCall>,
+    /// The session, seq and number of each call that waits for the answer to a command.
     by_command: BTreeSet<(u64, u64, u64)>,
+    /// The numbers of the calls that open a session and have no answer yet.
+    opening: BTreeSet<u64>,
     /// The number of the attaches since the stream was last idle. Later ones have higher numbers, also on other streams.
     attach: u64,
     /// The session that is attached to the stream.
@@ -78,8 +79,10 @@ struct SharedState {
     unconfirmed: BTreeMap<u64, v1::End>,
     /// Its number in [`SharedStreams::idle`], if it is there.
     idle: Option<u64>,
-    /// Why the stream has ended.
-    ended: Option<Status>,
+    /// It ends with the last call.
+    must_close: bool,
+    /// The replica has ended it, the session has moved to another stream, or the caller is refused: no call may join.
+    is_over: bool,
     /// This node has closed it.
     is_closed: bool,
 }
@@ -87,8 +90,6 @@ struct SharedState {
 /// A call that waits for its answer.
 pub(super) struct AwaitingCall {
     pub(super) caller: Caller,
-    /// 0 for a call that opens one.
-    pub(super) session: u64,
     pub(super) awaits: Awaits,
     /// Until when the answer that a request is queued does not suffice.
     pub(super) poll_until: Instant,
@@ -109,16 +110,6 @@ pub(super) enum Awaits {
         seq: u64,
         target: u64,
     },
-}
-
-impl Awaits {
-    /// The seq of the command whose answer is awaited.
-    fn command(self) -> Option<u64> {
-        match self {
-            Self::Opened | Self::KeptAlive => None,
-            Self::Answer(seq) | Self::End { seq, .. } => Some(seq),
-        }
-    }
 }
 
 /// Which session is attached to a stream, and the number for attaching it.
@@ -149,39 +140,60 @@ impl AwaitingCall {
 }
 
 impl SharedState {
-    fn is_open(&self) -> bool {
-        self.ended.is_none() && !self.is_closed
-    }
-
-    fn insert(&mut self, number: u64, call: AwaitingCall) {
-        if let Some(seq) = call.awaits.command() {
-            self.by_command.insert((call.session, seq, number));
+    fn new(caller: Caller, place: TakenPlace<Identity>, attach: u64) -> Self {
+        Self {
+            caller,
+            place: Some(place),
+            calls: BTreeMap::new(),
+            by_command: BTreeSet::new(),
+            opening: BTreeSet::new(),
+            attach,
+            attached: None,
+            unconfirmed: BTreeMap::new(),
+            idle: None,
+            must_close: false,
+            is_over: false,
+            is_closed: false,
         }
-        self.calls.insert(number, call);
     }
 
-    fn remove(&mut self, number: u64) -> Option<AwaitingCall> {
-        let call = self.calls.remove(&number)?;
-        if let Some(seq) = call.awaits.command() {
-            self.by_command.remove(&(call.session, seq, number));
+    fn insert(&mut self, id: CallId, call: AwaitingCall) {
+        match call.awaits {
+            Awaits::Opened => drop(self.opening.insert(id.number)),
+            Awaits::KeptAlive => {}
+            Awaits::Answer(seq) | Awaits::End { seq, .. } => {
+                self.by_command.insert((id.session, seq, id.number));
+            }
+        }
+        self.calls.insert(id, call);
+    }
+
+    fn remove(&mut self, id: CallId) -> Option<AwaitingCall> {
+        let call = self.calls.remove(&id)?;
+        match call.awaits {
+            Awaits::Opened => drop(self.opening.remove(&id.number)),
+            Awaits::KeptAlive => {}
+            Awaits::Answer(seq) | Awaits::End { seq, .. } => {
+                self.by_command.remove(&(id.session, seq, id.number));
+            }
         }
         Some(call)
     }
 
-    /// Gives the calls that `concerns` selects this answer.
-    fn end(&mut self, concerns: impl Fn(&AwaitingCall) -> bool, answer: &CallAnswer) {
-        let ended: Vec<u64> =
-            self.calls.iter().filter(|(_, call)| concerns(call)).map(|(number, _)| *number).collect();
-        for call in ended.into_iter().filter_map(|number| self.remove(number)) {
+    /// Gives all calls of a session this answer.
+    fn end(&mut self, session: u64, answer: &CallAnswer) {
+        let of_session = CallId { session, number: 0 }..=CallId { session, number: u64::MAX };
+        let ended: Vec<CallId> = self.calls.range(of_session).map(|(id, _)| *id).collect();
+        for call in ended.into_iter().filter_map(|id| self.remove(id)) {
             call.answer(answer.clone());
         }
     }
 
     /// Answers the call if it has all that it needs. Answered calls are taken out, so that a crowd of them does not get each
     /// other's items.
-    fn settle(&mut self, number: u64) {
-        if self.calls.get(&number).is_some_and(AwaitingCall::is_complete)
-            && let Some(mut call) = self.remove(number)
+    fn settle(&mut self, id: CallId) {
+        if self.calls.get(&id).is_some_and(AwaitingCall::is_complete)
+            && let Some(mut call) = self.remove(id)
         {
             let answer = self.response(std::mem::take(&mut call.progress));
             call.answer(Ok(answer));
@@ -201,13 +213,15 @@ impl SharedState {
         let session = item.session;
         match &item.what {
             Some(What::KeptAlive(it)) => {
-                let number = it.id;
-                if let Some(call) = self.calls.get_mut(&number) {
+                let of = |session| CallId { session, number: it.id };
+                // A call that opens the session does not know its id.
+                let id = if self.calls.contains_key(&of(session)) { of(session) } else { of(0) };
+                if let Some(call) = self.calls.get_mut(&id) {
                     call.progress.revoked = Some(it.revoked.clone());
                     if call.awaits == Awaits::KeptAlive {
                         call.progress.item = Some(item);
                     }
-                    self.settle(number);
+                    self.settle(id);
                 }
             }
             Some(What::Attached(it)) => {
@@ -220,8 +234,11 @@ impl SharedState {
             Some(What::Opened(_)) => return self.opened(&item),
             Some(What::SessionGone(_)) => {
                 let is_own = self.attached.is_none_or(|attached| attached == session);
-                let concerns = |call: &AwaitingCall| call.session == session || (call.session == 0 && is_own);
-                self.end(concerns, &only(item));
+                let gone = only(item);
+                self.end(session, &gone);
+                if is_own {
+                    self.end(0, &gone);
+                }
                 if self.attached == Some(session) {
                     // The secret may open another session on this stream, whose requests begin with 1 again.
                     self.attached = None;
@@ -229,7 +246,9 @@ impl SharedState {
                 }
             }
             Some(What::Refused(_)) if item.seq == 0 => {
-                self.end(|call| call.session == session, &only(item));
+                // An attached session is refused if another stream has it now. Only one with a higher number gets it back.
+                self.is_over |= self.attached == Some(session);
+                self.end(session, &only(item));
             }
             Some(What::Nodes(_) | What::StreamEnd(_)) | None => {}
             Some(what) => {
@@ -242,15 +261,15 @@ impl SharedState {
         Vec::new()
     }
 
-    /// The item may answer an earlier call with the same secret, and is no proof for this one: each asks for its own.
+    /// The item may answer an earlier call with the same secret, and is no proof for the others: each asks for its own.
     fn opened(&mut self, item: &v1::ServerItem) -> Vec<Request> {
         self.attached = Some(item.session);
         let mut keep_alives = Vec::new();
-        for (number, call) in self.calls.iter_mut().filter(|(_, call)| call.awaits == Awaits::Opened) {
-            if call.progress.item.is_none() {
-                keep_alives.push(Request::KeepAlive { session: SessionId(item.session), id: *number });
+        for number in std::mem::take(&mut self.opening) {
+            if let Some(call) = self.calls.get_mut(&CallId { session: 0, number }) {
+                call.progress.item = Some(item.clone());
+                keep_alives.push(Request::KeepAlive { session: SessionId(item.session), id: number });
             }
-            call.progress.item = Some(item.clone());
         }
         keep_alives
     }
@@ -258,12 +277,13 @@ impl SharedState {
     /// Hands an item on that answers a command.
     fn answered(&mut self, item: &v1::ServerItem) {
         let of_command = (item.session, item.seq, 0)..=(item.session, item.seq, u64::MAX);
-        let numbers: Vec<u64> = self.by_command.range(of_command).map(|&(_, _, number)| number).collect();
-        for number in numbers {
-            let Some(call) = self.calls.get_mut(&number) else { continue };
+        let id = |&(session, _, number): &(u64, u64, u64)| CallId { session, number };
+        let ids: Vec<CallId> = self.by_command.range(of_command).map(id).collect();
+        for id in ids {
+            let Some(call) = self.calls.get_mut(&id) else { continue };
             match (&item.what, call.awaits) {
                 (Some(What::Refused(_)), Awaits::Answer(_)) => {
-                    if let Some(call) = self.remove(number) {
+                    if let Some(call) = self.remove(id) {
                         call.answer(only(item.clone()));
                     }
                     continue;
@@ -276,7 +296,7 @@ impl SharedState {
                 _ => continue,
             }
             call.progress.item = Some(item.clone());
-            self.settle(number);
+            self.settle(id);
         }
     }
 }
@@ -291,8 +311,14 @@ impl SharedStream {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(in crate::front) fn caller(&self) -> &Caller {
-        &self.caller
+    pub(in crate::front) fn caller(&self) -> Caller {
+        self.lock().caller.clone()
+    }
+
+    /// Whether it is open only for a next call, and none will use it.
+    pub(in crate::front) fn is_unused(&self) -> bool {
+        let state = self.lock();
+        state.idle.is_some() && (state.attached.is_none() || state.is_over)
     }
 
     /// Hands the replica's items to the calls that they concern.
@@ -308,9 +334,10 @@ impl SharedStream {
     /// Ends the calls whose callers `refusal` refuses: the files may have changed since they began.
     pub(in crate::front) fn end_denied(&self, refusal: impl Fn(&Caller) -> Option<String>) {
         let mut state = self.lock();
-        let refused = state.calls.iter().filter_map(|(number, call)| Some((*number, refusal(&call.caller)?)));
-        for (number, text) in refused.collect::<Vec<_>>() {
-            if let Some(call) = state.remove(number) {
+        state.is_over |= refusal(&state.caller).is_some();
+        let refused = state.calls.iter().filter_map(|(id, call)| Some((*id, refusal(&call.caller)?)));
+        for (id, text) in refused.collect::<Vec<_>>() {
+            if let Some(call) = state.remove(id) {
                 call.answer(Err(Status::permission_denied(text)));
             }
         }
@@ -329,8 +356,12 @@ impl SharedStream {
                 Status::invalid_argument(end.text.clone())
             }
         };
-        state.ended = Some(status.clone());
-        state.end(|_| true, &Err(status));
+        state.is_over = true;
+        state.by_command.clear();
+        state.opening.clear();
+        for call in std::mem::take(&mut state.calls).into_values() {
+            call.answer(Err(status.clone()));
+        }
     }
 
     pub(super) fn attachment(&self) -> Attachment {
@@ -339,17 +370,17 @@ impl SharedStream {
     }
 
     /// Whether the call has no answer yet. The stream may be closed once no call is without one.
-    pub(super) fn awaits_answer(&self, number: u64) -> bool {
-        self.lock().calls.contains_key(&number)
+    pub(super) fn awaits_answer(&self, id: CallId) -> bool {
+        self.lock().calls.contains_key(&id)
     }
 
     /// The answer for a call whose poll is over: that its request is queued, if that is so.
-    pub(super) fn take_queued(&self, number: u64) -> Option<v1::SessionCallResponse> {
+    pub(super) fn take_queued(&self, id: CallId) -> Option<v1::SessionCallResponse> {
         let mut state = self.lock();
-        if !state.calls.get(&number)?.is_complete() {
+        if !state.calls.get(&id)?.is_complete() {
             return None;
         }
-        let call = state.remove(number)?;
+        let call = state.remove(id)?;
         Some(state.response(call.progress))
     }
 }
@@ -362,20 +393,28 @@ impl Front {
     pub(super) fn join_shared_stream(
         &self,
         key: SharedStreamKey,
-        number: u64,
+        id: CallId,
         call: AwaitingCall,
     ) -> Result<Arc<SharedStream>, Status> {
         let known = self.registry().shared_streams.by_key.get(&key).cloned();
-        let stream = match known.filter(|stream| stream.lock().is_open()) {
+        let may_join = |stream: &Arc<SharedStream>| {
+            let state = stream.lock();
+            !state.is_over && !state.is_closed
+        };
+        let stream = match known.filter(may_join) {
             Some(stream) => stream,
             None => self.open_shared_stream(&call.caller, key)?,
         };
         let mut state = stream.lock();
-        state.insert(number, call);
-        let idle = state.idle.take();
+        let idle = state.idle;
         if idle.is_some() {
+            state.place = Some(self.stream_place(&call.caller)?);
+            state.caller = call.caller.clone();
+            state.idle = None;
             (state.attach, state.attached) = (self.next_id(), None);
+            state.unconfirmed.clear();
         }
+        state.insert(id, call);
         drop(state);
         if let Some(idle) = idle {
             self.registry().shared_streams.idle.remove(&idle);
@@ -390,25 +429,25 @@ impl Front {
             id,
             key: key.clone(),
             source: Source { caller: caller.identity.clone(), lane: id.0 },
-            caller: caller.clone(),
-            _place: place,
-            state: Mutex::new(SharedState { attach: id.0, ..SharedState::default() }),
+            state: Mutex::new(SharedState::new(caller.clone(), place, id.0)),
         });
         self.registry().shared_streams.by_key.insert(key, stream.clone());
         self.register_stream(id, &stream.source, OpenStream::Shared(stream.clone()));
         Ok(stream)
     }
 
-    /// To be called when a call is over, with or without an answer.
-    pub(super) fn leave_shared_stream(&self, stream: &Arc<SharedStream>, number: u64, after: AfterCall) {
+    /// To be called when a call is over. `is_answered`: at once, and no other answer to it will come.
+    pub(super) fn leave_shared_stream(&self, stream: &Arc<SharedStream>, id: CallId, is_answered: bool) {
         let mut state = stream.lock();
-        state.remove(number);
-        if !state.calls.is_empty() || state.idle.is_some() {
+        state.remove(id);
+        state.must_close |= !is_answered;
+        if !state.calls.is_empty() || (state.idle.is_some() && !state.must_close) {
             return;
         }
-        if after == AfterCall::Close || state.attached.is_none() || !state.is_open() {
+        state.place = None;
+        if state.must_close || state.attached.is_none() || state.is_over {
             drop(state);
-            return self.close_shared_stream(stream);
+            return self.close_shared_stream(stream, StreamCloseCause::Service);
         }
         let idle = self.next_id();
         state.idle = Some(idle);
@@ -419,18 +458,18 @@ impl Front {
         let longest = if streams.len() > IDLE_MAX { streams.pop_first() } else { None };
         drop(registry);
         if let Some((_, longest)) = longest {
-            self.close_shared_stream(&longest);
+            self.close_shared_stream(&longest, StreamCloseCause::Idle);
         }
     }
 
-    /// To be called when the replica has ended the stream: if no call is in progress, nothing else closes it.
-    pub(in crate::front) fn shared_stream_ended(&self, stream: &SharedStream) {
-        if stream.lock().idle.is_some() {
-            self.close_shared_stream(stream);
+    /// Closes a stream that [is unused](SharedStream::is_unused).
+    pub(in crate::front) fn close_unused(&self, stream: &SharedStream) {
+        if stream.is_unused() {
+            self.close_shared_stream(stream, StreamCloseCause::Idle);
         }
     }
 
-    fn close_shared_stream(&self, stream: &SharedStream) {
+    fn close_shared_stream(&self, stream: &SharedStream, cause: StreamCloseCause) {
         let mut state = stream.lock();
         if std::mem::replace(&mut state.is_closed, true) {
             return;
@@ -446,7 +485,7 @@ impl Front {
             streams.by_key.remove(&stream.key);
         }
         drop(registry);
-        self.push_from(&stream.source, Event::StreamClosed { stream: stream.id, by_client: false });
+        self.push_from(&stream.source, Event::StreamClosed { stream: stream.id, cause });
         self.forget_stream(stream.id);
     }
 }
@@ -454,25 +493,25 @@ impl Front {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::places::Places;
 
     #[test]
     fn each_of_a_crowd_that_asks_for_the_same_request_gets_one_answer() {
         const CROWD: u64 = 100_000;
-        let mut state = SharedState::default();
         let identity = Identity::ANONYMOUS;
         let caller = Caller { identity, token: None, address: "".into(), is_checked: false };
+        let mut state = SharedState::new(caller.clone(), Places::new(1).take(None).unwrap(), 1);
         let mut answers = Vec::new();
         for number in 1..=CROWD {
             let (sender, answer) = oneshot::channel();
             let call = AwaitingCall {
                 caller: caller.clone(),
-                session: 1,
                 awaits: Awaits::Answer(7),
                 poll_until: Instant::now(),
                 progress: CallProgress::default(),
                 sender,
             };
-            state.insert(number, call);
+            state.insert(CallId { session: 1, number }, call);
             answers.push(answer);
         }
         let item = |seq, what| v1::ServerItem { session: 1, seq, what: Some(what) };

@@ -64,7 +64,7 @@ async fn connection_with_calls_behind_one_that_waits_is_closed_before_a_barrier_
     assert!(is_keep_alive(&rig.events(2).await[1]));
     drain(&rig, 1);
     let events = rig.events(4).await;
-    let is_closed = matches!(events[2], Event::StreamClosed { by_client: false, .. });
+    let is_closed = matches!(events[2], Event::StreamClosed { cause: StreamCloseCause::Service, .. });
     assert!(is_closed && matches!(events[3], Event::Drained(1)), "{events:?}");
     let ended = tokio::task::spawn_blocking(move || pipelined.read(&mut [0; 1]));
     assert!(ended.await.unwrap().is_ok_and(|read| read == 0), "it is closed");

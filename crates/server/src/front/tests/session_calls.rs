@@ -155,7 +155,7 @@ async fn short_calls_one_after_the_other_share_a_stream_until_the_replica_ends_i
     rig.outbox.put(&mut vec![Output::EndStream(stream, v1::StreamEnd::default())], ReplicaStatus::Ready);
     let closed = &rig.events(4).await[3];
     assert!(
-        matches!(closed, Event::StreamClosed { stream: of, by_client: false } if *of == stream),
+        matches!(closed, Event::StreamClosed { stream: of, cause: StreamCloseCause::Idle } if *of == stream),
         "{closed:?}"
     );
     client.write_all(&call(5)).unwrap();
@@ -184,7 +184,7 @@ async fn stream_of_a_call_that_has_waited_is_closed() {
     let stream = answer(&mut rig, 1, vec![v1::ServerItem { session: 1, seq: 1, what }]).await;
     let closed = &rig.events(3).await[2];
     assert!(
-        matches!(closed, Event::StreamClosed { stream: of, by_client: false } if *of == stream),
+        matches!(closed, Event::StreamClosed { stream: of, cause: StreamCloseCause::Service } if *of == stream),
         "{closed:?}"
     );
 }
@@ -203,5 +203,42 @@ async fn of_too_many_streams_without_a_call_the_one_that_waits_longest_is_closed
         let _ = client.read(&mut [0; 4096]);
     }
     let closed = &rig.events(2 * IDLE_MAX + 3).await[2 * IDLE_MAX + 2];
-    assert!(matches!(closed, Event::StreamClosed { stream, .. } if *stream == streams[0]), "{closed:?}");
+    assert!(
+        matches!(closed, Event::StreamClosed { stream, cause: StreamCloseCause::Idle } if *stream == streams[0]),
+        "{closed:?}"
+    );
+}
+
+/// Its session has expired: no call will use it.
+#[tokio::test]
+async fn idle_stream_of_a_session_that_is_gone_is_closed() {
+    let mut rig = Rig::start().await;
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    client.write_all(&call(1)).unwrap();
+    let stream = answer(&mut rig, 1, Vec::new()).await;
+    let what = Some(v1::server_item::What::SessionGone(v1::SessionGone {}));
+    let gone = v1::ServerItem { session: 1, seq: 0, what };
+    rig.outbox.put(&mut vec![Output::Items(stream, vec![gone])], ReplicaStatus::Ready);
+    let closed = &rig.events(3).await[2];
+    assert!(
+        matches!(closed, Event::StreamClosed { stream: of, cause: StreamCloseCause::Idle } if *of == stream),
+        "{closed:?}"
+    );
+}
+
+/// Its answer is still to come, and would be taken for one to a later call.
+#[tokio::test]
+async fn stream_of_a_call_whose_caller_has_gone_is_closed() {
+    let mut rig = Rig::start().await;
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    client.write_all(&call(1)).unwrap();
+    let Event::Frame(stream, _) = rig.events(2).await[1] else { panic!("{:?}", rig.seen) };
+    drop(client);
+    let closed = &rig.events(3).await[2];
+    assert!(
+        matches!(closed, Event::StreamClosed { stream: of, cause: StreamCloseCause::Service } if *of == stream),
+        "{closed:?}"
+    );
 }

@@ -19,6 +19,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::{DEADLINE, Event, Frames, Rig, is_keep_alive, local};
 use crate::tls::{NodeName, NodeTls, TlsFiles};
+use lockkeeper_replica::StreamCloseCause;
 
 /// The TLS of node 1, and of a client.
 struct Certificates {
@@ -150,7 +151,7 @@ async fn ended_by(end: impl AsyncFnOnce(&mut TlsClient)) -> bool {
         assert!(is_keep_alive(&rig.events(2).await[1], 7));
         end(&mut client).await;
         match rig.events(3).await[2] {
-            Event::StreamClosed { by_client, .. } => by_client,
+            Event::StreamClosed { cause, .. } => cause == StreamCloseCause::Client,
             ref other => panic!("the stream was to end: {other:?}"),
         }
     })
