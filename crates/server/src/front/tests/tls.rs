@@ -5,6 +5,7 @@ use std::net::Shutdown;
 use std::path::Path;
 use std::sync::Arc;
 
+use lockkeeper_replica::StreamCloseCause;
 use lockkeeper_rig::Authority;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
@@ -19,7 +20,6 @@ use tokio_rustls::client::TlsStream;
 
 use super::{DEADLINE, Event, Frames, Rig, is_keep_alive, local};
 use crate::tls::{NodeName, NodeTls, TlsFiles};
-use lockkeeper_replica::StreamCloseCause;
 
 /// The TLS of node 1, and of a client.
 struct Certificates {
