@@ -23,7 +23,9 @@ use super::caller::Caller;
 use super::connection::Starting;
 #[cfg(test)]
 pub(super) use shared_stream::IDLE_MAX;
-use shared_stream::{Attachment, AwaitingCall, Awaits, CallAnswer, CallId, CallProgress, SharedStreamKey};
+use shared_stream::{
+    Attachment, AwaitingCall, Awaits, CallAnswer, CallId, CallProgress, SharedStreamKey, is_queued,
+};
 pub(super) use shared_stream::{SharedStream, SharedStreams};
 
 /// The path of the call.
@@ -195,7 +197,6 @@ impl CallInProgress<'_> {
     /// Waits for the answer: for a queued request until the poll is over.
     async fn answer(&mut self) -> CallAnswer {
         let answer = self.wait().await;
-        let is_queued = |item: &v1::ServerItem| matches!(item.what, Some(What::Queued(_)));
         let is_last = answer.as_ref().is_ok_and(|answer| !answer.item.as_ref().is_some_and(is_queued));
         self.is_answered = is_last && self.begun.elapsed() < SHORT_CALL;
         answer

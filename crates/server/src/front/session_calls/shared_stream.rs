@@ -130,7 +130,7 @@ pub(super) struct CallProgress {
 impl AwaitingCall {
     fn is_complete(&self) -> bool {
         let CallProgress { item: Some(item), revoked: Some(_) } = &self.progress else { return false };
-        !matches!(item.what, Some(What::Queued(_))) || Instant::now() >= self.poll_until
+        !is_queued(item) || Instant::now() >= self.poll_until
     }
 
     fn answer(self, answer: CallAnswer) {
@@ -301,6 +301,11 @@ impl SharedState {
     }
 }
 
+/// Whether it answers that a request waits on: a later item says how that ends.
+pub(super) fn is_queued(item: &v1::ServerItem) -> bool {
+    matches!(item.what, Some(What::Queued(_)))
+}
+
 /// The answer for which no proof is needed.
 fn only(item: v1::ServerItem) -> CallAnswer {
     Ok(v1::SessionCallResponse { item: Some(item), ..Default::default() })
@@ -464,9 +469,7 @@ impl Front {
 
     /// Closes a stream that [is unused](SharedStream::is_unused).
     pub(in crate::front) fn close_unused(&self, stream: &SharedStream) {
-        if stream.is_unused() {
-            self.close_shared_stream(stream, StreamCloseCause::Idle);
-        }
+        self.close_shared_stream(stream, StreamCloseCause::Idle);
     }
 
     fn close_shared_stream(&self, stream: &SharedStream, cause: StreamCloseCause) {

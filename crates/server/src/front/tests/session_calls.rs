@@ -135,11 +135,23 @@ async fn call_that_is_answered_already_hands_nothing_on() {
     assert!(!rig.seen.iter().any(is_handed_on));
 }
 
+/// A node that leads, and a connection to it.
+async fn leading() -> (Rig, std::net::TcpStream) {
+    let rig = Rig::start().await;
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let client = std::net::TcpStream::connect(rig.address).unwrap();
+    (rig, client)
+}
+
+fn assert_closed(event: &Event, stream: StreamId, cause: StreamCloseCause) {
+    let is_closed =
+        matches!(event, Event::StreamClosed { stream: of, cause: why } if *of == stream && *why == cause);
+    assert!(is_closed, "{event:?}");
+}
+
 #[tokio::test]
 async fn short_calls_one_after_the_other_share_a_stream_until_the_replica_ends_it() {
-    let mut rig = Rig::start().await;
-    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
-    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    let (mut rig, mut client) = leading().await;
     client.write_all(&call(1)).unwrap();
     let stream = answer(&mut rig, 1, Vec::new()).await;
     assert!(is_keep_alive(&rig.seen[1]));
@@ -153,11 +165,7 @@ async fn short_calls_one_after_the_other_share_a_stream_until_the_replica_ends_i
     );
 
     rig.outbox.put(&mut vec![Output::EndStream(stream, v1::StreamEnd::default())], ReplicaStatus::Ready);
-    let closed = &rig.events(4).await[3];
-    assert!(
-        matches!(closed, Event::StreamClosed { stream: of, cause: StreamCloseCause::Idle } if *of == stream),
-        "{closed:?}"
-    );
+    assert_closed(&rig.events(4).await[3], stream, StreamCloseCause::Idle);
     client.write_all(&call(5)).unwrap();
     let events = &rig.events(6).await[4..];
     assert!(matches!(events[0], Event::StreamOpened { stream: of, .. } if of != stream), "{events:?}");
@@ -167,9 +175,7 @@ async fn short_calls_one_after_the_other_share_a_stream_until_the_replica_ends_i
 /// Else a session would have less than its ttl left when its client gets the answer.
 #[tokio::test]
 async fn stream_of_a_call_that_has_waited_is_closed() {
-    let mut rig = Rig::start().await;
-    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
-    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    let (mut rig, mut client) = leading().await;
     let acquire = v1::Acquire {
         seq: 1,
         names: vec!["a".to_owned()],
@@ -182,18 +188,12 @@ async fn stream_of_a_call_that_has_waited_is_closed() {
     let queued = v1::Queued { position: 1, ..v1::Queued::default() };
     let what = Some(v1::server_item::What::Queued(queued));
     let stream = answer(&mut rig, 1, vec![v1::ServerItem { session: 1, seq: 1, what }]).await;
-    let closed = &rig.events(3).await[2];
-    assert!(
-        matches!(closed, Event::StreamClosed { stream: of, cause: StreamCloseCause::Service } if *of == stream),
-        "{closed:?}"
-    );
+    assert_closed(&rig.events(3).await[2], stream, StreamCloseCause::Service);
 }
 
 #[tokio::test]
 async fn of_too_many_streams_without_a_call_the_one_that_waits_longest_is_closed() {
-    let mut rig = Rig::start().await;
-    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
-    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    let (mut rig, mut client) = leading().await;
     client.set_nonblocking(true).unwrap();
     let mut streams = Vec::new();
     for number in 0..=IDLE_MAX {
@@ -202,43 +202,27 @@ async fn of_too_many_streams_without_a_call_the_one_that_waits_longest_is_closed
         streams.push(answer(&mut rig, 2 * number + 1, Vec::new()).await);
         let _ = client.read(&mut [0; 4096]);
     }
-    let closed = &rig.events(2 * IDLE_MAX + 3).await[2 * IDLE_MAX + 2];
-    assert!(
-        matches!(closed, Event::StreamClosed { stream, cause: StreamCloseCause::Idle } if *stream == streams[0]),
-        "{closed:?}"
-    );
+    assert_closed(&rig.events(2 * IDLE_MAX + 3).await[2 * IDLE_MAX + 2], streams[0], StreamCloseCause::Idle);
 }
 
 /// Its session has expired: no call will use it.
 #[tokio::test]
 async fn idle_stream_of_a_session_that_is_gone_is_closed() {
-    let mut rig = Rig::start().await;
-    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
-    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    let (mut rig, mut client) = leading().await;
     client.write_all(&call(1)).unwrap();
     let stream = answer(&mut rig, 1, Vec::new()).await;
     let what = Some(v1::server_item::What::SessionGone(v1::SessionGone {}));
     let gone = v1::ServerItem { session: 1, seq: 0, what };
     rig.outbox.put(&mut vec![Output::Items(stream, vec![gone])], ReplicaStatus::Ready);
-    let closed = &rig.events(3).await[2];
-    assert!(
-        matches!(closed, Event::StreamClosed { stream: of, cause: StreamCloseCause::Idle } if *of == stream),
-        "{closed:?}"
-    );
+    assert_closed(&rig.events(3).await[2], stream, StreamCloseCause::Idle);
 }
 
 /// Its answer is still to come, and would be taken for one to a later call.
 #[tokio::test]
 async fn stream_of_a_call_whose_caller_has_gone_is_closed() {
-    let mut rig = Rig::start().await;
-    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
-    let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+    let (mut rig, mut client) = leading().await;
     client.write_all(&call(1)).unwrap();
     let Event::Frame(stream, _) = rig.events(2).await[1] else { panic!("{:?}", rig.seen) };
     drop(client);
-    let closed = &rig.events(3).await[2];
-    assert!(
-        matches!(closed, Event::StreamClosed { stream: of, cause: StreamCloseCause::Service } if *of == stream),
-        "{closed:?}"
-    );
+    assert_closed(&rig.events(3).await[2], stream, StreamCloseCause::Service);
 }
