@@ -174,6 +174,17 @@ async fn short_calls_one_after_the_other_share_a_stream_until_the_replica_ends_i
 
 /// Else a session would have less than its ttl left when its client gets the answer.
 #[tokio::test]
+async fn stream_of_a_call_whose_answer_came_late_is_closed() {
+    let (mut rig, mut client) = leading().await;
+    client.write_all(&call(1)).unwrap();
+    rig.events(2).await;
+    tokio::time::sleep(SHORT_CALL).await;
+    let stream = answer(&mut rig, 1, Vec::new()).await;
+    assert_closed(&rig.events(3).await[2], stream, StreamCloseCause::Service);
+}
+
+/// Its request stays in the queue, and the answer to it may come at any time.
+#[tokio::test]
 async fn stream_of_a_call_that_has_waited_is_closed() {
     let (mut rig, mut client) = leading().await;
     let acquire = v1::Acquire {
