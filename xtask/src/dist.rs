@@ -1,6 +1,7 @@
 //! `cargo xtask dist`: what is installed on a machine, as an archive and as a Debian package.
 //!
-//! Both contain the same tree below their prefix: the program, its man pages and completions, and the systemd unit. The
+//! Both contain the same tree below their prefix: the programs with all their features, man pages and completions, and the
+//! systemd unit. The
 //! Debian package is made by dpkg-deb alone, which every Debian has: cargo-deb would take minutes to build on each
 //! machine that runs the tests.
 
@@ -18,13 +19,17 @@ use crate::process::{cargo, output, run};
 /// What to pack, and where to put it.
 #[derive(Args)]
 pub(crate) struct Dist {
-    /// Pack this program, instead of building one for release
-    #[arg(long, value_name = "FILE")]
-    binary: Option<PathBuf>,
+    /// Pack the programs in this directory, instead of building them
+    #[arg(long, value_name = "DIR")]
+    programs: Option<PathBuf>,
     /// The directory for the files; created if it doesn't exist
     #[arg(long, value_name = "DIR", default_value = "target/dist")]
     out: PathBuf,
 }
+
+/// The programs, and the features that they are built with.
+const PROGRAMS: [&str; 2] = ["lockkeeper", "lockkeeper-lab"];
+const FEATURES: &str = "lockkeeper-cli/all";
 
 /// The files of the tree that are copied as they are, by their place below the prefix.
 const COPIED: [(&str, &str); 6] = [
@@ -55,24 +60,26 @@ pub(crate) fn make(choice: &Dist) -> TaskResult {
         .find(|package| package.name.as_str() == "lockkeeper-cli")
         .map(|package| package.version.to_string())
         .ok_or_else(|| "the workspace has no package lockkeeper-cli".to_owned())?;
-    let binary = match &choice.binary {
-        Some(binary) => binary.clone(),
+    let programs = match &choice.programs {
+        Some(programs) => programs.clone(),
         None => {
-            run(cargo().args(["build", "--release", "--locked", "--package", "lockkeeper-cli"]))?;
-            metadata.target_directory.join("release/lockkeeper").into()
+            let mut cargo = cargo();
+            cargo.args(["build", "--profile", "dist", "--locked", "--features", FEATURES]);
+            run(cargo.args(["--package", "lockkeeper-cli", "--package", "lockkeeper-lab", "--bins"]))?;
+            metadata.target_directory.join("dist").into()
         }
     };
     fs::create_dir_all(&choice.out).map_err(|error| format!("{}: {error}", choice.out.display()))?;
     let name = format!("lockkeeper-{version}-{ARCH}-{OS}");
-    let made = [archive(&binary, &choice.out, &name)?, package(&binary, &choice.out, &version)?];
+    let made = [archive(&programs, &choice.out, &name)?, package(&programs, &choice.out, &version)?];
     println!("{}\n{}", made[0].display(), made[1].display());
     Ok(())
 }
 
 /// A gzipped tar archive whose one folder can be copied to `/usr/local`.
-fn archive(binary: &Path, out: &Path, name: &str) -> TaskResult<PathBuf> {
+fn archive(programs: &Path, out: &Path, name: &str) -> TaskResult<PathBuf> {
     let root = fresh(&out.join("archive"))?;
-    fill(&root.join(name), binary)?;
+    fill(&root.join(name), programs)?;
     let file = out.join(format!("{name}.tar.gz"));
     run(Command::new("tar")
         .args(["--create", "--gzip", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"])
@@ -84,9 +91,9 @@ fn archive(binary: &Path, out: &Path, name: &str) -> TaskResult<PathBuf> {
     Ok(file)
 }
 
-fn package(binary: &Path, out: &Path, version: &str) -> TaskResult<PathBuf> {
+fn package(programs: &Path, out: &Path, version: &str) -> TaskResult<PathBuf> {
     let root = fresh(&out.join("debian"))?;
-    fill(&root.join("usr"), binary)?;
+    fill(&root.join("usr"), programs)?;
     let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
     // `glibc 2.36`: symbols of the library that this machine has may be in the program.
     let libc = output(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
@@ -97,7 +104,7 @@ fn package(binary: &Path, out: &Path, version: &str) -> TaskResult<PathBuf> {
          Homepage: https://github.com/lockkeeper/lockkeeper\n\
          Description: distributed locks that keep their promise even when a holder stalls\n \
          The command `lockkeeper`, which runs a job under a lock of Redis, PostgreSQL, a directory or its own service,\n \
-         and that service. The unit lockkeeper.service is neither enabled nor started by the installation.\n"
+         and that service; `lockkeeper-lab`, which plays mistakes with locks on real servers. The unit lockkeeper.service is neither enabled nor started by the installation.\n"
     );
     write(&root.join("DEBIAN/control"), control.as_bytes(), false)?;
     for script in ["postinst", "postrm"] {
@@ -109,10 +116,13 @@ fn package(binary: &Path, out: &Path, version: &str) -> TaskResult<PathBuf> {
 }
 
 /// Fills the tree below a prefix.
-fn fill(prefix: &Path, binary: &Path) -> TaskResult {
+fn fill(prefix: &Path, programs: &Path) -> TaskResult {
+    for name in PROGRAMS {
+        let program = programs.join(name);
+        let contents = fs::read(&program).map_err(|error| format!("{}: {error}", program.display()))?;
+        write(&prefix.join("bin").join(name), &contents, true)?;
+    }
     let program = prefix.join("bin/lockkeeper");
-    let contents = fs::read(binary).map_err(|error| format!("{}: {error}", binary.display()))?;
-    write(&program, &contents, true)?;
     for (from, to) in COPIED {
         let contents = fs::read(from).map_err(|error| format!("{from}: {error}"))?;
         write(&prefix.join(to), &contents, false)?;

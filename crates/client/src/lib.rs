@@ -92,8 +92,15 @@ mod io;
 mod kind;
 mod lock;
 mod locks;
-#[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
+#[cfg(not(feature = "machine"))]
+#[allow(dead_code, unreachable_pub, missing_docs, reason = "public with the feature `machine` only")]
 mod machine;
+#[cfg(feature = "machine")]
+#[allow(
+    missing_docs,
+    reason = "the fields of calls and answers are explained where the machine handles them"
+)]
+pub mod machine;
 mod observe;
 pub mod once;
 mod recipes;

@@ -1,6 +1,6 @@
 //! The lock service of a play: our own, or Redlock.
 
-use lockkeeper::simulation::{CallId, CallKind, Event};
+use lockkeeper::machine::{CallId, CallKind, Event};
 use lockkeeper_core::{ModeKind, Token};
 
 use crate::redlock::Redlock;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use lockkeeper::simulation::{AcquireLimits, Event, Key, Machine, Spec};
+use lockkeeper::machine::{AcquireLimits, Event, Key, Machine, Spec};
 use lockkeeper::{BootInstant, LossCause};
 use lockkeeper_core::{ModeKind, Token};
 use lockkeeper_fence::Section;

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use lockkeeper::LossCause;
-use lockkeeper::simulation::{Answer, CallId, CallKind, Event, Granted, Push};
+use lockkeeper::machine::{Answer, CallId, CallKind, Event, Granted, Push};
 use lockkeeper_core::{End, Seq};
 
 use crate::locks::{Client, CountedHold, Sent};

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use lockkeeper::LossCause;
-use lockkeeper::simulation::{Answer, CallId, CallKind, Event, Granted, Push};
+use lockkeeper::machine::{Answer, CallId, CallKind, Event, Granted, Push};
 use lockkeeper_core::{
     Acquire, Command, Effect, Effects, HoldState, IfBusy, LockName, Mode, ModeKind, OpenSession, Page, Reply,
     Seq, SessionId, Table, Token,

@@ -7,8 +7,6 @@ mod config;
 mod explain;
 mod fence;
 mod gate;
-#[cfg(feature = "pitfalls")]
-mod pitfalls;
 mod run;
 mod service;
 mod suggest;
@@ -37,8 +35,6 @@ pub use cluster::{ClusterAdd, ClusterCommand, ClusterRemove, ClusterStatus, Clus
 pub use explain::{Explain, ExplainSettings};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget, FenceWrite};
 pub use gate::Gate;
-#[cfg(feature = "pitfalls")]
-pub use pitfalls::Pitfalls;
 pub use run::{CommandArgs, Elect, JobArgs, LeaderArgs, PartitionsArgs, Run};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
 pub use tls::{TlsCommand, TlsInit, TlsIssue, TlsRenew, TlsShow};
@@ -118,8 +114,12 @@ pub enum Command {
     /// Play what goes wrong with locks, step by step, and what a fence changes
     Explain(Explain),
     /// Show the classic mistakes with locks: programs that fail on real servers, each beside the right way
-    #[cfg(feature = "pitfalls")]
-    Pitfalls(Pitfalls),
+    #[command(disable_help_flag = true)]
+    Pitfalls {
+        /// For `lockkeeper-lab pitfalls`, which this starts; `--help` shows its help
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+        args: Vec<OsString>,
+    },
     /// List locks in use
     #[command(after_help = "Example:\n  lockkeeper ls orders --json")]
     Ls(Ls),

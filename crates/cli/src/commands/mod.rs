@@ -14,7 +14,6 @@ mod gate;
 mod inspect;
 mod nodes;
 mod operate;
-#[cfg(feature = "pitfalls")]
 mod pitfalls;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -55,8 +54,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Gate(args) => block_on_all_cores(gate::gate(args)),
         Command::Advise(args) => advise::advise(&args),
         Command::Explain(args) => explain::explain(&args),
-        #[cfg(feature = "pitfalls")]
-        Command::Pitfalls(args) => pitfalls::pitfalls(&args),
+        Command::Pitfalls { args } => Err(pitfalls::pitfalls(&args)),
         Command::Ls(args) => block_on(patiently(inspect::ls(args))),
         Command::Show(args) => block_on(patiently(inspect::show(args))),
         Command::Watch(args) => block_on(watch::watch(args)),

@@ -1,7 +1,6 @@
 //! `fence`: the command for shell scripts.
 
 use lockkeeper_cli::exit;
-use lockkeeper_rig::{Postgres, Redis};
 use serde_json::{Value, json};
 
 use crate::support::{CommandExt, Place};
@@ -93,45 +92,4 @@ fn invalid_reset_is_refused() {
     std::fs::write(place.path("stock.fence.lock"), "1").unwrap();
     place.ran("fence reset stock --to 5 --yes").is_one_line(exit::IO, &["stock.fence", "damaged"]);
     assert_eq!(std::fs::read(place.path("stock.fence")).unwrap(), b"damaged", "not written over");
-}
-
-#[test]
-fn marks_in_redis_are_shown_and_reset_by_resource() {
-    let redis = Redis::start();
-    let place = Place::new();
-    let url = redis.url();
-    assert_eq!(place.ran(&format!("fence show {url} orders/42")).out, "any none, writer none\n");
-    redis.cli(&["HSET", "{orders/42}:lockkeeper:fence", "any", "900", "writer", "900", "any:3", "901"]);
-    let shown = place.ran(&format!("fence show {url} orders/42")).out;
-    assert_eq!(shown, "any 900, writer 900\nslot 3: any 901, writer none\n");
-    place.ran(&format!("fence show {url}")).is_one_line(exit::USAGE, &[&url, "resource's name"]);
-    let unsure = place.ran(&format!("fence reset {url} orders/42 --to 17"));
-    unsure.is_one_line(exit::USAGE, &["orders/42", "to 17", "any 900", "--yes"]);
-    let done = place.ran(&format!("fence reset {url} orders/42 --to 17 --yes"));
-    assert!(done.out.ends_with("after:  any 17, writer 17\n"), "{done:?}");
-    // While the marks are damaged, the fence refuses everything; a reset replaces them.
-    redis.cli(&["HSET", "{orders/42}:lockkeeper:fence", "any", "x"]);
-    place.ran(&format!("fence show {url} orders/42")).is_one_line(exit::IO, &["orders/42"]);
-    let mended = place.ran(&format!("fence reset {url} orders/42 --to 18 --yes --json"));
-    let json: Value = serde_json::from_str(&mended.out).unwrap();
-    assert_eq!((&json["before"], &json["after"]["any"]), (&Value::Null, &18.into()), "{mended:?}");
-    place.ran("fence show redis://127.0.0.1:1 x").is_one_line(exit::UNAVAILABLE, &["127.0.0.1:1"]);
-    place.ran("fence show etcd://host x").is_one_line(exit::USAGE, &["etcd://host", "a file's path"]);
-}
-
-#[test]
-fn marks_in_postgres_are_shown_and_reset_by_resource() {
-    let server = Postgres::start();
-    let place = Place::new();
-    let url = server.url();
-    let show = format!("fence show {url} stock");
-    place.ran(&show).is_one_line(exit::USAGE, &["lockkeeper_fence", "SCHEMA_SQL"]);
-    server.psql(lockkeeper_fence::postgres::SCHEMA_SQL);
-    assert_eq!(place.ran(&show).out, "any none, writer none\n");
-    server.psql("SELECT lockkeeper_fence.enter('stock', 'exclusive', NULL, 900)");
-    assert_eq!(place.ran(&show).out, "any 900, writer 900\n");
-    let unsure = place.ran(&format!("fence reset {url} stock --to 17"));
-    unsure.is_one_line(exit::USAGE, &["stock", "to 17", "any 900", "--yes"]);
-    let done = place.ran(&format!("fence reset {url} stock --to 17 --yes"));
-    assert_eq!(done.out, "before: any 900, writer 900\nafter:  any 17, writer 17\n", "{done:?}");
 }

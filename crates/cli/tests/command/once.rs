@@ -1,37 +1,12 @@
 //! `run --once-key`.
 
+mod scenario;
+
 use lockkeeper_cli::exit;
-use lockkeeper_rig::{Postgres, Redis};
 
-use crate::support::{CommandExt, Ended, Place, json_file};
+use scenario::{job, once, times_done};
 
-/// Appends a line to `done` and ends with `code`.
-fn job(place: &Place, options: &[&str], code: u8) -> Ended {
-    let script = format!("echo done >> done; exit {code}");
-    place.lockkeeper([&["run"], options, &["jobs", "--", "sh", "-c", &script]].concat()).ended()
-}
-
-fn times_done(place: &Place) -> usize {
-    std::fs::read_to_string(place.path("done")).unwrap_or_default().lines().count()
-}
-
-/// Runs a failing command, the same one with success, and then once more, with records at `records`.
-fn once(place: &Place, records: &[&str]) {
-    let options = [&["--once-key", "2026-11 %/'"], records].concat();
-    assert_eq!(job(place, &options, 3).code, 3, "a failure is no outcome");
-    let first = job(place, &options, 0);
-    assert_eq!((first.code, first.err.as_str()), (0, ""), "{first:?}");
-    let again = job(place, &[&options[..], &["--status-file", "status"]].concat(), 0);
-    again.is_one_line(exit::OK, &["not run", "done at 20", ": sh"]);
-    let status = json_file(&place.path("status"));
-    assert_eq!(
-        (&status["outcome"], &status["exit_code"]),
-        (&"already-done".into(), &serde_json::Value::Null)
-    );
-    assert_eq!(times_done(place), 2);
-    assert_eq!(job(place, &[&["--once-key", "another"], records].concat(), 0).code, 0);
-    assert_eq!(times_done(place), 3);
-}
+use crate::support::{CommandExt, Place};
 
 #[test]
 fn command_is_run_once_per_key_with_records_beside_the_locks() {
@@ -42,12 +17,6 @@ fn command_is_run_once_per_key_with_records_beside_the_locks() {
 fn records_may_be_elsewhere() {
     let (place, _node) = Place::new().served();
     once(&place, &["--records", &format!("file://{}", place.path("records").display())]);
-    let server = Postgres::start();
-    let (place, _node) = Place::new().served();
-    once(&place, &["--records", &server.url()]);
-    let server = Redis::start();
-    let (place, _node) = Place::new().served();
-    once(&place, &["--records", &server.url()]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One session of a client as a pure state machine: lease deadline, calls to the backend, results for callers.
 //!
-//! `handle(now, event)` in, [`Output`]s out; no clock, no I/O, no randomness. Production and tests run the same code.
+//! `handle(now, event)` in, [`Output`]s out; no clock, no I/O, no randomness. Production and tests run the same code. With
+//! the feature `machine` it is public, for programs that play it or check it; its types may change in every release.
 //! Responsible for: the session's lease deadline (P5), renewal and its retries, numbering and retries of commands (P7),
 //! loss, `max_hold`, revocation, wait limits, and giving up without leaving an orphan (P12).
 

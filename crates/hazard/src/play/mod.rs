@@ -8,7 +8,7 @@ mod words;
 
 use std::collections::BTreeMap;
 
-use lockkeeper::simulation::{CallId, CallKind, Event, NotAcquired, Output};
+use lockkeeper::machine::{CallId, CallKind, Event, NotAcquired, Output};
 use lockkeeper_core::ModeKind;
 use lockkeeper_fence::Section;
 

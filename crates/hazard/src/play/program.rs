@@ -1,6 +1,6 @@
 //! The program that uses the lock, and the resource that it works on: acquire, read, work, check, write, release.
 
-use lockkeeper::simulation::Event;
+use lockkeeper::machine::Event;
 use lockkeeper_core::ModeKind;
 use lockkeeper_fence::Section;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::simulation::{Answer, CallKind, Event, Push};
+use lockkeeper::machine::{Answer, CallKind, Event, Push};
 use lockkeeper_fence::Refused;
 
 use crate::trace::MessageKind;

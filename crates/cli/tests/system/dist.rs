@@ -1,0 +1,77 @@
+//! The files of a release: the archive and the Debian package, installed below a directory of the test, and used.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// Runs a program; returns what it prints.
+#[track_caller]
+fn ran(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Makes the files of a release of this build, and returns them: the archive, and the Debian package. Uses the programs
+/// that `cargo xtask test` has built beside `lockkeeper`.
+fn release(out: &Path) -> [PathBuf; 2] {
+    let programs = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+    let made = ran(Command::new(programs.join("xtask"))
+        .args(["dist", "--programs"])
+        .arg(programs)
+        .arg("--out")
+        .arg(out));
+    let files: Vec<PathBuf> = made.lines().rev().take(2).map(PathBuf::from).collect();
+    let [package, archive] = &files[..] else { panic!("not two files: {made:?}") };
+    [archive.clone(), package.clone()]
+}
+
+/// Takes a lock with the program that is installed below a prefix, and looks at what else is there.
+#[track_caller]
+fn is_complete(prefix: &Path) {
+    let locks = TempDir::new().unwrap();
+    let program = prefix.join("bin/lockkeeper");
+    let greeting = ran(Command::new(&program)
+        .args(["run", "demo", "--", "echo", "hello"])
+        .env("LOCKKEEPER_URL", format!("file://{}", locks.path().display())));
+    assert_eq!(greeting, "hello\n");
+    let listed = ran(Command::new(&program).arg("pitfalls").env("PATH", "").env_remove("LOCKKEEPER_URL"));
+    assert!(listed.contains("no-fence"), "`pitfalls` finds the lab beside it: {listed}");
+    for file in [
+        "lib/systemd/system/lockkeeper.service",
+        "share/bash-completion/completions/lockkeeper",
+        "share/doc/lockkeeper/LICENSE-MIT",
+        "share/fish/vendor_completions.d/lockkeeper.fish",
+        "share/man/man1/lockkeeper-serve.1",
+        "share/zsh/vendor-completions/_lockkeeper",
+    ] {
+        assert!(prefix.join(file).is_file(), "{file} is missing");
+    }
+}
+
+#[test]
+fn release_installs_from_an_archive_and_from_a_package() {
+    let place = TempDir::new().unwrap();
+    let [archive, package] = release(&place.path().join("out"));
+
+    let unpacked = place.path().join("unpacked");
+    std::fs::create_dir(&unpacked).unwrap();
+    ran(Command::new("tar").arg("--extract").arg("--file").arg(archive).arg("--directory").arg(&unpacked));
+    let folders: Vec<_> = std::fs::read_dir(&unpacked).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [folder] = &folders[..] else { panic!("not one folder: {folders:?}") };
+    is_complete(folder);
+
+    let installed = place.path().join("installed");
+    ran(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&installed));
+    is_complete(&installed.join("usr"));
+    let unit = std::fs::read_to_string(installed.join("usr/lib/systemd/system/lockkeeper.service")).unwrap();
+    let program = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")?.split(' ').next());
+    assert!(
+        program.is_some_and(|program| installed.join(program.trim_start_matches('/')).is_file()),
+        "{unit}"
+    );
+    let field = |name: &str| ran(Command::new("dpkg-deb").arg("--field").arg(&package).arg(name));
+    assert_eq!(field("Version").trim(), env!("CARGO_PKG_VERSION"));
+    assert!(field("Depends").contains("libc6 (>= 2."), "{}", field("Depends"));
+}

@@ -1,0 +1,8 @@
+//! The library as users call it, over memory and our own service.
+
+mod blocking;
+mod cancel;
+mod cluster;
+mod memory;
+mod partitions;
+mod service;

@@ -1,0 +1,12 @@
+//! Properties specific to lease rows in PostgreSQL, on a real server: one scenario per test. The promises common to all
+//! backends are tested in the contract suite.
+
+mod clocks;
+mod faults;
+mod growth;
+mod holds;
+mod pooler;
+mod privileges;
+mod support;
+mod tokens;
+mod waiters;

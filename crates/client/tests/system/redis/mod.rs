@@ -1,0 +1,15 @@
+//! Properties specific to Redis, on a real server: one scenario per test. The promises of every backend are tested in
+//! the contract suite; here are the known pitfalls of locks on Redis, among them flaws found in other implementations.
+
+mod connecting;
+mod entries;
+mod faults;
+mod foreign;
+mod loss;
+mod permits;
+mod queue;
+mod runtimes;
+mod support;
+mod switch;
+mod tokens;
+mod topology;
