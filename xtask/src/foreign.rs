@@ -1,8 +1,8 @@
 //! Libraries of other languages that the tests use: lock clients that must exclude ours and be excluded by them,
 //! and emulators of cloud stores.
 //!
-//! Responsible for the list of the libraries, and for one folder for each package registry below `target/foreign` that
-//! contains exactly the listed libraries. The settings of pip and npm choose the registry's address. Must not install a
+//! Responsible for the list of the libraries, and for one folder for each set of them below `target/foreign` that contains
+//! exactly the listed libraries. The settings of pip and npm choose the registry's address. Must not install a
 //! language: python3, pip, node and npm are ordinary programs, see [`crate::needs`].
 
 use std::fs::{self, File};
@@ -13,9 +13,10 @@ use cargo_metadata::MetadataCommand;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::TaskResult;
+use crate::needs::{COMMAND, FENCE, LIBRARY, RIG, is_for};
 use crate::process::{not_started, run, shown};
 
-/// The file that lists the contents of a registry's folder. It is written last, so a folder that has it is
+/// The file that lists the contents of a set's folder. It is written last, so a folder that has it is
 /// complete.
 const STAMP: &str = "installed.txt";
 
@@ -28,11 +29,9 @@ struct Library {
     used_by: &'static str,
 }
 
-/// A package registry, and the libraries that the tests need from it.
+/// A package registry.
 struct Registry {
     name: &'static str,
-    /// The name of the registry's folder in [`root`]; crates/client/tests/interop and the fences' tests use it.
-    folder: &'static str,
     /// The separator between a library's name and its version.
     at: &'static str,
     /// Prints the version of the language: its libraries are installed again when the language changes.
@@ -41,24 +40,59 @@ struct Registry {
     install: fn(&Path) -> Command,
     /// The command that shows the configured registry, for the error of a failed installation.
     setting: &'static str,
-    libraries: &'static [Library],
 }
 
+const PYPI: Registry = Registry {
+    name: "PyPI",
+    at: "==",
+    language: || command("python3", &["--version"]),
+    install: |folder| {
+        // Uses the same python3 as the tests. With `--target`, pip does not touch the system's packages, so Debian's pip
+        // allows this without a virtual environment.
+        let mut pip = command("python3", &["-m", "pip", "install", "--quiet", "--no-input"]);
+        pip.args([
+            "--disable-pip-version-check",
+            "--root-user-action=ignore",
+            "--no-warn-conflicts",
+            "--target",
+        ]);
+        pip.arg(folder);
+        pip
+    },
+    setting: "python3 -m pip config list",
+};
+
+const NPM: Registry = Registry {
+    name: "npm",
+    at: "@",
+    language: || command("node", &["--version"]),
+    install: |folder| {
+        let mut npm = command("npm", &["install", "--loglevel=error", "--no-audit", "--no-fund"]);
+        // The install scripts of packages are not run.
+        npm.args(["--ignore-scripts", "--no-package-lock", "--save=false", "--prefix"]).arg(folder);
+        npm
+    },
+    setting: "npm config get registry",
+};
+
+/// Libraries in one folder, for the tests of some packages.
+struct Set {
+    /// The folder's name in [`root`]; tests and the rig use it.
+    folder: &'static str,
+    registry: Registry,
+    libraries: &'static [Library],
+    /// The packages whose tests use it.
+    packages: &'static [&'static str],
+}
+
+/// The folder of the emulators of S3 and DynamoDB.
+pub(crate) const AWS: &str = "pypi-aws";
+
 /// All libraries that the tests need. A test that needs another library adds it here.
-const REGISTRIES: &[Registry] = &[
-    Registry {
-        name: "PyPI",
-        folder: "pypi",
-        at: "==",
-        language: || command("python3", &["--version"]),
-        install: |folder| {
-            // Uses the same python3 as the tests. With `--target`, pip does not touch the system's packages, so
-            // Debian's pip allows this without a virtual environment.
-            let mut pip = command("python3", &["-m", "pip", "install", "--quiet", "--no-input"]);
-            pip.args(["--disable-pip-version-check", "--root-user-action=ignore", "--target"]).arg(folder);
-            pip
-        },
-        setting: "python3 -m pip config list",
+const SETS: &[Set] = &[
+    Set {
+        folder: "pypi-locks",
+        registry: PYPI,
         libraries: &[
             // redis-py's `Lock` is SET NX PX with a random token, and scripts that compare the token. Needs Python
             // 3.10.
@@ -69,72 +103,92 @@ const REGISTRIES: &[Registry] = &[
                 used_by: "the tests beside python_dynamodb_lock",
             },
             Library { name: "kazoo", version: "2.11.0", used_by: "the tests beside kazoo" },
-            // S3 in memory. moto's extra `server` installs far more; the next libraries are those that moto's S3
+        ],
+        packages: &[LIBRARY],
+    },
+    Set {
+        folder: AWS,
+        registry: PYPI,
+        libraries: &[
+            // S3 and DynamoDB in memory. moto's extra `server` installs far more; the next libraries are those that its S3
             // needs.
-            Library { name: "moto", version: "5.2.5", used_by: "the tests of fences in S3" },
+            Library { name: "moto", version: "5.2.5", used_by: "the tests of S3 and DynamoDB" },
             Library { name: "flask", version: "3.1.2", used_by: "the same" },
             Library { name: "flask-cors", version: "6.0.1", used_by: "the same" },
             Library { name: "PyYAML", version: "6.0.3", used_by: "the same" },
             // Needed by moto's DynamoDB.
-            Library {
-                name: "py-partiql-parser",
-                version: "0.6.3",
-                used_by: "the tests of fences in DynamoDB",
-            },
-            Library { name: "schemathesis", version: "4.32.5", used_by: "the tests of HTTP/JSON" },
+            Library { name: "py-partiql-parser", version: "0.6.3", used_by: "the same" },
         ],
+        packages: &[LIBRARY, FENCE, RIG],
     },
-    Registry {
-        name: "npm",
-        folder: "npm",
-        at: "@",
-        language: || command("node", &["--version"]),
-        install: |folder| {
-            let mut npm = command("npm", &["install", "--loglevel=error", "--no-audit", "--no-fund"]);
-            // The install scripts of packages are not run.
-            npm.args(["--ignore-scripts", "--no-package-lock", "--save=false", "--prefix"]).arg(folder);
-            npm
-        },
-        setting: "npm config get registry",
+    Set {
+        folder: "pypi-http",
+        registry: PYPI,
+        libraries: &[Library { name: "schemathesis", version: "4.32.5", used_by: "the tests of HTTP/JSON" }],
+        packages: &[COMMAND],
+    },
+    Set {
+        folder: "npm-locks",
+        registry: NPM,
         libraries: &[
             // The newest release of version 5, which the library's page recommends, and which was never more than a
             // beta.
             Library { name: "redlock", version: "5.0.0-beta.2", used_by: "the tests beside node-redlock" },
             // redlock's page recommends ioredis. Version 5 is the newest that runs on Debian's node.
             Library { name: "ioredis", version: "5.11.1", used_by: "the same" },
+        ],
+        packages: &[LIBRARY],
+    },
+    Set {
+        folder: "npm-stores",
+        registry: NPM,
+        libraries: &[
             // The newest release that runs on Debian's node.
             Library {
                 name: "azurite",
                 version: "3.35.0",
                 used_by: "the tests of fences in Azure Blob Storage",
             },
-            // Drives Debian's Chromium; without a browser of its own.
-            Library {
-                name: "playwright-core",
-                version: "1.65.1",
-                used_by: "the tests of the pages for browsers",
-            },
             // An S3 emulator that ignores the conditions of puts: a store that a fence must refuse.
             Library { name: "s3rver", version: "3.7.1", used_by: "the tests of fences in S3" },
         ],
+        packages: &[FENCE, RIG],
+    },
+    Set {
+        folder: "npm-browser",
+        registry: NPM,
+        // Drives Debian's Chromium; without a browser of its own.
+        libraries: &[Library {
+            name: "playwright-core",
+            version: "1.65.1",
+            used_by: "the tests of the pages for browsers",
+        }],
+        packages: &[COMMAND],
     },
 ];
 
-/// Installs the missing libraries of [`REGISTRIES`]. If none is missing, this reads two small files and starts two
-/// programs.
-pub(crate) fn install() -> TaskResult {
+/// Installs the missing libraries that the tests of `packages` need; of all packages if it is empty. If none is missing, this
+/// reads some small files and starts two programs.
+pub(crate) fn install(packages: &[String]) -> TaskResult {
+    let sets: Vec<&Set> = SETS.iter().filter(|set| is_for(set.packages, packages)).collect();
+    if sets.is_empty() {
+        return Ok(());
+    }
     let root = root()?;
     let _turn = turn(&root)?;
-    REGISTRIES.iter().try_for_each(|registry| registry.provide(&root).map(drop))
+    // Each waits for its registry most of the time.
+    std::thread::scope(|scope| {
+        let root = &root;
+        let all: Vec<_> = sets.into_iter().map(|set| scope.spawn(move || set.provide(root))).collect();
+        all.into_iter()
+            .map(|one| one.join().unwrap_or_else(|_| Err("an installation panicked".to_owned())))
+            .collect::<TaskResult<Vec<bool>>>()
+    })
+    .map(drop)
 }
 
-/// The folder with the libraries of a registry.
-pub(crate) fn folder(registry: &str) -> TaskResult<PathBuf> {
-    Ok(root()?.join(registry))
-}
-
-impl Registry {
-    /// Makes the registry's folder below `root` contain exactly its libraries; returns whether it was changed.
+impl Set {
+    /// Makes the set's folder below `root` contain exactly its libraries; returns whether it was changed.
     fn provide(&self, root: &Path) -> TaskResult<bool> {
         let wanted = self.stamp()?;
         let folder = root.join(self.folder);
@@ -142,15 +196,16 @@ impl Registry {
             return Ok(false);
         }
         for Library { name, version, used_by } in self.libraries {
-            eprintln!("{name} {version} of {} is missing: needed by {used_by}", self.name);
+            eprintln!("{name} {version} of {} is missing: needed by {used_by}", self.registry.name);
         }
         // Installed into a temporary folder and then renamed, so that an interruption leaves no folder that looks
         // complete.
         let fresh = root.join(format!("{}.new", self.folder));
         clear(&fresh)?;
         fs::create_dir_all(&fresh).map_err(|error| format!("cannot make {}: {error}", fresh.display()))?;
-        run((self.install)(&fresh).args(self.requirements())).map_err(|error| {
-            let (needs, registry, setting) = (self.requirements().join(" "), self.name, self.setting);
+        run((self.registry.install)(&fresh).args(self.requirements())).map_err(|error| {
+            let (needs, registry, setting) =
+                (self.requirements().join(" "), self.registry.name, self.registry.setting);
             format!("the tests need {needs} of {registry}: {error}; is it in reach? see `{setting}`")
         })?;
         clear(&folder)?;
@@ -164,13 +219,13 @@ impl Registry {
     fn requirements(&self) -> Vec<String> {
         self.libraries
             .iter()
-            .map(|Library { name, version, .. }| format!("{name}{}{version}", self.at))
+            .map(|Library { name, version, .. }| format!("{name}{}{version}", self.registry.at))
             .collect()
     }
 
     /// The expected contents of the stamp: language version and requirements.
     fn stamp(&self) -> TaskResult<String> {
-        let mut asked = (self.language)();
+        let mut asked = (self.registry.language)();
         let output = asked.output().map_err(|error| not_started(&asked, &error))?;
         if !output.status.success() {
             return Err(format!("`{}` failed: {}", shown(&asked), output.status));
@@ -196,8 +251,8 @@ fn clear(folder: &Path) -> TaskResult {
     }
 }
 
-/// The folder of all registries: in cargo's target folder, so that `cargo clean` removes it too.
-fn root() -> TaskResult<PathBuf> {
+/// The folder of all sets: in cargo's target folder, so that `cargo clean` removes it too.
+pub(crate) fn root() -> TaskResult<PathBuf> {
     let metadata = MetadataCommand::new()
         .no_deps()
         .exec()
@@ -222,9 +277,8 @@ mod tests {
     const TWO: Library = Library { name: "two", version: "2.0", used_by: "a test" };
 
     /// A registry whose tool creates one file for each requirement.
-    const PAPER: Registry = Registry {
+    const REGISTRY: Registry = Registry {
         name: "paper",
-        folder: "paper",
         at: "@",
         language: || command("echo", &["paper 7"]),
         install: |folder| {
@@ -233,8 +287,8 @@ mod tests {
             touch
         },
         setting: "paper --where",
-        libraries: &[ONE, TWO],
     };
+    const PAPER: Set = Set { folder: "paper", registry: REGISTRY, libraries: &[ONE, TWO], packages: &[] };
 
     fn files(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).unwrap();
@@ -251,10 +305,11 @@ mod tests {
         assert_eq!(PAPER.provide(root.path()), Ok(true));
         assert_eq!(files(&folder), [STAMP, "one@1.0", "two@2.0"]);
         assert_eq!(PAPER.provide(root.path()), Ok(false));
-        let fewer = Registry { libraries: &[TWO], ..PAPER };
+        let fewer = Set { libraries: &[TWO], ..PAPER };
         assert_eq!(fewer.provide(root.path()), Ok(true));
         assert_eq!(files(&folder), [STAMP, "two@2.0"]);
-        let newer = Registry { language: || command("echo", &["paper 8"]), ..fewer };
+        let language = || command("echo", &["paper 8"]);
+        let newer = Set { registry: Registry { language, ..REGISTRY }, ..fewer };
         assert_eq!(newer.provide(root.path()), Ok(true));
         assert_eq!(files(root.path()), ["paper"], "nothing is left beside it");
     }
@@ -262,7 +317,7 @@ mod tests {
     #[test]
     fn a_failed_installation_names_the_libraries_and_leaves_no_folder() {
         let root = tempfile::tempdir().unwrap();
-        let refusing = Registry { install: |_| command("false", &[]), ..PAPER };
+        let refusing = Set { registry: Registry { install: |_| command("false", &[]), ..REGISTRY }, ..PAPER };
         let error = refusing.provide(root.path()).unwrap_err();
         assert!(error.contains("one@1.0 two@2.0 of paper") && error.contains("`paper --where`"), "{error}");
         assert!(!root.path().join("paper").exists());
@@ -272,14 +327,15 @@ mod tests {
     #[test]
     fn a_missing_language_is_named_in_the_error() {
         let root = tempfile::tempdir().unwrap();
-        let nowhere = Registry { language: || command("no-such-language", &["--version"]), ..PAPER };
+        let language = || command("no-such-language", &["--version"]);
+        let nowhere = Set { registry: Registry { language, ..REGISTRY }, ..PAPER };
         let error = nowhere.provide(root.path()).unwrap_err();
         assert!(error.contains("no-such-language --version"), "{error}");
     }
 
     #[test]
     fn every_version_is_exact() {
-        for Library { name, version, .. } in REGISTRIES.iter().flat_map(|registry| registry.libraries) {
+        for Library { name, version, .. } in SETS.iter().flat_map(|set| set.libraries) {
             let exact = version.starts_with(|c: char| c.is_ascii_digit())
                 && version.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-'));
             assert!(exact, "{name}: {version} may be several versions");

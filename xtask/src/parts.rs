@@ -10,7 +10,7 @@ use clap::ValueEnum;
 
 use crate::TaskResult;
 use crate::api;
-use crate::features;
+use crate::features::Targets;
 use crate::needs::DENY;
 use crate::process::{cargo, run};
 
@@ -83,8 +83,8 @@ pub(crate) fn verify(parts: &[Part]) -> TaskResult {
 pub(crate) fn fix() -> TaskResult {
     run(cargo().args(["fmt", "--all"]))?;
     let mut clippy = cargo();
-    clippy.args(["clippy", "--workspace", "--all-targets", "--fix", "--allow-dirty", "--allow-staged"]);
-    features::turn_on(&mut clippy, &[])?;
+    clippy.args(["clippy", "--fix", "--allow-dirty", "--allow-staged"]);
+    Targets::of(&[])?.choose_all(&mut clippy);
     run(&mut clippy)?;
     // Clippy's fixes are not always formatted.
     run(cargo().args(["fmt", "--all"]))
@@ -101,8 +101,8 @@ fn check(part: Part) -> TaskResult {
         Part::Format => run(cargo().args(["fmt", "--all", "--check"])),
         Part::Clippy => {
             let mut cargo = cargo();
-            cargo.args(["clippy", "--workspace", "--all-targets", "--locked"]);
-            features::turn_on(&mut cargo, &[])?;
+            cargo.args(["clippy", "--locked"]);
+            Targets::of(&[])?.choose_all(&mut cargo);
             run(cargo.args(["--", "-D", "warnings"]))
         }
         Part::Features => LIBRARY_FEATURES.into_iter().try_for_each(|feature| {
@@ -139,7 +139,7 @@ fn docs() -> TaskResult {
     api::check()?;
     run(doc().args(["--package", COMMAND]))?;
     let mut rest = doc();
-    rest.args(["--workspace", "--exclude", COMMAND]);
-    features::turn_on(&mut rest, &[])?;
+    Targets::of(&[])?.choose_packages(&mut rest);
+    rest.args(["--exclude", COMMAND]);
     run(&mut rest)
 }

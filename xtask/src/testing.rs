@@ -1,26 +1,20 @@
-//! Runs every test of the workspace.
+//! Runs the tests of the workspace.
 //!
-//! Responsible for installing the tests' needs, for running tests and doctests, and for a reliable final count: a
-//! run without tests is a failure, and so is a runner that fails although it counted no failed test.
+//! Responsible for the order: what the tests run is installed while they are built. For a reliable count: a run without
+//! tests is a failure, and so is a runner that fails although it counted no failed test. And for the record of the run,
+//! from which `cargo xtask weight tests` makes its tables.
 
-use std::env;
-use std::io::{BufRead, BufReader, IsTerminal, Write};
-use std::num::NonZero;
-use std::process::Command;
-use std::sync::mpsc;
-use std::thread;
-use std::time::Duration;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use clap::Args;
 
 use crate::TaskResult;
-use crate::features;
-use crate::needs::install_test_needs;
-use crate::process::{cargo, is_installed, not_started, shown};
-use crate::tally::{Runner, Tally};
-
-/// If the output is still open this long after the test runner has exited, a leaked process is reported.
-const OUTPUT_CLOSES_WITHIN: Duration = Duration::from_secs(30);
+use crate::features::Targets;
+use crate::needs::{NEXTEST, install_build_needs, install_test_needs};
+use crate::process::{cargo, not_started, run, shown};
+use crate::record::{self, Phase, Tally};
 
 /// Which tests to run.
 #[derive(Args)]
@@ -28,38 +22,61 @@ pub(crate) struct Selection {
     /// Only the tests of this package (may be repeated) [default: all packages]
     #[arg(long = "package", short)]
     packages: Vec<String>,
+    /// Run exhaustive, random and simulated tests at their longer size
+    #[arg(long)]
+    long: bool,
     /// Only tests whose name contains one of these texts
     filters: Vec<String>,
 }
 
-/// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of stdout.
-pub(crate) fn run(selection: &Selection) -> TaskResult {
-    install_test_needs()?;
-    let with_doctests = selection.with_doctests()?;
-    let nextest = is_installed("cargo-nextest");
+/// Makes the tests that have a longer size use it.
+const LONG: &str = "LOCKKEEPER_TEST_LONG";
 
-    let mut commands = if nextest {
-        vec![("tests", Runner::Nextest, selection.nextest()?)]
-    } else {
-        vec![("tests", Runner::Libtest, selection.libtest()?)]
+/// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of stdout.
+pub(crate) fn test(selection: &Selection) -> TaskResult {
+    let targets = Targets::of(&selection.packages)?;
+    let mut phases = Vec::new();
+    let mut timed = |name: &'static str, work: &mut dyn FnMut() -> TaskResult| {
+        let (start, cpu) = (Instant::now(), record::cpu_of_children());
+        let ended = work();
+        phases.push(Phase { name, wall: start.elapsed(), cpu: record::cpu_of_children() - cpu });
+        ended
     };
-    // nextest can't run doctests; `cargo test` without a target selection includes them.
-    if nextest && with_doctests {
-        commands.push(("doctests", Runner::Libtest, selection.doctests()?));
-    }
-    let mut total = Tally::default();
-    let mut problems = Vec::new();
-    for (part, runner, command) in &mut commands {
-        match run_counted(*runner, command) {
-            Ok((tally, success)) => {
-                println!("{part}: {tally}");
-                if !success && tally.failed == 0 {
-                    problems.push(format!("`{}` failed before or beside its tests", shown(command)));
-                }
-                total += tally;
-            }
-            Err(error) => problems.push(error),
-        }
+
+    timed("install what the build needs", &mut || {
+        NEXTEST.install()?;
+        install_build_needs(&selection.packages)
+    })?;
+    // To install is to wait for the network and the disk most of the time.
+    timed("build, install the rest", &mut || {
+        std::thread::scope(|scope| {
+            let installed = scope.spawn(|| install_test_needs(&selection.packages));
+            let built = run(selection.nextest(&targets).arg("--no-run"));
+            installed.join().unwrap_or_else(|_| Err("the installation panicked".to_owned()))?;
+            built
+        })
+    })?;
+
+    let record = record::junit()?;
+    // The record of an earlier run must not be counted if this one writes none.
+    let _ = fs::remove_file(&record);
+    let (mut problems, mut total) = (Vec::new(), Tally::default());
+    let mut nextest = selection.nextest(&targets);
+    // Whether any test ran is checked later, over both runners together.
+    nextest.args(["--no-fail-fast", "--no-tests=pass"]);
+    let mut ended = Ok(());
+    timed("run", &mut || {
+        ended = run(&mut nextest);
+        Ok(())
+    })?;
+    total += counted("tests", ended, record::tally(&record), &mut problems);
+    if targets.has_doctests {
+        let mut found = (Ok(()), Ok(Tally::default()));
+        timed("doctests", &mut || {
+            found = run_doctests(&mut selection.doctests(&targets));
+            Ok(())
+        })?;
+        total += counted("doctests", found.0, found.1, &mut problems);
     }
     if total.failed > 0 {
         problems.push(format!("{} of {} tests failed", total.failed, total.run()));
@@ -67,111 +84,63 @@ pub(crate) fn run(selection: &Selection) -> TaskResult {
     if total.run() == 0 && problems.is_empty() {
         problems.push("no test ran: is the name in the selection right?".to_owned());
     }
+    record::write_phases(&phases)?;
+    print!("{}", record::phases_text(&phases));
     println!("{} tests run", total.run());
     println!("{total}");
     if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
 }
 
+/// Adds to `problems` if a runner gave no count, or failed without a failed test.
+fn counted(part: &str, ended: TaskResult, tally: TaskResult<Tally>, problems: &mut Vec<String>) -> Tally {
+    match (ended, tally) {
+        (ended, Ok(tally)) => {
+            println!("{part}: {tally}");
+            if let Err(error) = ended
+                && tally.failed == 0
+            {
+                problems.push(format!("{error}, before or beside its tests"));
+            }
+            tally
+        }
+        (ended, Err(error)) => {
+            problems.push(ended.err().unwrap_or(error));
+            Tally::default()
+        }
+    }
+}
+
 impl Selection {
-    fn nextest(&self) -> TaskResult<Command> {
+    fn nextest(&self, targets: &Targets) -> Command {
         let mut cargo = cargo();
-        // Whether any test ran is checked later, over all runners together.
-        cargo.args(["nextest", "run", "--no-fail-fast", "--no-tests=pass"]);
-        // See `.config/nextest.toml`.
-        let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        cargo.arg(format!("--test-threads={}", 2 * cores));
-        self.choose_packages(&mut cargo)?;
+        cargo.args(["nextest", "run"]);
+        targets.choose_tests(&mut cargo);
+        if self.long {
+            cargo.env(LONG, "1");
+        }
         cargo.args(&self.filters);
-        Ok(cargo)
+        cargo
     }
 
-    fn libtest(&self) -> TaskResult<Command> {
-        let mut cargo = cargo();
-        cargo.args(["test", "--no-fail-fast"]);
-        self.choose_packages(&mut cargo)?;
-        cargo.arg("--").args(&self.filters);
-        Ok(cargo)
-    }
-
-    fn doctests(&self) -> TaskResult<Command> {
+    /// nextest can't run doctests.
+    fn doctests(&self, targets: &Targets) -> Command {
         let mut cargo = cargo();
         cargo.args(["test", "--doc", "--no-fail-fast"]);
-        self.choose_packages(&mut cargo)?;
+        targets.choose_packages(&mut cargo);
         cargo.arg("--").args(&self.filters);
-        Ok(cargo)
-    }
-
-    fn choose_packages(&self, cargo: &mut Command) -> TaskResult {
-        if self.packages.is_empty() {
-            cargo.arg("--workspace");
-        }
-        for package in &self.packages {
-            cargo.args(["--package", package]);
-        }
-        features::turn_on(cargo, &self.packages)
-    }
-
-    /// Whether a selected package can have doctests. Cargo rejects `--doc` for a package without a library.
-    fn with_doctests(&self) -> TaskResult<bool> {
-        if self.packages.is_empty() {
-            return Ok(true);
-        }
-        let metadata = features::metadata()?;
-        for wanted in &self.packages {
-            if !metadata.packages.iter().any(|package| package.name.as_str() == wanted) {
-                let names: Vec<&str> =
-                    metadata.packages.iter().map(|package| package.name.as_str()).collect();
-                return Err(format!("there is no package `{wanted}`; there are: {}", names.join(", ")));
-            }
-        }
-        Ok(metadata.packages.iter().any(|package| {
-            self.packages.iter().any(|wanted| package.name.as_str() == wanted)
-                && package.targets.iter().any(|target| target.is_lib() && target.doctest)
-        }))
+        cargo
     }
 }
 
-/// Runs `command`, prints its output as it arrives, and counts the tests in it. Also returns whether it succeeded.
-///
-/// Stdout and stderr use one pipe, so that failure messages appear where they were printed.
-fn run_counted(runner: Runner, command: &mut Command) -> TaskResult<(Tally, bool)> {
+/// Prints and counts what the doctests print.
+fn run_doctests(command: &mut Command) -> (TaskResult, TaskResult<Tally>) {
     eprintln!("$ {}", shown(command));
-    let no_pipe = |error| format!("cannot make a pipe: {error}");
-    let (reader, writer) = std::io::pipe().map_err(no_pipe)?;
-    command.stdout(writer.try_clone().map_err(no_pipe)?).stderr(writer);
-    // By default, tools print no colours into a pipe.
-    if std::io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none() {
-        command.env("CARGO_TERM_COLOR", env::var_os("CARGO_TERM_COLOR").unwrap_or_else(|| "always".into()));
-    }
-    let mut child = command.spawn().map_err(|error| not_started(command, &error))?;
-    // `command` holds our copies of the pipe's write end, which would keep the reader waiting forever, so replace
-    // them.
-    command.stdout(std::process::Stdio::inherit()).stderr(std::process::Stdio::inherit());
-
-    let (counted, tally) = mpsc::channel();
-    thread::spawn(move || counted.send(show_and_count(runner, reader)));
-    let status = child.wait().map_err(|error| format!("cannot wait for `{}`: {error}", shown(command)))?;
-    match tally.recv_timeout(OUTPUT_CLOSES_WITHIN) {
-        Ok(Ok(tally)) => Ok((tally, status.success())),
-        Ok(Err(error)) => Err(format!("cannot read the output of `{}`: {error}", shown(command))),
-        Err(_) => Err(format!(
-            "`{}` ended, but {} s later its output is still open: a test left a process behind",
-            shown(command),
-            OUTPUT_CLOSES_WITHIN.as_secs()
-        )),
-    }
-}
-
-fn show_and_count(runner: Runner, reader: impl std::io::Read) -> std::io::Result<Tally> {
-    let mut reader = BufReader::new(reader);
-    let mut stdout = std::io::stdout();
-    let mut tally = Tally::default();
-    let mut line = Vec::new();
-    while reader.read_until(b'\n', &mut line)? > 0 {
-        stdout.write_all(&line)?;
-        stdout.flush()?;
-        tally.read_line(runner, &String::from_utf8_lossy(&line));
-        line.clear();
-    }
-    Ok(tally)
+    let output = match command.stderr(Stdio::inherit()).output() {
+        Ok(output) => output,
+        Err(error) => return (Err(not_started(command, &error)), Ok(Tally::default())),
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    print!("{text}");
+    let ended = if output.status.success() { Ok(()) } else { Err(format!("`{}` failed", shown(command))) };
+    (ended, Ok(text.lines().filter_map(record::libtest).fold(Tally::default(), |sum, one| sum + one)))
 }

@@ -1,7 +1,13 @@
-//! The corpora of the fuzzers: inputs that reach different code. The tests of each crate replay them in seconds.
+//! What the tests of several crates share: the corpora of the fuzzers, inputs that reach different code and are replayed in
+//! seconds; and the two sizes of exhaustive, random and simulated tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// The size of a test: `short`, or `long` with `cargo xtask test --long`.
+pub fn size<T>(short: T, long: T) -> T {
+    if std::env::var_os("LOCKKEEPER_TEST_LONG").is_some() { long } else { short }
+}
 
 /// The directory with the inputs of a fuzz target, one per file.
 #[must_use]

@@ -51,7 +51,7 @@ impl Azurite {
     /// `node` or Azurite is missing, or Azurite doesn't start.
     #[must_use]
     pub fn start(foreign: &Path) -> Self {
-        let program = installed(foreign, "npm", "node_modules/azurite").join("dist/src/blob/main.js");
+        let program = installed(foreign, "npm-stores", "node_modules/azurite").join("dist/src/blob/main.js");
         NODE.path();
         let azurite = Self { port: Port::free(), folder: Folder::new("azurite"), slot: ProcessSlot::empty() };
         let port = azurite.port().to_string();

@@ -38,9 +38,9 @@ impl DynamoDb {
     /// `python3` or moto is missing, or moto doesn't start.
     #[must_use]
     pub fn start(foreign: &Path) -> Self {
-        let library = installed(foreign, "pypi", "moto");
+        let library = installed(foreign, "pypi-aws", "moto");
         // Needed by moto's DynamoDB, not by its S3.
-        let _ = installed(foreign, "pypi", "py_partiql_parser");
+        let _ = installed(foreign, "pypi-aws", "py_partiql_parser");
         PYTHON.path();
         let server = Self { port: Port::free(), folder: Folder::new("dynamodb"), slot: ProcessSlot::empty() };
         let line = CommandLine::new(PYTHON.name)

@@ -51,7 +51,7 @@ impl S3 {
     /// `python3` or moto is missing, or moto doesn't start.
     #[must_use]
     pub fn start(foreign: &Path) -> Self {
-        let library = installed(foreign, "pypi", "moto");
+        let library = installed(foreign, "pypi-aws", "moto");
         PYTHON.path();
         let line = |s3: &Self| {
             CommandLine::new(PYTHON.name).env("PYTHONPATH", library.parent().unwrap_or(foreign)).args([
@@ -69,7 +69,7 @@ impl S3 {
     /// `node` or s3rver is missing, or s3rver doesn't start.
     #[must_use]
     pub fn without_conditions(foreign: &Path) -> Self {
-        let program = installed(foreign, "npm", "node_modules/s3rver").join("bin/s3rver.js");
+        let program = installed(foreign, "npm-stores", "node_modules/s3rver").join("bin/s3rver.js");
         NODE.path();
         let line = |s3: &Self| {
             CommandLine::new(NODE.name)
@@ -116,8 +116,8 @@ impl S3 {
 }
 
 /// The folder of a library that xtask installs.
-pub(crate) fn installed(foreign: &Path, registry: &str, library: &str) -> std::path::PathBuf {
-    let folder = foreign.join(registry).join(library);
+pub(crate) fn installed(foreign: &Path, set: &str, library: &str) -> std::path::PathBuf {
+    let folder = foreign.join(set).join(library);
     assert!(
         folder.is_dir(),
         "{} is missing, and this test needs it: `cargo xtask test` installs it",

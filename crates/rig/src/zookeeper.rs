@@ -23,6 +23,9 @@ pub const CLASSES: Program = Program { name: "/usr/share/java/zookeeper.jar", pa
 /// Time limit for a server to answer one question about its state.
 const ASK: Duration = Duration::from_secs(2);
 
+/// The second compiler and the parallel collector of Java cost a short-lived server more than they give.
+const SHORT_LIVED: [&str; 3] = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"];
+
 /// One ZooKeeper server on its own ports; ended when dropped. It syncs every write. A tick is 500 ms: its sessions last between
 /// one second and an hour. Empty containers are removed after 100 ms (a minute by default).
 pub struct ZooKeeper {
@@ -181,7 +184,7 @@ impl ZooKeeper {
         }
         let file = self.folder.path().join("zoo.cfg");
         fs::write(&file, settings(self.port(), &data, 500, &more)).expect("our folder is ours");
-        let line = line(&file, "128m");
+        let line = line(&file, &SHORT_LIVED);
         self.slot.fill(|| ServerProcess::start(&line, Signal::SIGKILL, &self.folder.log()));
     }
 
@@ -244,12 +247,13 @@ pub fn settings(port: u16, data: &Path, tick_ms: u32, more: &str) -> String {
     )
 }
 
-/// The command line of a server with this settings file, and the largest size of its heap. (The packaged script forks, so Java is
+/// The command line of a server with this settings file, and these options of Java. (The packaged script forks, so Java is
 /// started directly.)
 #[must_use]
-pub fn line(settings: &Path, heap: &str) -> CommandLine {
+pub fn line(settings: &Path, java: &[&str]) -> CommandLine {
     CommandLine::new(JAVA.name)
-        .args([&format!("-Xmx{heap}"), "-Dznode.container.checkIntervalMs=100"])
+        .args(java)
+        .args(["-Dznode.container.checkIntervalMs=100"])
         .args(["-cp", "/etc/zookeeper/conf:/usr/share/java/*"])
         .args(["org.apache.zookeeper.server.quorum.QuorumPeerMain"])
         .path(settings)

@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 
 use crate::TaskResult;
 use crate::foreign;
-use crate::needs::Need;
+use crate::needs::{Need, RIG};
 use crate::services::{ServiceLocation, probe};
 
 /// One service: a process on 127.0.0.1.
@@ -107,7 +107,7 @@ pub(crate) const ZOOKEEPER: ServiceSpec = ServiceSpec {
     version: |_| command("dpkg-query", &["--show", "--showformat=${Version}", "zookeeper"]),
     prepare: |place| zookeeper_settings(place, ""),
     // The heap is large enough for the 100,000 locks of the benchmark.
-    command: |place| zookeeper::line(&place.folder.join("zoo.cfg"), "1g").detached(),
+    command: |place| zookeeper::line(&place.folder.join("zoo.cfg"), &["-Xmx1g"]).detached(),
     ends_by: Signal::SIGTERM,
     after: None,
     ready: |place| probe::ask(place.port, "srvr", "Mode: standalone"),
@@ -158,7 +158,7 @@ const DYNAMODB: ServiceSpec = ServiceSpec {
     needs: &[Need::of(PYTHON, "the service dynamodb")],
     version: |_| python(&["-c", "import moto; print(moto.__version__)"]),
     prepare: |place| {
-        foreign::install()?;
+        foreign::install(&[RIG.to_owned()])?;
         let file = place.folder.join(MOTO_FILE);
         fs::write(&file, MOTO).map_err(|error| format!("cannot write {}: {error}", file.display()))
     },
@@ -179,7 +179,7 @@ const MOTO_FILE: &str = "emulator.py";
 fn python(args: &[&str]) -> Command {
     let mut python = command("python3", args);
     // Without the folder, python3 reports that a package is missing.
-    python.env("PYTHONPATH", foreign::folder("pypi").unwrap_or_default());
+    python.env("PYTHONPATH", foreign::root().unwrap_or_default().join(foreign::AWS));
     python
 }
 

@@ -114,9 +114,15 @@ pub enum Command {
     /// Play what goes wrong with locks, step by step, and what a fence changes
     Explain(Explain),
     /// Show the classic mistakes with locks: programs that fail on real servers, each beside the right way
-    #[command(disable_help_flag = true)]
+    #[command(after_help = "\
+Examples:
+  lockkeeper pitfalls                    # lists them
+  lockkeeper pitfalls no-fence           # plays one: the mistake, then the right way
+
+They start servers of other projects, so they are in a program of their own. `lockkeeper-lab pitfalls --help` has all
+options.")]
     Pitfalls {
-        /// For `lockkeeper-lab pitfalls`, which this starts; `--help` shows its help
+        /// Names and options for `lockkeeper-lab pitfalls`, which this starts
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
         args: Vec<OsString>,
     },

@@ -10,6 +10,7 @@ mod explain;
 mod fencing;
 mod forming;
 mod grace;
+#[allow(dead_code, reason = "shared with the tests of `system`")]
 mod node;
 mod once;
 mod operators;

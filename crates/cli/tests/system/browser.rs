@@ -10,7 +10,7 @@ use crate::support::{CommandExt, Place};
 
 /// Runs a script to its end. It fails if the page has logged an error, violated its policy or called another host.
 fn run(script: &str, words: &[&str]) {
-    let libraries = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign/npm/node_modules");
+    let libraries = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign/npm-browser/node_modules");
     assert!(
         libraries.join("playwright-core").is_dir(),
         "playwright-core is missing; `cargo xtask test` installs it"

@@ -194,7 +194,7 @@ fn program_says_why_it_has_no_lock() {
 /// failure of the service.
 #[test]
 fn answers_to_generated_calls_are_those_of_the_document() {
-    let libraries = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign/pypi");
+    let libraries = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign/pypi-http");
     assert!(
         libraries.join("schemathesis").is_dir(),
         "schemathesis is missing; `cargo xtask test` installs it"

@@ -151,7 +151,7 @@ struct Holder {
 impl Holder {
     fn start(url: &str, file: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "stalls::the_process_that_holds", "--nocapture"])
+            .args(["--exact", "faults::stalls::the_process_that_holds", "--nocapture"])
             .env(HOLDER, url)
             .env(HOLDER_FILE, file)
             .stdin(Stdio::null())

@@ -30,7 +30,7 @@ const ALONE: &str = "LK_FAULTS_ALONE";
 fn scene<F: Future<Output = ()>>(name: &str, test: impl FnOnce(Scene) -> F) {
     if std::env::var_os(ALONE).is_none() {
         let mut own = Command::new(std::env::current_exe().unwrap());
-        own.args(["--exact", "--nocapture", &format!("cluster::cuts::{name}")]).env(ALONE, "1");
+        own.args(["--exact", "--nocapture", &format!("faults::cluster::cuts::{name}")]).env(ALONE, "1");
         let Output { status, stdout, stderr } = own.output().unwrap();
         let said = [stdout, stderr].concat();
         let said = String::from_utf8_lossy(&said);
