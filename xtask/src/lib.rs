@@ -3,7 +3,7 @@
 //! Responsible for calling the right tools with the right arguments in the right order, and for reporting the results.
 //! Must not contain knowledge about locks: properties of locks are checked by tests.
 //!
-//! Reading order: [`parts`] (`verify` and `fix`), [`api`] (the text of the public API), [`testing`] (`test`), [`record`] (counting tests), [`needs`]
+//! Reading order: [`parts`] (`verify` and `fix`), [`schema`] (generated code), [`api`] (the text of the public API), [`testing`] (`test`), [`record`] (counting tests), [`needs`]
 //! (required programs and their installation), [`foreign`] (libraries of other languages), [`sim`], [`mod@fuzz`] (the decoders), [`services`]
 //! (other lock services), [`mod@bench`] (comparison with those), [`mod@dist`] (a release's files), [`book`], [`process`].
 
@@ -20,6 +20,7 @@ mod needs;
 mod parts;
 mod process;
 mod record;
+mod schema;
 mod services;
 mod sim;
 mod testing;
@@ -97,7 +98,7 @@ pub fn main() -> ExitCode {
     let outcome = process::enter_workspace().and_then(|()| match Args::parse().task {
         Task::Verify { parts } => parts::verify(&parts),
         Task::Fix => parts::fix(),
-        Task::Generate => parts::generate(),
+        Task::Generate => schema::generate(),
         Task::Test(selection) => testing::test(&selection),
         Task::Weight(what) => weight::weigh(&what),
         Task::Sim { args } => sim::run(&args),

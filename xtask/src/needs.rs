@@ -164,6 +164,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
         needs: &[
             Need { program: "curl", package: "curl", used_by: "the tests of HTTP/JSON" },
             Need { program: "chromium", package: "chromium", used_by: "the tests of the pages for browsers" },
+            Need { program: "strip", package: "binutils", used_by: "the tests of the Debian package" },
             Need { program: "dpkg-deb", package: "dpkg", used_by: "the tests of the Debian package" },
         ],
     },

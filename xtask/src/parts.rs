@@ -90,12 +90,6 @@ pub(crate) fn fix() -> TaskResult {
     run(cargo().args(["fmt", "--all"]))
 }
 
-/// Writes the code that is generated from the schema of the wire protocol, and the text of the public API.
-pub(crate) fn generate() -> TaskResult {
-    run(cargo().args(["run", "-p", "lockkeeper-wire", "--features", "grpc", "--example", "generate"]))?;
-    api::write()
-}
-
 fn check(part: Part) -> TaskResult {
     match part {
         Part::Format => run(cargo().args(["fmt", "--all", "--check"])),

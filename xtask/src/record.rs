@@ -49,7 +49,7 @@ impl fmt::Display for Tally {
 }
 
 /// A part of a run.
-pub(crate) struct Phase {
+pub(crate) struct TestPhase {
     pub(crate) name: &'static str,
     pub(crate) wall: Duration,
     /// Of the processes that were started in it and have ended.
@@ -63,9 +63,9 @@ pub(crate) fn cpu_of_children() -> Duration {
     of(used.user_time()) + of(used.system_time())
 }
 
-/// The file that nextest writes; `.config/nextest.toml` names it.
+/// The file that nextest writes; `.config/nextest.toml` names it. Its folder does not follow `CARGO_TARGET_DIR`.
 pub(crate) fn junit() -> TaskResult<PathBuf> {
-    Ok(features::metadata()?.target_directory.join("nextest/default/junit.xml").into())
+    Ok(features::metadata()?.workspace_root.join("target/nextest/default/junit.xml").into())
 }
 
 /// The file with the phases of the newest run.
@@ -73,15 +73,15 @@ fn phases_file() -> TaskResult<PathBuf> {
     Ok(junit()?.with_file_name("phases.md"))
 }
 
-pub(crate) fn write_phases(phases: &[Phase]) -> TaskResult {
+pub(crate) fn write_phases(phases: &[TestPhase]) -> TaskResult {
     let file = phases_file()?;
     fs::write(&file, phases_text(phases)).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 /// The phases as a table in Markdown.
-pub(crate) fn phases_text(phases: &[Phase]) -> String {
+pub(crate) fn phases_text(phases: &[TestPhase]) -> String {
     let mut text = "| phase | wall, s | CPU, s |\n| --- | --- | --- |\n".to_owned();
-    for Phase { name, wall, cpu } in phases {
+    for TestPhase { name, wall, cpu } in phases {
         // Writing to a string does not fail.
         let _ = writeln!(text, "| {name} | {:.0} | {:.0} |", wall.as_secs_f64(), cpu.as_secs_f64());
     }

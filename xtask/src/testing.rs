@@ -14,7 +14,7 @@ use crate::TaskResult;
 use crate::features::Targets;
 use crate::needs::{NEXTEST, install_build_needs, install_test_needs};
 use crate::process::{cargo, not_started, run, shown};
-use crate::record::{self, Phase, Tally};
+use crate::record::{self, Tally, TestPhase};
 
 /// Which tests to run.
 #[derive(Args)]
@@ -39,7 +39,7 @@ pub(crate) fn test(selection: &Selection) -> TaskResult {
     let mut timed = |name: &'static str, work: &mut dyn FnMut() -> TaskResult| {
         let (start, cpu) = (Instant::now(), record::cpu_of_children());
         let ended = work();
-        phases.push(Phase { name, wall: start.elapsed(), cpu: record::cpu_of_children() - cpu });
+        phases.push(TestPhase { name, wall: start.elapsed(), cpu: record::cpu_of_children() - cpu });
         ended
     };
 

@@ -4,6 +4,7 @@
 use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 
+use lockkeeper::url::UrlError;
 use lockkeeper::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
 
 /// Success.
@@ -81,6 +82,12 @@ impl Failure {
     /// A failure with an exit code and a message.
     pub fn new(code: u8, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
+    }
+
+    /// The failure of something for a URL scheme whose cargo feature is off; it names the command that builds it in.
+    #[must_use]
+    pub fn not_compiled_in(scheme: &str, feature: &'static str) -> Self {
+        Self::new(USAGE, UrlError::NotCompiledIn { scheme: scheme.to_owned(), feature }.to_string())
     }
 
     /// A failure from an OS error; the code is `fallback` unless the error kind implies a more specific one.

@@ -114,7 +114,8 @@ pub enum UrlError {
     /// A scheme whose cargo feature is off.
     #[error(
         "`{scheme}:` is not compiled in; build with the feature `{feature}`: `cargo add lockkeeper --features \
-         {feature}`, or `cargo install lockkeeper-cli --features {feature}`"
+         {feature}`; the command: `cargo build --release --features {feature}` in the source tree, or `cargo install \
+         lockkeeper-cli --features {feature}`"
     )]
     NotCompiledIn {
         /// The scheme as given.

@@ -45,12 +45,12 @@ enum Experiment {
 }
 
 /// An exit code, and a message of one line.
-struct Failure {
+struct LabError {
     code: u8,
     message: String,
 }
 
-impl Failure {
+impl LabError {
     fn new(code: u8, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         Ok(Lab { experiment: Experiment::Pitfalls(args) }) => pitfalls::run(&args),
         Err(error) => usage(&error),
     };
-    ExitCode::from(ended.unwrap_or_else(|Failure { code, message }| {
+    ExitCode::from(ended.unwrap_or_else(|LabError { code, message }| {
         if words.iter().any(|word| word == "--json") {
             output::say(json!({ "error": message, "code": code }));
         } else {
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
 }
 
 /// Prints help and version; any other error of the arguments becomes one line.
-fn usage(error: &clap::Error) -> Result<u8, Failure> {
+fn usage(error: &clap::Error) -> Result<u8, LabError> {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -88,7 +88,7 @@ fn usage(error: &clap::Error) -> Result<u8, Failure> {
             let lines: Vec<_> = lines
                 .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
                 .collect();
-            Err(Failure::new(exit::USAGE, lines.join("; ")))
+            Err(LabError::new(exit::USAGE, lines.join("; ")))
         }
     }
 }

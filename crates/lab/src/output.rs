@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 
-use crate::{Failure, exit};
+use crate::{LabError, exit};
 
 /// Prints a message on standard error. A write error is ignored: there is nowhere to report it.
 pub(crate) fn say(text: impl Display) {
@@ -11,11 +11,11 @@ pub(crate) fn say(text: impl Display) {
 }
 
 /// Prints a line. A closed pipe ends the process with exit code 0, without a message.
-pub(crate) fn line(text: impl Display) -> Result<(), Failure> {
+pub(crate) fn line(text: impl Display) -> Result<(), LabError> {
     let mut out = stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
-        Err(error) => Err(Failure::new(exit::IO, format!("standard output can't be written: {error}"))),
+        Err(error) => Err(LabError::new(exit::IO, format!("standard output can't be written: {error}"))),
         Ok(()) => Ok(()),
     }
 }
@@ -28,7 +28,7 @@ pub(crate) fn painted(code: &str, text: &str) -> String {
 }
 
 /// Prints rows in columns as wide as their widest cells; the first row is the header.
-pub(crate) fn columns<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> Result<(), Failure> {
+pub(crate) fn columns<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> Result<(), LabError> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; COLUMNS] = std::array::from_fn(width);
     for row in rows {

@@ -8,7 +8,7 @@ use lockkeeper_lab::{Line, LineKind, PITFALLS, Pitfall, Variant, Verdict, act, m
 use serde_json::{Value, json};
 
 use crate::exit::{CONFIG, INTERNAL, NO, OK};
-use crate::{Failure, output};
+use crate::{LabError, output};
 
 /// `pitfalls`.
 #[derive(Args)]
@@ -39,9 +39,9 @@ pub(crate) struct Pitfalls {
     act: bool,
 }
 
-pub(crate) fn run(args: &Pitfalls) -> Result<u8, Failure> {
+pub(crate) fn run(args: &Pitfalls) -> Result<u8, LabError> {
     if args.act {
-        return act().map(|()| OK).map_err(|error| Failure::new(INTERNAL, error.to_string()));
+        return act().map(|()| OK).map_err(|error| LabError::new(INTERNAL, error.to_string()));
     }
     if args.markdown {
         output::line(markdown().trim_end())?;
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Pitfalls) -> Result<u8, Failure> {
     Ok(if played.iter().all(Played::as_described) { OK } else { NO })
 }
 
-fn list(as_json: bool) -> Result<u8, Failure> {
+fn list(as_json: bool) -> Result<u8, LabError> {
     if as_json {
         PITFALLS.iter().try_for_each(|pitfall| output::line(description(pitfall)))?;
         return Ok(OK);
@@ -98,11 +98,11 @@ struct Played {
 }
 
 impl Played {
-    fn play(pitfall: &'static Pitfall, as_json: bool) -> Result<Self, Failure> {
+    fn play(pitfall: &'static Pitfall, as_json: bool) -> Result<Self, LabError> {
         let missing = missing(pitfall);
         if !missing.is_empty() {
             let why = format!("`{}` can't be played: it needs `apt-get install {missing}`", pitfall.name);
-            return Err(Failure::new(CONFIG, why));
+            return Err(LabError::new(CONFIG, why));
         }
         if !as_json {
             output::line(format!("{}\n\n{}\n", heading(pitfall.title), pitfall.mistake))?;
@@ -127,9 +127,9 @@ impl Played {
 }
 
 /// Plays one program of a pitfall; its trace is shown as it happens, or returned for JSON.
-fn one(pitfall: &'static Pitfall, variant: Variant, as_json: bool) -> Result<(Verdict, Vec<Line>), Failure> {
+fn one(pitfall: &'static Pitfall, variant: Variant, as_json: bool) -> Result<(Verdict, Vec<Line>), LabError> {
     let program = std::env::current_exe()
-        .map_err(|error| Failure::new(INTERNAL, format!("this program is not found: {error}")))?;
+        .map_err(|error| LabError::new(INTERNAL, format!("this program is not found: {error}")))?;
     let actor = [program.as_os_str(), OsStr::new("pitfalls"), OsStr::new("--act")];
     let mut lines = Vec::new();
     let mut shown = Ok(());
@@ -141,7 +141,7 @@ fn one(pitfall: &'static Pitfall, variant: Variant, as_json: bool) -> Result<(Ve
         }
     });
     shown?;
-    let outcome = outcome.map_err(|error| Failure::new(INTERNAL, format!("`{}`: {error}", pitfall.name)))?;
+    let outcome = outcome.map_err(|error| LabError::new(INTERNAL, format!("`{}`: {error}", pitfall.name)))?;
     if !as_json {
         let (colour, word) = if outcome.is_loss() { ("31", "LOST") } else { ("32", "kept") };
         output::line(format!("  {}  {}\n", output::painted(colour, &format!("{word:>8}")), outcome.text()))?;

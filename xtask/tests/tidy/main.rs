@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cargo_metadata::MetadataCommand;
+use cargo_metadata::{DependencyKind, MetadataCommand};
 
 use crate::page::Page;
 
@@ -410,4 +410,35 @@ fn disabled_backends_add_no_dependency() {
     assert!(has(&postgres, "tokio_postgres") && !has(&postgres, "redis"), "{postgres:?}");
     assert!(!has(&postgres, "rustls"), "{postgres:?}");
     assert!(has(&of("redis-tls"), "rustls") && has(&of("postgres-tls"), "rustls"));
+}
+
+/// The product is `default-members`. What starts other people's servers, and what only the simulator may reach into, is not
+/// in it.
+#[test]
+fn product_depends_neither_on_the_rig_nor_on_the_feature_simulation() {
+    let metadata = MetadataCommand::new().manifest_path(root().join("Cargo.toml")).no_deps().exec();
+    let metadata = metadata.expect("cargo reads the workspace");
+    let product: BTreeSet<&str> =
+        metadata.workspace_default_packages().into_iter().map(|package| package.name.as_str()).collect();
+    for known in ["lockkeeper", "lockkeeper-cli", "lockkeeper-hazard"] {
+        assert!(product.contains(known), "{known} is not in {product:?}");
+    }
+    let mut problems = Vec::new();
+    for package in metadata.workspace_default_packages() {
+        let name = &package.name;
+        let uses = package.dependencies.iter().filter(|it| it.kind != DependencyKind::Development);
+        for dependency in uses.filter(|dependency| dependency.path.is_some()) {
+            if !product.contains(dependency.name.as_str()) {
+                problems.push(format!("{name} depends on {}", dependency.name));
+            }
+            if dependency.features.iter().any(|feature| feature == "simulation") {
+                problems.push(format!("{name} turns on {}/simulation", dependency.name));
+            }
+        }
+        let turns_on = |feature: &String| feature.ends_with("/simulation");
+        if package.features.values().flatten().any(turns_on) {
+            problems.push(format!("a feature of {name} turns on `simulation`"));
+        }
+    }
+    report(&problems);
 }

@@ -184,7 +184,6 @@ Example:
 Exit code 80 if a node does not answer or knows no leader, or if a setting of the lock service breaks a promise.")]
     Doctor(Doctor),
     /// Prepare a table of Amazon DynamoDB for locks
-    #[cfg(feature = "dynamodb")]
     #[command(after_help = "Example:\n  lockkeeper dynamodb init 'dynamodb://locks?region=eu-central-1'")]
     #[command(subcommand)]
     Dynamodb(Dynamodb),
@@ -350,7 +349,6 @@ pub struct Doctor {
 }
 
 /// `dynamodb`.
-#[cfg(feature = "dynamodb")]
 #[derive(Subcommand, Debug)]
 pub enum Dynamodb {
     /// Make the table, billed by request (on demand), and check that it suits. Does nothing if it exists

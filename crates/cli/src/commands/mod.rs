@@ -71,6 +71,8 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Doctor(args) => block_on(doctor::doctor(args)),
         #[cfg(feature = "dynamodb")]
         Command::Dynamodb(task) => block_on(dynamodb::dynamodb(task)),
+        #[cfg(not(feature = "dynamodb"))]
+        Command::Dynamodb(_) => Err(Failure::not_compiled_in("dynamodb", "dynamodb")),
         #[cfg(feature = "postgres")]
         Command::Postgres(task) => block_on(postgres::postgres(task)),
         Command::Completions { shell } => {

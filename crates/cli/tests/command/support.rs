@@ -123,6 +123,13 @@ impl Ended {
         }
     }
 
+    /// Asserts that the program has succeeded without a message, but that it waits: it says so after two seconds.
+    #[track_caller]
+    pub(crate) fn is_silent_success(&self) {
+        let waits = |line: &str| line.starts_with("lockkeeper: waiting for ");
+        assert!(self.code == 0 && self.err.lines().all(waits), "{self:?}");
+    }
+
     /// Its output, of a program that has succeeded.
     #[track_caller]
     pub(crate) fn json(&self) -> Value {

@@ -14,12 +14,16 @@ fn ran(command: &mut Command) -> String {
 }
 
 /// Makes the files of a release of this build, and returns them: the archive, and the Debian package. Uses the programs
-/// that `cargo xtask test` has built beside `lockkeeper`.
+/// that `cargo xtask test` has built beside `lockkeeper`, without their symbols, which take minutes to compress.
 fn release(out: &Path) -> [PathBuf; 2] {
-    let programs = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
-    let made = ran(Command::new(programs.join("xtask"))
+    let built = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+    let stripped = TempDir::new().unwrap();
+    for program in ["lockkeeper", "lockkeeper-lab"] {
+        ran(Command::new("strip").arg("-o").arg(stripped.path().join(program)).arg(built.join(program)));
+    }
+    let made = ran(Command::new(built.join("xtask"))
         .args(["dist", "--programs"])
-        .arg(programs)
+        .arg(stripped.path())
         .arg("--out")
         .arg(out));
     let files: Vec<PathBuf> = made.lines().rev().take(2).map(PathBuf::from).collect();

@@ -269,7 +269,8 @@ fn all_histories_of_three_tokens_and_six_steps_keep_the_promises() {
 /// Five steps with `cargo xtask test --long`.
 #[test]
 fn all_histories_of_four_tokens_and_four_steps_keep_the_promises() {
-    let (steps, histories, states) = lockkeeper_corpus::size((4, 0, 0), (5, 1_701_445_680, 5_146_803));
+    let (steps, histories, states) =
+        lockkeeper_corpus::size((4, 101_233_320, 1_182_117), (5, 1_701_445_680, 5_146_803));
     every_history_keeps_the_promises(4, steps, histories, states);
 }
 

@@ -72,6 +72,10 @@ impl CommandRecord {
             "redis" if args.records.is_some() => StoreUrl::Redis(url.to_owned()),
             #[cfg(feature = "dynamodb")]
             "dynamodb" if args.records.is_some() => StoreUrl::DynamoDb(url.to_owned()),
+            #[cfg(not(feature = "dynamodb"))]
+            "dynamodb" if args.records.is_some() => {
+                return Err(Failure::not_compiled_in("dynamodb", "dynamodb"));
+            }
             scheme => {
                 let text = match &args.records {
                     Some(_) => format!("`{scheme}:` is no store of records"),
