@@ -111,7 +111,6 @@ pub struct Run {
     pub busy_exit: u8,
     /// Send a trace of this run to this collector, by OTLP over gRPC: http://HOST:4317. It continues TRACEPARENT, which
     /// the command gets too
-    #[cfg(feature = "otlp")]
     #[arg(long, value_name = "URL", value_parser = super::values::collector)]
     pub otlp: Option<String>,
     /// Write the outcome to this file, as JSON

@@ -48,7 +48,6 @@ pub struct Serve {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=8))]
     pub metrics_segments: u8,
     /// Send traces of acquires to this collector, by OTLP over gRPC: http://HOST:4317. Only of clients that sample them
-    #[cfg(feature = "otlp")]
     #[arg(long, value_name = "URL", value_parser = super::values::collector)]
     pub otlp: Option<String>,
     /// The address that clients should connect to, if it is not --listen

@@ -84,3 +84,12 @@ pub(super) fn collector(typed: &str) -> Result<String, &'static str> {
     }
     Ok(format!("{scheme}://{host}:{port}"))
 }
+
+/// Refuses every address: this program can send no traces.
+#[cfg(not(feature = "otlp"))]
+pub(super) fn collector(_: &str) -> Result<String, &'static str> {
+    Err(
+        "traces are not compiled in; build with the feature `otlp`: `cargo build --release --features otlp` in the source \
+         tree, or `cargo install lockkeeper-cli --features otlp`",
+    )
+}

@@ -28,7 +28,6 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
         records: None,
         rate: None,
         busy_exit: BUSY,
-        #[cfg(feature = "otlp")]
         otlp: None,
         status_file: None,
     };
