@@ -12,7 +12,7 @@ use clap::Args;
 
 use crate::TaskResult;
 use crate::features::Targets;
-use crate::needs::{NEXTEST, install_build_needs, install_test_needs};
+use crate::needs::{COMMAND, LAB, NEXTEST, install_build_needs, install_test_needs};
 use crate::process::{cargo, not_started, run, shown};
 use crate::record::{self, Tally, TestPhase};
 
@@ -29,8 +29,11 @@ pub(crate) struct Selection {
     filters: Vec<String>,
 }
 
-/// Makes the tests that have a longer size use it.
-const LONG: &str = "LOCKKEEPER_TEST_LONG";
+/// The size of the tests that have several: `lockkeeper_corpus::size`. Without it they are quick.
+const SIZE: &str = "LOCKKEEPER_TEST_SIZE";
+
+/// Programs of other packages that the tests of a package start. With all packages they are built in any case.
+const PROGRAMS: [(&str, &[&str]); 2] = [(COMMAND, &[LAB, "xtask"]), (LAB, &[COMMAND])];
 
 /// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of stdout.
 pub(crate) fn test(selection: &Selection) -> TaskResult {
@@ -51,7 +54,7 @@ pub(crate) fn test(selection: &Selection) -> TaskResult {
     timed("build, install the rest", &mut || {
         std::thread::scope(|scope| {
             let installed = scope.spawn(|| install_test_needs(&selection.packages));
-            let built = run(selection.nextest(&targets).arg("--no-run"));
+            let built = run(selection.nextest(&targets).arg("--no-run")).and_then(|()| selection.programs());
             installed.join().unwrap_or_else(|_| Err("the installation panicked".to_owned()))?;
             built
         })
@@ -115,11 +118,20 @@ impl Selection {
         let mut cargo = cargo();
         cargo.args(["nextest", "run"]);
         targets.choose_tests(&mut cargo);
-        if self.long {
-            cargo.env(LONG, "1");
-        }
+        cargo.env(SIZE, if self.long { "long" } else { "usual" });
         cargo.args(&self.filters);
         cargo
+    }
+
+    fn programs(&self) -> TaskResult {
+        let chosen = |package: &str| self.packages.iter().any(|it| it == package);
+        for (_, others) in PROGRAMS.into_iter().filter(|(package, _)| chosen(package)) {
+            let mut cargo = cargo();
+            cargo.args(["build", "--bins"]);
+            others.iter().for_each(|other| _ = cargo.args(["--package", other]));
+            run(&mut cargo)?;
+        }
+        Ok(())
     }
 
     /// nextest can't run doctests.

@@ -1,12 +1,21 @@
 //! What the tests of several crates share: the corpora of the fuzzers, inputs that reach different code and are replayed in
-//! seconds; and the two sizes of exhaustive, random and simulated tests.
+//! seconds; and the three sizes of exhaustive, random and simulated tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The size of a test: `short`, or `long` with `cargo xtask test --long`.
-pub fn size<T>(short: T, long: T) -> T {
-    if std::env::var_os("LOCKKEEPER_TEST_LONG").is_some() { long } else { short }
+/// The size of a test: `quick` with a plain `cargo test`, `usual` with `cargo xtask test`, `long` with `cargo xtask test
+/// --long`.
+///
+/// # Panics
+/// `LOCKKEEPER_TEST_SIZE` is set to another word than `usual` or `long`.
+pub fn size<T>(quick: T, usual: T, long: T) -> T {
+    match std::env::var("LOCKKEEPER_TEST_SIZE").as_deref() {
+        Err(_) => quick,
+        Ok("usual") => usual,
+        Ok("long") => long,
+        Ok(other) => panic!("LOCKKEEPER_TEST_SIZE is `{other}`: known are `usual` and `long`"),
+    }
 }
 
 /// The directory with the inputs of a fuzz target, one per file.

@@ -3,11 +3,11 @@
 
 use lockkeeper_sim::{Coverage, run, told};
 
-/// Seeds in each test: 40, or 75 with `cargo xtask test --long`; for a longer run use `cargo xtask sim --seeds 5000`.
+/// Seeds in each test, with `cargo xtask test` and with its `--long`; for a longer run use `cargo xtask sim --seeds 5000`.
 const SEEDS: [u64; 2] = [40, 75];
 
 fn part(number: u64) -> Coverage {
-    let seeds = lockkeeper_corpus::size(SEEDS[0], SEEDS[1]);
+    let seeds = lockkeeper_corpus::size(SEEDS[0], SEEDS[0], SEEDS[1]);
     let mut seen = Coverage::default();
     let mut broken = Vec::new();
     for seed in number * seeds..(number + 1) * seeds {

@@ -1,9 +1,9 @@
 //! A whole node in this process, on a free loopback port, called by the raw generated client.
 
-mod attacks;
 mod calls;
+#[allow(dead_code, reason = "shared with the tests of `system`")]
 mod certified;
-mod crowds;
+#[allow(dead_code, reason = "shared with the tests of `system`")]
 mod harness;
 mod http;
 mod life;

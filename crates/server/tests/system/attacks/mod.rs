@@ -2,7 +2,7 @@
 //! releases a lock all the time. The witness must lose nothing and must make progress, and the node's memory must stay
 //! within bounds. Each test prints a row: what was sent, for how long, what the witness noticed.
 //!
-//! `LOCKKEEPER_ATTACK_SECONDS=30 cargo nextest run -p lockkeeper-server attacks --no-capture -j 1` runs them for longer.
+//! `LOCKKEEPER_ATTACK_SECONDS=30 cargo nextest run -p lockkeeper-server --test system attacks --no-capture -j 1` runs them for longer.
 
 mod attacked_node;
 mod frames;

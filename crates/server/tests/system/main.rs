@@ -1,0 +1,11 @@
+//! A node under all the load that the machine can make: attacks and crowds. A plain `cargo test` leaves it out: `cargo xtask
+//! test -p lockkeeper-server`.
+
+mod attacks;
+#[path = "../serve/certified.rs"]
+#[allow(dead_code, reason = "shared with the tests of `serve`")]
+mod certified;
+mod crowds;
+#[path = "../serve/harness.rs"]
+#[allow(dead_code, reason = "shared with the tests of `serve`")]
+mod harness;
