@@ -10,7 +10,7 @@ use clap::ValueEnum;
 
 use crate::TaskResult;
 use crate::api;
-use crate::features::Targets;
+use crate::features::{self, Targets};
 use crate::needs::DENY;
 use crate::process::{cargo, run};
 
@@ -131,9 +131,12 @@ fn docs() -> TaskResult {
         cargo
     };
     api::check()?;
-    run(doc().args(["--package", COMMAND]))?;
-    let mut rest = doc();
-    Targets::of(&[])?.choose_packages(&mut rest);
-    rest.args(["--exclude", COMMAND]);
-    run(&mut rest)
+    let names = features::metadata()?.packages.into_iter().map(|package| package.name.to_string());
+    let (command, rest): (Vec<_>, Vec<_>) = names.partition(|name| name == COMMAND);
+    for packages in [command, rest] {
+        let mut doc = doc();
+        Targets::of(&packages)?.choose_packages(&mut doc);
+        run(&mut doc)?;
+    }
+    Ok(())
 }
