@@ -21,7 +21,9 @@ fn release(out: &Path) -> [PathBuf; 2] {
     for program in ["lockkeeper", "lockkeeper-lab"] {
         ran(Command::new("strip").arg("-o").arg(stripped.path().join(program)).arg(built.join(program)));
     }
+    // The packages are unpacked at once.
     let made = ran(Command::new(built.join("xtask"))
+        .env("DPKG_DEB_COMPRESSOR_TYPE", "none")
         .args(["dist", "--programs"])
         .arg(stripped.path())
         .arg("--out")
