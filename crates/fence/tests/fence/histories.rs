@@ -269,14 +269,14 @@ type Known = (u32, u64, u64);
 #[test]
 fn all_histories_of_three_tokens_keep_the_promises() {
     const SIX: Known = (6, 859_592_340, 671_618);
-    let (steps, histories, states) = size((5, 0, 0), SIX, SIX);
+    let (steps, histories, states) = size((5, 67_777_710, 275_743), SIX, SIX);
     every_history_keeps_the_promises(3, steps, histories, states);
 }
 
 #[test]
 fn all_histories_of_four_tokens_keep_the_promises() {
     let (steps, histories, states) =
-        size((3, 0, 0), (4, 101_233_320, 1_182_117), (5, 1_701_445_680, 5_146_803));
+        size((3, 6_036_480, 199_414), (4, 101_233_320, 1_182_117), (5, 1_701_445_680, 5_146_803));
     every_history_keeps_the_promises(4, steps, histories, states);
 }
 
