@@ -3,9 +3,10 @@
 //! Responsible for calling the right tools with the right arguments in the right order, and for reporting the results.
 //! Must not contain knowledge about locks: properties of locks are checked by tests.
 //!
-//! Reading order: [`parts`] (`verify` and `fix`), [`schema`] (generated code), [`api`] (the text of the public API), [`testing`] (`test`), [`record`] (counting tests), [`needs`]
-//! (required programs and their installation), [`foreign`] (libraries of other languages), [`sim`], [`mod@fuzz`] (the decoders), [`services`]
-//! (other lock services), [`mod@bench`] (comparison with those), [`mod@dist`] (a release's files), [`book`], [`process`].
+//! Reading order: `parts` (`verify` and `fix`), `schema` (generated code), `api` (the text of the public API), `testing`
+//! (`test`), `record` (counting tests), `weight` (tables of builds and tests), `needs`
+//! (required programs and their installation), `foreign` (libraries of other languages), `sim`, `fuzz` (the decoders), `services`
+//! (other lock services), `bench` (comparison with those), `dist` (a release's files), `book`, `process`.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
