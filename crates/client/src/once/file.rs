@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
-use sha2::{Digest, Sha256};
+use hmac_sha256::Hash;
 
 use super::{OnceRecord, OnceStore};
 
@@ -26,7 +26,7 @@ impl FileRecords {
 
     fn path(&self, key: &str) -> PathBuf {
         let mut name = String::new();
-        for byte in Sha256::digest(key) {
+        for byte in Hash::hash(key.as_bytes()) {
             let _ = write!(name, "{byte:02x}");
         }
         self.dir.join(name)

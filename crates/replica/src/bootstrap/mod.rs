@@ -26,9 +26,9 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use hmac_sha256::Hash;
 use lockkeeper_wire::peer::{Hello, Lane, Refusal, RefusalCode};
 use lockkeeper_wire::store::{Candidate, Founding, Listed, Member};
-use sha2::{Digest, Sha256};
 
 use crate::members::Members;
 pub use admit::NodeIdentity;
@@ -253,7 +253,7 @@ fn promise(candidate: &Candidate) -> BTreeMap<u64, Vec<u8>> {
 
 /// Derives the cluster id from the incarnations of the nodes that form the cluster.
 fn cluster(of: &BTreeMap<u64, Vec<u8>>) -> Vec<u8> {
-    let mut hasher = Sha256::new();
+    let mut hasher = Hash::new();
     for (node, incarnation) in of {
         hasher.update(node.to_be_bytes());
         hasher.update(incarnation);

@@ -7,7 +7,6 @@ use lockkeeper_core::{Command, Rejection, Seq, SessionId, Usage};
 use lockkeeper_wire::answer;
 use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
-use sha2::{Digest, Sha256};
 
 use super::quorum_reads::PendingRead;
 use super::{Origin, Proposal, Replica};
@@ -35,7 +34,7 @@ pub const ENDS_PER_PART: usize = 1024;
 
 /// The hash of a session's secret. The table stores only this; a client that presents the secret may attach.
 fn hash(secret: &Secret) -> [u8; 32] {
-    Sha256::digest(secret.0).into()
+    hmac_sha256::Hash::hash(&secret.0)
 }
 
 fn invalid(text: String) -> v1::Refused {

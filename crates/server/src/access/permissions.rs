@@ -20,7 +20,6 @@ use std::ops::Range;
 
 use lockkeeper_core::{LockName, Usage};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use toml::Spanned;
 
 use super::identity::{ANONYMOUS, Identity};
@@ -164,7 +163,7 @@ impl Permissions {
             quotas: Vec::new(),
             total: file.total.or(Usage::UNLIMITED),
             groups: file.groups,
-            digest: hex(&Sha256::digest(text)),
+            digest: hex(&hmac_sha256::Hash::hash(text.as_bytes())),
         };
         for revoked in file.revoked {
             let line = line(text, revoked.span());

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::fmt;
 
 use lockkeeper_core::limits::LABEL_BYTES_MAX;
-use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::identity::{Identity, IdentityError};
@@ -144,7 +143,7 @@ impl Tokens {
 }
 
 fn hash(salt: &[u8; SALT_BYTES], secret: &[u8; SECRET_BYTES]) -> [u8; HASH_BYTES] {
-    Sha256::new().chain_update(salt).chain_update(secret).finalize().into()
+    hmac_sha256::Hash::hash(&[salt.as_slice(), secret].concat())
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //!
 //! The encoding is injective and never contains a dot, so `NAME.hold` and `NAME.slot3` cannot belong to another lock.
 
+use hmac_sha256::Hash;
 use lockkeeper_core::{LockName, Slot};
-use sha2::{Digest, Sha256};
 
 use super::os::hex;
 
@@ -31,7 +31,7 @@ pub(super) fn stem(name: &LockName) -> String {
     }
     encoded.truncate(cut.unwrap_or(0));
     // `+` never occurs in an encoding, so no short name can collide with a cut one.
-    format!("{encoded}+{}", hex(&Sha256::digest(name.as_str().as_bytes())))
+    format!("{encoded}+{}", hex(&Hash::hash(name.as_str().as_bytes())))
 }
 
 /// The file whose flock is the exclusive or shared hold.

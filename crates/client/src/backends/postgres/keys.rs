@@ -6,10 +6,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use hkdf::Hkdf;
+use hmac_sha256::{HKDF, Hash as Sha256};
 use md5::Md5;
-use sha1::Sha1;
-use sha2::{Digest, Sha256};
+use sha1::{Digest, Sha1};
 
 /// Hash prefix of our own rule. A later rule gets another number, and another name in the address.
 const OURS: &[u8] = b"lockkeeper/1\0";
@@ -109,13 +108,12 @@ impl PgKey {
         let bytes = name.as_bytes();
         let crc = || crc32fast::hash(bytes);
         Ok(match self {
-            Self::Lockkeeper => AdvisoryKey::Number(i64::from_be_bytes(first(
-                &Sha256::new().chain_update(OURS).chain_update(bytes).finalize(),
-            ))),
+            Self::Lockkeeper => {
+                AdvisoryKey::Number(i64::from_be_bytes(first(&Sha256::hash(&[OURS, bytes].concat()))))
+            }
             Self::Sqlx => {
                 let mut key = [0; 8];
-                // `expand` fails only for outputs longer than 255 hashes; this one is eight bytes.
-                let _ = Hkdf::<Sha256>::new(None, bytes).expand(SQLX, &mut key);
+                HKDF::expand(&mut key, HKDF::extract([], bytes), SQLX);
                 AdvisoryKey::Number(i64::from_le_bytes(key))
             }
             Self::Madelson => madelson(name),
@@ -125,7 +123,7 @@ impl PgKey {
                 AdvisoryKey::Pair(a.into(), b.into())
             }
             Self::Crc32 => AdvisoryKey::Number(crc().into()),
-            Self::Sha256Be => AdvisoryKey::Number(i64::from_be_bytes(first(&Sha256::digest(bytes)))),
+            Self::Sha256Be => AdvisoryKey::Number(i64::from_be_bytes(first(&Sha256::hash(bytes)))),
             Self::MessageDb => AdvisoryKey::Number(i64::from_be_bytes(first(&Md5::digest(bytes)))),
             Self::Hashtext | Self::Hashtextextended => {
                 return Err(KeyError::OnlyTheServer { name: name.to_owned(), rule: self });

@@ -13,7 +13,6 @@ use axum::response::{IntoResponse, Response};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use hyper::body::Bytes;
-use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
 use super::HttpState;
@@ -66,7 +65,7 @@ struct SentFile {
 
 impl SentFile {
     fn new(media_type: &'static str, plain: Bytes) -> Self {
-        let tag = format!("\"{}\"", hex(&Sha256::digest(&plain)[..16]));
+        let tag = format!("\"{}\"", hex(&hmac_sha256::Hash::hash(&plain)[..16]));
         Self { media_type, gzip: OnceLock::new(), tag, plain }
     }
 
