@@ -26,6 +26,9 @@ pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
+/// The tests' settings of the compiler. All commands of a run must have them: else cargo compiles anew.
+pub(crate) const TEST_CONFIG: [&str; 2] = ["--config", ".config/computing.toml"];
+
 /// Whether this program of `cargo install` exists and runs.
 pub(crate) fn is_installed(program: &str) -> bool {
     // A cargo subcommand gets its own name as the first argument.

@@ -6,11 +6,12 @@
 use std::ffi::OsString;
 
 use crate::TaskResult;
-use crate::process::{cargo, run as run_shown};
+use crate::process::{TEST_CONFIG, cargo, run as run_shown};
 
 /// Builds the simulator, and runs it with these arguments.
 pub(crate) fn run(args: &[OsString]) -> TaskResult {
     let mut cargo = cargo();
-    cargo.args(["run", "--quiet", "--profile", "test", "--package", "lockkeeper-sim", "--"]).args(args);
+    cargo.args(["run", "--quiet", "--profile", "test"]).args(TEST_CONFIG);
+    cargo.args(["--package", "lockkeeper-sim", "--"]).args(args);
     run_shown(&mut cargo)
 }

@@ -13,7 +13,7 @@ use clap::Args;
 use crate::TaskResult;
 use crate::features::Targets;
 use crate::needs::{COMMAND, LAB, NEXTEST, install_build_needs, install_test_needs};
-use crate::process::{cargo, not_started, run, shown};
+use crate::process::{TEST_CONFIG, cargo, not_started, run, shown};
 use crate::record::{self, Tally, TestPhase};
 
 /// Which tests to run.
@@ -116,7 +116,7 @@ fn counted(part: &str, ended: TaskResult, tally: TaskResult<Tally>, problems: &m
 impl Selection {
     fn nextest(&self, targets: &Targets) -> Command {
         let mut cargo = cargo();
-        cargo.args(["nextest", "run"]);
+        cargo.args(["nextest", "run"]).args(TEST_CONFIG);
         targets.choose_tests(&mut cargo);
         cargo.env(SIZE, if self.long { "long" } else { "usual" });
         cargo.args(&self.filters);
@@ -127,7 +127,7 @@ impl Selection {
         let chosen = |package: &str| self.packages.iter().any(|it| it == package);
         for (_, others) in PROGRAMS.into_iter().filter(|(package, _)| chosen(package)) {
             let mut cargo = cargo();
-            cargo.args(["build", "--bins"]);
+            cargo.args(["build", "--bins"]).args(TEST_CONFIG);
             others.iter().for_each(|other| _ = cargo.args(["--package", other]));
             run(&mut cargo)?;
         }
@@ -137,7 +137,7 @@ impl Selection {
     /// nextest can't run doctests.
     fn doctests(&self, targets: &Targets) -> Command {
         let mut cargo = cargo();
-        cargo.args(["test", "--doc", "--no-fail-fast"]);
+        cargo.args(["test", "--doc", "--no-fail-fast"]).args(TEST_CONFIG);
         targets.choose_packages(&mut cargo);
         cargo.arg("--").args(&self.filters);
         cargo

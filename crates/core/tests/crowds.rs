@@ -6,6 +6,7 @@ use lockkeeper_core::{
     Acquire, Command, Effect, Effects, End, IfBusy, LockName, Mode, OpenSession, Page, Reply, Seq, SessionId,
     Table, Token, invariants,
 };
+use lockkeeper_corpus::size;
 
 /// A table that checks every command against `visits_max`.
 struct Bounded {
@@ -87,29 +88,31 @@ const CROWD: u64 = 100_000;
 
 #[test]
 fn cost_of_a_retry_does_not_grow_with_the_queue() {
+    let crowd = size(10_000, CROWD, CROWD);
     let mut bounded = Bounded::new(Table::new(1));
     let session = bounded.open(1);
-    for seq in 1..=CROWD {
+    for seq in 1..=crowd {
         let _queued = bounded.apply(Command::Acquire(wants(session, seq, &["a"], Mode::Exclusive)));
     }
     let before = bounded.table.visits();
-    for seq in (1..=CROWD).rev() {
+    for seq in (1..=crowd).rev() {
         let reply = bounded.apply(Command::Acquire(wants(session, seq, &["a"], Mode::Exclusive)));
         match reply {
             Reply::Granted(_) => assert_eq!(seq, 1),
-            Reply::Queued { position, .. } => assert!(position <= CROWD && position >= 1_000.min(seq - 2)),
+            Reply::Queued { position, .. } => assert!(position <= crowd && position >= 1_000.min(seq - 2)),
             other => panic!("{other:?}"),
         }
     }
-    let each = (bounded.table.visits() - before) / CROWD;
+    let each = (bounded.table.visits() - before) / crowd;
     assert!(each <= 1_100, "{each} entries a retry");
 }
 
 #[test]
 fn cost_of_a_multi_name_acquire_does_not_grow_with_the_queue() {
+    let crowd = size(10_000, CROWD, CROWD);
     let mut bounded = Bounded::new(Table::new(1));
     let session = bounded.open(1);
-    for seq in 1..=CROWD {
+    for seq in 1..=crowd {
         let names: &[&str] = if seq % 2 == 0 { &["c/x", "d"] } else { &["c", "d"] };
         let _queued = bounded.apply(Command::Acquire(wants(session, seq, names, Mode::Exclusive)));
     }

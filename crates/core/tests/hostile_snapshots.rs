@@ -64,7 +64,7 @@ fn config(cases: u32) -> ProptestConfig {
         ..ProptestConfig::default()
     };
     if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = lockkeeper_corpus::size(cases / 12, cases / 3, cases);
+        config.cases = lockkeeper_corpus::size(cases / 40, cases / 3, cases);
     }
     config
 }

@@ -42,7 +42,7 @@ use lockkeeper_core::Token;
 use lockkeeper_fence::http::Rules as FenceRules;
 use lockkeeper_fence::{DurableMarks, HttpFence, MarksError};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::either::Either;
@@ -261,6 +261,8 @@ impl Gate {
         let Self { listener, tls, admin, state, connections, is_ending, drain } = self;
         let admin = admin.map(|(listener, admin)| tokio::spawn(admin.serve(listener)));
         let graceful = GracefulShutdown::new();
+        // Closed when the gate ends: then nobody waits for a client that has not sent its first request yet.
+        let (serving, serves) = watch::channel(());
         let accept = async {
             loop {
                 // Further connections wait in the system's queue.
@@ -297,6 +299,7 @@ impl Gate {
                     .keep_alive_interval(PING)
                     .keep_alive_timeout(PING);
                 let graceful = graceful.watcher();
+                let mut serves = serves.clone();
                 tokio::spawn(async move {
                     // The server's own limit begins with the first byte.
                     let begin = async {
@@ -306,7 +309,11 @@ impl Gate {
                             Some(tls) => Either::Right(tls.accept(stream).await?),
                         })
                     };
-                    if let Ok(Ok(stream)) = timeout(HEADERS_LIMIT, begin).await {
+                    let begun = tokio::select! {
+                        begun = timeout(HEADERS_LIMIT, begin) => begun,
+                        _ = serves.changed() => return,
+                    };
+                    if let Ok(Ok(stream)) = begun {
                         let connection = server.serve_connection(TokioIo::new(stream), service).into_owned();
                         // An error is the client's: it has gone, or has not spoken HTTP.
                         let _ = graceful.watch(connection).await;
@@ -321,6 +328,7 @@ impl Gate {
         }
         is_ending.store(true, Ordering::SeqCst);
         drop(listener);
+        drop(serving);
         let deadline = Instant::now() + drain;
         let _ = timeout_at(deadline, graceful.shutdown()).await;
         // Requests whose clients have gone, and those whose end is unknown.

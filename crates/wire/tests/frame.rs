@@ -110,7 +110,7 @@ fn compare(number: usize, read: Result<usize, String>, expected: Result<usize, S
 
 #[test]
 fn decoding_a_frame_of_small_items_uses_bounded_memory() {
-    let most = FRAME_BYTES_MAX / 2;
+    let most = lockkeeper_corpus::size(2 * FRAME_NAMES_MAX, FRAME_BYTES_MAX / 2, FRAME_BYTES_MAX / 2);
     let refused = |what: &str, max: usize| Err(format!("has more than {max} {what}, "));
     let cases = [
         (empty_items(most), refused("items", FRAME_ITEMS_MAX)),
@@ -131,7 +131,8 @@ fn decoding_a_frame_of_small_items_uses_bounded_memory() {
         assert!(peak <= DECODED_BYTES_MAX, "case {number}: {length} bytes took {peak}");
         compare(number, read, expected);
     }
-    let most = PEER_FRAME_BYTES / 2;
+    let most =
+        lockkeeper_corpus::size(2 * PEER_FRAME_ENTRIES_MAX, PEER_FRAME_BYTES / 2, PEER_FRAME_BYTES / 2);
     let of_nodes = [
         (empty_items(most), refused("messages", PEER_FRAME_MESSAGES_MAX)),
         (empty_items(PEER_FRAME_MESSAGES_MAX), Ok(PEER_FRAME_MESSAGES_MAX)),

@@ -208,18 +208,22 @@ impl Running {
     }
 
     /// Waits for the program to end.
-    pub(crate) fn ended(mut self) -> Ended {
+    pub(crate) fn ended(self) -> Ended {
+        self.ended_within(PATIENCE)
+    }
+
+    pub(crate) fn ended_within(mut self, patience: Duration) -> Ended {
         // On another thread: both outputs must be read concurrently, and a program that hangs must fail the test
         // instead of blocking it.
         let child = self.child.take().unwrap();
         let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || tell.send(child.wait_with_output()));
-        match told.recv_timeout(PATIENCE) {
+        match told.recv_timeout(patience) {
             Ok(output) => Ended::new(output.unwrap()),
             Err(_) => {
                 let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-                panic!("it did not end within {PATIENCE:?}");
+                panic!("it did not end within {patience:?}");
             }
         }
     }

@@ -2,11 +2,15 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use lockkeeper_rig::find;
 
 use crate::node::Node;
 use crate::support::{CommandExt, Place};
+
+/// A browser beside other tests on two cores takes its time.
+const BROWSER_PATIENCE: Duration = Duration::from_secs(240);
 
 /// Runs a script to its end. It fails if the page has logged an error, violated its policy or called another host.
 fn run(script: &str, words: &[&str]) {
@@ -21,7 +25,8 @@ fn run(script: &str, words: &[&str]) {
         .args(words)
         .env("LIBRARIES", libraries)
         .env("CHROMIUM", browser)
-        .ended();
+        .started()
+        .ended_within(BROWSER_PATIENCE);
     assert_eq!(ended.code, 0, "{script}: {}\n{}", ended.out, ended.err);
 }
 

@@ -1,12 +1,16 @@
-//! The program with what a plain `cargo test` leaves out: servers of others, browsers, root, faults of disks and networks under
-//! load. `cargo xtask test -p lockkeeper-cli` installs what these tests need.
+//! The program with what a plain `cargo test` leaves out: clusters, long waits, servers of others, browsers, root, faults of
+//! disks and networks under load. `cargo xtask test -p lockkeeper-cli` installs what these tests need.
 
+mod access;
 mod backups;
 mod browser;
+mod cluster;
 mod dist;
 #[cfg(target_os = "linux")]
 mod faults;
+mod forming;
 mod gate;
+mod grace;
 mod http;
 mod metrics;
 #[path = "../command/node.rs"]
@@ -15,8 +19,10 @@ mod node;
 #[path = "../command/once/scenario.rs"]
 mod once;
 mod others;
+mod partitions;
 #[path = "../command/support.rs"]
 #[allow(dead_code, reason = "shared with the tests of `command`")]
 mod support;
+mod tls;
 mod torture;
 mod traces;

@@ -68,7 +68,7 @@ pub use passage::Pass;
 pub use problem::TYPE_PREFIX;
 pub use service::FencedService;
 
-#[cfg(any(test, fuzzing))]
+#[cfg(all(any(test, fuzzing), feature = "object_store", feature = "dynamodb"))]
 pub(crate) fn fuzz_headers(headers: &http::HeaderMap) {
     if let Ok(Some(read)) = headers::read(headers) {
         assert!(headers.contains_key(TOKEN), "{read:?}");

@@ -91,7 +91,7 @@ fn bit_flip_never_lowers_a_mark() {
     let used: Vec<usize> = (0..whole.len()).filter(|at| whole[*at] != 0).collect();
     let (mut refused, mut harmless) = (0, 0);
     // An odd step, so that the bytes are at many different offsets within pages and records.
-    for at in used.iter().copied().step_by((used.len() / 200) | 1) {
+    for at in used.iter().copied().step_by((used.len() / lockkeeper_corpus::size(25, 200, 200)) | 1) {
         let mut flipped = whole.clone();
         flipped[at] ^= 1 << (at % 8);
         fs::write(&path, &flipped).expect("written");

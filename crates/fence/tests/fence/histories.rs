@@ -269,7 +269,7 @@ type Known = (u32, u64, u64);
 #[test]
 fn all_histories_of_three_tokens_keep_the_promises() {
     const SIX: Known = (6, 859_592_340, 671_618);
-    let (steps, histories, states) = size((5, 67_777_710, 275_743), SIX, SIX);
+    let (steps, histories, states) = size((4, 5_360_940, 87_172), SIX, SIX);
     every_history_keeps_the_promises(3, steps, histories, states);
 }
 

@@ -86,8 +86,8 @@ async fn a_node_that_accepts_but_never_answers_is_skipped() {
         let _open = stream;
         std::thread::park();
     });
-    for address in [silent, reads_nothing] {
-        let message = refused(&format!("lockkeeper://{address}")).await;
+    let [silent_url, other_url] = [silent, reads_nothing].map(|address| format!("lockkeeper://{address}"));
+    for message in <[String; 2]>::from(tokio::join!(refused(&silent_url), refused(&other_url))) {
         assert!(message.contains("no answer within"), "{message}");
     }
     // With another node that answers, connecting succeeds, and the stream uses that node.
@@ -168,7 +168,7 @@ async fn without_answers_a_hold_is_lost_and_its_release_is_ambiguous() {
     until("it is lost", || lost.is_cancelled()).await;
     assert_eq!(held.loss(), Some(LossCause::Expired));
     assert!(matches!(other.release().await, Err(ReleaseError::Ambiguous)), "P12");
-    let late = locks.mutex("c").ttl(SECOND).wait(Wait::For(10 * SECOND)).acquire().await;
+    let late = locks.mutex("c").ttl(SECOND).wait(Wait::For(2 * SECOND)).acquire().await;
     assert!(matches!(late, Err(AcquireError::Unreachable { .. } | AcquireError::Ambiguous { .. })));
     service.say_nothing(false);
     locks.mutex("b").acquire().await.unwrap().release().await.unwrap();

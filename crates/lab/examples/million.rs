@@ -2,7 +2,7 @@
 //! are taken, then a restart. Prints the longest step of a snapshot on the replica's thread, the longest gap between
 //! two turns with requests, and the durations of the snapshots and the restart.
 //!
-//! `cargo run --release -p lockkeeper-server --example million -- DIRECTORY HOLDS SECONDS`
+//! `cargo run --release -p lockkeeper-lab --example million -- DIRECTORY HOLDS SECONDS`
 
 #![allow(clippy::print_stdout, reason = "its result")]
 
