@@ -88,7 +88,7 @@ const CROWD: u64 = 100_000;
 
 #[test]
 fn cost_of_a_retry_does_not_grow_with_the_queue() {
-    let crowd = size(10_000, CROWD, CROWD);
+    let crowd = size(4_000, CROWD, CROWD);
     let mut bounded = Bounded::new(Table::new(1));
     let session = bounded.open(1);
     for seq in 1..=crowd {
@@ -109,7 +109,7 @@ fn cost_of_a_retry_does_not_grow_with_the_queue() {
 
 #[test]
 fn cost_of_a_multi_name_acquire_does_not_grow_with_the_queue() {
-    let crowd = size(10_000, CROWD, CROWD);
+    let crowd = size(4_000, CROWD, CROWD);
     let mut bounded = Bounded::new(Table::new(1));
     let session = bounded.open(1);
     for seq in 1..=crowd {

@@ -3,7 +3,6 @@
 mod advise;
 mod bad_input;
 mod documents;
-mod electing;
 mod explain;
 mod fencing;
 #[allow(dead_code, reason = "shared with the tests of `system`")]
@@ -12,7 +11,6 @@ mod once;
 mod operators;
 mod pages;
 mod running;
-mod serving;
 mod starting;
 #[allow(dead_code, reason = "shared with the tests of `system`")]
 mod support;

@@ -6,6 +6,7 @@ mod backups;
 mod browser;
 mod cluster;
 mod dist;
+mod electing;
 #[cfg(target_os = "linux")]
 mod faults;
 mod forming;
@@ -20,6 +21,7 @@ mod node;
 mod once;
 mod others;
 mod partitions;
+mod serving;
 #[path = "../command/support.rs"]
 #[allow(dead_code, reason = "shared with the tests of `command`")]
 mod support;

@@ -5,10 +5,7 @@ mod calls;
 mod certified;
 #[allow(dead_code, reason = "shared with the tests of `system`")]
 mod harness;
-mod http;
 mod life;
 mod protocol;
 mod rates;
-mod session_calls;
 mod sessions;
-mod traces;

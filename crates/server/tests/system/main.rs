@@ -1,5 +1,5 @@
-//! A node under all the load that the machine can make: attacks and crowds. A plain `cargo test` leaves it out: `cargo xtask
-//! test -p lockkeeper-server`.
+//! Calls over HTTP and through followers, traces, and a node under all the load that the machine can make: attacks and crowds.
+//! A plain `cargo test` leaves it out: `cargo xtask test -p lockkeeper-server`.
 
 mod attacks;
 #[path = "../serve/certified.rs"]
@@ -9,3 +9,6 @@ mod crowds;
 #[path = "../serve/harness.rs"]
 #[allow(dead_code, reason = "shared with the tests of `serve`")]
 mod harness;
+mod http;
+mod session_calls;
+mod traces;
