@@ -27,7 +27,7 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// The tests' settings of the compiler. All commands of a run must have them: else cargo compiles anew.
-pub(crate) const TEST_CONFIG: [&str; 2] = ["--config", ".config/computing.toml"];
+pub(crate) const TEST_CONFIG: [&str; 2] = ["--config", ".config/tests.toml"];
 
 /// Whether this program of `cargo install` exists and runs.
 pub(crate) fn is_installed(program: &str) -> bool {

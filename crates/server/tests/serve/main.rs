@@ -2,8 +2,6 @@
 
 mod calls;
 #[allow(dead_code, reason = "shared with the tests of `system`")]
-mod certified;
-#[allow(dead_code, reason = "shared with the tests of `system`")]
 mod harness;
 mod life;
 mod protocol;

@@ -2,8 +2,6 @@
 //! A plain `cargo test` leaves it out: `cargo xtask test -p lockkeeper-server`.
 
 mod attacks;
-#[path = "../serve/certified.rs"]
-#[allow(dead_code, reason = "shared with the tests of `serve`")]
 mod certified;
 mod crowds;
 #[path = "../serve/harness.rs"]
