@@ -31,7 +31,7 @@ pub fn all(table: &Table) -> CheckResult {
         return Ok(());
     }
     p7_answers(&snapshot)?;
-    p8_queue(&snapshot)
+    p8_queue(&snapshot, table.permit_waiters_passed_max())
 }
 
 /// The load of each prefix is that of the holds and waiters whose names begin with it.
@@ -187,11 +187,11 @@ pub fn p7_answers(snapshot: &Snapshot) -> CheckResult {
 }
 
 /// P8: no waiter could be granted now (unless the tokens have run out), and no hold has a later ticket than a waiter
-/// that conflicts with it.
+/// that conflicts with it. A waiter for permits waits while more than `permit_waiters_passed_max` are before it (M2).
 ///
 /// # Errors
 /// The offending waiter.
-pub fn p8_queue(snapshot: &Snapshot) -> CheckResult {
+pub fn p8_queue(snapshot: &Snapshot, permit_waiters_passed_max: usize) -> CheckResult {
     let (waiters, holds): (Vec<&RequestState>, Vec<&RequestState>) =
         snapshot.requests.iter().partition(|request| token(request).is_none());
     let limits: BTreeMap<&str, usize> =
@@ -206,9 +206,10 @@ pub fn p8_queue(snapshot: &Snapshot) -> CheckResult {
             || (waiter.mode == ModeKind::Permit
                 && waiter.names.iter().any(|name| {
                     let permits = |r: &&&RequestState| r.mode == ModeKind::Permit && r.names.contains(name);
-                    let ahead = holds.iter().filter(permits).count()
-                        + waiters.iter().filter(earlier).filter(permits).count();
-                    ahead + 1 > limits.get(name.as_str()).copied().unwrap_or(0)
+                    let held = holds.iter().filter(permits).count();
+                    let ahead = waiters.iter().filter(earlier).filter(permits).count();
+                    ahead > permit_waiters_passed_max
+                        || held + ahead + 1 > limits.get(name.as_str()).copied().unwrap_or(0)
                 }));
         if !blocked && snapshot.last_token < crate::limits::TOKEN_MAX {
             return Err(format!("P8: {waiter:?} waits for nothing"));
@@ -272,8 +273,13 @@ pub fn step(
         let ended = later.is_none_or(|later| later.owner != request.owner);
         let is_of_ended =
             request.owner.is_some_and(|(owner, _)| before.sessions.iter().all(|it| it.id != owner));
-        let by_resume = is_of_ended && matches!(command, Command::Resume);
-        if ended && !by_resume && !may_end(request, token, command) {
+        // A command that ends a session goes on with those that ended before, as `Resume` does.
+        let as_backlog = is_of_ended
+            && matches!(
+                command,
+                Command::Resume | Command::CloseSession { .. } | Command::ExpireSession { .. }
+            );
+        if ended && !as_backlog && !may_end(request, token, command) {
             return Err(format!("P4: {request:?} was ended by {command:?} ({reply:?}, {effects:?})"));
         }
     }

@@ -3,8 +3,8 @@
 
 use lockkeeper_core::limits::FORGOTTEN_PER_COMMAND_MAX;
 use lockkeeper_core::{
-    Acquire, Command, Effect, Effects, End, IfBusy, LockName, Mode, OpenSession, Page, Reply, Seq, SessionId,
-    Table, Token, invariants,
+    Acquire, Break, Command, Effect, Effects, End, IfBusy, LockName, Mode, OpenSession, Page, Reply, Seq,
+    SessionId, Table, Token, invariants,
 };
 use lockkeeper_corpus::size;
 
@@ -255,4 +255,76 @@ fn confirmed_answers_are_dropped_over_several_commands() {
     assert_eq!(kept, Reply::Finished(End::Released));
     assert!(bounded.table.has_backlog());
     assert_eq!(bounded.drain(), (CROWD as usize).div_ceil(FORGOTTEN_PER_COMMAND_MAX) - 3);
+}
+
+/// A request that waits for permits behind too many others is looked at when they are granted through another name.
+#[test]
+fn permit_behind_a_crowd_granted_through_another_name_is_granted() {
+    for crowd in [1_024, 1_025, 3_000] {
+        let mut bounded = Bounded::new(Table::new(1));
+        let session = bounded.open(1);
+        let permit = Mode::Permit { of: Some(5_000) };
+        let _held = bounded.apply(Command::Acquire(wants(session, 1, &["a"], Mode::Exclusive)));
+        for seq in 2..crowd + 2 {
+            let _queued = bounded.apply(Command::Acquire(wants(session, seq, &["a", "b"], permit)));
+        }
+        let last = bounded.apply(Command::Acquire(wants(session, crowd + 2, &["b"], permit)));
+        assert_eq!(matches!(last, Reply::Queued { .. }), crowd > 1_024, "{last:?}");
+        let _released = bounded.apply(finish(session, crowd + 3, 1));
+        bounded.drain();
+        let granted = bounded.granted() as u64 + u64::from(crowd <= 1_024);
+        assert_eq!(granted, crowd + 1, "of a crowd of {crowd}");
+    }
+}
+
+/// The hold of an expired session that a `Resume` would end, ended by another command: it stays closed for the session's
+/// lock-delay (S3), and its session is told nothing after its end (E1).
+#[test]
+fn hold_of_an_ending_session_keeps_its_lock_delay_whatever_ends_it() {
+    let name = |text: &str| LockName::parse(text).expect("a legal name");
+    let token = |number| Token::new(number).expect("a token");
+    let order = |now| {
+        let (reason, by) = ("stuck".into(), "olga".into());
+        Command::Break(Break { name: name("e"), token: token(3), reason, by, now })
+    };
+    let ended = |before: Option<Command>, ended_by: Command| {
+        let mut table = Table::new(1).with_work_max(2);
+        let mut effects = Effects::new();
+        let open = OpenSession {
+            secret_hash: [1; 32],
+            ttl_ms: 10_000,
+            lock_delay_ms: 30,
+            linger_ms: 0,
+            label: Box::default(),
+            identity: Box::default(),
+        };
+        assert_eq!(
+            table.apply(Command::OpenSession(open), &mut effects),
+            Reply::Opened { session: SessionId(1) }
+        );
+        for (seq, names) in [(1, &["a/b", "c/d"][..]), (2, &["x", "y", "z/1"]), (3, &["e"])] {
+            let acquire = wants(SessionId(1), seq, names, Mode::Exclusive);
+            assert!(matches!(table.apply(Command::Acquire(acquire), &mut effects), Reply::Granted(_)));
+        }
+        before.into_iter().for_each(|it| assert_eq!(table.apply(it, &mut effects), Reply::Done));
+        effects.clear();
+        let expired = table.apply(Command::ExpireSession { session: SessionId(1) }, &mut effects);
+        assert_eq!(expired, Reply::SessionGone);
+        assert!(
+            table.has_backlog()
+                && !effects.iter().any(|it| matches!(it, Effect::Closed { token, .. } if token.get() == 3))
+        );
+        effects.clear();
+        assert_eq!(table.apply_whole(ended_by, &mut effects), Reply::Done);
+        effects
+            .into_iter()
+            .filter(|it| !matches!(it, Effect::Closed { token, .. } if token.get() < 3))
+            .collect::<Vec<_>>()
+    };
+    let closed = vec![Effect::Closed { token: token(3), ms: 30 }];
+    assert_eq!(ended(Some(order(false)), Command::EndRevoked { token: token(3) }), closed);
+    assert_eq!(ended(None, order(true)), [], "`now` leaves no closed hold (B2)");
+    assert_eq!(ended(Some(order(false)), order(true)), []);
+    assert_eq!(ended(None, order(false)), closed, "its session is gone");
+    assert_eq!(ended(None, Command::Resume), closed);
 }

@@ -38,7 +38,7 @@ fn sound(pair: &Pair) -> Result<(), String> {
     invariants::p1_exclusion(&pair.now)?;
     invariants::p2_tokens(&pair.now)?;
     invariants::p7_answers(&pair.now)?;
-    invariants::p8_queue(&pair.now)?;
+    invariants::p8_queue(&pair.now, pair.table.permit_waiters_passed_max())?;
     invariants::index(&pair.table)
 }
 

@@ -29,8 +29,7 @@ fn config(cases: u32) -> ProptestConfig {
 }
 
 /// Runs a history on the table and the oracle, with every check after every command.
-fn play(steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
-    let mut pair = Pair::new();
+fn play(mut pair: Pair, steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
     let mut history: Vec<Command> = Vec::new();
     for step in steps {
         match step {
@@ -53,8 +52,13 @@ fn play(steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
 
 /// Runs a history on a table that leaves nearly all work in the backlog, and resumes it from time to time. Checks the
 /// invariants after every command: all of them when the backlog is empty, and otherwise those that always hold.
-fn play_with_little_work(work_max: usize, steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
-    let mut table = Table::new(1).with_work_max(work_max);
+fn play_with_little_work(
+    work_max: usize,
+    permit_waiters_passed_max: usize,
+    steps: impl IntoIterator<Item = Step>,
+) -> Result<(), String> {
+    let mut table =
+        Table::new(1).with_work_max(work_max).with_permit_waiters_passed_max(permit_waiters_passed_max);
     let mut effects = Effects::new();
     let mut history: Vec<Command> = Vec::new();
     for (count, step) in steps.into_iter().enumerate() {
@@ -90,7 +94,7 @@ proptest! {
     /// restart.
     #[test]
     fn table_and_oracle_agree_after_every_command(steps in vec(random_steps::step(), 1..70)) {
-        let verdict = play(steps);
+        let verdict = play(Pair::new(), steps);
         prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
     }
 }
@@ -104,7 +108,18 @@ proptest! {
     fn table_and_oracle_agree_on_long_queues(
         steps in vec(random_steps::crowding_step(), 50..220),
     ) {
-        let verdict = play(random_steps::openings().chain(steps));
+        let verdict = play(Pair::new(), random_steps::openings().chain(steps));
+        prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+    }
+
+    /// As the property above, but few permits may be granted past waiters (M2), of which each may wait at several names.
+    #[test]
+    fn table_and_oracle_agree_on_permits_that_pass_few_waiters(
+        waiters in 0_usize..3,
+        steps in vec(random_steps::permit_step(), 30..120),
+    ) {
+        let pair = Pair::with_permit_waiters_passed_max(waiters);
+        let verdict = play(pair, random_steps::openings().chain(steps));
         prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
     }
 }
@@ -137,9 +152,11 @@ proptest! {
     #[test]
     fn backlog_drains_and_invariants_hold(
         work_max in 1_usize..4,
-        steps in vec(random_steps::crowding_step(), 20..120),
+        permit_waiters_passed_max in prop::sample::select([0, 1, 2, 1_024].as_slice()),
+        steps in vec(prop_oneof![random_steps::crowding_step(), random_steps::permit_step()], 20..120),
     ) {
-        let verdict = play_with_little_work(work_max, random_steps::openings().chain(steps));
+        let steps = random_steps::openings().chain(steps);
+        let verdict = play_with_little_work(work_max, permit_waiters_passed_max, steps);
         prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
     }
 }

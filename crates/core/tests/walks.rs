@@ -6,6 +6,7 @@
 //! stream began. Then all commands applied since then are applied to the restored table, which must then equal the
 //! original.
 
+#[allow(dead_code, reason = "the steps of other properties")]
 mod random_steps;
 
 use lockkeeper_core::{

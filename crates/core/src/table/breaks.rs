@@ -27,7 +27,8 @@ impl Table {
             (RequestStage::Closed { .. }, false) => return Reply::StillClosed,
             (_, true) => self.end_unasked(id, End::Broken, Closure::None, out),
             (RequestStage::Held { token }, false) => {
-                if let Some(owner) = request.owner {
+                // The end of an ended session was told, and that of its holds with it (E1).
+                if let Some(owner) = request.owner.filter(|it| self.sessions.get(it.session).is_some()) {
                     out.push(Effect::Revoked { session: owner.session, seq: owner.seq, token });
                 }
                 self.requests.edit(id, &self.names, |request| {

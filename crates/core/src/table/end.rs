@@ -62,24 +62,29 @@ impl Table {
     }
 
     /// Ends a request without a command of its client. The end is kept, and sent again at every attach, until a
-    /// `Finish` confirms it (R3).
+    /// `Finish` confirms it (R3). If the request's session has ended, and only this request was not removed yet, the
+    /// session's end is that of the request: with the session's lock-delay (D1), and told already (E1).
     pub(super) fn end_unasked(&mut self, id: RequestId, end: End, closure: Closure, out: &mut Effects) {
         let request = &self.requests[id as usize];
         let ticket = request.ticket;
         let Some(owner) = request.owner else { return };
-        if let Closure::None = closure
-            && request.keep_closed_ms > 0
-        {
+        if matches!(closure, Closure::None) && request.keep_closed_ms > 0 {
             self.requests.edit(id, &self.names, |request| request.keep_closed_ms = 0);
             self.closing -= 1;
         }
         self.sessions.forget_request(owner);
+        let lock_delay_ms = self.sessions.lock_delay_of_ending(owner.session);
+        let mut ended = None;
         if let Some(mut session) = self.sessions.get_mut(owner.session) {
             session.keep(owner.seq, Reply::Finished(end), None);
+            ended = Some(Effect::Ended { session: owner.session, seq: owner.seq, end });
         }
-        let ended = Effect::Ended { session: owner.session, seq: owner.seq, end };
-        let closed = self.end_request(id, 0);
-        tell_ends(vec![EndOf { ticket, ended: Some(ended), closed }], out);
+        let delay_ms = match closure {
+            Closure::AsAgreed => lock_delay_ms.unwrap_or_default(),
+            Closure::None => 0,
+        };
+        let closed = self.end_request(id, delay_ms);
+        tell_ends(vec![EndOf { ticket, ended, closed }], out);
     }
 
     /// Removes a waiter, or ends a hold, which then stays closed for the greater of `keep_closed` and `delay_ms` (D1).

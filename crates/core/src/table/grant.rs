@@ -5,7 +5,6 @@ use super::acquire::Wanted;
 use super::crowd::{Class, Here, opposed};
 use super::names::{NameNode, NodeId};
 use super::request::{RequestEntry, RequestId, RequestStage};
-use crate::limits;
 use crate::reply::{Effect, Effects};
 use crate::types::{ModeKind, Ticket, Token};
 
@@ -62,13 +61,14 @@ impl Table {
     }
 
     /// Whether no permit is left: holds (closed ones included, L1) + earlier waiting permits + 1 > limit. Also returns
-    /// true if more than [`limits::PERMIT_WAITERS_PASSED_MAX`] earlier permits wait (M2).
+    /// true if more than [`limits::PERMIT_WAITERS_PASSED_MAX`](crate::limits::PERMIT_WAITERS_PASSED_MAX) earlier permits
+    /// wait (M2).
     pub(super) fn is_full(&self, here: &Here, of: Option<u32>, ticket: Ticket) -> bool {
         let Some(limit) = here.limit().map(|limit| limit.number).or(of) else { return false };
         let held = here.holds(Class::Permit, &self.requests);
         let Some(room) = (limit as usize).checked_sub(held + 1) else { return true };
         let Some(waiting) = here.waiting(Class::Permit) else { return false };
-        let room = room.min(limits::PERMIT_WAITERS_PASSED_MAX);
+        let room = room.min(self.permit_waiters_passed_max);
         let earlier = if waiting.last_key_value().is_none_or(|(&last, _)| last < ticket) {
             waiting.len()
         } else {

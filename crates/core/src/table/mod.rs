@@ -70,6 +70,8 @@ pub struct Table {
     unpassed: Unpassed,
     /// [`limits::WORK_PER_COMMAND_MAX`], or less in tests.
     work_max: usize,
+    /// [`limits::PERMIT_WAITERS_PASSED_MAX`], or less in tests.
+    permit_waiters_passed_max: usize,
     /// The snapshot iterator, while a snapshot is written in pieces.
     walk: Option<SnapshotIterator>,
 }
@@ -104,6 +106,7 @@ impl Table {
             freed: Vec::new(),
             unpassed: Unpassed::default(),
             work_max: limits::WORK_PER_COMMAND_MAX,
+            permit_waiters_passed_max: limits::PERMIT_WAITERS_PASSED_MAX,
             walk: None,
         }
     }

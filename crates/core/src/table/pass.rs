@@ -18,6 +18,9 @@ use crate::name::LockName;
 use crate::reply::Effects;
 use crate::types::{ModeKind, Ticket};
 
+/// How many entries a visit of one name may visit before it counts as more names of the budget.
+const VISITS_PER_NAME: usize = 32;
+
 /// Identifies a lane: a node of the tree of names, and which of the node's lanes it is.
 type LaneId = (NodeId, Lane);
 
@@ -36,6 +39,8 @@ struct Pass {
     open: BTreeSet<LaneId>,
     /// The next waiter of each lane. May also contain waiters of lanes that were dropped from `open`.
     heads: BTreeSet<(Ticket, LaneId)>,
+    /// Names that no request has left, but whose crowd of waiting permits became smaller by grants of this pass.
+    thinned: BTreeSet<NodeId>,
 }
 
 impl Pass {
@@ -102,12 +107,17 @@ impl Table {
                 }
             }
             let Some(id) = lanes.first().and_then(|&lane| self.waiter_at(lane, ticket)) else { continue };
-            budget.spend(self.names_above(id));
+            let visits = self.visits();
+            let names = self.names_above(id);
             self.look_at(id, ticket, &lanes, &mut pass, out);
+            // A waiter for permits counts those before it, which may be more than the names.
+            budget.spend(names.max((self.visits() - visits) as usize / VISITS_PER_NAME));
             for &lane in lanes.iter().filter(|&lane| pass.open.contains(lane)) {
                 pass.heads.extend(self.next_in(lane, ticket));
             }
             if budget.is_spent() && !pass.heads.is_empty() {
+                let thinned = |name| Freed { name, subtree: false, kind: ModeKind::Permit, after: ticket };
+                self.freed.extend(pass.thinned.into_iter().map(thinned));
                 return Some(ticket);
             }
         }
@@ -151,6 +161,24 @@ impl Table {
         }
         if !is_blocked {
             self.grant(id, out);
+            if class == Class::Permit {
+                self.look_behind_crowds(id, ticket, pass);
+            }
+        }
+    }
+
+    /// Opens lanes behind a permit that was granted where many wait for permits: its grant lets one more request pass
+    /// them, also at names that nobody has left (M2). In all other cases a hold blocks whom it blocked as a waiter.
+    fn look_behind_crowds(&self, id: RequestId, ticket: Ticket, pass: &mut Pass) {
+        for &node in self.requests[id as usize].nodes.as_slice() {
+            let waiting = self.names.get(node).here.waiting(Class::Permit);
+            let lane = (node, Lane::At(Class::Permit));
+            if waiting.is_some_and(|waiting| waiting.len() > self.permit_waiters_passed_max)
+                && pass.open.insert(lane)
+            {
+                pass.thinned.insert(node);
+                pass.heads.extend(self.next_in(lane, ticket));
+            }
         }
     }
 
@@ -173,7 +201,7 @@ impl Table {
             }
         }
         let heads = lanes.iter().filter_map(|(&lane, &after)| self.next_in(lane, after)).collect();
-        Pass { open: lanes.into_keys().collect(), heads }
+        Pass { open: lanes.into_keys().collect(), heads, thinned: BTreeSet::new() }
     }
 
     /// The first waiter of a lane with a ticket above `after`.

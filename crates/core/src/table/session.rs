@@ -415,6 +415,11 @@ impl Sessions {
         None
     }
 
+    /// The lock-delay in milliseconds of the holds of a session that has ended and still has requests.
+    pub(super) fn lock_delay_of_ending(&self, id: SessionId) -> Option<u64> {
+        self.by_id.get(&id)?.ending
+    }
+
     /// Removes a request from its session, live or ending.
     pub(super) fn forget_request(&mut self, owner: Owner) {
         if let Some(mut session) = self.change(owner.session) {

@@ -172,6 +172,20 @@ impl Table {
         self
     }
 
+    /// Replaces [`limits::PERMIT_WAITERS_PASSED_MAX`] by another bound, under the same condition. With a low one, tests
+    /// reach it with few requests.
+    #[must_use]
+    pub fn with_permit_waiters_passed_max(mut self, waiters: usize) -> Self {
+        self.permit_waiters_passed_max = waiters;
+        self
+    }
+
+    /// The bound of [`Table::with_permit_waiters_passed_max`].
+    #[must_use]
+    pub fn permit_waiters_passed_max(&self) -> usize {
+        self.permit_waiters_passed_max
+    }
+
     /// Does a part of the backlog: drops confirmed answers, then removes ended sessions, then selects freed names for
     /// the grant pass, which runs after the command.
     pub(super) fn resume(&mut self, out: &mut Effects) -> Reply {

@@ -3,7 +3,7 @@
 //!
 //! To be read beside `docs/table-rules.md`: one small function per rule, named by the rule's number. It is written from
 //! the rules alone, shares only names, basic types and limits with the table, and must not be optimized. It does not
-//! model the 4 GiB of M1 and the bounds of M2.
+//! model the 4 GiB of M1, and of the bounds of M2 only that on permits granted past waiters.
 #![allow(dead_code, reason = "each test binary uses its own part of the oracle")]
 
 pub(crate) mod pair;
@@ -22,6 +22,8 @@ use lockkeeper_core::{
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Oracle {
     state: Snapshot,
+    /// The one bound of M2 that decides who may be granted: see `permits_are_out`.
+    pub(crate) permit_waiters_passed_max: usize,
 }
 
 /// The status of a token at a name (B4), in the oracle's own type.
@@ -63,11 +65,11 @@ impl Told {
 
 impl Oracle {
     pub(crate) fn new() -> Self {
-        Self { state: Snapshot { rules: limits::RULES_VERSION, ..Snapshot::default() } }
+        Self::from_snapshot(&Snapshot { rules: limits::RULES_VERSION, ..Snapshot::default() })
     }
 
     pub(crate) fn from_snapshot(snapshot: &Snapshot) -> Self {
-        Self { state: snapshot.clone() }
+        Self { state: snapshot.clone(), permit_waiters_passed_max: limits::PERMIT_WAITERS_PASSED_MAX }
     }
 
     /// E2: the complete state in canonical order.

@@ -26,6 +26,13 @@ impl Pair {
         Self { table, oracle, now }
     }
 
+    /// A pair whose permits are granted past at most so many waiters (M2).
+    pub(crate) fn with_permit_waiters_passed_max(waiters: usize) -> Self {
+        let Self { table, mut oracle, now } = Self::new();
+        oracle.permit_waiters_passed_max = waiters;
+        Self { table: table.with_permit_waiters_passed_max(waiters), oracle, now }
+    }
+
     /// A pair restored from a snapshot.
     pub(crate) fn restore(snapshot: &Snapshot) -> Self {
         let table = Table::restore(snapshot, SEED).expect("a snapshot of a table can be restored");
@@ -114,7 +121,8 @@ impl Pair {
         if read != self.now || read.digest() != self.now.digest() || read.encode() != bytes {
             return Err(format!("{:?} became {read:?} through its bytes", self.now));
         }
-        self.table = Table::restore(&read, SEED + 1).map_err(|why| why.to_string())?;
+        let restored = Table::restore(&read, SEED + 1).map_err(|why| why.to_string())?;
+        self.table = restored.with_permit_waiters_passed_max(self.oracle.permit_waiters_passed_max);
         let restored = self.table.snapshot();
         if restored == self.now { Ok(()) } else { Err(format!("{:?} became {restored:?}", self.now)) }
     }

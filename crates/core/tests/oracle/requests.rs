@@ -197,15 +197,17 @@ impl Oracle {
         })
     }
 
-    /// Permits: holds + closed holds (L1) + earlier waiting permits + 1 > limit.
+    /// Permits: holds + closed holds (L1) + earlier waiting permits + 1 > limit, or too many of them wait (M2).
     fn permits_are_out(&self, request: &RequestState, name: &LockName, implied: &Option<u32>) -> bool {
         if request.mode != ModeKind::Permit {
             return false;
         }
-        let taken =
-            self.in_the_way(request).filter(|r| r.mode == ModeKind::Permit && r.names.contains(name)).count();
+        let (waiting, held): (Vec<_>, Vec<_>) = self
+            .in_the_way(request)
+            .filter(|r| r.mode == ModeKind::Permit && r.names.contains(name))
+            .partition(|r| is_waiting(r));
         let limit = self.in_force(name).map(|limit| limit.limit).or(*implied).expect("it has a limit (L2)");
-        taken + 1 > limit as usize
+        waiting.len() > self.permit_waiters_passed_max || held.len() + waiting.len() + 1 > limit as usize
     }
 
     /// Q1: the session of the conflicting live hold with the lowest token.

@@ -254,6 +254,39 @@ pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// As [`crowding_step`], mostly with permits of many at a few names, so that most wait for others to be passed; and sessions
+/// end.
+pub(crate) fn permit_step() -> impl Strategy<Value = Step> {
+    let permits = (0..3u8, vec(prop::sample::select(["a", "b", "ab"].as_slice()), 1..=3)).prop_map(
+        |(session, names)| {
+            let by = By { session, seq: SeqPick::Next, done: DonePick::Behind(0) };
+            let mode = Mode::Permit { of: Some(6) };
+            let if_busy = IfBusy::Wait { at_most_ms: None };
+            let asked = Asked {
+                names,
+                mode,
+                subtree: false,
+                if_busy,
+                keep_closed_ms: 0,
+                value_bytes: 0,
+                meta_bytes: 0,
+            };
+            Step::Acquire { by, asked }
+        },
+    );
+    prop_oneof![
+        6 => permits,
+        4 => crowding_step(),
+        1 => (0..3u8, any::<bool>()).prop_map(|(session, expire)| Step::End { session, expire }),
+        1 => (0..3u8, prop::sample::select([0, 4000].as_slice())).prop_map(|(secret, lock_delay_ms)| Step::Open {
+            secret,
+            identity: 0,
+            lock_delay_ms,
+            fault: u8::MAX,
+        }),
+    ]
+}
+
 /// The steps that open three sessions for [`crowding_step`].
 pub(crate) fn openings() -> impl Iterator<Item = Step> {
     (0..3).map(|secret| Step::Open { secret, identity: 0, lock_delay_ms: 0, fault: u8::MAX })
