@@ -65,8 +65,9 @@ pub(crate) fn test(selection: &Selection) -> TaskResult {
     let _ = fs::remove_file(&record);
     let (mut problems, mut total) = (Vec::new(), Tally::default());
     let mut nextest = selection.nextest(&targets);
+    // Ignored are those tests in libraries that need a server, which a plain `cargo test` leaves out.
     // Whether any test ran is checked later, over both runners together.
-    nextest.args(["--no-fail-fast", "--no-tests=pass"]);
+    nextest.args(["--no-fail-fast", "--no-tests=pass", "--run-ignored=all"]);
     let mut ended = Ok(());
     timed("run", &mut || {
         ended = run(&mut nextest);
