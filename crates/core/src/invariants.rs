@@ -237,9 +237,9 @@ pub fn index(table: &Table) -> CheckResult {
     if here == there { Ok(()) } else { Err(format!("index: {here:?}, counted anew {there:?}")) }
 }
 
-/// P2 and P4 for one command: counters never fall, a hold keeps its token, new holds have new tokens in the order of
-/// their tickets, and a hold ends only by its release, the end of its session, or a break; a closed hold also by
-/// `EndDelay`.
+/// P2, P4, S3 and E1 for one command: counters never fall, a hold keeps its token, new holds have new tokens in the order
+/// of their tickets, and a hold ends only by its release, the end of its session, or a break; a closed hold also by
+/// `EndDelay`. A hold of a session that has expired stays closed for its lock-delay, and that session is told nothing more.
 ///
 /// # Errors
 /// The offending hold or counter.
@@ -258,6 +258,13 @@ pub fn step(
         s.requests.iter().filter_map(|r| Some((r.ticket, token(r)?))).collect()
     };
     let (old, new) = (held(before), held(after));
+    for effect in effects {
+        if let Effect::Ended { session, .. } | Effect::Revoked { session, .. } = effect
+            && after.sessions.iter().all(|live| live.id != *session)
+        {
+            return Err(format!("E1: {effect:?} tells a session that has ended, at {command:?}"));
+        }
+    }
     let mut last = before.last_token;
     for (ticket, token) in &new {
         match old.get(ticket) {
@@ -279,6 +286,19 @@ pub fn step(
                 command,
                 Command::Resume | Command::CloseSession { .. } | Command::ExpireSession { .. }
             );
+        let delay_ms = before
+            .ending
+            .iter()
+            .find(|ending| request.owner.is_some_and(|(owner, _)| owner == ending.session.id))
+            .map_or(0, |ending| ending.delay_ms);
+        let at_once = matches!(command, Command::Break(order) if order.now);
+        let is_closed =
+            later.is_some_and(|later| matches!(later.phase, Phase::Closed { ms, .. } if ms >= delay_ms));
+        if ended && delay_ms > 0 && !at_once && !is_closed {
+            return Err(format!(
+                "S3: {request:?} of an expired session does not stay closed after {command:?}"
+            ));
+        }
         if ended && !as_backlog && !may_end(request, token, command) {
             return Err(format!("P4: {request:?} was ended by {command:?} ({reply:?}, {effects:?})"));
         }
