@@ -39,7 +39,7 @@ struct Pass {
     open: BTreeSet<LaneId>,
     /// The next waiter of each lane. May also contain waiters of lanes that were dropped from `open`.
     heads: BTreeSet<(Ticket, LaneId)>,
-    /// Names that no request has left, but whose crowd of waiting permits became smaller by grants of this pass.
+    /// Names whose crowd of waiting permits became smaller by grants of this pass.
     thinned: BTreeSet<NodeId>,
 }
 
@@ -173,9 +173,9 @@ impl Table {
         for &node in self.requests[id as usize].nodes.as_slice() {
             let waiting = self.names.get(node).here.waiting(Class::Permit);
             let lane = (node, Lane::At(Class::Permit));
-            if waiting.is_some_and(|waiting| waiting.len() > self.permit_waiters_passed_max)
-                && pass.open.insert(lane)
-            {
+            if waiting.is_some_and(|waiting| waiting.len() > self.permit_waiters_passed_max) {
+                // The lane may be open already, but only behind the request that left the name.
+                pass.open.insert(lane);
                 pass.thinned.insert(node);
                 pass.heads.extend(self.next_in(lane, ticket));
             }
