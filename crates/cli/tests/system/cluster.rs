@@ -56,10 +56,15 @@ impl Place {
         joins.ready()
     }
 
+    /// The status of a cluster whose nodes all answer; the leader may not have heard of a node that has just begun.
     fn status(&self) -> Value {
-        let ended = self.ran("cluster status --json");
-        assert_eq!(ended.code, i32::from(OK), "{ended:?}");
-        serde_json::from_str(&ended.out).unwrap()
+        let mut status = Value::Null;
+        wait_until("all nodes answer", || {
+            let ended = self.ran("cluster status --json");
+            status = serde_json::from_str(&ended.out).unwrap_or_default();
+            ended.code == i32::from(OK)
+        });
+        status
     }
 }
 
