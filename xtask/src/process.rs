@@ -26,7 +26,7 @@ pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// The tests' settings of the compiler. All commands of a run must have them: else cargo compiles anew.
+/// The compiler settings for tests. If one command of a run lacks them, cargo compiles the workspace a second time.
 pub(crate) const TEST_CONFIG: [&str; 2] = ["--config", ".config/tests.toml"];
 
 /// Whether this program of `cargo install` exists and runs.

@@ -239,7 +239,7 @@ pub fn index(table: &Table) -> CheckResult {
 
 /// P2, P4, S3 and E1 for one command: counters never fall, a hold keeps its token, new holds have new tokens in the order
 /// of their tickets, and a hold ends only by its release, the end of its session, or a break; a closed hold also by
-/// `EndDelay`. A hold of a session that has expired stays closed for its lock-delay, and that session is told nothing more.
+/// `EndDelay`. A hold of an expired session stays closed for the lock-delay. An ended session gets no `Ended` or `Revoked`.
 ///
 /// # Errors
 /// The offending hold or counter.

@@ -278,7 +278,7 @@ fn permit_behind_a_crowd_granted_through_another_name_is_granted() {
 }
 
 /// The hold of an expired session that a `Resume` would end, ended by another command: it stays closed for the session's
-/// lock-delay (S3), and its session is told nothing after its end (E1).
+/// lock-delay (S3), and its session gets no effect after `SessionEnded` (E1).
 #[test]
 fn hold_of_an_ending_session_keeps_its_lock_delay_whatever_ends_it() {
     let name = |text: &str| LockName::parse(text).expect("a legal name");

@@ -261,7 +261,7 @@ impl Gate {
         let Self { listener, tls, admin, state, connections, is_ending, drain } = self;
         let admin = admin.map(|(listener, admin)| tokio::spawn(admin.serve(listener)));
         let graceful = GracefulShutdown::new();
-        // Closed when the gate ends: then nobody waits for a client that has not sent its first request yet.
+        // Closed when the gate ends. It ends the connections without a first request, which would use up the drain time.
         let (serving, serves) = watch::channel(());
         let accept = async {
             loop {

@@ -56,7 +56,7 @@ impl Place {
         joins.ready()
     }
 
-    /// The status of a cluster whose nodes all answer; the leader may not have heard of a node that has just begun.
+    /// The status, once every node answers the leader: a node that has just started may not be connected yet.
     fn status(&self) -> Value {
         let mut status = Value::Null;
         wait_until("all nodes answer", || {

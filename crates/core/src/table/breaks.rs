@@ -27,7 +27,7 @@ impl Table {
             (RequestStage::Closed { .. }, false) => return Reply::StillClosed,
             (_, true) => self.end_unasked(id, End::Broken, Closure::None, out),
             (RequestStage::Held { token }, false) => {
-                // The end of an ended session was told, and that of its holds with it (E1).
+                // An ended session gets no effect: its `SessionEnded` stands for all its holds (E1).
                 if let Some(owner) = request.owner.filter(|it| self.sessions.get(it.session).is_some()) {
                     out.push(Effect::Revoked { session: owner.session, seq: owner.seq, token });
                 }

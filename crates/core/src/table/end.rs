@@ -62,8 +62,8 @@ impl Table {
     }
 
     /// Ends a request without a command of its client. The end is kept, and sent again at every attach, until a
-    /// `Finish` confirms it (R3). If the request's session has ended, and only this request was not removed yet, the
-    /// session's end is that of the request: with the session's lock-delay (D1), and told already (E1).
+    /// `Finish` confirms it (R3). A hold whose session has ended, and which the backlog has not reached yet, gets
+    /// the session's lock-delay (D1) and no `Ended` effect: `SessionEnded` stands for it (E1).
     pub(super) fn end_unasked(&mut self, id: RequestId, end: End, closure: Closure, out: &mut Effects) {
         let request = &self.requests[id as usize];
         let ticket = request.ticket;

@@ -167,8 +167,9 @@ impl Table {
         }
     }
 
-    /// Opens lanes behind a permit that was granted where many wait for permits: its grant lets one more request pass
-    /// them, also at names that nobody has left (M2). In all other cases a hold blocks whom it blocked as a waiter.
+    /// Opens the lanes of a permit request that was just granted, at each of its names where more waiters for permits are
+    /// left than the bound of M2. There its grant may unblock one more waiter, although no request has left the name. No
+    /// other grant unblocks a waiter: a hold blocks the same requests as it did while it waited.
     fn look_behind_crowds(&self, id: RequestId, ticket: Ticket, pass: &mut Pass) {
         for &node in self.requests[id as usize].nodes.as_slice() {
             let waiting = self.names.get(node).here.waiting(Class::Permit);
