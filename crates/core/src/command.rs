@@ -1,7 +1,9 @@
 //! Commands: all possible changes of the table. A log entry holds one command or several.
 
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
 use crate::name::LockName;
-use crate::types::{Mode, Seq, SessionId, Token};
+use crate::types::{Fingerprint, Mode, Seq, SessionId, Token};
 
 /// A change of the table, applied by [`Table::apply`](crate::Table::apply) in log order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -95,6 +97,40 @@ pub enum Command {
     /// Does a part of the backlog: work that earlier commands left because the work of one command is bounded (leader
     /// only, M2); see [`Table::has_backlog`](crate::Table::has_backlog). Changes nothing if there is no backlog.
     Resume,
+}
+
+impl Fingerprint {
+    /// Of an acquire: of its names in their order, subtree, mode, number of permits and `keep_closed`. Not of the wait,
+    /// which a repeat may shorten, nor of value and meta: those of the first one count.
+    #[must_use]
+    pub fn of_acquire(acquire: &Acquire) -> Self {
+        let mode = match acquire.mode {
+            Mode::Exclusive => 0,
+            Mode::Shared => 1,
+            Mode::Permit { of: None } => 2,
+            Mode::Permit { of: Some(of) } => 3 + u64::from(of),
+        };
+        let head = [0, u64::from(acquire.subtree), mode, acquire.keep_closed_ms];
+        Self::of(head, acquire.names.iter().map(|name| name.as_str().as_bytes()))
+    }
+
+    /// Of a [`Command::SetValue`].
+    #[must_use]
+    pub fn of_set_value(target: Seq, value: &[u8]) -> Self {
+        Self::of([1, target.0, 0, 0], [value])
+    }
+
+    /// Of a [`Command::Downgrade`].
+    #[must_use]
+    pub fn of_downgrade(target: Seq) -> Self {
+        Self::of([2, target.0, 0, 0], [])
+    }
+
+    /// Hashes each part with the hash of those before it as its seed.
+    fn of<'a>(head: [u64; 4], parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let head = head.iter().fold(0, |hash, number| xxh3_64_with_seed(&number.to_le_bytes(), hash));
+        Self(parts.into_iter().fold(head, |hash, part| xxh3_64_with_seed(part, hash)) as u32)
+    }
 }
 
 /// Parameters of [`Command::OpenSession`]. Durations are in milliseconds.

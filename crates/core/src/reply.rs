@@ -223,6 +223,29 @@ pub enum Rejection {
         /// The session.
         session: SessionId,
     },
+    /// The session of this secret was opened with another ttl, lock-delay or linger (S1).
+    #[error(
+        "session {session} of this secret is open with a {field} of {have} ms, {asked} ms was asked for; repeat the opening \
+         unchanged, or open another session with a secret of its own"
+    )]
+    OtherTerms {
+        /// The session.
+        session: SessionId,
+        /// `ttl`, `lock-delay` or `linger`: the first that differs, in this order.
+        field: &'static str,
+        /// The session's value in milliseconds.
+        have: u64,
+        /// Requested value in milliseconds.
+        asked: u64,
+    },
+    /// The seq was used for a command with other content (R5). This refusal is not kept.
+    #[error(
+        "number {seq} was used in this session for something else; repeat a request unchanged, or give it a number of its own"
+    )]
+    NumberTaken {
+        /// The seq.
+        seq: Seq,
+    },
     /// The request's number of permits differs from the implied limit in force (L3).
     #[error(
         "`{name}` has {have} permits, {asked} were asked for; ask for {have}, for no number, or set the limit"

@@ -62,6 +62,11 @@ impl fmt::Display for Seq {
     }
 }
 
+/// Digest of the parts of a numbered command that a repeat must have in common with it (R5). It detects a mistake of the
+/// session's own client; it is no defence against crafted commands.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Fingerprint(pub u32);
+
 /// Position of a request in the order of arrival. Never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub u64);

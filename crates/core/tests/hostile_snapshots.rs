@@ -514,8 +514,8 @@ fn excessive_item_length_is_refused_before_its_bytes_arrive() {
 #[test]
 fn unknown_format_is_refused_by_its_number() {
     let error = Snapshot::decode(&[6, 0, 1, 1, 0, 0, 0]).unwrap_err();
-    assert!(error.to_string().contains("its format is 1, this program reads 3"), "{error}");
+    assert!(error.to_string().contains("its format is 1, this program reads 4"), "{error}");
     // Format 1 began with its number and the version of the rules.
     let error = Snapshot::decode(&[1, 1, 0, 0, 0, 0, 0, 0]).unwrap_err();
-    assert!(error.to_string().contains("this program reads format 3"), "{error}");
+    assert!(error.to_string().contains("this program reads format 4"), "{error}");
 }

@@ -104,13 +104,15 @@ fn a_name_takes_a_limited_number_of_waiters() {
     }
     let full = Reply::Refused(Rejection::TooManyWaiters { name: name("a") });
     assert_eq!(ask(&mut table, waits(ALICE, 2, &["a", "c"])), full);
-    assert_eq!(ask(&mut table, waits(ALICE, 2, &["b"])), full, "it is kept (R6)");
+    assert_eq!(finish(&mut table, BOB, WAITERS_PER_NAME_MAX + 1, 6), Reply::Finished(End::Left));
+    assert_eq!(ask(&mut table, waits(ALICE, 2, &["a", "c"])), full, "it is kept (R6)");
+    assert!(matches!(ask(&mut table, waits(BOB, WAITERS_PER_NAME_MAX + 2, &["a"])), Reply::Queued { .. }));
     // The limit refuses only requests that would wait: a request that does not wait is busy. Waiters are counted for
     // each exact name, so the queue of another name is not affected.
     assert!(matches!(ask(&mut table, wants(ALICE, 3, &["a"])), Reply::Busy { .. }));
     assert!(matches!(ask(&mut table, waits(ALICE, 4, &["a/b"])), Reply::Queued { position: 0, .. }));
     // When a waiter leaves, one more may wait.
-    assert_eq!(finish(&mut table, BOB, WAITERS_PER_NAME_MAX + 1, 7), Reply::Finished(End::Left));
+    assert_eq!(finish(&mut table, BOB, WAITERS_PER_NAME_MAX + 3, 7), Reply::Finished(End::Left));
     assert!(matches!(ask(&mut table, waits(ALICE, 5, &["a"])), Reply::Queued { .. }));
     assert_eq!(ask(&mut table, waits(ALICE, 6, &["a"])), full);
 }

@@ -411,10 +411,10 @@ impl AcquireTracer {
             Some(What::Revoked(revoked)) => ("revoked", Some(revoked.token)),
             Some(What::Busy(_)) => ("busy", None),
             Some(What::Refused(_)) => ("refused", None),
-            Some(What::Done(_)) => ("number-taken", None),
             Some(What::Finished(it) | What::Ended(it)) => (end(it.end()), None),
             Some(
                 What::Opened(_)
+                | What::Done(_)
                 | What::Attached(_)
                 | What::KeptAlive(_)
                 | What::Nodes(_)

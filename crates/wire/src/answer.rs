@@ -83,6 +83,7 @@ fn refused_code(rejection: &Rejection) -> v1::RefusedCode {
         | Rejection::Ttl { .. }
         | Rejection::LockDelay { .. }
         | Rejection::Linger { .. } => v1::RefusedCode::Invalid,
+        Rejection::OtherTerms { .. } | Rejection::NumberTaken { .. } => v1::RefusedCode::InUse,
         Rejection::OtherIdentity { .. } => v1::RefusedCode::Denied,
         Rejection::LimitMismatch { .. } | Rejection::NoLimit { .. } => v1::RefusedCode::Permits,
         Rejection::NotHeld { .. } | Rejection::WrongMode { .. } => v1::RefusedCode::NotHeld,

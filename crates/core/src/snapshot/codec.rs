@@ -14,7 +14,7 @@ use super::{KeptAnswer, Phase, RequestState, SessionState};
 use crate::name::LockName;
 use crate::reply::{End, Rejection, Reply};
 use crate::table::SnapshotError;
-use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
+use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
 pub(super) struct ItemWriter<'a>(&'a mut Vec<u8>);
 
@@ -68,6 +68,7 @@ impl<'a> ItemWriter<'a> {
         self.list(session.kept.iter(), |w, kept| {
             w.number(kept.seq.0);
             w.option(kept.until.map(|until| until.0));
+            w.raw(&kept.fingerprint.0.to_le_bytes());
             w.reply(&kept.reply);
         });
     }
@@ -89,6 +90,7 @@ impl<'a> ItemWriter<'a> {
         if let Some((session, seq)) = request.owner {
             self.number(session.0);
             self.number(seq.0);
+            self.raw(&request.fingerprint.0.to_le_bytes());
         }
         self.list(request.names, |w, name| w.bytes(name.borrow().as_str().as_bytes()));
         self.kind(request.mode);
@@ -274,6 +276,10 @@ impl<'a> ItemReader<'a> {
         Ok(items)
     }
 
+    fn fingerprint(&mut self) -> Read<Fingerprint> {
+        self.array().map(u32::from_le_bytes).map(Fingerprint)
+    }
+
     fn slots(&mut self) -> Read<Vec<Slot>> {
         self.list(1, Self::narrow)
     }
@@ -289,9 +295,9 @@ impl<'a> ItemReader<'a> {
             identity: Box::default(),
             highest: Seq(self.number()?),
             done_through: Seq(self.number()?),
-            kept: self.list(4, |r| {
+            kept: self.list(8, |r| {
                 let (seq, until) = (Seq(r.number()?), r.option()?.map(Seq));
-                Ok(KeptAnswer { seq, reply: r.reply()?, until })
+                Ok(KeptAnswer { seq, fingerprint: r.fingerprint()?, reply: r.reply()?, until })
             })?,
         })
     }
@@ -316,13 +322,14 @@ impl<'a> ItemReader<'a> {
 
     pub(super) fn request(&mut self) -> Read<RequestState> {
         let ticket = Ticket(self.number()?);
-        let owner = match self.flag()? {
-            true => Some((SessionId(self.number()?), Seq(self.number()?))),
-            false => None,
+        let (owner, fingerprint) = match self.flag()? {
+            true => (Some((SessionId(self.number()?), Seq(self.number()?))), self.fingerprint()?),
+            false => (None, Fingerprint::default()),
         };
         Ok(RequestState {
             ticket,
             owner,
+            fingerprint,
             names: self.list(2, Self::name)?,
             mode: self.kind()?,
             subtree: self.flag()?,

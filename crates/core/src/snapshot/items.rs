@@ -27,7 +27,7 @@ use crate::types::Ticket;
 
 /// Raised with every change of an item's layout. A digest depends on the layout, so only digests of the same format can
 /// be compared.
-pub const FORMAT: u64 = 3;
+pub const FORMAT: u64 = 4;
 /// Maximum length of an item in bytes. It bounds the incomplete item that a reader stores. The largest legal item
 /// is less than half as long: a session with 2^20 unconfirmed ends that its client did not request.
 const ITEM_BYTES_MAX: u64 = 1 << 26;

@@ -13,7 +13,7 @@ pub use items::FORMAT;
 
 use crate::name::LockName;
 use crate::reply::Reply;
-use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
+use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
 /// The complete state of a table.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -68,6 +68,8 @@ pub struct SessionState {
 pub struct KeptAnswer {
     /// Seq of the answered command or request.
     pub seq: Seq,
+    /// The command's fingerprint (R5).
+    pub fingerprint: Fingerprint,
     /// The kept answer.
     pub reply: Reply,
     /// Kept until `done_through` reaches this seq; `None` until a `Finish` names the request.
@@ -106,6 +108,8 @@ pub struct RequestState {
     pub ticket: Ticket,
     /// Session and seq; `None` for a closed hold, which belongs to no session (D2).
     pub owner: Option<(SessionId, Seq)>,
+    /// The fingerprint of its acquire (R5); 0 for a closed hold.
+    pub fingerprint: Fingerprint,
     /// The request's names, merged, in byte order (N1).
     pub names: Vec<LockName>,
     /// Held or requested mode.

@@ -5,11 +5,12 @@
 
 use super::{Phase, RequestState};
 use crate::name::LockName;
-use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
+use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
 pub(crate) struct RequestView<'a, N> {
     pub(crate) ticket: Ticket,
     pub(crate) owner: Option<(SessionId, Seq)>,
+    pub(crate) fingerprint: Fingerprint,
     pub(crate) names: N,
     pub(crate) mode: ModeKind,
     pub(crate) subtree: bool,
@@ -32,6 +33,7 @@ impl RequestState {
         RequestView {
             ticket: self.ticket,
             owner: self.owner,
+            fingerprint: self.fingerprint,
             names: self.names.iter(),
             mode: self.mode,
             subtree: self.subtree,
@@ -56,6 +58,7 @@ impl<N: Iterator<Item = LockName>> RequestView<'_, N> {
         RequestState {
             ticket: self.ticket,
             owner: self.owner,
+            fingerprint: self.fingerprint,
             names: self.names.collect(),
             mode: self.mode,
             subtree: self.subtree,

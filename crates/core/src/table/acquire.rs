@@ -7,34 +7,44 @@ use crate::command::{Acquire, IfBusy};
 use crate::limits;
 use crate::name::LockName;
 use crate::reply::{End, Rejection, Reply};
-use crate::types::{Mode, ModeKind, Seq, SessionId, Ticket};
+use crate::types::{Fingerprint, Mode, ModeKind, Seq, SessionId, Ticket};
 use crate::validate::{self, AcquireContent};
 
 impl Table {
     /// Checks in the order of rule R7.
     pub(super) fn acquire(&mut self, acquire: Acquire) -> Reply {
-        let (id, seq) = (acquire.session, acquire.seq);
-        if let Err(answer) = self.take_seq(id, seq, acquire.done_through) {
+        let (id, seq, fingerprint) = (acquire.session, acquire.seq, Fingerprint::of_acquire(&acquire));
+        if let Err(answer) = self.take_seq(id, seq, fingerprint, acquire.done_through) {
             return answer;
         }
-        let reply = match self.try_acquire(acquire) {
+        let reply = match self.try_acquire(acquire, fingerprint) {
             Ok(live) => return live,
             Err(last) => last,
         };
-        self.keep_own(id, seq, reply)
+        self.keep_own(id, seq, fingerprint, reply)
     }
 
     /// The checks that come first for every numbered command except `Finish`: session, `done_through`, seq and the
     /// limit of kept answers. `Err` is the reply to a command that is not executed.
-    fn take_seq(&mut self, id: SessionId, seq: Seq, done_through: Seq) -> Result<(), Reply> {
+    fn take_seq(
+        &mut self,
+        id: SessionId,
+        seq: Seq,
+        fingerprint: Fingerprint,
+        done_through: Seq,
+    ) -> Result<(), Reply> {
         let Some(mut session) = self.sessions.get_mut(id) else { return Err(Reply::SessionGone) };
         session.take_done_through(done_through);
         if seq <= session.highest {
-            let kept = session.kept(seq).cloned();
+            let kept = session.kept(seq).map(|(first, reply)| (first, reply.clone()));
             let live = session.live.get(&seq).copied();
             drop(session);
-            let answer = live.map(|live| self.present_state(live)).or(kept);
-            return Err(answer.unwrap_or(Reply::Finished(End::Gone)));
+            let live = live.map(|live| (self.requests[live as usize].fingerprint, self.present_state(live)));
+            return Err(match live.or(kept) {
+                None => Reply::Finished(End::Gone),
+                Some((first, _)) if first != fingerprint => Reply::Refused(Rejection::NumberTaken { seq }),
+                Some((_, answer)) => answer,
+            });
         }
         session.see(seq);
         if session.keeps_too_many() {
@@ -46,19 +56,19 @@ impl Table {
     /// Keeps a reply that ends the request at once, under the request's own seq (R3). The holder and the queue length
     /// of `Busy` are left out: they are informational, and the holder may differ between replicas, since the search for
     /// it visits a bounded number of names in an order that differs between replicas (M2).
-    fn keep_own(&mut self, id: SessionId, seq: Seq, reply: Reply) -> Reply {
+    fn keep_own(&mut self, id: SessionId, seq: Seq, fingerprint: Fingerprint, reply: Reply) -> Reply {
         let kept = match &reply {
             Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
             reply => reply.clone(),
         };
         if let Some(mut session) = self.sessions.get_mut(id) {
-            session.keep(seq, kept, Some(seq));
+            session.keep(seq, fingerprint, kept, Some(seq));
         }
         reply
     }
 
     /// `Ok`: granted or queued. `Err`: a final answer.
-    fn try_acquire(&mut self, acquire: Acquire) -> Result<Reply, Reply> {
+    fn try_acquire(&mut self, acquire: Acquire, fingerprint: Fingerprint) -> Result<Reply, Reply> {
         AcquireContent::from(&acquire).check().map_err(Reply::Refused)?;
         let names = merge(acquire.names, acquire.subtree);
         let kind = acquire.mode.kind();
@@ -107,6 +117,7 @@ impl Table {
             RequestEntry {
                 ticket,
                 owner: Some(Owner { session: acquire.session, seq: acquire.seq }),
+                fingerprint,
                 nodes,
                 slots: Few::None,
                 kind,
@@ -150,7 +161,8 @@ impl Table {
         value: Box<[u8]>,
         done_through: Seq,
     ) -> Reply {
-        if let Err(answer) = self.take_seq(id, seq, done_through) {
+        let fingerprint = Fingerprint::of_set_value(target, &value);
+        if let Err(answer) = self.take_seq(id, seq, fingerprint, done_through) {
             return answer;
         }
         let hold = validate::value(value.len()).map_err(Reply::Refused);
@@ -162,7 +174,7 @@ impl Table {
             }
             Err(reply) => reply,
         };
-        self.keep_own(id, seq, reply)
+        self.keep_own(id, seq, fingerprint, reply)
     }
 
     /// Whether a new value would exceed the table's size limit. A value that is not longer than the previous one
@@ -184,7 +196,8 @@ impl Table {
     }
 
     pub(super) fn downgrade(&mut self, id: SessionId, seq: Seq, target: Seq, done_through: Seq) -> Reply {
-        if let Err(answer) = self.take_seq(id, seq, done_through) {
+        let fingerprint = Fingerprint::of_downgrade(target);
+        if let Err(answer) = self.take_seq(id, seq, fingerprint, done_through) {
             return answer;
         }
         let reply = match self.own_hold(id, target) {
@@ -198,7 +211,7 @@ impl Table {
                 }
             },
         };
-        self.keep_own(id, seq, reply)
+        self.keep_own(id, seq, fingerprint, reply)
     }
 
     /// Returns the session's live hold with this seq, if it is not revoked.

@@ -3,7 +3,7 @@
 use super::request::{RequestId, RequestStage};
 use super::{EndOf, Table, tell_ends};
 use crate::reply::{Effect, Effects, End, Reply};
-use crate::types::{ModeKind, Seq, SessionId, Token};
+use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Token};
 
 impl Table {
     /// Releases a hold or leaves the queue. Executed even if the command's own `seq` was seen before. If the target has
@@ -22,12 +22,13 @@ impl Table {
         let Some(request) = session.live.remove(&target) else {
             return Reply::Finished(session.finish_kept(target, seq));
         };
-        let end = match self.requests[request as usize].stage {
+        let entry = &self.requests[request as usize];
+        let end = match entry.stage {
             RequestStage::Waiting { .. } => End::Left,
             RequestStage::Revoked { .. } => End::Broken,
             RequestStage::Held { .. } | RequestStage::Closed { .. } => End::Released,
         };
-        session.keep(target, Reply::Finished(end), Some(seq));
+        session.keep(target, entry.fingerprint, Reply::Finished(end), Some(seq));
         drop(session);
         out.extend(self.end_request(request, 0));
         Reply::Finished(end)
@@ -66,7 +67,7 @@ impl Table {
     /// the session's lock-delay (D1) and no `Ended` effect: `SessionEnded` stands for it (E1).
     pub(super) fn end_unasked(&mut self, id: RequestId, end: End, closure: Closure, out: &mut Effects) {
         let request = &self.requests[id as usize];
-        let ticket = request.ticket;
+        let (ticket, fingerprint) = (request.ticket, request.fingerprint);
         let Some(owner) = request.owner else { return };
         if matches!(closure, Closure::None) && request.keep_closed_ms > 0 {
             self.requests.edit(id, &self.names, |request| request.keep_closed_ms = 0);
@@ -76,7 +77,7 @@ impl Table {
         let lock_delay_ms = self.sessions.lock_delay_of_ending(owner.session);
         let mut ended = None;
         if let Some(mut session) = self.sessions.get_mut(owner.session) {
-            session.keep(owner.seq, Reply::Finished(end), None);
+            session.keep(owner.seq, fingerprint, Reply::Finished(end), None);
             ended = Some(Effect::Ended { session: owner.session, seq: owner.seq, end });
         }
         let delay_ms = match closure {
@@ -109,6 +110,7 @@ impl Table {
         self.requests.edit(id, &self.names, |request| {
             request.stage = RequestStage::Closed { token, ms };
             request.owner = None;
+            request.fingerprint = Fingerprint::default();
             request.extras = None;
             request.keep_closed_ms = 0;
         });

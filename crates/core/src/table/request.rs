@@ -9,7 +9,7 @@ use super::names::{Names, NodeId};
 use super::usage::{AccountId, Usage};
 use crate::name::LockName;
 use crate::snapshot::view::{PhaseView, RequestView};
-use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
+use crate::types::{Fingerprint, ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
 /// Index of a [`RequestEntry`]. Reused after the request is removed.
 pub(super) type RequestId = u32;
@@ -18,6 +18,8 @@ pub(super) struct RequestEntry {
     pub(super) ticket: Ticket,
     /// `None` for a closed hold, which belongs to no session (D2).
     pub(super) owner: Option<Owner>,
+    /// Of its acquire (R5); 0 for a closed hold.
+    pub(super) fingerprint: Fingerprint,
     /// The nodes of the request's names, in byte order of the names.
     pub(super) nodes: Few<NodeId>,
     /// One slot per name for a granted permit. Otherwise empty.
@@ -115,6 +117,7 @@ impl RequestEntry {
         RequestView {
             ticket: self.ticket,
             owner: self.owner.map(|owner| (owner.session, owner.seq)),
+            fingerprint: self.fingerprint,
             names: self.nodes.as_slice().iter().map(|&node| names.name(node)),
             mode: self.kind,
             subtree: self.subtree,

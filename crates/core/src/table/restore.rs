@@ -214,6 +214,7 @@ impl Table {
             RequestEntry {
                 ticket,
                 owner: state.owner.map(|(session, seq)| Owner { session, seq }),
+                fingerprint: state.fingerprint,
                 nodes: nodes.clone(),
                 slots: slots.iter().copied().collect(),
                 kind: mode,

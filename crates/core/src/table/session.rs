@@ -12,7 +12,7 @@ use crate::limits;
 use crate::reply::{End, Rejection, Reply};
 use crate::snapshot::items::{Digest, put_ending, put_session};
 use crate::snapshot::{EndingState, KeptAnswer, SessionState};
-use crate::types::{Seq, SessionId};
+use crate::types::{Fingerprint, Seq, SessionId};
 
 pub(super) struct TableSession {
     pub(super) secret_hash: [u8; 32],
@@ -42,6 +42,7 @@ pub(super) const SESSION_BYTES: u64 = 512;
 pub(super) const KEPT_BYTES: u64 = 160;
 
 struct KeptReply {
+    fingerprint: Fingerprint,
     reply: Reply,
     until: Option<Seq>,
 }
@@ -114,14 +115,14 @@ impl TableSession {
     }
 
     /// Keeps a final answer, unless the client has already confirmed all answers up to `until`.
-    pub(super) fn keep(&mut self, seq: Seq, reply: Reply, until: Option<Seq>) {
+    pub(super) fn keep(&mut self, seq: Seq, fingerprint: Fingerprint, reply: Reply, until: Option<Seq>) {
         if until.is_none_or(|until| until > self.done_through) {
-            self.put_kept(seq, reply, until);
+            self.put_kept(seq, KeptReply { fingerprint, reply, until });
         }
     }
 
-    fn put_kept(&mut self, seq: Seq, reply: Reply, until: Option<Seq>) {
-        match until {
+    fn put_kept(&mut self, seq: Seq, kept: KeptReply) {
+        match kept.until {
             Some(until) => {
                 self.by_until.insert((until, seq));
             }
@@ -129,14 +130,15 @@ impl TableSession {
                 self.unconfirmed.insert(seq);
             }
         }
-        self.kept_name_bytes += name_bytes(&reply);
-        self.kept.insert(seq, KeptReply { reply, until });
+        self.kept_name_bytes += name_bytes(&kept.reply);
+        self.kept.insert(seq, kept);
     }
 
-    pub(super) fn kept(&self, seq: Seq) -> Option<&Reply> {
+    /// The kept answer of a command, and the command's fingerprint.
+    pub(super) fn kept(&self, seq: Seq) -> Option<(Fingerprint, &Reply)> {
         let kept = self.kept.get(&seq)?;
         let is_confirmed = kept.until.is_some_and(|until| until <= self.done_through);
-        (!is_confirmed).then_some(&kept.reply)
+        (!is_confirmed).then_some((kept.fingerprint, &kept.reply))
     }
 
     /// Returns the end of a request that is no longer live, for the `Finish` with seq `by`. The kept answer is then
@@ -150,7 +152,7 @@ impl TableSession {
             Reply::Finished(end) => end,
             _ => End::NotAcquired,
         };
-        self.keep(target, kept.reply, Some(kept.until.map_or(by, |until| until.max(by))));
+        self.keep(target, kept.fingerprint, kept.reply, Some(kept.until.map_or(by, |until| until.max(by))));
         end
     }
 
@@ -185,7 +187,9 @@ impl TableSession {
         });
         (session.highest, session.done_through, session.ending) = (state.highest, state.done_through, ending);
         // These include confirmed answers that were not dropped before the snapshot.
-        state.kept.into_iter().for_each(|kept| session.put_kept(kept.seq, kept.reply, kept.until));
+        for KeptAnswer { seq, fingerprint, reply, until } in state.kept {
+            session.put_kept(seq, KeptReply { fingerprint, reply, until });
+        }
         session
     }
 
@@ -202,6 +206,7 @@ impl TableSession {
     pub(super) fn state(&self, id: SessionId) -> SessionState {
         let kept = |(&seq, kept): (&Seq, &KeptReply)| KeptAnswer {
             seq,
+            fingerprint: kept.fingerprint,
             reply: kept.reply.clone(),
             until: kept.until,
         };

@@ -16,10 +16,7 @@ impl Table {
             open.identity = Box::default();
         }
         if let Some(&session) = self.by_secret.get(&open.secret_hash) {
-            return match self.admits(session, &open.identity) {
-                true => Reply::Opened { session },
-                false => Reply::Refused(Rejection::OtherIdentity { session }),
-            };
+            return self.opened_before(session, &open);
         }
         if let Err(rejection) = SessionContent::from(&open).check() {
             return Reply::Refused(rejection);
@@ -35,6 +32,26 @@ impl Table {
         self.by_secret.insert(open.secret_hash, session);
         self.sessions.insert(session, TableSession::new(open));
         Reply::Opened { session }
+    }
+
+    /// The reply to an opening whose secret is that of a live session: a repeat has the same identity (S4) and the same
+    /// times (S1), since its client would count on the times that it asked for.
+    fn opened_before(&self, session: SessionId, open: &OpenSession) -> Reply {
+        if !self.admits(session, &open.identity) {
+            return Reply::Refused(Rejection::OtherIdentity { session });
+        }
+        let Some(known) = self.sessions.get(session) else { return Reply::SessionGone };
+        let times = [
+            ("ttl", known.ttl_ms, open.ttl_ms),
+            ("lock-delay", known.lock_delay_ms, open.lock_delay_ms),
+            ("linger", known.linger_ms, open.linger_ms),
+        ];
+        match times.into_iter().find(|(_, have, asked)| have != asked) {
+            Some((field, have, asked)) => {
+                Reply::Refused(Rejection::OtherTerms { session, field, have, asked })
+            }
+            None => Reply::Opened { session },
+        }
     }
 
     /// Whether a client with this identity, which knows the secret, may use the session (S4): its own, or one that was

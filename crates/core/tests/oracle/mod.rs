@@ -14,8 +14,8 @@ mod retries;
 use lockkeeper_core::limits;
 use lockkeeper_core::snapshot::{LimitState, Phase, RequestState, SessionState};
 use lockkeeper_core::{
-    Break, Command, Effect, Effects, End, LockName, OpenSession, Rejection, Reply, Seq, SessionId, Snapshot,
-    Ticket, Token,
+    Break, Command, Effect, Effects, End, Fingerprint, LockName, OpenSession, Rejection, Reply, Seq,
+    SessionId, Snapshot, Ticket, Token,
 };
 
 /// The reference table. Its whole state is a snapshot: plain lists of sessions, requests and limits.
@@ -107,18 +107,23 @@ impl Oracle {
             Command::EndRevoked { token } => self.b1_end_revoked(token, told),
             Command::Acquire(acquire) => {
                 let (session, seq, done_through) = (acquire.session, acquire.seq, acquire.done_through);
-                self.numbered(session, seq, done_through, |oracle| oracle.acquire(acquire))
+                let fingerprint = Fingerprint::of_acquire(&acquire);
+                self.numbered(session, seq, fingerprint, done_through, |oracle| oracle.acquire(acquire))
             }
             Command::Finish { session, seq, target, done_through } => {
                 self.r4_finish(session, seq, target, done_through, told)
             }
             Command::SetValue { session, seq, target, value, done_through } => {
-                self.numbered(session, seq, done_through, |oracle| {
+                let fingerprint = Fingerprint::of_set_value(target, &value);
+                self.numbered(session, seq, fingerprint, done_through, |oracle| {
                     oracle.g3_set_value(session, target, value)
                 })
             }
             Command::Downgrade { session, seq, target, done_through } => {
-                self.numbered(session, seq, done_through, |oracle| oracle.g2_downgrade(session, target))
+                let fingerprint = Fingerprint::of_downgrade(target);
+                self.numbered(session, seq, fingerprint, done_through, |oracle| {
+                    oracle.g2_downgrade(session, target)
+                })
             }
             Command::SetLimit { name, limit } => self.l4_set_limit(name, limit),
             Command::Break(command) => self.break_hold(&command, told),
@@ -133,7 +138,7 @@ impl Oracle {
         self.state.sessions.iter_mut().find(|session| session.id == id)
     }
 
-    /// S1: a known secret finds its session; ids count from 1 and are never reused. S4: unless it was opened by another
+    /// S1: a known secret finds its session, if the times are the same; ids count from 1 and are never reused. S4: unless it was opened by another
     /// identity.
     fn s1_open(&mut self, mut open: OpenSession) -> Reply {
         if self.state.rules < 2 {
@@ -142,6 +147,16 @@ impl Oracle {
         if let Some(known) = self.state.sessions.iter().find(|s| s.secret_hash == open.secret_hash) {
             if !known.identity.is_empty() && known.identity != open.identity {
                 return Reply::Refused(Rejection::OtherIdentity { session: known.id });
+            }
+            let times = [
+                ("ttl", known.ttl_ms, open.ttl_ms),
+                ("lock-delay", known.lock_delay_ms, open.lock_delay_ms),
+                ("linger", known.linger_ms, open.linger_ms),
+            ];
+            for (field, have, asked) in times {
+                if have != asked {
+                    return Reply::Refused(Rejection::OtherTerms { session: known.id, field, have, asked });
+                }
             }
             return Reply::Opened { session: known.id };
         }
@@ -216,6 +231,7 @@ impl Oracle {
         match held {
             Some((token, slots)) if ms > 0 => {
                 request.owner = None;
+                request.fingerprint = Fingerprint::default();
                 request.value = Box::default();
                 request.meta = Box::default();
                 request.keep_closed_ms = 0; // `Phase::Closed` has its own `ms`
@@ -239,10 +255,10 @@ impl Oracle {
             request.owner == Some((session, target))
                 && matches!(request.phase, Phase::Waiting { at_most_ms: Some(_) })
         };
-        if let Some(ticket) = self.state.requests.iter().find(waits).map(|request| request.ticket) {
-            self.forget(ticket);
-            self.r3_keep_end(session, target, End::TimedOut, None);
-            told.ended(ticket, (session, target), End::TimedOut);
+        if let Some(request) = self.state.requests.iter().find(waits).cloned() {
+            self.forget(request.ticket);
+            self.r3_keep_end(&request, End::TimedOut, None);
+            told.ended(request.ticket, (session, target), End::TimedOut);
         }
         Reply::Done
     }
@@ -260,9 +276,9 @@ impl Oracle {
             .requests
             .iter()
             .find(|r| matches!(r.phase, Phase::Revoked { token: had, .. } if had == token));
-        if let Some(request) = revoked {
+        if let Some(request) = revoked.cloned() {
             let (ticket, owner) = (request.ticket, request.owner.expect("a revoked hold has an owner"));
-            self.r3_keep_end(owner.0, owner.1, End::Broken, None);
+            self.r3_keep_end(&request, End::Broken, None);
             told.ended(ticket, owner, End::Broken);
             self.d1_end(ticket, 0, told);
         }
@@ -298,8 +314,9 @@ impl Oracle {
             }
             (Phase::Held { .. } | Phase::Revoked { .. }, true) => {
                 let owner = owner.expect("a hold has an owner");
+                let request = request.clone();
                 self.forget(ticket);
-                self.r3_keep_end(owner.0, owner.1, End::Broken, None);
+                self.r3_keep_end(&request, End::Broken, None);
                 told.ended(ticket, owner, End::Broken);
             }
         }

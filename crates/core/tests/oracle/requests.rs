@@ -3,8 +3,8 @@
 use lockkeeper_core::limits;
 use lockkeeper_core::snapshot::{LimitState, Phase, RequestState};
 use lockkeeper_core::{
-    Acquire, Effect, Grant, IfBusy, LockName, Mode, ModeKind, PermitGrant, Rejection, Reply, Seq, SessionId,
-    Slot, Ticket, Token,
+    Acquire, Effect, Fingerprint, Grant, IfBusy, LockName, Mode, ModeKind, PermitGrant, Rejection, Reply,
+    Seq, SessionId, Slot, Ticket, Token,
 };
 
 use super::{Oracle, Told, token_of};
@@ -84,6 +84,7 @@ impl Oracle {
         let request = RequestState {
             ticket: Ticket(self.state.last_ticket + 1),
             owner: Some((acquire.session, acquire.seq)),
+            fingerprint: Fingerprint::of_acquire(&acquire),
             names: n1_merge(&acquire.names, acquire.subtree),
             mode: acquire.mode.kind(),
             subtree: acquire.subtree,

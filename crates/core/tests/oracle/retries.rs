@@ -1,8 +1,8 @@
 //! Seqs, `done_through` and kept answers: the rules that make a retry harmless (R1–R6).
 
 use lockkeeper_core::limits::KEPT_ANSWERS_MAX;
-use lockkeeper_core::snapshot::{KeptAnswer, Phase};
-use lockkeeper_core::{End, Grant, Rejection, Reply, Seq, SessionId};
+use lockkeeper_core::snapshot::{KeptAnswer, Phase, RequestState};
+use lockkeeper_core::{End, Fingerprint, Grant, Rejection, Reply, Seq, SessionId};
 
 use super::{Oracle, Told};
 
@@ -13,6 +13,7 @@ impl Oracle {
         &mut self,
         session: SessionId,
         seq: Seq,
+        fingerprint: Fingerprint,
         done_through: Seq,
         command: impl FnOnce(&mut Self) -> Reply,
     ) -> Reply {
@@ -20,7 +21,7 @@ impl Oracle {
             return Reply::SessionGone; // S2
         }
         self.r1_take_done_through(session, done_through);
-        if let Some(reply) = self.r5_already_seen(session, seq) {
+        if let Some(reply) = self.r5_already_seen(session, seq, fingerprint) {
             return reply;
         }
         let state = self.session(session).expect("it is live");
@@ -29,7 +30,7 @@ impl Oracle {
             return Reply::Refused(Rejection::TooManyKeptAnswers);
         }
         let reply = command(self);
-        self.r6_keep(session, seq, &reply);
+        self.r6_keep(session, seq, fingerprint, &reply);
         reply
     }
 
@@ -41,39 +42,40 @@ impl Oracle {
         self.r3_forget_confirmed_answers();
     }
 
-    /// R5: a command at or below the highest seq is not executed; only the seq is compared. R2: a live request is found
-    /// for any `done_through`.
-    fn r5_already_seen(&mut self, session: SessionId, seq: Seq) -> Option<Reply> {
+    /// R5: a command at or below the highest seq is not executed, and must be the one that had this seq first. R2: a live
+    /// request is found for any `done_through`.
+    fn r5_already_seen(&mut self, session: SessionId, seq: Seq, fingerprint: Fingerprint) -> Option<Reply> {
         if seq > self.session(session).expect("it is live").highest {
             return None;
         }
-        Some(
-            self.p7_present_state(session, seq)
-                .or_else(|| self.kept(session, seq))
-                .unwrap_or(Reply::Finished(End::Gone)),
-        )
+        Some(match self.p7_present_state(session, seq).or_else(|| self.kept(session, seq)) {
+            Some((first, _)) if first != fingerprint => Reply::Refused(Rejection::NumberTaken { seq }),
+            Some((_, reply)) => reply,
+            None => Reply::Finished(End::Gone),
+        })
     }
 
     /// P7-a: the reply to a retry is the request's present state.
-    fn p7_present_state(&self, session: SessionId, seq: Seq) -> Option<Reply> {
+    fn p7_present_state(&self, session: SessionId, seq: Seq) -> Option<(Fingerprint, Reply)> {
         let request = self.state.requests.iter().find(|r| r.owner == Some((session, seq)))?;
-        Some(match &request.phase {
+        let reply = match &request.phase {
             Phase::Waiting { .. } => self.queued(request),
             Phase::Held { token, .. } => {
                 Reply::Granted(Grant { token: *token, permits: self.l4_permits(request) })
             }
             Phase::Revoked { token, .. } => Reply::Revoked { token: *token },
             Phase::Closed { .. } => unreachable!("a closed hold is nobody's (D2)"),
-        })
+        };
+        Some((request.fingerprint, reply))
     }
 
-    fn kept(&self, session: SessionId, seq: Seq) -> Option<Reply> {
+    fn kept(&self, session: SessionId, seq: Seq) -> Option<(Fingerprint, Reply)> {
         let state = self.state.sessions.iter().find(|s| s.id == session)?;
-        state.kept.iter().find(|kept| kept.seq == seq).map(|kept| kept.reply.clone())
+        state.kept.iter().find(|kept| kept.seq == seq).map(|kept| (kept.fingerprint, kept.reply.clone()))
     }
 
     /// R6: every final answer is kept, including errors.
-    fn r6_keep(&mut self, session: SessionId, seq: Seq, reply: &Reply) {
+    fn r6_keep(&mut self, session: SessionId, seq: Seq, fingerprint: Fingerprint, reply: &Reply) {
         if !matches!(reply, Reply::Granted(_) | Reply::Queued { .. }) {
             let reply = match reply {
                 // The holder and the queue length are not kept (M2).
@@ -81,15 +83,17 @@ impl Oracle {
                 reply => reply.clone(),
             };
             let state = self.session(session).expect("it is live");
-            state.kept.push(KeptAnswer { seq, reply, until: Some(seq) });
+            state.kept.push(KeptAnswer { seq, fingerprint, reply, until: Some(seq) });
         }
     }
 
     /// R3: the end of a request is kept until the client has confirmed the `Finish` that names it. `until` is the
     /// seq of that `Finish`; `None` until there is one.
-    pub(crate) fn r3_keep_end(&mut self, session: SessionId, seq: Seq, end: End, until: Option<Seq>) {
+    pub(crate) fn r3_keep_end(&mut self, request: &RequestState, end: End, until: Option<Seq>) {
+        let (session, seq) = request.owner.expect("a live request has an owner");
+        let fingerprint = request.fingerprint;
         let state = self.session(session).expect("a live request's session is live");
-        state.kept.push(KeptAnswer { seq, reply: Reply::Finished(end), until });
+        state.kept.push(KeptAnswer { seq, fingerprint, reply: Reply::Finished(end), until });
     }
 
     /// R3: kept until `done_through` reaches `until`.
@@ -123,18 +127,18 @@ impl Oracle {
                 _ => End::NotAcquired,
             });
         }
-        let Some(request) = self.state.requests.iter().find(|r| r.owner == Some((session, target))) else {
+        let Some(request) = self.state.requests.iter().find(|r| r.owner == Some((session, target))).cloned()
+        else {
             return Reply::Finished(End::Gone);
         };
-        let ticket = request.ticket;
         let end = match request.phase {
             Phase::Waiting { .. } => End::Left,
             Phase::Held { .. } => End::Released,
             Phase::Revoked { .. } => End::Broken, // B1
             Phase::Closed { .. } => unreachable!("a closed hold is nobody's (D2)"),
         };
-        self.d1_end(ticket, 0, told);
-        self.r3_keep_end(session, target, end, Some(seq));
+        self.d1_end(request.ticket, 0, told);
+        self.r3_keep_end(&request, end, Some(seq));
         Reply::Finished(end)
     }
 }

@@ -235,7 +235,7 @@ pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status
             let code = match refused.code() {
                 RefusedCode::Limit => Code::ResourceExhausted,
                 RefusedCode::Denied => Code::PermissionDenied,
-                RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::Operator => {
+                RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::InUse | RefusedCode::Operator => {
                     Code::FailedPrecondition
                 }
                 RefusedCode::Invalid | RefusedCode::Unspecified => Code::InvalidArgument,

@@ -437,6 +437,8 @@ pub enum RefusedCode {
     /// The client may not do this: ask for the permission. An acquire that is refused so may have been granted earlier, if
     /// it was sent before the permission was taken away: send a `finish` for it.
     Denied = 6,
+    /// The secret is that of a session with other times (S1), or the number that of another request (R5): take a new one.
+    InUse = 7,
 }
 impl RefusedCode {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -452,6 +454,7 @@ impl RefusedCode {
             Self::NotHeld => "REFUSED_CODE_NOT_HELD",
             Self::Operator => "REFUSED_CODE_OPERATOR",
             Self::Denied => "REFUSED_CODE_DENIED",
+            Self::InUse => "REFUSED_CODE_IN_USE",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -464,6 +467,7 @@ impl RefusedCode {
             "REFUSED_CODE_NOT_HELD" => Some(Self::NotHeld),
             "REFUSED_CODE_OPERATOR" => Some(Self::Operator),
             "REFUSED_CODE_DENIED" => Some(Self::Denied),
+            "REFUSED_CODE_IN_USE" => Some(Self::InUse),
             _ => None,
         }
     }

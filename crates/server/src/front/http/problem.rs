@@ -55,8 +55,8 @@ pub(super) enum ProblemCode {
     UnsupportedMediaType,
     /// The body is too large.
     PayloadTooLarge,
-    /// The state does not allow it: another number of permits is in force, the request does not hold, or an operator must
-    /// act.
+    /// The state does not allow it: another number of permits is in force, the request does not hold, its number or the
+    /// session's secret is in use for something else, or an operator must act.
     FailedPrecondition,
     /// A limit or quota is reached: release something, or retry later.
     ResourceExhausted,
@@ -185,13 +185,6 @@ impl Problem {
         Self { end: Some(end.into()), ..Self::new(ProblemCode::Ended, detail) }
     }
 
-    /// The number is that of an earlier command of another kind.
-    pub(super) fn number_taken(number: u64) -> Self {
-        let detail =
-            format!("the number {number} is that of another request of the session: take a higher one");
-        Self::new(ProblemCode::FailedPrecondition, detail)
-    }
-
     pub(super) fn session_gone() -> Self {
         Self::new(
             ProblemCode::SessionGone,
@@ -204,7 +197,7 @@ impl From<v1::Refused> for Problem {
     fn from(refused: v1::Refused) -> Self {
         let code = match refused.code() {
             RefusedCode::Invalid | RefusedCode::Unspecified => ProblemCode::InvalidArgument,
-            RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::Operator => {
+            RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::InUse | RefusedCode::Operator => {
                 ProblemCode::FailedPrecondition
             }
             RefusedCode::Limit => ProblemCode::ResourceExhausted,

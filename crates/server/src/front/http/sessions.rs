@@ -73,7 +73,7 @@ impl Notices {
     }
 }
 
-/// Opens a session, or finds the one that an earlier call with the same secret has opened.
+/// Opens a session, or finds the one that an earlier call with the same secret has opened: with other times it is refused.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", params(SecretHeader), request_body = OpenSession,
     responses((status = 200, body = OpenedSession)))]
 pub(super) async fn open(
@@ -170,7 +170,8 @@ pub(super) struct Acquire {
     /// The session's id.
     session: u64,
     /// The number of this request in its session, from 1. It must be higher than that of every earlier request. The same
-    /// call again, with the same number, asks again for the same request, and waits on.
+    /// call again, with the same number, asks again for the same request, and waits on; it is refused if the locks, their
+    /// mode, `permits`, `subtree` or `keep_closed_ms` are others.
     #[schema(minimum = 1)]
     request: u64,
     /// The client has the answers to all requests up to this number and does not ask for them again, so the service may
@@ -229,10 +230,12 @@ pub(super) enum RequestState {
 #[derive(Serialize, ToSchema)]
 pub(super) struct RequestStatus {
     state: RequestState,
+    /// Its locks, in byte order.
+    locks: Vec<String>,
     /// Of a hold: the fencing token, which the resource has to check.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<u64>,
-    /// Of a hold of permits: one per name, in byte order of the names.
+    /// Of a hold of permits: one for each of `locks`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     permits: Vec<Permit>,
     /// Of a waiting request: the number of earlier ones that overlap it.
@@ -294,9 +297,19 @@ pub(super) async fn acquire(
         meta: content::bytes("meta", asked.meta, asked.meta_base64)?,
         traceparent: traceparent(&headers),
     };
+    // The table refuses the number of a request for other locks (R5), so the answer is of these. They are merged as there (N1).
+    let mut locks = acquire.names.clone();
+    locks.sort_unstable();
+    locks.dedup();
     let answered = client.ask(asked.session, client_item::What::Acquire(acquire), poll_ms).await?;
-    let request =
-        |state, notices| RequestStatus { state, token: None, permits: Vec::new(), position: None, notices };
+    let request = |state, notices| RequestStatus {
+        state,
+        locks,
+        token: None,
+        permits: Vec::new(),
+        position: None,
+        notices,
+    };
     let notices = answered.notices;
     let (status, request) = match answered.what {
         What::Granted(granted) => {
@@ -316,7 +329,6 @@ pub(super) async fn acquire(
         What::Busy(busy) => return Err(Problem::busy(busy)),
         What::Finished(it) | What::Ended(it) => return Err(Problem::ended(it.end())),
         What::SessionGone(_) => return Err(Problem::session_gone()),
-        What::Done(_) => return Err(Problem::number_taken(asked.request)),
         _ => return Err(unexpected()),
     };
     Ok((status, Json(request)).into_response())
@@ -405,7 +417,7 @@ pub(super) async fn set_value(
         done_through: asked.done_through,
         value: content::bytes("value", asked.value, asked.value_base64)?,
     };
-    change(client, of.session, asked.number, client_item::What::SetValue(set_value)).await
+    change(client, of.session, client_item::What::SetValue(set_value)).await
 }
 
 /// A change of a hold from exclusive to shared.
@@ -430,13 +442,12 @@ pub(super) async fn downgrade(
     JsonBody(asked): JsonBody<Downgrade>,
 ) -> Result<Json<Notices>, Problem> {
     let downgrade = v1::Downgrade { seq: asked.number, target: of.request, done_through: asked.done_through };
-    change(client, of.session, asked.number, client_item::What::Downgrade(downgrade)).await
+    change(client, of.session, client_item::What::Downgrade(downgrade)).await
 }
 
 async fn change(
     client: SessionClient,
     session: u64,
-    number: u64,
     what: client_item::What,
 ) -> Result<Json<Notices>, Problem> {
     let answered = client.ask(session, what, 0).await?;
@@ -446,7 +457,6 @@ async fn change(
             ProblemCode::FailedPrecondition,
             "the hold is under a break, so it can't be changed: stop, then delete the request",
         )),
-        What::Granted(_) | What::Queued(_) | What::Busy(_) => Err(Problem::number_taken(number)),
         What::Finished(it) | What::Ended(it) => Err(Problem::ended(it.end())),
         What::SessionGone(_) => Err(Problem::session_gone()),
         _ => Err(unexpected()),

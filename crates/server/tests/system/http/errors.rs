@@ -65,6 +65,15 @@ async fn bad_calls_are_refused_in_words() {
         assert_eq!((status, &problem["code"]), (400, &json!("invalid-argument")), "{path}: {problem}");
     }
     client.hold(20, "a").await;
+    // The number of a hold of another lock, and the secret of a session with another ttl: the client would believe what is
+    // not so (P5).
+    let (status, problem) = client.acquire(20, "b", json!({})).await;
+    assert_eq!((status, &problem["code"]), (409, &json!("failed-precondition")), "{problem}");
+    let (status, again) = client.acquire(20, "a", json!({})).await;
+    assert_eq!((status, &again["locks"]), (200, &json!(["a"])), "{again}");
+    let (status, problem) = client.post("/v1/sessions", json!({ "ttl_ms": 600_000 })).await;
+    assert_eq!((status, &problem["code"]), (409, &json!("failed-precondition")), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("a ttl of 30000 ms"), "{problem}");
     // Numbers of other requests, and the rest of a name with a `?`.
     let changes = format!("/v1/sessions/{session}/requests/20");
     let (status, problem) =
