@@ -3,32 +3,39 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lockkeeper::{LockName, Locks};
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags};
+use nix::unistd::AccessFlags;
 
-use crate::exit::{CONFIG, Failure, USAGE};
+use crate::exit::{CANNOT_CREATE, CONFIG, Failure, PERMISSION, USAGE};
 
-/// The lock directory for the whole host, used if it exists and this user may write to it.
-const SYSTEM_DIR: &str = "/var/lib/lockkeeper";
+/// The lock directory for the whole host.
+const SHARED_DIR: &str = "/var/lib/lockkeeper";
 
 /// Returns the lock service's address: the given one, or that of a lock directory of this host.
 ///
 /// # Errors
-/// No address was given and no default directory can be determined.
+/// No address was given and no default directory can be determined, or the shared one can't be used.
 pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
     if let Some(given) = given.filter(|given| !given.is_empty()) {
         return Ok(given.to_owned());
     }
     let (dir, whom) = default_dir()?;
-    // Without a terminal, the line would be in the mail of each cron job.
-    if !local && stderr().is_terminal() {
+    // Without a terminal the line is in the mail of a cron job: there it is printed only when the directory is made.
+    if !local && (stderr().is_terminal() || !dir.exists()) {
         crate::output::say(format_args!(
             "the locks are in {}, for {whom} on this host only (--local silences this line; --locks URL names another \
              lock service)",
             dir.display()
         ));
+    }
+    if dir == Path::new(SHARED_DIR) {
+        make_shared(&dir)?;
     }
     let path: String = dir.as_os_str().as_bytes().iter().map(|&byte| encoded(byte)).collect();
     Ok(format!("file://{path}"))
@@ -69,24 +76,76 @@ fn encoded(byte: u8) -> String {
     }
 }
 
+/// The shared directory if there is one: locks in another directory would exclude nobody who uses it, so one that can't be
+/// used is an error. Otherwise a directory of this user; of root, who may run jobs for the whole host, only if its HOME is
+/// set and its own.
 fn default_dir() -> Result<(PathBuf, &'static str), Failure> {
-    let system = Path::new(SYSTEM_DIR);
-    if nix::unistd::access(system, nix::unistd::AccessFlags::W_OK | nix::unistd::AccessFlags::X_OK).is_ok() {
-        return Ok((system.to_owned(), "everyone who may write there"));
+    const EVERYONE: &str = "everyone who may write there";
+    let shared = Path::new(SHARED_DIR);
+    match shared.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Ok(_) => {
+            usable(shared).map_err(|errno| unusable(errno.desc()))?;
+            return Ok((shared.to_owned(), EVERYONE));
+        }
+        Err(error) => return Err(unusable(&error.to_string())),
     }
-    let absolute =
-        |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
+    let root = nix::unistd::geteuid().is_root();
+    let own = |variable: &str| {
+        let path = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())?;
+        (!root || owner(&path) == Some(0)).then_some(path)
+    };
+    let state = own("XDG_STATE_HOME").or_else(|| own("HOME").map(|home| home.join(".local/state")));
     match state {
         Some(state) => Ok((state.join("lockkeeper"), "this user")),
+        None if root => Ok((shared.to_owned(), EVERYONE)),
         None => Err(Failure::new(
             CONFIG,
             format!(
-                "no place for locks: HOME is not set and {SYSTEM_DIR} can't be written; say where with \
-                 `--locks file:///dir` or LOCKKEEPER_URL"
+                "no place for locks: HOME is not set and there is no {SHARED_DIR}; say where with `--locks file:///dir` or \
+                 LOCKKEEPER_URL"
             ),
         )),
     }
+}
+
+/// Whether this process may make files in a directory.
+fn usable(dir: &Path) -> nix::Result<()> {
+    let flags = AccessFlags::W_OK | AccessFlags::X_OK;
+    nix::unistd::faccessat(AT_FDCWD, dir, flags, AtFlags::AT_EACCESS)?;
+    if dir.is_dir() { Ok(()) } else { Err(Errno::ENOTDIR) }
+}
+
+fn unusable(why: &str) -> Failure {
+    let user = nix::unistd::geteuid();
+    let user = nix::unistd::User::from_uid(user).ok().flatten().map_or(user.to_string(), |user| user.name);
+    Failure::new(
+        PERMISSION,
+        format!(
+            "the locks of this host are in {SHARED_DIR}, which {user} can't use: {why}; let the user write there (`chmod \
+             1777 {SHARED_DIR}`, in a unit `ReadWritePaths={SHARED_DIR}`), or name other locks with `--locks file:///dir` or \
+             LOCKKEEPER_URL: those exclude nobody who uses {SHARED_DIR}"
+        ),
+    )
+}
+
+/// The owner of a directory, or of the one in which it would be made.
+fn owner(path: &Path) -> Option<u32> {
+    path.ancestors().find_map(|path| path.metadata().ok()).map(|metadata| metadata.uid())
+}
+
+/// Makes the shared directory, if it is missing, with the rights of one for everyone.
+fn make_shared(dir: &Path) -> Result<(), Failure> {
+    if dir.exists() {
+        return Ok(());
+    }
+    let made = std::fs::create_dir_all(dir)
+        .and_then(|()| std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o1777)));
+    made.map_err(|error| {
+        let text =
+            format!("can't make {}: {error}; name other locks with `--locks file:///dir`", dir.display());
+        Failure::new(CANNOT_CREATE, text)
+    })
 }
 
 /// Connects with a label that contains user, host, process id and program: a command of ours, or the one that runs

@@ -20,7 +20,7 @@ pub enum LossCause {
     Broken,
     /// It was held for longer than `max_hold`.
     MaxHold,
-    /// The connection or lock directory that carried the hold is gone.
+    /// The connection that carried the hold is gone, or the lock directory or a file of it.
     Disconnected,
     /// [`Locks::shutdown`](crate::Locks::shutdown) released it.
     ShutDown,
@@ -50,7 +50,7 @@ impl fmt::Display for LossCause {
             Self::Forgotten => "the lock service does not know it any more: deleted, or lost in a fail-over",
             Self::Broken => "an operator broke it",
             Self::MaxHold => "it was held for longer than max_hold",
-            Self::Disconnected => "the connection or directory that carried it is gone",
+            Self::Disconnected => "the connection, directory or file that carried it is gone",
             Self::ShutDown => "the client was shut down",
         })
     }

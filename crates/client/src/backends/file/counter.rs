@@ -3,6 +3,8 @@
 //! One preallocated file of two 512-byte sectors, each a checksummed slot, written alternately with one fdatasync each.
 //! When a token is issued, the older slot is at most 1 below it. So if only one slot is valid, the counter is read as
 //! that slot's value + 1: no token is issued twice, even if the newest slot was torn.
+//!
+//! A counter file that was deleted or replaced issues no token: others would issue the same ones from its successor (P2).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,12 +13,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::os::{Backoff, OsError, explain, try_flock, unflock};
+use super::os::{Backoff, OsError, explain, is_at, try_flock, unflock};
 use crate::error::{BackendError, BackendErrorKind};
 
 pub(super) const SLOT_BYTES: usize = 512;
 pub(super) const FILE_BYTES: usize = 2 * SLOT_BYTES;
 const MAGIC: [u8; 8] = *b"LKCOUNT1";
+/// The file's name.
+pub(super) const NAME: &str = "counter";
 
 /// One slot of the file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -82,20 +86,31 @@ pub(super) fn fresh(value: u64) -> Vec<u8> {
 /// The open counter of a directory.
 pub(super) struct Counter {
     file: File,
+    dir: File,
     path: PathBuf,
     /// Threads of one process share the descriptor, and with it the flock.
     threads: Mutex<()>,
 }
 
 impl Counter {
-    pub(super) fn new(file: File, path: PathBuf) -> Self {
-        Self { file, path, threads: Mutex::new(()) }
+    pub(super) fn new(file: File, dir: File, path: PathBuf) -> Self {
+        Self { file, dir, path, threads: Mutex::new(()) }
+    }
+
+    /// Whether the directory's counter is still this file.
+    pub(super) fn is_there(&self) -> bool {
+        is_at(&self.dir, NAME, &self.file)
+    }
+
+    /// The highest token that may have been issued from this file, also after its deletion; 0 if it can't be read.
+    pub(super) fn highest(&self) -> u64 {
+        self.bytes().ok().and_then(|bytes| read(&bytes)).map_or(0, |reading| reading.value)
     }
 
     /// Locks the counter and reads it.
     ///
     /// # Errors
-    /// Neither slot is valid; the file is unreachable; it is locked by a process that was stopped in its critical
+    /// It was deleted or replaced; neither slot is valid; the file is unreachable; it is locked by a process that was stopped in its critical
     /// section.
     pub(super) fn lock(&self) -> Result<LockedCounter<'_>, OsError> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,6 +129,9 @@ impl Counter {
             std::thread::sleep(pause);
         }
         let mut held = LockedCounter { counter: self, reading: None, _threads: threads };
+        if !self.is_there() {
+            return Err(OsError::Gone);
+        }
         held.reading = read(&self.bytes()?);
         if held.reading.is_none() {
             return Err(OsError::operator(format!(
@@ -204,7 +222,8 @@ mod tests {
         let path = dir.path().join("counter");
         std::fs::write(&path, bytes).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
-        (dir, Counter::new(file, path))
+        let folder = File::open(dir.path()).unwrap();
+        (dir, Counter::new(file, folder, path))
     }
 
     fn on_disk(counter: &Counter) -> Vec<u8> {

@@ -1,7 +1,5 @@
 //! Ends: a `Finish` of a hold or of a waiter, and the close of a session.
 
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use lockkeeper_core::snapshot::Phase;
@@ -85,19 +83,17 @@ fn end_part(
     let progress = request.progress();
     let (part, granted) = (progress.parts[index].clone(), progress.granted);
     let Some(seq) = part.seq else { return Ok(End::Gone) };
+    // A hold whose file was deleted or replaced has excluded nobody since then.
+    let excluded = part.hold_is_there(&session.store, &request.names[index]);
     // For a part that has no entry in a record: the record was damaged, and an operator deleted it. Since then only the
-    // flock has excluded others, so the hold counts as released if its file still exists.
-    let forgotten = |hold: Option<&File>| {
-        let there = hold.and_then(|hold| hold.metadata().ok()).is_some_and(|metadata| metadata.nlink() > 0);
-        if there { End::Released } else { End::Gone }
-    };
+    // flock has excluded others.
+    let forgotten = if part.hold.is_some() && excluded { End::Released } else { End::Gone };
     let Some(mut record) = record else {
-        let end = forgotten(part.hold.as_deref());
         if let Some(hold) = &part.hold {
             unflock(hold).map_err(|e| OsError::operator(format!("can't give a hold's flock back: {e}")))?;
         }
         session.leave(seq);
-        return Ok(end);
+        return Ok(forgotten);
     };
     record.keep_files();
     if let Some(hold) = &part.hold {
@@ -108,7 +104,7 @@ fn end_part(
     let (Some(id), Some(found)) = (record.state().session(tag), record.state().request(tag, seq).cloned())
     else {
         session.leave(seq);
-        return Ok(forgotten(part.hold.as_deref()));
+        return Ok(forgotten);
     };
     let name = record.name().clone();
     let own = session.next_seq();
@@ -130,8 +126,9 @@ fn end_part(
     session.leave(seq);
     Ok(match end {
         Some(Reply::Finished(_)) if !granted => End::Left,
+        Some(Reply::Finished(End::Released)) if !excluded => End::Gone,
         Some(Reply::Finished(end)) => end,
-        _ => forgotten(part.hold.as_deref()),
+        _ => forgotten,
     })
 }
 

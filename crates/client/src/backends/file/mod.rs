@@ -80,8 +80,8 @@ const CAPABILITIES: Capabilities = Capabilities {
         ),
         fenced_sections: Promise::KeptIf("the resource has a fence"),
         client_gives_up_first: Promise::KeptIf(
-            "nobody deletes the directory under a holder: a flock has no deadline, so a hold is lost only by that, \
-             noticed within about a second, or by a break",
+            "nobody deletes the directory or its files under a holder: a flock has no deadline, so a hold is lost only by \
+             that, noticed within about a second, or by a break",
         ),
         // There are no keep-alives: the kernel detects the end of a process.
         confirmed_keep_alives: Promise::Kept,
@@ -167,12 +167,12 @@ impl FileBackend {
 }
 
 impl FileShared {
-    /// The directory at the path. If it was deleted, a new one is created, with tokens above all those seen in the old
-    /// one.
+    /// The directory at the path. If it or its counter was deleted, a new one is created, with tokens above all those seen
+    /// in the old one.
     fn store(&self) -> Result<Arc<FileStore>, OsError> {
         let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         if !store.is_current() {
-            let known = store.counter.lock().map_or(0, |counter| counter.value());
+            let known = store.counter.highest();
             *store = Arc::new(FileStore::open(&self.config, known)?);
         }
         Ok(Arc::clone(&store))

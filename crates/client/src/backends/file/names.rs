@@ -44,6 +44,11 @@ pub(super) fn slot_file(stem: &str, slot: Slot) -> String {
     format!("{stem}.slot{slot}")
 }
 
+/// The file of a hold: of a permit if it has a slot.
+pub(super) fn file_of_hold(stem: &str, slot: Option<Slot>) -> String {
+    slot.map_or_else(|| hold_file(stem), |slot| slot_file(stem, slot))
+}
+
 /// Whether a file in `locks/` is a record.
 pub(super) fn is_record(file: &str) -> bool {
     !file.contains('.')

@@ -4,11 +4,12 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{FlockArg, OFlag};
+use nix::fcntl::{AtFlags, FlockArg, OFlag};
 use nix::sys::stat::Mode;
 use nix::unistd::UnlinkatFlags;
 
@@ -141,9 +142,13 @@ pub(super) fn open_at(dir: &File, name: &str, flags: OFlag) -> io::Result<File> 
 /// Opens a file for reading and writing, or creates it with exactly these permission bits, regardless of the umask.
 pub(super) fn open_or_create_at(dir: &File, name: &str, mode: u32) -> io::Result<File> {
     if mode & 0o077 == 0 {
-        // Permissions for the owner only: the umask does not affect them, and one call opens or creates.
+        // Permissions for the owner only: no usual umask affects them, and one call opens or creates.
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_CLOEXEC;
-        return Ok(File::from(nix::fcntl::openat(dir, name, flags, mode_bits(mode))?));
+        let file = File::from(nix::fcntl::openat(dir, name, flags, mode_bits(mode))?);
+        if file.metadata()?.mode() & mode != mode {
+            nix::sys::stat::fchmod(&file, mode_bits(mode))?;
+        }
+        return Ok(file);
     }
     let mut denied = 0;
     loop {
@@ -168,10 +173,14 @@ pub(super) fn open_or_create_at(dir: &File, name: &str, mode: u32) -> io::Result
 pub(super) fn create_at(dir: &File, name: &str, mode: u32) -> io::Result<File> {
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let file = File::from(nix::fcntl::openat(dir, name, flags, mode_bits(mode))?);
-    if mode & 0o077 != 0 {
-        nix::sys::stat::fchmod(&file, mode_bits(mode))?;
-    }
+    nix::sys::stat::fchmod(&file, mode_bits(mode))?;
     Ok(file)
+}
+
+/// Whether a name in a directory is still that of an open file: false once it was deleted, moved or replaced.
+pub(super) fn is_at(dir: &File, name: &str, file: &File) -> bool {
+    let Ok(there) = nix::sys::stat::fstatat(dir, name, AtFlags::AT_SYMLINK_NOFOLLOW) else { return false };
+    file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (there.st_dev, there.st_ino))
 }
 
 /// Removes a name; no error if it does not exist.

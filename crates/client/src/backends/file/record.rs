@@ -277,7 +277,7 @@ impl Record {
     /// Releases the flock of a hold before the record is written, so that the next holder finds it free. The unlock
     /// applies to all copies of the descriptor, also to those in child processes.
     pub(super) fn give_back(&mut self, hold: Arc<File>, slot: Option<Slot>) -> Result<(), OsError> {
-        let name = self.hold_name(slot);
+        let name = names::file_of_hold(&self.stem, slot);
         unflock(&hold).map_err(|e| {
             self.store.fault(explain("unlock", &self.store.path.join("locks").join(&name), e))
         })?;
@@ -285,16 +285,9 @@ impl Record {
         Ok(())
     }
 
-    fn hold_name(&self, slot: Option<Slot>) -> String {
-        match slot {
-            Some(slot) => names::slot_file(&self.stem, slot),
-            None => names::hold_file(&self.stem),
-        }
-    }
-
     /// Takes the flock of a hold; `None` if a program other than Lockkeeper has it.
     pub(super) fn take_hold(&self, mode: ModeKind, slot: Option<Slot>) -> Result<Option<File>, OsError> {
-        let name = self.hold_name(slot);
+        let name = names::file_of_hold(&self.stem, slot);
         let fault = |e| self.store.fault(explain("flock", &self.store.path.join("locks").join(&name), e));
         let file = open_or_create_at(&self.store.locks, &name, self.store.file_mode | OURS).map_err(fault)?;
         let taken = try_flock(&file, mode != ModeKind::Shared).map_err(fault)?;
@@ -410,6 +403,7 @@ fn damaged(store: &FileStore, stem: &str, why: &str) -> OsError {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_core::Fingerprint;
     use lockkeeper_core::snapshot::RequestState;
 
     use super::super::os::boot_id;
@@ -420,6 +414,7 @@ mod tests {
         let closed = RequestState {
             ticket: lockkeeper_core::Ticket(1),
             owner: None,
+            fingerprint: Fingerprint::default(),
             names: vec![name.clone()],
             mode: ModeKind::Exclusive,
             subtree: false,

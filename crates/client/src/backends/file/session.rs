@@ -15,9 +15,11 @@ use lockkeeper_core::{End, LockName, OpenSession, PermitGrant, Seq, Token, limit
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::os::OsError;
+use super::names::{file_of_hold, stem};
+use super::os::{OsError, is_at};
 use super::record::Record;
 use super::session_file::{SessionFile, drain, sweep};
 use super::store::FileStore;
@@ -27,8 +29,8 @@ use crate::error::LossCause;
 use crate::machine::{Answer, Push, Spec};
 use crate::responder::Responder;
 
-/// After this time without wake-ups, a session checks that its directory exists, and repeats pushes that its client may
-/// have missed.
+/// How often a session checks that its directory and the files of its holds are there, and repeats pushes that its client
+/// may have missed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many session files are checked for dead sessions when a session is created.
 const SWEPT_AT_OPEN: usize = 16;
@@ -111,6 +113,14 @@ pub(super) struct Part {
     pub(super) token: Option<Token>,
     pub(super) permit: Option<PermitGrant>,
     pub(super) hold: Option<Arc<File>>,
+}
+
+impl Part {
+    /// Whether the hold's file, if there is one, is still in the directory: no other process can have its flock then.
+    pub(super) fn hold_is_there(&self, store: &FileStore, name: &LockName) -> bool {
+        let slot = self.permit.map(|permit| permit.slot);
+        self.hold.as_ref().is_none_or(|hold| is_at(&store.locks, &file_of_hold(&stem(name), slot), hold))
+    }
 }
 
 impl FileRequest {
@@ -215,7 +225,7 @@ impl Conn for FileConn {
         let Some(request) = session.book().requests.get(&seq).cloned() else { return Vec::new() };
         let progress = request.progress();
         let holds = progress.parts.iter().filter_map(|part| part.hold.as_ref());
-        std::iter::once(session.file.pipe()).chain(holds).map(|file| file.as_raw_fd()).collect()
+        session.file.pipe().iter().chain(holds).map(|file| file.as_raw_fd()).collect()
     }
 }
 
@@ -229,7 +239,8 @@ impl FileSession {
         sweep(&store, SWEPT_AT_OPEN);
         let file = SessionFile::create(&store)?;
         let stop = CancellationToken::new();
-        let started = file.pipe().try_clone().and_then(reactor::register);
+        let pipe = file.pipe().ok_or(OsError::Gone)?;
+        let started = pipe.try_clone().and_then(reactor::register);
         let pipe = started.map_err(|e| {
             file.end(&store);
             OsError::operator(format!("can't wait for events: {e}; raise `ulimit -n` or `ulimit -u`"))
@@ -324,7 +335,8 @@ impl FileSession {
         std::mem::take(&mut book.requests).into_values().collect()
     }
 
-    /// Called when the directory or the session's file is gone: all holds are lost, and all waiting acquires end.
+    /// Called when the directory, or a file that the session relies on, is gone: all holds are lost, and all waiting
+    /// acquires end.
     pub(super) fn lose(&self) {
         if self.is_gone() {
             return;
@@ -333,7 +345,7 @@ impl FileSession {
         for request in self.end() {
             request.call_off();
         }
-        self.file.end(&self.store);
+        self.file.abandon();
     }
 
     fn book(&self) -> MutexGuard<'_, SessionRequests> {
@@ -428,7 +440,15 @@ impl FileSession {
         if self.is_gone() {
             return false;
         }
-        if !self.store.is_current() || !self.file.is_there() {
+        let holds_are_there = |request: &Arc<FileRequest>| {
+            let progress = request.progress();
+            progress
+                .parts
+                .iter()
+                .zip(&request.names)
+                .all(|(part, name)| part.hold_is_there(&self.store, name))
+        };
+        if !self.store.is_current() || !self.file.is_there() || !self.requests().iter().all(holds_are_there) {
             self.lose();
             return false;
         }
@@ -445,6 +465,8 @@ impl FileSession {
 
 /// Reads the session's pipe until the session ends.
 async fn listen(session: Weak<FileSession>, pipe: AsyncFd<OwnedFd>) {
+    let mut look = tokio::time::interval(LOOK_EVERY);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let woken = tokio::select! {
             ready = pipe.readable() => match ready {
@@ -455,15 +477,16 @@ async fn listen(session: Weak<FileSession>, pipe: AsyncFd<OwnedFd>) {
                 }
                 Err(_) => return,
             },
-            () = tokio::time::sleep(LOOK_EVERY) => Vec::new(),
+            _ = look.tick() => Vec::new(),
         };
         let Some(session) = session.upgrade() else { return };
-        if woken.is_empty() {
-            if !session.look() {
-                return;
-            }
-        } else {
+        if !woken.is_empty() {
             session.heard(woken).await;
+        } else if !session.look() {
+            return;
+        }
+        if session.is_gone() {
+            return;
         }
     }
 }

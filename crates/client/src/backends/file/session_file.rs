@@ -7,11 +7,13 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use lockkeeper_core::Seq;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::sys::stat::FchmodatFlags;
 
 use super::os::{OsError, explain, hex, mode_bits, open_at, random_id, remove_at, try_flock, unflock};
 use super::store::FileStore;
@@ -50,7 +52,8 @@ impl Tag {
 /// The file of this process' own session.
 pub(super) struct SessionFile {
     pub(super) tag: Tag,
-    pipe: Arc<File>,
+    /// `None` once the session was lost.
+    pipe: Mutex<Option<Arc<File>>>,
 }
 
 impl SessionFile {
@@ -66,6 +69,11 @@ impl SessionFile {
                 Err(Errno::EEXIST) => continue,
                 Err(errno) => return Err(fault("make", errno.into())),
             }
+            let (mode, flags) = (mode_bits(store.file_mode), FchmodatFlags::FollowSymlink);
+            match nix::sys::stat::fchmodat(&store.sessions, name.as_str(), mode, flags) {
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(errno) => return Err(fault("set the mode of", errno.into())),
+            }
             // A sweep may find the file before it is flocked, take it for a dead session's file and remove it; then
             // another is made.
             let pipe = match open_at(&store.sessions, &name, OFlag::O_RDWR | OFlag::O_NONBLOCK) {
@@ -73,32 +81,36 @@ impl SessionFile {
                 Err(e) if e.kind() == io::ErrorKind::NotFound && store.is_current() => continue,
                 Err(e) => return Err(fault("open", e)),
             };
-            if store.file_mode & 0o077 != 0 {
-                let mode = mode_bits(store.file_mode);
-                nix::sys::stat::fchmod(&pipe, mode).map_err(|e| fault("open to others", e.into()))?;
-            }
             let ours = try_flock(&pipe, true).map_err(|e| fault("flock", e))?;
             if ours && pipe.metadata().map_err(|e| fault("look at", e))?.nlink() > 0 {
-                return Ok(Self { tag, pipe: Arc::new(pipe) });
+                return Ok(Self { tag, pipe: Mutex::new(Some(Arc::new(pipe))) });
             }
             remove_at(&store.sessions, &name).map_err(|e| fault("remove", e))?;
         }
     }
 
-    pub(super) fn pipe(&self) -> &Arc<File> {
-        &self.pipe
+    pub(super) fn pipe(&self) -> Option<Arc<File>> {
+        self.pipe.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether the file is still in the directory.
     pub(super) fn is_there(&self) -> bool {
-        self.pipe.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
+        self.pipe().is_some_and(|pipe| pipe.metadata().is_ok_and(|metadata| metadata.nlink() > 0))
     }
 
     /// Ends the session for all processes, even if others have a copy of the descriptor.
     pub(super) fn end(&self, store: &FileStore) {
         // On failure the next sweep cleans up: the session has ended in any case.
         let _ = remove_at(&store.sessions, &self.tag.file());
-        let _ = unflock(&self.pipe);
+        if let Some(pipe) = self.pipe() {
+            let _ = unflock(&pipe);
+        }
+    }
+
+    /// Ends this process' part of a session that was lost. Processes with a copy of the descriptor keep it alive: a
+    /// guardian does until the command that had the lock has ended.
+    pub(super) fn abandon(&self) {
+        self.pipe.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
@@ -165,6 +177,16 @@ pub(super) fn probe(store: &FileStore, tag: Tag) -> Result<Life, OsError> {
 pub(super) fn bury(store: &FileStore, tag: Tag) {
     // On failure a later sweep removes it.
     let _ = remove_at(&store.sessions, &tag.file());
+}
+
+/// Whether any session lives; `folder` is the directory of their files, at `path`.
+pub(super) fn any_lives(folder: &File, path: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir(path) else { return false };
+    let mut names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names.any(|name| {
+        let pipe = open_at(folder, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK);
+        pipe.is_ok_and(|pipe| matches!(try_flock(&pipe, false), Ok(false)))
+    })
 }
 
 /// Checks at most `most` session files and removes those of dead sessions: a session without locks is found only here.

@@ -3,19 +3,24 @@
 //! Files are opened, created and removed through descriptors of the directory, not by path, so that a deleted directory
 //! and its replacement are never mixed up.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::FchmodatFlags;
 use nix::unistd::AccessFlags;
 
 use super::counter::{self, Counter};
 use super::fs_type;
+use super::names::is_record;
 use super::os::{Backoff, OsError, create_at, explain, hex, mode_bits, open_at, random_id, try_flock};
+use super::session_file::any_lives;
+use super::slots::{self, Content};
+use super::state::RecordState;
 use crate::error::{BackendError, BackendErrorKind};
 
 /// The layout that this code reads and writes.
@@ -63,9 +68,8 @@ impl FileStore {
             move |e: io::Error| OsError::Error(explain(doing, &path, e))
         };
         check_filesystem(config)?;
-        let mut builder = DirBuilder::new();
-        builder.recursive(true).mode(0o700).create(&path).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => OsError::operator(format!(
+        make_directory(&path).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => OsError::operator(format!(
                 "`{}` is not a directory; a lock directory is needed: give another path",
                 path.display()
             )),
@@ -85,8 +89,10 @@ impl FileStore {
             Ok::<_, OsError>(folder)
         };
         let (locks, sessions) = (folder("locks")?, folder("sessions")?);
-        let file = open_at(&dir, "counter", OFlag::O_RDWR).map_err(failed("open", &path.join("counter")))?;
-        let counter = Counter::new(file, path.join("counter"));
+        let file =
+            open_at(&dir, counter::NAME, OFlag::O_RDWR).map_err(failed("open", &path.join(counter::NAME)))?;
+        let folder = dir.try_clone().map_err(failed("open the lock directory", &path))?;
+        let counter = Counter::new(file, folder, path.join(counter::NAME));
         let store = Self {
             locks,
             sessions,
@@ -111,16 +117,31 @@ impl FileStore {
         }
     }
 
-    /// Whether the path still refers to this directory.
+    /// Whether the path still refers to this directory, and the counter is still its file.
     pub(super) fn is_current(&self) -> bool {
         std::fs::metadata(&self.path).is_ok_and(|now| (now.dev(), now.ino()) == self.identity)
             && self.locks.metadata().is_ok_and(|now| now.nlink() > 0)
             && self.sessions.metadata().is_ok_and(|now| now.nlink() > 0)
+            && self.counter.is_there()
     }
 
     /// Converts an error: to [`OsError::Gone`] if the directory is gone, which then is the reason for the error.
     pub(super) fn fault(&self, error: BackendError) -> OsError {
         if self.is_current() { OsError::Error(error) } else { OsError::Gone }
+    }
+}
+
+/// Makes a directory and those above it, for this user alone, whatever the umask is. A path that exists must be a directory.
+fn make_directory(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(0o700)),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let Some(above) = path.parent() else { return Err(e) };
+            make_directory(above)?;
+            make_directory(path)
+        }
+        Err(e) => Err(e),
     }
 }
 
@@ -137,7 +158,7 @@ impl Layout<'_> {
     /// Checks the format, and creates missing files under a flock: only one process at a time does so.
     fn complete(&self) -> Result<(), OsError> {
         let is_there = |name: &str| nix::sys::stat::fstatat(self.dir, name, AtFlags::empty()).is_ok();
-        if self.check_format()? && ["locks", "sessions", "counter"].into_iter().all(is_there) {
+        if self.check_format()? && ["locks", "sessions", counter::NAME].into_iter().all(is_there) {
             return Ok(());
         }
         let mut backoff = Backoff::new();
@@ -157,14 +178,56 @@ impl Layout<'_> {
         for folder in ["locks", "sessions"] {
             self.make_folder(folder)?;
         }
-        if !is_there("counter") {
+        if !is_there(counter::NAME) {
             self.check_clock(had_format)?;
-            self.put("counter", &counter::fresh(first_value(self.config, self.known)?))?;
+            self.wait_for_sessions()?;
+            let known = self.known.max(self.highest_mark()?);
+            self.put(counter::NAME, &counter::fresh(first_value(self.config, known)?))?;
         }
         if !had_format {
             self.put("FORMAT", format!("{FORMAT_WORD} {FORMAT}\n").as_bytes())?;
         }
         super::os::unflock(self.dir).map_err(|e| self.fault("unlock", ".", e))
+    }
+
+    /// Waits until no session lives in a directory whose counter is missing: its files were deleted under them, so their
+    /// locks are lost, and those of a new counter would be granted beside them. They notice within a second; a guardian
+    /// keeps its session until it has ended its command.
+    fn wait_for_sessions(&self) -> Result<(), OsError> {
+        let (folder, path) = (self.folder("sessions")?, self.path.join("sessions"));
+        let mut backoff = Backoff::new();
+        while any_lives(&folder, &path) {
+            let Some(pause) = backoff.next() else {
+                return Err(OsError::Stuck(BackendError::new(
+                    BackendErrorKind::Unreachable,
+                    format!(
+                        "the counter of `{}` was deleted while locks were held there, and those processes still run: end \
+                         them (`fuser` names those that use `{}/*`), or wait until they have ended",
+                        self.path.display(),
+                        path.display()
+                    ),
+                )));
+            };
+            std::thread::sleep(pause);
+        }
+        Ok(())
+    }
+
+    /// The highest token in the records of a directory without a counter; 0 if there are none.
+    fn highest_mark(&self) -> Result<u64, OsError> {
+        let (folder, path) = (self.folder("locks")?, self.path.join("locks"));
+        let entries = std::fs::read_dir(path).map_err(|e| self.fault("read", "locks", e))?;
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let tokens = names.filter(|name| is_record(name)).filter_map(|name| {
+            let file = open_at(&folder, &name, OFlag::O_RDONLY).ok()?;
+            let Content::Body(_, body) = slots::read(&file).ok()? else { return None };
+            Some(RecordState::decode(&body).ok()?.1.table.last_token)
+        });
+        Ok(tokens.max().unwrap_or(0))
+    }
+
+    fn folder(&self, name: &str) -> Result<File, OsError> {
+        open_at(self.dir, name, OFlag::O_RDONLY | OFlag::O_DIRECTORY).map_err(|e| self.fault("open", name, e))
     }
 
     /// Whether the format file exists; an error if this program cannot read the format.
@@ -208,10 +271,9 @@ impl Layout<'_> {
             Err(Errno::EEXIST) => return Ok(()),
             Err(errno) => return Err(self.fault("make", name, errno.into())),
         }
-        let folder = open_at(self.dir, name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
-            .map_err(|e| self.fault("open", name, e))?;
-        nix::sys::stat::fchmod(&folder, mode_bits(folder_mode))
-            .map_err(|e| self.fault("open to others", name, e.into()))
+        let flags = FchmodatFlags::FollowSymlink;
+        nix::sys::stat::fchmodat(self.dir, name, mode_bits(folder_mode), flags)
+            .map_err(|e| self.fault("set the mode of", name, e.into()))
     }
 
     /// Creates a file whose content is on disk before the file gets its name.

@@ -1,5 +1,6 @@
 //! The directory: its creation, refusals and error messages.
 
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
@@ -170,6 +171,89 @@ async fn deleting_the_directory_is_reported_as_a_loss_to_its_holders() {
     a.seq = 0;
     let (_, again) = a.take(request("x")).await;
     assert!(token(&again) > token(&granted));
+}
+
+/// As `find DIR -type f -delete` does it: pipes and folders stay.
+fn delete_files(path: &Path) {
+    for folder in [path.to_owned(), path.join("locks")] {
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            if entry.file_type().unwrap().is_file() {
+                std::fs::remove_file(entry.path()).unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn next_holder_after_the_files_were_deleted_waits_until_the_first_one_has_lost_its_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    let backend = FileBackend::with_config(config(&path)).unwrap();
+    let mut first = Client::new(&backend, "first").await;
+    let (held, granted) = first.take(request("x")).await;
+    // A copy of the descriptors, as a guardian has it until its command has ended.
+    let fds = first.conn.descriptors(held);
+    let guardian: Vec<_> =
+        fds.iter().map(|&fd| nix::unistd::dup(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap()).collect();
+    delete_files(&path);
+    first.push(|push| matches!(push, Push::Lost(_))).await;
+    let waiting = std::thread::spawn({
+        let config = config(&path);
+        move || FileBackend::with_config(config)
+    });
+    let message = BackendError::from(waiting.join().unwrap().map(drop).expect_err("the command still runs"));
+    assert!(message.message.contains("was deleted while locks were held"), "{message}");
+    drop(guardian);
+    let next = FileBackend::with_config(config(&path)).unwrap();
+    let mut second = Client::new(&next, "second").await;
+    let (_, later) = second.take(request("x")).await;
+    assert!(token(&later) > token(&granted));
+    // The process that saw the old counter goes on with the new one.
+    assert!(matches!(first.open().await, Answer::Opened));
+    first.seq = 0;
+    let (_, again) = first.take(request("y")).await;
+    assert!(token(&again) > token(&later));
+}
+
+#[tokio::test]
+async fn hold_whose_file_was_deleted_or_replaced_is_lost() {
+    for replaced in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("locks");
+        let backend = FileBackend::with_config(config(&path)).unwrap();
+        let (mut early, mut late) =
+            (Client::new(&backend, "early").await, Client::new(&backend, "late").await);
+        let (held, _) = early.take(request("x")).await;
+        late.take(request("z")).await;
+        for name in ["x.hold", "z.hold"] {
+            std::fs::remove_file(path.join("locks").join(name)).unwrap();
+            if replaced {
+                std::fs::write(path.join("locks").join(name), "").unwrap();
+            }
+        }
+        // At its release, or else within about a second.
+        match early.end_of(held).await {
+            Answer::Finished(end) => assert_eq!(end, lockkeeper_core::End::Gone),
+            answer => assert!(matches!(answer, Answer::SessionGone), "{answer:?}"),
+        }
+        late.push(|push| matches!(push, Push::Lost(_))).await;
+    }
+}
+
+#[tokio::test]
+async fn deleted_counter_issues_no_token_and_its_successor_starts_above_every_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    let ahead = Config { tokens_above: Some(1 << 51), ..config(&path) };
+    let backend = FileBackend::with_config(ahead).unwrap();
+    let mut client = Client::new(&backend, "a").await;
+    let (held, granted) = client.take(request("x")).await;
+    assert_eq!(client.finish(held).await, lockkeeper_core::End::Released);
+    std::fs::remove_file(path.join("counter")).unwrap();
+    let (_, answer) = client.acquire(request("y")).await;
+    assert!(matches!(answer, Answer::SessionGone), "{answer:?}");
+    drop((client, backend));
+    assert!(next_token(config(&path)).await > token(&granted), "the record of `x` has it");
 }
 
 #[tokio::test]

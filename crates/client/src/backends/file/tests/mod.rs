@@ -101,10 +101,14 @@ impl Client {
         }
     }
 
-    async fn finish(&mut self, target: Seq) -> End {
+    async fn end_of(&mut self, target: Seq) -> Answer {
         self.seq += 1;
         let call = Call::Finish { seq: Seq(self.seq), target, done_through: Seq(0) };
-        match within(answer_to(&*self.conn, call)).await.unwrap() {
+        within(answer_to(&*self.conn, call)).await.unwrap()
+    }
+
+    async fn finish(&mut self, target: Seq) -> End {
+        match self.end_of(target).await {
             Answer::Finished(end) => end,
             other => panic!("not finished: {other:?}"),
         }

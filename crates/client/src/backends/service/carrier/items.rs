@@ -106,7 +106,9 @@ pub(super) fn refusal(refused: &v1::Refused) -> BackendError {
         RefusedCode::Operator | RefusedCode::Unspecified => BackendErrorKind::Operator,
         RefusedCode::Denied => BackendErrorKind::Denied,
         RefusedCode::Limit => BackendErrorKind::LimitReached,
-        RefusedCode::Invalid | RefusedCode::Permits | RefusedCode::NotHeld => BackendErrorKind::Refused,
+        RefusedCode::Invalid | RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::InUse => {
+            BackendErrorKind::Refused
+        }
     };
     BackendError::new(kind, refused.text.clone())
 }
