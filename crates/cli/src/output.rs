@@ -9,9 +9,22 @@ use serde_json::{Value, json};
 
 use crate::exit::{Failure, IO};
 
-/// Prints a message on standard error. A write error is ignored: it must not stop a job.
+/// Prints a message of one line on standard error. A write error is ignored: it must not stop a job.
 pub fn say(text: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stderr().lock(), "lockkeeper: {text}");
+    let _ = writeln!(std::io::stderr().lock(), "lockkeeper: {}", printable(&text.to_string()));
+}
+
+/// The text on one line that shows what it contains: labels, values, reasons and names are chosen by other clients, and
+/// could otherwise forge lines, reverse their direction, or command the terminal. Control, format and separator characters
+/// become `\n`, `\u{202e}` and so on.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let shown = ['\\', '"', '\''];
+    let pieces = text.split_inclusive(shown).map(|piece| match piece.strip_suffix(shown) {
+        Some(before) => format!("{}{}", before.escape_debug(), &piece[before.len()..]),
+        None => piece.escape_debug().to_string(),
+    });
+    pieces.collect()
 }
 
 /// Whether standard output may be coloured: it is a terminal, and `NO_COLOR` is not set or empty.
@@ -24,11 +37,19 @@ pub(crate) fn painted(code: &str, text: &str) -> String {
     if is_coloured() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
-/// Prints a line. A closed pipe ends the process with exit code 0, without a message.
+/// Prints one line, as [`printable`]. A closed pipe ends the process with exit code 0, without a message.
 ///
 /// # Errors
 /// Standard output can't be written.
 pub fn line(text: impl AsRef<str>) -> Result<(), Failure> {
+    page(printable(text.as_ref()))
+}
+
+/// As [`line()`], of a text that contains no text of others, and may have several lines and colours.
+///
+/// # Errors
+/// As [`line()`].
+pub fn page(text: impl AsRef<str>) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.write_all(b"\n"));
     match written.and_then(|()| out.flush()) {
@@ -43,7 +64,7 @@ pub fn line(text: impl AsRef<str>) -> Result<(), Failure> {
 /// # Errors
 /// As [`line()`].
 pub fn json(value: &Value) -> Result<(), Failure> {
-    line(value.to_string())
+    page(value.to_string())
 }
 
 /// A duration for display: whole seconds from 10 s, tenths of a second from 1 s, else milliseconds.
@@ -159,4 +180,27 @@ pub fn holder_text(holder: &HolderInfo) -> String {
         text += &format!(", value {:?}", String::from_utf8_lossy(&holder.value));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn texts_of_others_stay_on_their_line_and_command_no_terminal() {
+        for (text, shown) in [
+            (
+                "orders/42: \"a\\b\" it's ours, grün, 注文, e\u{301}",
+                "orders/42: \"a\\b\" it's ours, grün, 注文, e\u{301}",
+            ),
+            ("a\nlockkeeper: done", "a\\nlockkeeper: done"),
+            ("\x1b[2J\x07\t\r", "\\u{1b}[2J\\u{7}\\t\\r"),
+            ("\u{9b}2J", "\\u{9b}2J"),
+            ("a\u{2028}b\u{2029}c\u{85}d", "a\\u{2028}b\\u{2029}c\\u{85}d"),
+            ("\u{202e}txt.exe\u{2066}\u{200f}", "\\u{202e}txt.exe\\u{2066}\\u{200f}"),
+            ("a\u{200b}b\u{feff}", "a\\u{200b}b\\u{feff}"),
+        ] {
+            assert_eq!(printable(text), shown);
+        }
+    }
 }

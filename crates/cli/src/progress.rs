@@ -4,6 +4,8 @@ use std::io::{IsTerminal, stderr};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::output;
+
 /// A line on standard error, cut to the terminal's width. Cleared on drop.
 pub(crate) struct ProgressLine(ProgressBar);
 
@@ -23,7 +25,7 @@ impl ProgressLine {
     }
 
     pub(crate) fn show(&self, text: String) {
-        self.0.set_message(text);
+        self.0.set_message(output::printable(&text));
     }
 }
 

@@ -43,22 +43,17 @@ impl Table {
 
     /// Adds a row, with as many cells as there are headers.
     pub(crate) fn row<const COLUMNS: usize>(&mut self, cells: [String; COLUMNS]) {
-        self.0.add_row(cells.map(|cell| on_one_line(&cell)));
+        self.0.add_row(cells.map(|cell| output::printable(&cell)));
     }
 
     /// Adds a row about something that an operator should look at.
     pub(crate) fn bad_row<const COLUMNS: usize>(&mut self, cells: [String; COLUMNS]) {
-        self.0.add_row(cells.map(|cell| Cell::new(on_one_line(&cell)).fg(Color::Red)));
+        self.0.add_row(cells.map(|cell| Cell::new(output::printable(&cell)).fg(Color::Red)));
     }
 
     /// # Errors
     /// Standard output can't be written.
     pub(crate) fn print(&self) -> Result<(), Failure> {
-        self.0.lines().try_for_each(|line| output::line(line.trim_end()))
+        self.0.lines().try_for_each(|line| output::page(line.trim_end()))
     }
-}
-
-/// A line break in somebody's label must not look like another row.
-fn on_one_line(cell: &str) -> String {
-    cell.replace(char::is_control, " ")
 }

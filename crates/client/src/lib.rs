@@ -126,7 +126,7 @@ pub use info::{Finding, HolderInfo, HolderState, LockInfo, ServiceStatus, Sessio
 pub use kind::{Fenced, Kind, Unfenced};
 pub use lock::{Lock, OnLost, Wait};
 pub use lockkeeper_core::{
-    LockName, ModeKind as Mode, NameError, PermitGrant, Rejection, Slot, Token, TokenStatus,
+    InvalidToken, LockName, ModeKind as Mode, NameError, PermitGrant, Rejection, Slot, Token, TokenStatus,
 };
 pub use locks::{Locks, RwLock, ShutdownReport};
 pub use recipes::{Election, Leader, LeaderWatch, Partition, PartitionMember, Partitions, Striped};

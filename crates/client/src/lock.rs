@@ -220,7 +220,8 @@ impl<F: Kind> Lock<F> {
         self.acquire_for(self.options.wait).await
     }
 
-    /// Acquires the lock if it is free; `None` if it is not. If the lock service does not answer, gives up after 10 s
+    /// Acquires the lock if it is free; `None` if it is not: [`Lock::acquire`] with [`Wait::No`] returns an
+    /// [`AcquireError::Busy`] that says who holds it. If the lock service does not answer, gives up after 10 s
     /// or the ttl, whichever is shorter.
     ///
     /// # Errors

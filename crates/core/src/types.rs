@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::str::FromStr;
 
 use crate::limits::TOKEN_MAX;
 
@@ -26,6 +27,34 @@ impl Token {
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0.get()
+    }
+}
+
+/// A value that is no fencing token.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("`{0}` is not a fencing token: an integer from 1 to {TOKEN_MAX}")]
+pub struct InvalidToken(String);
+
+impl From<Token> for u64 {
+    fn from(token: Token) -> Self {
+        token.get()
+    }
+}
+
+impl TryFrom<u64> for Token {
+    type Error = InvalidToken;
+
+    fn try_from(value: u64) -> Result<Self, InvalidToken> {
+        Self::new(value).ok_or_else(|| InvalidToken(value.to_string()))
+    }
+}
+
+/// Reads what `Display` writes.
+impl FromStr for Token {
+    type Err = InvalidToken;
+
+    fn from_str(text: &str) -> Result<Self, InvalidToken> {
+        text.parse().ok().and_then(Self::new).ok_or_else(|| InvalidToken(text.chars().take(40).collect()))
     }
 }
 
@@ -118,5 +147,25 @@ impl fmt::Display for ModeKind {
             Self::Shared => "shared",
             Self::Permit => "permit",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_convert_to_numbers_and_texts_and_back() {
+        for value in [1, 7, TOKEN_MAX] {
+            let token = Token::try_from(value).unwrap();
+            assert_eq!((u64::from(token), token.to_string().parse()), (value, Ok(token)));
+        }
+        for value in [0, TOKEN_MAX + 1] {
+            let error = Token::try_from(value).unwrap_err();
+            assert!(error.to_string().contains(&format!("`{value}` is not a fencing token")), "{error}");
+        }
+        for text in ["", "-1", "1.0", " 7", "0x7", "18446744073709551616"] {
+            text.parse::<Token>().unwrap_err();
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::Token;
+use lockkeeper::{InvalidToken, Token};
 use lockkeeper_core::limits;
 
 use crate::settings::duration;
@@ -37,8 +37,7 @@ pub(super) fn lock_delay(typed: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn token(typed: &str) -> Result<Token, String> {
-    let number = typed.parse().ok().and_then(Token::new);
-    number.ok_or_else(|| format!("{typed} is not a token; 1 to 2^53 - 1 are"))
+    typed.parse().map_err(|error: InvalidToken| error.to_string())
 }
 
 pub(super) fn key_value(typed: &str) -> Result<(String, String), &'static str> {

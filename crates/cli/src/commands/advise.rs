@@ -12,7 +12,7 @@ use crate::output;
 
 pub(super) fn advise(args: &Advise) -> Result<u8, Failure> {
     if args.markdown {
-        output::line(markdown(&TREE).trim_end())?;
+        output::page(markdown(&TREE).trim_end())?;
         return Ok(OK);
     }
     let mut answers = args.answers();
@@ -29,7 +29,7 @@ pub(super) fn advise(args: &Advise) -> Result<u8, Failure> {
     if args.json {
         output::json(&as_json(&answers, &advice))?;
     } else {
-        output::line(as_text(&advice))?;
+        output::page(as_text(&advice))?;
     }
     Ok(OK)
 }

@@ -12,7 +12,7 @@ use crate::table::Table;
 
 pub(super) fn explain(args: &Explain) -> Result<u8, Failure> {
     if args.html {
-        output::line(page::single_file().trim_end())?;
+        output::page(page::single_file().trim_end())?;
         return Ok(OK);
     }
     match &args.story {
@@ -56,7 +56,7 @@ fn one(args: &Explain, name: &str) -> Result<(), Failure> {
 }
 
 fn show(story: &Story, trace: &Trace) -> Result<(), Failure> {
-    output::line(format!("{}\n\n{}\n", output::painted("1", story.title), filled(story.about)))?;
+    output::page(format!("{}\n\n{}\n", output::painted("1", story.title), filled(story.about)))?;
     for step in &trace.steps {
         let line = step_line(step);
         let colour = match step.kind {
@@ -66,10 +66,10 @@ fn show(story: &Story, trace: &Trace) -> Result<(), Failure> {
             StepKind::Refused => Some("32"),
             StepKind::Damage => Some("31"),
         };
-        output::line(colour.map_or_else(|| line.clone(), |colour| output::painted(colour, &line)))?;
+        output::page(colour.map_or_else(|| line.clone(), |colour| output::painted(colour, &line)))?;
     }
     let colour = if trace.outcome.verdict == DataVerdict::Kept { "32" } else { "31" };
-    output::line(output::painted(colour, &outcome_line(&trace.outcome)))
+    output::page(output::painted(colour, &outcome_line(&trace.outcome)))
 }
 
 /// A fence with which the same play loses nothing.

@@ -78,7 +78,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "lockkeeper", &mut script);
-            crate::output::line(String::from_utf8_lossy(&script).trim_end())?;
+            crate::output::page(String::from_utf8_lossy(&script).trim_end())?;
             Ok(OK)
         }
         Command::Man { dir } => {

@@ -14,7 +14,7 @@ pub(super) async fn postgres(task: Postgres) -> Result<u8, Failure> {
             init(&url, role).await?;
             output::say(format_args!("{}: the schema `lockkeeper` is there", settings::shown(&url)));
         }
-        _ => output::line(schema_sql(role).trim_end())?,
+        _ => output::page(schema_sql(role).trim_end())?,
     }
     Ok(OK)
 }

@@ -26,7 +26,7 @@ mod metrics;
 
 pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
     if args.print_config {
-        output::line(args.in_force.trim_end())?;
+        output::page(args.in_force.trim_end())?;
         return Ok(OK);
     }
     start_log(args.log, &args.log_level)?;

@@ -86,7 +86,7 @@ fn marks_are_shown_and_reset_requires_yes() {
 #[test]
 fn invalid_reset_is_refused() {
     let place = Place::new();
-    place.ran("fence reset stock --to 0 --yes").is_one_line(exit::USAGE, &["0 is not a token"]);
+    place.ran("fence reset stock --to 0 --yes").is_one_line(exit::USAGE, &["`0` is not a fencing token"]);
     place.ran("fence show stock orders").is_one_line(exit::USAGE, &["orders", "stock"]);
     std::fs::write(place.path("stock.fence"), "damaged").unwrap();
     std::fs::write(place.path("stock.fence.lock"), "1").unwrap();

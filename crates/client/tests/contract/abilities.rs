@@ -220,6 +220,9 @@ async fn inspect(subject: &impl Subject) -> bool {
     .await;
     waiting.abort();
     let listed = two.list(Some("abilities")).await.unwrap();
+    let busy = two.mutex(&name).wait(Wait::No).acquire().await;
+    let Err(AcquireError::Busy(busy)) = busy else { panic!("{}: not busy: {busy:?}", subject.scheme()) };
+    assert!(busy.holder.is_some_and(|holder| holder.starts_with("one")), "{}", subject.scheme());
     seen.holders.len() == 1
         && seen.holders[0].owner.starts_with("one")
         && seen.holders[0].meta == [("job".to_owned(), "reindex".to_owned())]

@@ -261,8 +261,7 @@ impl<'a> ItemReader<'a> {
     }
 
     fn token(&mut self) -> Read<Token> {
-        let value = self.number()?;
-        Token::new(value).ok_or_else(|| SnapshotError(format!("{value} is not a token")))
+        Token::try_from(self.number()?).map_err(|error| SnapshotError(error.to_string()))
     }
 
     /// Reads a list whose elements have at least `least` bytes each. So a wrong count in the input can't cause an

@@ -11,7 +11,7 @@ use crate::{output, settings};
 
 pub(super) async fn show(args: &FenceShow) -> Result<u8, Failure> {
     let marks = FenceStore::open(&args.which).await?.marks().await?;
-    if args.which.json { output::json(&marks_json(&marks)) } else { output::line(marks_text(&marks)) }?;
+    if args.which.json { output::json(&marks_json(&marks)) } else { output::page(marks_text(&marks)) }?;
     Ok(OK)
 }
 
@@ -42,8 +42,8 @@ pub(super) async fn reset(args: &FenceReset) -> Result<u8, Failure> {
         output::json(&json!({ "before": before, "after": marks_json(&after) }))?;
     } else {
         let indented = |marks| marks_text(marks).replace('\n', "\n        ");
-        let before = before.as_ref().map_or_else(|failure| failure.message.clone(), indented);
-        output::line(format!("before: {before}\nafter:  {}", indented(&after)))?;
+        let before = before.as_ref().map_or_else(|failure| output::printable(&failure.message), indented);
+        output::page(format!("before: {before}\nafter:  {}", indented(&after)))?;
     }
     Ok(OK)
 }
