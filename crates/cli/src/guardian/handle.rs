@@ -5,6 +5,7 @@
 //! only then may the caller release the lock.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::process::Child;
@@ -19,7 +20,7 @@ use super::channel::{Channel, next_message};
 use super::deadline::margin;
 use super::inherited::inherited;
 use super::own::own_program;
-use super::process::Startup;
+use super::process::{SCAN_FILES, Startup, spare_files};
 use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, Reason};
 use super::relay::{CommandPlace, Relay, RelayStep};
 use super::signals::{ends, hand_terminal_to, stop_self};
@@ -90,7 +91,9 @@ pub enum SpawnError {
         program: String,
     },
     /// The guardian itself did not start.
-    #[error("cannot start the guardian of `{program}` from /proc/self/exe; check that /proc is mounted")]
+    #[error(
+        "cannot start the guardian of `{program}` from /proc/self/exe; check that /proc is mounted, and the limits of processes and open files"
+    )]
     Guardian {
         /// The program as given.
         program: String,
@@ -144,6 +147,8 @@ pub struct Guarded {
     has_stopped_too: bool,
     valid_until: Option<u64>,
     grace: u64,
+    /// Kept for the scans of `/proc` if the guardian is killed: the process may have no other descriptors left then.
+    spare: Option<[File; SCAN_FILES]>,
     /// The last event, once it was returned; every later call returns it again.
     finished: Option<GuardianEvent>,
     gone_at: Option<u64>,
@@ -193,6 +198,7 @@ impl Guarded {
         // If the guardian is killed, its descendants are reparented to this process, which can end them.
         nix::sys::prctl::set_child_subreaper(true)?;
         let grace = u64::try_from(spec.grace.as_nanos()).unwrap_or(u64::MAX);
+        let spare = spare_files()?;
         // Before the command starts, so that it has every signal that the command gets.
         let witness = Witness::start()?;
         let (channel, theirs) = Channel::pair()?;
@@ -231,6 +237,7 @@ impl Guarded {
             has_stopped_too: false,
             valid_until: spec.valid_until,
             grace,
+            spare: Some(spare),
             finished: None,
             gone_at: None,
         })
@@ -410,7 +417,7 @@ impl Guarded {
         let after_grace = boot_now().saturating_add(self.grace);
         let last = self.valid_until.map_or(u64::MAX, |at| at.saturating_sub(margin(self.grace)));
         // `end_all` also reaps the guardian, which is a child of this process.
-        let ended = tokio::task::spawn_blocking(move || tree::end_all(after_grace.min(last)));
-        let _ = ended.await;
+        self.spare = None;
+        tree::end_all(after_grace.min(last)).await;
     }
 }

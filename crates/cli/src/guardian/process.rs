@@ -34,6 +34,14 @@ const WAKE_NS_MAX: u64 = 1_000_000_000;
 const KILL_PAUSE_NS_MIN: u64 = 1_000_000;
 const KILL_PAUSE_NS_MAX: u64 = 50_000_000;
 
+/// How many files a scan of `/proc` has open at once, at most.
+pub(crate) const SCAN_FILES: usize = 3;
+
+pub(crate) fn spare_files() -> io::Result<[File; SCAN_FILES]> {
+    let open = || File::open("/dev/null");
+    Ok([open()?, open()?, open()?])
+}
+
 /// The guardian's command line, after `GUARDIAN_ARGUMENT`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Startup {
@@ -156,6 +164,8 @@ impl Guardian {
             TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
         let null =
             OpenOptions::new().read(true).write(true).open("/dev/null").map_err(|error| errno_of(&error))?;
+        // Nothing else in this process takes descriptors, so those of a scan remain free.
+        drop(spare_files().map_err(|error| errno_of(&error))?);
 
         let mut guardian = Self {
             signals,
@@ -207,6 +217,10 @@ impl Guardian {
                     continue;
                 }
                 DeadlineStep::Kill => {
+                    // First, since it needs no scan, which needs descriptors of the system.
+                    if let Some(command) = self.command {
+                        let _ = kill(command, Signal::SIGKILL);
+                    }
                     tree::kill_all();
                     let pause = self.kill_pause;
                     self.kill_pause = (pause * 2).min(KILL_PAUSE_NS_MAX);

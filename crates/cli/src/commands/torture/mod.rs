@@ -48,6 +48,7 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
     if args.worker {
         return super::block_on_all_cores(worker::work());
     }
+    super::check_room(1)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime =
         runtime.map_err(|error| Failure::new(INTERNAL, format!("no runtime can be started: {error}")))?;
