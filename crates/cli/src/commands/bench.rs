@@ -63,7 +63,7 @@ pub(super) async fn bench(args: Bench) -> Result<u8, Failure> {
             tokio::pin!(measuring);
             tokio::select! {
                 pairs = &mut measuring => pairs?,
-                () = signals.until_end() => {
+                _ = signals.until_end() => {
                     stop.store(true, Ordering::Relaxed);
                     measuring.await?
                 }
@@ -180,7 +180,7 @@ async fn tasks(args: &Bench, url: &str) -> Result<Figures, Failure> {
     tokio::select! {
         () = tokio::time::sleep(Duration::from_secs(args.seconds)) => {}
         // What was measured so far is printed.
-        () = signals.until_end() => {}
+        _ = signals.until_end() => {}
     }
     stop.store(true, Ordering::Relaxed);
     let mut figures = Figures { connections: Some(connections.len()), ..Figures::default() };

@@ -24,17 +24,27 @@ mod tls;
 mod torture;
 mod watch;
 
+use std::fs::File;
 use std::future::Future;
+use std::sync::RwLock;
 use std::time::Duration;
 
 use clap::CommandFactory;
+use tokio::runtime::Builder;
 
 use crate::args::{Cli, Command};
-use crate::exit::{Failure, INTERNAL, OK};
+use crate::exit::{Failure, INTERNAL, IO, OK};
 use crate::progress::ProgressLine;
 
 /// How long a command waits for an answer in silence.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long threads are kept that have no work: longer than any process lives.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+/// Descriptors that a runtime and a lock of any service take, at least.
+const FILES_MIN: usize = 16;
+/// Threads of the library, which keep leases and look up names, and one for files.
+const THREADS_MIN: usize = 5;
 
 /// Runs a command and returns its exit code.
 ///
@@ -114,13 +124,41 @@ async fn patiently(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8
 }
 
 fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
-    run_on(tokio::runtime::Builder::new_current_thread().enable_all().build(), work)
+    check_room(0)?;
+    let runtime = Builder::new_current_thread().enable_io().enable_time().thread_keep_alive(FOREVER).build();
+    // Taken now and kept: when a record is written or a name is looked up, the job may have taken all threads, and tokio panics.
+    if let Ok(runtime) = &runtime {
+        drop(runtime.spawn_blocking(|| {}));
+    }
+    run_on(runtime, work)
 }
 
 /// Runs on a multi-thread runtime. A benchmark should measure the runtime that server programs use, on which waking a
 /// task from another thread is cheaper. A worker of `torture` blocks its own thread, and needs another for the library.
 fn block_on_all_cores(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
-    run_on(tokio::runtime::Builder::new_multi_thread().enable_all().build(), work)
+    check_room(std::thread::available_parallelism().map_or(1, usize::from))?;
+    run_on(Builder::new_multi_thread().enable_all().build(), work)
+}
+
+/// Checks that there is room for a runtime with so many threads, and for what connects to a lock service: tokio panics where the
+/// system refuses a thread or a descriptor.
+fn check_room(workers: usize) -> Result<(), Failure> {
+    let files: std::io::Result<Vec<File>> = (0..FILES_MIN).map(|_| File::open("/dev/null")).collect();
+    files.map_err(|error| {
+        let text = format!("this program needs at least {FILES_MIN} more open files; raise `ulimit -n`");
+        Failure::system(IO, &text, &error)
+    })?;
+    let all_run = RwLock::new(());
+    std::thread::scope(|scope| {
+        let _starting = all_run.write();
+        let mut threads = (0..workers + THREADS_MIN)
+            .map(|_| std::thread::Builder::new().spawn_scoped(scope, || drop(all_run.read())));
+        threads.try_for_each(|thread| thread.map(drop))
+    })
+    .map_err(|error| {
+        let text = format!("this program needs {} threads; raise `ulimit -u`", workers + THREADS_MIN);
+        Failure::system(IO, &text, &error)
+    })
 }
 
 fn run_on(

@@ -29,6 +29,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         output::page(args.in_force.trim_end())?;
         return Ok(OK);
     }
+    super::check_room(0)?;
     start_log(args.log, &args.log_level)?;
     #[cfg(feature = "otlp")]
     let traces = args.otlp.as_deref().map(|url| NodeTraces::start(url, report)).transpose()?;

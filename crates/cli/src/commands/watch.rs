@@ -43,7 +43,7 @@ pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
     };
     tokio::select! {
         failed = watching => failed.map(|never| match never {}),
-        () = signals.until_end() => Ok(OK),
+        _ = signals.until_end() => Ok(OK),
     }
 }
 

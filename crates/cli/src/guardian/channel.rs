@@ -1,4 +1,4 @@
-//! One end of the socket between the wrapper (`lockkeeper run`) and its guardian process.
+//! One end of a socket between the wrapper (`lockkeeper run`) and its guardian process, or its witness.
 //!
 //! Never blocks, since the peer may be stopped (SIGSTOP) for any length of time. Messages that the socket does not
 //! accept wait in a queue. The channel does not interpret messages, with one exception: a new "valid until" replaces
@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 use super::protocol::MESSAGE_BYTES_MAX;
 
@@ -81,6 +83,29 @@ impl Channel {
                 Err(Errno::EAGAIN) => return Incoming::Empty,
                 Err(_) => return Incoming::Closed,
             }
+        }
+    }
+}
+
+/// Receives the next message; `None` once the peer has closed its end. Also sends queued messages. Cancel-safe.
+pub(crate) async fn next_message(channel: &mut AsyncFd<Channel>) -> Option<Vec<u8>> {
+    loop {
+        let mut interest = Interest::READABLE;
+        if channel.get_ref().has_waiting() {
+            interest |= Interest::WRITABLE;
+        }
+        // An error here means that the runtime shuts down; the peer notices the end of this process.
+        let Ok(mut ready) = channel.ready_mut(interest).await else {
+            return std::future::pending().await;
+        };
+        let inner = ready.get_inner_mut();
+        inner.flush();
+        let is_flushed = !inner.has_waiting();
+        match inner.receive() {
+            Incoming::Message(message) => return Some(message),
+            Incoming::Closed => return None,
+            Incoming::Empty if is_flushed => ready.clear_ready_matching(tokio::io::Ready::READABLE),
+            Incoming::Empty => ready.clear_ready(),
         }
     }
 }

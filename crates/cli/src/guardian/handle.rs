@@ -5,24 +5,26 @@
 //! only then may the caller release the lock.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::os::fd::{AsRawFd, RawFd};
+use std::process::Child;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::sys::signal::{SigSet, Signal};
-use tokio::io::Interest;
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getpgid, getpgrp, getppid};
 use tokio::io::unix::AsyncFd;
 
-use super::channel::{Channel, Incoming};
+use super::channel::{Channel, next_message};
 use super::deadline::margin;
 use super::inherited::inherited;
-use super::process::Startup;
+use super::own::own_program;
+use super::process::{SCAN_FILES, Startup, spare_files};
 use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, Reason};
-use super::signals::{Received, hand_terminal_to, stop_self};
+use super::relay::{CommandPlace, Relay, RelayStep};
+use super::signals::{ends, hand_terminal_to, stop_self};
+use super::witness::Witness;
 use super::{EPILOGUE_URL, GUARDIAN_ARGUMENT, boot_now, tree};
 
 /// The command, and the lock under which it runs.
@@ -89,7 +91,9 @@ pub enum SpawnError {
         program: String,
     },
     /// The guardian itself did not start.
-    #[error("cannot start the guardian of `{program}` from /proc/self/exe; check that /proc is mounted")]
+    #[error(
+        "cannot start the guardian of `{program}` from /proc/self/exe; check that /proc is mounted, and the limits of processes and open files"
+    )]
     Guardian {
         /// The program as given.
         program: String,
@@ -101,7 +105,7 @@ pub enum SpawnError {
 /// An event reported by the guardian.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GuardianEvent {
-    /// The command stopped in a process group of its own (for example, an interactive shell that suspends
+    /// The command stopped: by Ctrl-Z, or in a process group of its own (for example, an interactive shell that suspends
     /// itself). The caller must call [`Guarded::stop_too`].
     Stopped,
     /// The command ended. Its descendants may still run.
@@ -132,12 +136,19 @@ pub enum GuardianEvent {
 pub struct Guarded {
     channel: AsyncFd<Channel>,
     guardian: Child,
+    /// Until the command has ended; `None` also if it was killed: signals are relayed without evidence then.
+    witness: Option<Witness>,
+    relay: Relay,
     pid: i32,
     command_ended: bool,
+    /// Whether the witness was asked after the end of the command.
+    asked_at_end: bool,
     /// Whether this process has stopped itself together with the command and was not continued since.
     has_stopped_too: bool,
     valid_until: Option<u64>,
     grace: u64,
+    /// Kept for the scans of `/proc` if the guardian is killed: the process may have no other descriptors left then.
+    spare: Option<[File; SCAN_FILES]>,
     /// The last event, once it was returned; every later call returns it again.
     finished: Option<GuardianEvent>,
     gone_at: Option<u64>,
@@ -187,6 +198,9 @@ impl Guarded {
         // If the guardian is killed, its descendants are reparented to this process, which can end them.
         nix::sys::prctl::set_child_subreaper(true)?;
         let grace = u64::try_from(spec.grace.as_nanos()).unwrap_or(u64::MAX);
+        let spare = spare_files()?;
+        // Before the command starts, so that it has every signal that the command gets.
+        let witness = Witness::start()?;
         let (channel, theirs) = Channel::pair()?;
         // SAFETY: a channel owns one open socket for all its life.
         let channel = unsafe { AsyncFd::register(channel) }?;
@@ -199,9 +213,9 @@ impl Guarded {
             epilogue: spec.epilogue.as_ref().map(|epilogue| epilogue.arguments.clone()).unwrap_or_default(),
             argv: spec.argv,
         };
-        // Executes the running binary, even if an upgrade has replaced its file.
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("lockkeeper").arg(GUARDIAN_ARGUMENT).args(startup.to_arguments());
+        let passed = startup.lock_fds.iter().copied().chain([startup.socket]).collect();
+        let mut command = own_program("lockkeeper", GUARDIAN_ARGUMENT, passed);
+        command.args(startup.to_arguments());
         for (name, value) in spec.env {
             match value {
                 Some(value) => command.env(name, value),
@@ -211,28 +225,19 @@ impl Guarded {
         if let Some(epilogue) = spec.epilogue {
             command.env(EPILOGUE_URL, epilogue.url);
         }
-        let passed: Vec<RawFd> = startup.lock_fds.iter().copied().chain([startup.socket]).collect();
-        let prepare = move || {
-            for fd in &passed {
-                // SAFETY: borrowed for this call only; if the descriptor isn't open, `fcntl` fails, and the spawn with
-                // it.
-                let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
-                fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty()))?;
-            }
-            // Blocks all signals: until the guardian has moved to its own session, Ctrl-C reaches the guardian, too.
-            SigSet::all().thread_set_mask()?;
-            Ok(())
-        };
-        // SAFETY: `prepare` makes system calls only and allocates nothing, as code between fork and exec must.
-        let guardian = unsafe { command.pre_exec(prepare) }.spawn()?;
+        let guardian = command.spawn()?;
         Ok(Self {
             channel,
             guardian,
+            witness: Some(witness),
+            relay: Relay::default(),
             pid: 0,
             command_ended: false,
+            asked_at_end: false,
             has_stopped_too: false,
             valid_until: spec.valid_until,
             grace,
+            spare: Some(spare),
             finished: None,
             gone_at: None,
         })
@@ -250,11 +255,6 @@ impl Guarded {
     pub fn set_valid_until(&mut self, at: u64) {
         self.valid_until = Some(at);
         self.channel.get_mut().send(GuardianOrder::ValidUntil(at).encode(), true);
-    }
-
-    /// Sends a signal to the command. No effect once the command has ended.
-    pub fn forward(&mut self, signal: Signal) {
-        self.order(GuardianOrder::Forward(signal as i32));
     }
 
     /// Ends all descendants: SIGTERM now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns), or before the lock's deadline if
@@ -277,22 +277,24 @@ impl Guarded {
     /// that shell continues this process, [`Signals`](super::Signals) returns SIGCONT, which must be passed to
     /// [`Guarded::relay`].
     pub fn stop_too(&mut self) {
-        self.has_stopped_too = true;
-        stop_self();
+        // It may have been continued, together with this process.
+        if tree::look(self.pid).is_some_and(|command| command.is_stopped()) {
+            self.has_stopped_too = true;
+            stop_self();
+        }
     }
 
-    /// Relays a signal that this process received to the command, unless the terminal has sent the signal to the
-    /// command, too. Once the command has ended and only other descendants remain, SIGTERM, SIGINT, SIGHUP and SIGQUIT
-    /// (also from a terminal) end the descendants: SIGTERM now, SIGKILL after the grace.
-    pub fn relay(&mut self, received: Received) {
-        match received.signal {
-            Signal::SIGCONT => self.resume(),
-            Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT if self.command_ended => {
-                self.end(boot_now().saturating_add(self.grace));
-            }
-            _ if received.from_terminal => {}
-            signal => self.forward(signal),
+    /// Relays a signal that this process received to the command, unless the command has got it, too (`relay.rs`). Once the
+    /// command has ended and only other descendants remain, SIGTERM, SIGINT, SIGHUP and SIGQUIT end them: SIGTERM now, SIGKILL
+    /// after the grace. [`Guarded::next`] does so a moment later.
+    pub fn relay(&mut self, signal: Signal) {
+        match signal {
+            Signal::SIGCONT => return self.resume(),
+            Signal::SIGTSTP if self.command_ended => return stop_self(),
+            Signal::SIGTSTP => self.order(GuardianOrder::ReportStop),
+            _ => {}
         }
+        self.relay.received(signal, boot_now());
     }
 
     /// Returns the next event. Cancel-safe. Every call after the last event, [`GuardianEvent::Gone`] or
@@ -301,21 +303,59 @@ impl Guarded {
         if let Some(last) = &self.finished {
             return last.clone();
         }
-        while let Some(report) = self.report().await {
+        loop {
+            let until = match self.relay.poll(boot_now()) {
+                RelayStep::Wait(until) => until.unwrap_or(u64::MAX),
+                RelayStep::Ask => {
+                    self.asked_at_end = self.command_ended;
+                    match &mut self.witness {
+                        Some(witness) => witness.ask(),
+                        None => self.answered(0),
+                    }
+                    continue;
+                }
+                RelayStep::GiveUp => {
+                    self.witness = None;
+                    self.answered(0);
+                    continue;
+                }
+            };
+            let answer = async {
+                match &mut self.witness {
+                    Some(witness) if self.relay.is_asked() => witness.answer().await,
+                    _ => std::future::pending().await,
+                }
+            };
+            let report = tokio::select! {
+                message = next_message(&mut self.channel) => match message {
+                    Some(message) => GuardianReport::decode(&message),
+                    None => break,
+                },
+                answer = answer => {
+                    if answer.is_none() || self.asked_at_end {
+                        self.witness = None;
+                    }
+                    self.answered(answer.unwrap_or(0));
+                    continue;
+                }
+                () = tokio::time::sleep(Duration::from_nanos(until.saturating_sub(boot_now()))) => continue,
+            };
             match report {
-                GuardianReport::Stopped => return GuardianEvent::Stopped,
-                GuardianReport::LeftBehind { total, pids } => {
+                Some(GuardianReport::Stopped) => return GuardianEvent::Stopped,
+                Some(GuardianReport::LeftBehind { total, pids }) => {
                     return GuardianEvent::LeftBehind { total, pids };
                 }
-                GuardianReport::Exited(outcome) => {
+                Some(GuardianReport::Exited(outcome)) => {
                     self.command_ended = true;
+                    self.relay.command_ended(boot_now());
                     return GuardianEvent::Exited(outcome);
                 }
-                GuardianReport::Terminating(reason) => return GuardianEvent::Terminating(reason),
+                Some(GuardianReport::Terminating(reason)) => return GuardianEvent::Terminating(reason),
+                Some(GuardianReport::Received { signal, sender }) => self.guardian_got(signal, sender),
                 // Returned to the caller only once the guardian has exited: until then the guardian holds the
                 // lock's descriptors open.
-                GuardianReport::Gone { at } => self.gone_at = Some(at),
-                GuardianReport::Started { .. } | GuardianReport::SpawnFailed { .. } => {}
+                Some(GuardianReport::Gone { at }) => self.gone_at = Some(at),
+                Some(GuardianReport::Started { .. } | GuardianReport::SpawnFailed { .. }) | None => {}
             }
         }
         let last = match self.gone_at {
@@ -337,29 +377,36 @@ impl Guarded {
         self.channel.get_mut().send(order.encode(), false);
     }
 
-    /// Receives the next message of the guardian; `None` once the guardian has closed its end. Also sends queued
-    /// orders. Cancel-safe.
+    /// Receives the next message of the guardian; `None` once the guardian has closed its end. Cancel-safe.
     async fn report(&mut self) -> Option<GuardianReport> {
         loop {
-            let mut interest = Interest::READABLE;
-            if self.channel.get_ref().has_waiting() {
-                interest |= Interest::WRITABLE;
+            if let Some(report) = GuardianReport::decode(&next_message(&mut self.channel).await?) {
+                return Some(report);
             }
-            // An error here means that the runtime shuts down; the guardian notices the end of this process.
-            let Ok(mut ready) = self.channel.ready_mut(interest).await else {
-                return std::future::pending().await;
-            };
-            let channel = ready.get_inner_mut();
-            channel.flush();
-            let is_flushed = !channel.has_waiting();
-            match channel.receive() {
-                Incoming::Message(message) => match GuardianReport::decode(&message) {
-                    Some(report) => return Some(report),
-                    None => continue,
-                },
-                Incoming::Closed => return None,
-                Incoming::Empty if is_flushed => ready.clear_ready_matching(tokio::io::Ready::READABLE),
-                Incoming::Empty => ready.clear_ready(),
+        }
+    }
+
+    /// The guardian has received a signal that ends programs.
+    fn guardian_got(&mut self, signal: i32, sender: i32) {
+        let is_for_all = [0, 1, getppid().as_raw()].contains(&sender);
+        if let (true, Ok(signal)) = (is_for_all, Signal::try_from(signal)) {
+            self.relay.all_got(signal, boot_now());
+        }
+    }
+
+    /// Relays what the command has not got. `got` is the witness's answer.
+    fn answered(&mut self, got: u64) {
+        let now = boot_now();
+        let command = match getpgid(Some(Pid::from_raw(self.pid))) {
+            _ if self.command_ended => CommandPlace::Ended,
+            Ok(group) if group != getpgrp() => CommandPlace::Elsewhere,
+            _ => CommandPlace::WithWrapper,
+        };
+        for signal in self.relay.answered(got, command, now) {
+            if !self.command_ended {
+                self.order(GuardianOrder::Forward(signal as i32));
+            } else if ends(signal) {
+                self.end(now.saturating_add(self.grace));
             }
         }
     }
@@ -370,7 +417,7 @@ impl Guarded {
         let after_grace = boot_now().saturating_add(self.grace);
         let last = self.valid_until.map_or(u64::MAX, |at| at.saturating_sub(margin(self.grace)));
         // `end_all` also reaps the guardian, which is a child of this process.
-        let ended = tokio::task::spawn_blocking(move || tree::end_all(after_grace.min(last)));
-        let _ = ended.await;
+        self.spare = None;
+        tree::end_all(after_grace.min(last)).await;
     }
 }

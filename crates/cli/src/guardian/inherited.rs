@@ -78,7 +78,7 @@ impl Inherited {
     }
 }
 
-fn bit(signal: i32) -> u64 {
+pub(crate) fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 

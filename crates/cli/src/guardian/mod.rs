@@ -1,13 +1,17 @@
 //! The guardian of `lockkeeper run`: neither the command nor any of its descendants outlives the lock (P5).
 //!
-//! Three processes. The *wrapper* (`lockkeeper run`) holds the lock and keeps it alive. It starts the *guardian*
+//! Four processes. The *wrapper* (`lockkeeper run`) holds the lock and keeps it alive. It starts the *guardian*
 //! (the same binary), which starts the *command* and, as a child subreaper, becomes the parent of every process
 //! that the command orphans:
 //!
 //! ```text
-//! shell ── wrapper ── guardian ── command ── …          (the terminal's session: shell, wrapper, command)
-//!             └─ socket ─┘    └── orphaned descendants  (the guardian alone has a session of its own)
+//! shell ── wrapper ── guardian ── command ── …          (the terminal's session: all but the guardian,
+//!             ├─ socket ─┘    └── orphaned descendants   which alone has a session of its own)
+//!             └─ witness
 //! ```
+//!
+//! The *witness* does nothing: its pending signals show the wrapper whether a signal was sent to the whole process group, and has
+//! reached the command as well.
 //!
 //! The guardian does not depend on the wrapper: by its own timer it ends all descendants before the lock's deadline,
 //! and it also ends them when the wrapper's end of the socket is closed. So no command continues without its lock after
@@ -21,7 +25,7 @@
 //! lock are a deadline ("valid until", `CLOCK_BOOTTIME` nanoseconds), descriptors to keep open, and the epilogue.
 //!
 //! Reading order: `protocol` (messages between wrapper and guardian), `deadline` (when to send SIGTERM and
-//! SIGKILL), `tree` (descendant processes), `process` (the guardian), `handle` and `signals` (the wrapper's
+//! SIGKILL), `tree` (descendant processes), `process` (the guardian), `handle`, `signals`, `relay` and `witness` (the wrapper's
 //! side).
 
 #[cfg(not(target_os = "linux"))]
@@ -34,10 +38,13 @@ mod channel;
 mod deadline;
 mod handle;
 mod inherited;
+mod own;
 mod process;
 mod protocol;
+mod relay;
 mod signals;
 mod tree;
+mod witness;
 
 use std::ffi::OsStr;
 use std::process::ExitCode;
@@ -45,25 +52,29 @@ use std::process::ExitCode;
 pub use handle::{Epilogue, Guarded, GuardianEvent, SpawnError, Spec};
 pub use nix::sys::signal::Signal;
 pub use protocol::{CommandEnd, Reason};
-pub use signals::{Received, Signals};
+pub use signals::Signals;
+pub(crate) use signals::stop_self;
 
 /// The first argument that makes this binary a guardian. Internal: users never type it.
 const GUARDIAN_ARGUMENT: &str = "__guardian";
 /// The variable in which a guardian gets the URL of its [`Epilogue`].
 const EPILOGUE_URL: &str = "LOCKKEEPER_EPILOGUE_URL";
 
-/// Runs the guardian and returns its exit code if this process was started as one; otherwise returns `None` at
-/// once.
+/// Runs the guardian or the witness and returns its exit code if this process was started as one; otherwise returns `None`
+/// at once.
 ///
 /// `main` must call this first: the guardian parses no other arguments, and must fork while it has only one
 /// thread.
 #[must_use]
 pub fn main_if_called() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next()? != OsStr::new(GUARDIAN_ARGUMENT) {
-        return None;
+    match arguments.next()? {
+        word if word == OsStr::new(GUARDIAN_ARGUMENT) => Some(process::main(arguments)),
+        word if word == OsStr::new(witness::WITNESS_ARGUMENT) => {
+            Some(witness::main(arguments.next().and_then(|fd| fd.to_str()?.parse().ok())))
+        }
+        _ => None,
     }
-    Some(process::main(arguments))
 }
 
 /// The current time on `CLOCK_BOOTTIME` in nanoseconds: the clock of leases, which includes suspend (P5).

@@ -1,17 +1,16 @@
 //! The guardian process: starts the command, then runs an event loop until no descendant is left.
 //!
-//! One thread, one loop, no runtime. Only SIGKILL ends it early: all signals are blocked (SIGCHLD and SIGTERM are
-//! read from a signalfd), its session has no terminal, and it never waits for the wrapper.
+//! One thread, one loop, no runtime. Only SIGKILL ends it early: all signals are blocked (SIGCHLD, and those that end programs,
+//! are read from a signalfd), its session has no terminal, and it never waits for the wrapper.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, killpg, sigaction};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -22,7 +21,9 @@ use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getpgid, getpgrp, g
 use super::channel::{Channel, Incoming};
 use super::deadline::{DeadlineStep, Schedule};
 use super::inherited::Inherited;
+use super::own::close_on_exec;
 use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, PIDS_MAX, Reason};
+use super::signals::ENDS;
 use super::{EPILOGUE_URL, boot_now, tree};
 
 /// The longest interval that the timer is set to, in ns. The clock is read at each wake-up, so a timer that
@@ -32,6 +33,14 @@ const WAKE_NS_MAX: u64 = 1_000_000_000;
 /// First and longest pause between two SIGKILL scans, in ns; the pause doubles.
 const KILL_PAUSE_NS_MIN: u64 = 1_000_000;
 const KILL_PAUSE_NS_MAX: u64 = 50_000_000;
+
+/// How many files a scan of `/proc` has open at once, at most.
+pub(crate) const SCAN_FILES: usize = 3;
+
+pub(crate) fn spare_files() -> io::Result<[File; SCAN_FILES]> {
+    let open = || File::open("/dev/null");
+    Ok([open()?, open()?, open()?])
+}
 
 /// The guardian's command line, after `GUARDIAN_ARGUMENT`.
 #[derive(Debug, PartialEq, Eq)]
@@ -116,14 +125,6 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Sets a descriptor close-on-exec. The command and its descendants must inherit neither the lock's descriptors nor
-/// the socket: the closing of the socket signals the end of a process.
-fn close_on_exec(fd: RawFd) -> Result<(), Errno> {
-    // SAFETY: borrowed for this call only; a descriptor that isn't open makes the call fail.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).map(drop)
-}
-
 struct Guardian {
     signals: SignalFd,
     timer: TimerFd,
@@ -132,6 +133,8 @@ struct Guardian {
     wrapper_group: Pid,
     /// The command's process id; `None` once reaped, as the kernel may reuse the id from then on.
     command: Option<Pid>,
+    /// Whether the wrapper has received SIGTSTP, and the command was not continued since.
+    reports_stop: bool,
     /// Whether `Stopped` was reported to the wrapper, which then stops itself, and the wrapper was not continued since.
     wrapper_paused: bool,
     left_behind_told: bool,
@@ -155,13 +158,14 @@ impl Guardian {
 
         // Everything that can fail is done before the command starts.
         let mut listened = SigSet::empty();
-        listened.add(Signal::SIGCHLD);
-        listened.add(Signal::SIGTERM);
+        listened.extend([Signal::SIGCHLD].into_iter().chain(ENDS));
         let signals = SignalFd::with_flags(&listened, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let timer =
             TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
         let null =
             OpenOptions::new().read(true).write(true).open("/dev/null").map_err(|error| errno_of(&error))?;
+        // Nothing else in this process takes descriptors, so those of a scan remain free.
+        drop(spare_files().map_err(|error| errno_of(&error))?);
 
         let mut guardian = Self {
             signals,
@@ -170,6 +174,7 @@ impl Guardian {
             wrapper: getppid(),
             wrapper_group: getpgrp(),
             command: None,
+            reports_stop: false,
             wrapper_paused: false,
             left_behind_told: false,
             kill_pause: KILL_PAUSE_NS_MIN,
@@ -212,6 +217,10 @@ impl Guardian {
                     continue;
                 }
                 DeadlineStep::Kill => {
+                    // First, since it needs no scan, which needs descriptors of the system.
+                    if let Some(command) = self.command {
+                        let _ = kill(command, Signal::SIGKILL);
+                    }
                     tree::kill_all();
                     let pause = self.kill_pause;
                     self.kill_pause = (pause * 2).min(KILL_PAUSE_NS_MAX);
@@ -219,7 +228,7 @@ impl Guardian {
                 }
             };
             self.wait(channel.as_ref(), wake);
-            self.take_signals();
+            self.take_signals(&mut channel);
             if let Some(open) = &mut channel {
                 open.flush();
                 if !self.take_orders(open) {
@@ -259,10 +268,12 @@ impl Guardian {
         }
     }
 
-    fn take_signals(&mut self) {
-        while let Ok(Some(signal)) = self.signals.read_signal() {
-            if signal.ssi_signo.cast_signed() == libc::SIGTERM {
-                self.schedule.end_after_grace(Reason::Told, boot_now());
+    /// Reports signals to the wrapper, which decides what they mean. Without a wrapper the job is being ended in any case.
+    fn take_signals(&mut self, channel: &mut Option<Channel>) {
+        while let Ok(Some(got)) = self.signals.read_signal() {
+            let signal = got.ssi_signo.cast_signed();
+            if signal != libc::SIGCHLD {
+                tell(channel, &GuardianReport::Received { signal, sender: got.ssi_pid.cast_signed() });
             }
         }
     }
@@ -280,7 +291,13 @@ impl Guardian {
                 Some(GuardianOrder::End { by }) => self.schedule.end(Reason::Asked, by),
                 Some(GuardianOrder::Forward(signal)) => {
                     if let (Some(command), Ok(signal)) = (self.command, Signal::try_from(signal)) {
-                        let _ = kill(command, signal);
+                        self.forward(command, signal);
+                    }
+                }
+                Some(GuardianOrder::ReportStop) => {
+                    self.reports_stop = true;
+                    if self.command.is_some_and(is_stopped) {
+                        self.report_stop(channel);
                     }
                 }
                 Some(GuardianOrder::Continue) => self.continue_command(),
@@ -303,14 +320,14 @@ impl Guardian {
                 continue;
             }
             if libc::WIFSTOPPED(status) {
-                // A command in the wrapper's process group was stopped by Ctrl-Z, which has stopped the wrapper, too:
-                // then nothing is reported.
-                let is_elsewhere = getpgid(Some(pid)).is_ok_and(|group| group != self.wrapper_group);
-                if is_elsewhere && !self.schedule.is_ending() {
-                    self.wrapper_paused = true;
-                    tell(channel, &GuardianReport::Stopped);
+                // A command that was stopped in the wrapper's group, by SIGSTOP to it alone, does not stop the renewals.
+                if (self.reports_stop || self.own_group(pid).is_some())
+                    && let Some(open) = channel
+                {
+                    self.report_stop(open);
                 }
             } else if libc::WIFCONTINUED(status) {
+                self.reports_stop = false;
                 self.wake_wrapper();
             } else {
                 self.command = None;
@@ -318,6 +335,26 @@ impl Guardian {
                 self.wake_wrapper();
             }
         }
+    }
+
+    /// The command's process group, if that isn't the wrapper's.
+    fn own_group(&self, command: Pid) -> Option<Pid> {
+        getpgid(Some(command)).ok().filter(|group| *group != self.wrapper_group)
+    }
+
+    fn report_stop(&mut self, channel: &mut Channel) {
+        if !self.schedule.is_ending() {
+            self.wrapper_paused = true;
+            channel.send(GuardianReport::Stopped.encode(), false);
+        }
+    }
+
+    fn forward(&self, command: Pid, signal: Signal) {
+        let _ = match self.own_group(command) {
+            // Ctrl-Z stops a whole group, and the kernel ignores SIGTSTP in this one: no parent of its members is in the session.
+            Some(group) if signal == Signal::SIGTSTP => killpg(group, Signal::SIGSTOP),
+            _ => kill(command, signal),
+        };
     }
 
     /// Continues a wrapper that stopped itself because the command was stopped.
@@ -332,12 +369,12 @@ impl Guardian {
         self.wrapper_paused = false;
         let Some(command) = self.command else { return };
         // A shell continues the whole process group, so a command in the wrapper's group usually runs already.
-        if !tree::look(command.as_raw()).is_some_and(|process| process.is_stopped()) {
+        if !is_stopped(command) {
             return;
         }
-        let _ = match getpgid(Some(command)) {
-            Ok(group) if group != self.wrapper_group => killpg(group, Signal::SIGCONT),
-            _ => kill(command, Signal::SIGCONT),
+        let _ = match self.own_group(command) {
+            Some(group) => killpg(group, Signal::SIGCONT),
+            None => kill(command, Signal::SIGCONT),
         };
     }
 
@@ -355,6 +392,10 @@ impl Guardian {
         let pids = alive.into_iter().take(PIDS_MAX).collect();
         tell(channel, &GuardianReport::LeftBehind { total, pids });
     }
+}
+
+fn is_stopped(process: Pid) -> bool {
+    tree::look(process.as_raw()).is_some_and(|process| process.is_stopped())
 }
 
 /// Replaces this process by the epilogue. Returns only if that fails: the lock is then free when its lease ends.

@@ -24,6 +24,8 @@ pub(crate) enum GuardianOrder {
     End { by: u64 },
     /// The wrapper was continued: continue the command if it is stopped.
     Continue,
+    /// The wrapper has received SIGTSTP: report the command's stop, even if it is stopped already.
+    ReportStop,
 }
 
 /// How the command ended.
@@ -56,20 +58,32 @@ pub enum Reason {
     WrapperGone,
     /// The wrapper sent an `End` order.
     Asked,
-    /// The guardian received SIGTERM.
-    Told,
 }
 
 /// A message from the guardian to the wrapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum GuardianReport {
-    Started { pid: i32 },
-    SpawnFailed { errno: i32 },
+    Started {
+        pid: i32,
+    },
+    SpawnFailed {
+        errno: i32,
+    },
     Stopped,
-    LeftBehind { total: u32, pids: Vec<i32> },
+    LeftBehind {
+        total: u32,
+        pids: Vec<i32>,
+    },
     Exited(CommandEnd),
     Terminating(Reason),
-    Gone { at: u64 },
+    /// The guardian received this signal from this process. It does nothing itself.
+    Received {
+        signal: i32,
+        sender: i32,
+    },
+    Gone {
+        at: u64,
+    },
 }
 
 impl GuardianOrder {
@@ -79,6 +93,7 @@ impl GuardianOrder {
             Self::Forward(signal) => with_i32(b'F', signal),
             Self::End { by } => with_u64(b'E', by),
             Self::Continue => vec![b'C'],
+            Self::ReportStop => vec![b'S'],
         }
     }
 
@@ -90,6 +105,7 @@ impl GuardianOrder {
             b'F' => Self::Forward(i32_of(rest)?),
             b'E' => Self::End { by: u64_of(rest)? },
             b'C' if rest.is_empty() => Self::Continue,
+            b'S' if rest.is_empty() => Self::ReportStop,
             _ => return None,
         })
     }
@@ -115,9 +131,11 @@ impl GuardianReport {
                     Reason::ValidUntil => b'v',
                     Reason::WrapperGone => b'w',
                     Reason::Asked => b'a',
-                    Reason::Told => b't',
                 },
             ],
+            Self::Received { signal, sender } => {
+                [&[b'r'][..], &signal.to_le_bytes(), &sender.to_le_bytes()].concat()
+            }
             Self::Gone { at } => with_u64(b'g', *at),
         }
     }
@@ -139,16 +157,18 @@ impl GuardianReport {
             (b't', [b'v']) => Self::Terminating(Reason::ValidUntil),
             (b't', [b'w']) => Self::Terminating(Reason::WrapperGone),
             (b't', [b'a']) => Self::Terminating(Reason::Asked),
-            (b't', [b't']) => Self::Terminating(Reason::Told),
+            (b'r', _) => {
+                let (signal, sender) = rest.split_at_checked(4)?;
+                Self::Received { signal: i32_of(signal)?, sender: i32_of(sender)? }
+            }
             (b'g', _) => Self::Gone { at: u64_of(rest)? },
             _ => return None,
         })
     }
 }
 
-/// The signals that the wrapper relays to the command. SIGTSTP is not among them: Ctrl-Z reaches the wrapper and the
-/// command, and stops both.
-pub(crate) const FORWARDED: [Signal; 8] = [
+/// The signals that the wrapper relays to the command.
+pub(crate) const FORWARDED: [Signal; 9] = [
     Signal::SIGTERM,
     Signal::SIGINT,
     Signal::SIGHUP,
@@ -157,6 +177,7 @@ pub(crate) const FORWARDED: [Signal; 8] = [
     Signal::SIGUSR2,
     Signal::SIGCONT,
     Signal::SIGWINCH,
+    Signal::SIGTSTP,
 ];
 
 fn with_u64(tag: u8, number: u64) -> Vec<u8> {
@@ -186,10 +207,11 @@ mod tests {
             GuardianOrder::Forward(15),
             GuardianOrder::End { by: 7 },
             GuardianOrder::Continue,
+            GuardianOrder::ReportStop,
         ] {
             assert_eq!(GuardianOrder::decode(&order.encode()), Some(order));
         }
-        let reasons = [Reason::ValidUntil, Reason::WrapperGone, Reason::Asked, Reason::Told];
+        let reasons = [Reason::ValidUntil, Reason::WrapperGone, Reason::Asked];
         let mut reports: Vec<_> = reasons.map(GuardianReport::Terminating).into();
         reports.extend([
             GuardianReport::Started { pid: 1 },
@@ -198,6 +220,7 @@ mod tests {
             GuardianReport::LeftBehind { total: 40, pids: (0..32).collect() },
             GuardianReport::Exited(CommandEnd::Code(255)),
             GuardianReport::Exited(CommandEnd::Signal(64)),
+            GuardianReport::Received { signal: 15, sender: 0 },
             GuardianReport::Gone { at: 9 },
         ]);
         for report in reports {
@@ -212,7 +235,7 @@ mod tests {
         for bytes in [&b""[..], b"V", b"V123", b"F12345", b"C1", b"?"] {
             assert_eq!(GuardianOrder::decode(bytes), None, "{bytes:?}");
         }
-        for bytes in [&b""[..], b"s", b"z1", b"l123", b"l123456", b"c", b"t?", b"?"] {
+        for bytes in [&b""[..], b"s", b"z1", b"l123", b"l123456", b"c", b"t?", b"r12345", b"?"] {
             assert_eq!(GuardianReport::decode(bytes), None, "{bytes:?}");
         }
     }

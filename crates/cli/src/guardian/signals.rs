@@ -1,16 +1,13 @@
-//! The wrapper's signals, each with its origin: the terminal, or a process that sent it to the wrapper alone.
-//!
-//! The terminal sends Ctrl-C to every process of the foreground group, so the command receives the signal itself, and
-//! relaying would deliver it twice. `kill` reaches the wrapper alone, so the wrapper must relay the signal. The kernel
-//! distinguishes the two (`si_code`). One case is ambiguous: `kill -INT -<group>` reaches both processes and is also
-//! relayed, so the command receives the signal twice.
+//! The wrapper's signals, and its stop by Ctrl-Z. What they mean for the command is decided in `relay`.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram as StdDatagram;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
-use nix::sys::signal::{Signal, raise};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
 use nix::unistd::{Pid, getpgid, getpgrp, tcgetpgrp, tcsetpgrp};
 use signal_hook_registry::{SigId, register_sigaction, unregister};
 use tokio::net::UnixDatagram;
@@ -18,21 +15,10 @@ use tokio::net::UnixDatagram;
 use super::inherited::inherited;
 use super::protocol::FORWARDED;
 
-/// A signal that this process received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
-    /// The signal.
-    pub signal: Signal,
-    /// Whether the kernel sent the signal, as for keys (Ctrl-C, Ctrl-\), a window size change and a terminal
-    /// hang-up. Then the whole foreground group received it, the command included.
-    pub from_terminal: bool,
-}
-
-/// Receives SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT and SIGWINCH.
+/// Receives SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH and SIGTSTP.
 ///
 /// A signal that was ignored at process start (by `nohup`, or by a shell that started the process in the
-/// background) stays ignored and gets no handler. SIGTSTP is left alone, so Ctrl-Z stops the wrapper like any
-/// program.
+/// background) stays ignored and gets no handler.
 ///
 /// After a drop these signals have no effect: the default actions are not restored.
 #[derive(Debug)]
@@ -42,6 +28,8 @@ pub struct Signals {
     _outgoing: StdDatagram,
     handlers: Vec<SigId>,
     ended_by: Option<Signal>,
+    /// The number of the last signal that asks a program to end; 0 if none came.
+    asked: Arc<AtomicI32>,
 }
 
 impl Signals {
@@ -60,25 +48,42 @@ impl Signals {
             _outgoing: outgoing,
             handlers: Vec::new(),
             ended_by: None,
+            asked: Arc::default(),
         };
         for signal in FORWARDED.into_iter().filter(|signal| !inherited.ignores(*signal)) {
+            let asked = ends(signal).then(|| signals.asked.clone());
             let handler = move |info: &libc::siginfo_t| {
+                if let Some(asked) = &asked {
+                    asked.store(signal as i32, Ordering::Relaxed);
+                }
                 let bytes = [signal as i32 as u8, u8::from(info.si_code == libc::SI_KERNEL)];
                 // A full socket holds hundreds of unread signals, so it does no harm to drop one more.
                 // SAFETY: a system call that signal handlers may make, on a descriptor that outlives the handler.
                 unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
             };
-            // SAFETY: the handler makes one system call and accesses no shared memory. `send` may change errno,
-            // which the registry's own handler saves and restores.
+            // SAFETY: the handler makes one system call and stores one atomic. `send` may change errno, which the
+            // registry's own handler saves and restores.
             signals.handlers.push(unsafe { register_sigaction(signal as i32, handler)? });
         }
         Ok(signals)
     }
 
-    /// Returns at the first signal that ends a program.
-    pub async fn until_end(&mut self) {
-        use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-        while !matches!(self.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {}
+    /// Returns the first signal that ends a program. Ctrl-Z stops this process meanwhile, like any program.
+    pub async fn until_end(&mut self) -> Signal {
+        loop {
+            match self.next().await {
+                Signal::SIGTSTP => stop_self(),
+                signal if ends(signal) => return signal,
+                _ => {}
+            }
+        }
+    }
+
+    /// The last signal that asked this program or its command to end: SIGTERM, SIGINT, SIGQUIT or any SIGHUP. Known as soon
+    /// as the signal has arrived, also before [`Signals::next`] returns it.
+    #[must_use]
+    pub fn asked(&self) -> Option<Signal> {
+        Signal::try_from(self.asked.load(Ordering::Relaxed)).ok()
     }
 
     /// The first signal that asked this program to end. A SIGHUP counts only from a terminal: many programs take another
@@ -89,7 +94,7 @@ impl Signals {
     }
 
     /// The next signal. Cancel-safe.
-    pub async fn next(&mut self) -> Received {
+    pub async fn next(&mut self) -> Signal {
         loop {
             let mut bytes = [0; 2];
             if self.incoming.recv(&mut bytes).await.is_err() {
@@ -98,17 +103,20 @@ impl Signals {
                 return std::future::pending().await;
             }
             if let Ok(signal) = Signal::try_from(i32::from(bytes[0])) {
-                let received = Received { signal, from_terminal: bytes[1] != 0 };
-                let ends = match signal {
-                    Signal::SIGTERM | Signal::SIGINT | Signal::SIGQUIT => true,
-                    Signal::SIGHUP => received.from_terminal,
-                    _ => false,
-                };
-                self.ended_by = self.ended_by.or(ends.then_some(signal));
-                return received;
+                let is_from_terminal = bytes[1] != 0;
+                let is_end = ends(signal) && (signal != Signal::SIGHUP || is_from_terminal);
+                self.ended_by = self.ended_by.or(is_end.then_some(signal));
+                return signal;
             }
         }
     }
+}
+
+/// The signals by which others ask a program to end.
+pub(crate) const ENDS: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+
+pub(crate) fn ends(signal: Signal) -> bool {
+    ENDS.contains(&signal)
 }
 
 impl Drop for Signals {
@@ -122,9 +130,18 @@ impl Drop for Signals {
 /// Stops this process as Ctrl-Z would, so that the parent shell takes its terminal back. Returns after SIGCONT,
 /// or at once in an orphaned process group, where the kernel ignores SIGTSTP.
 pub(crate) fn stop_self() {
-    // Sent to this thread, so that the stop takes effect before the call returns. A SIGTSTP to the process might be
-    // handled by another thread, and this one would continue for a moment.
-    let _ = raise(Signal::SIGTSTP);
+    if inherited().ignores(Signal::SIGTSTP) {
+        return;
+    }
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    // SAFETY: the default action installs no code, and the action that is put back was in force before.
+    unsafe {
+        let Ok(handler) = sigaction(Signal::SIGTSTP, &default) else { return };
+        // Sent to this thread, so that the stop takes effect before the call returns. A SIGTSTP to the process might be
+        // handled by another thread, and this one would continue for a moment.
+        let _ = raise(Signal::SIGTSTP);
+        let _ = sigaction(Signal::SIGTSTP, &handler);
+    }
 }
 
 /// Makes the group of `pid` the foreground group of the terminal, if this process's group is. A shell's `fg` makes

@@ -199,8 +199,9 @@ pub(crate) fn reap() -> Reaped {
 }
 
 /// Ends all descendants of this process and returns when none is left: SIGTERM now, SIGKILL at `kill_at`
-/// (`CLOCK_BOOTTIME`, ns). Used by a wrapper whose guardian died. Blocks: must not run on an async thread.
-pub(crate) fn end_all(kill_at: u64) {
+/// (`CLOCK_BOOTTIME`, ns). Used by a wrapper whose guardian died, at a moment at which the system may refuse a thread: so it needs
+/// none.
+pub(crate) async fn end_all(kill_at: u64) {
     /// The polling interval: short compared with any grace, and cheap.
     const LOOK_EVERY: Duration = Duration::from_millis(5);
     terminate_all();
@@ -213,7 +214,7 @@ pub(crate) fn end_all(kill_at: u64) {
         if boot_now() >= kill_at {
             kill_all();
         }
-        std::thread::sleep(LOOK_EVERY);
+        tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 

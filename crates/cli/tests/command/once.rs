@@ -3,10 +3,11 @@
 mod scenario;
 
 use lockkeeper_cli::exit;
+use nix::sys::signal::Signal;
 
 use scenario::{job, once, times_done};
 
-use crate::support::{CommandExt, Place};
+use crate::support::{CommandExt, Place, json_file, wait_until};
 
 #[test]
 fn command_is_run_once_per_key_with_records_beside_the_locks() {
@@ -32,6 +33,44 @@ fn waiter_finds_the_command_done_meanwhile() {
     assert!(ended.iter().all(|one| one.code == 0), "{ended:?}");
     assert_eq!(times_done(&place), 1);
     assert_eq!(ended.iter().filter(|one| one.err.contains("not run")).count(), 5, "{ended:?}");
+}
+
+/// A command that ends with 0 although it was interrupted is not done: it runs again, and is recorded then.
+#[test]
+fn interrupted_command_is_left_open() {
+    // Behind SIGTERM a process of the command still works, or the command ends in order.
+    let leaves = "(setsid sh -c 'echo begun > begun; exec sleep 600' &)";
+    let works = "trap 'exit 0' TERM HUP; echo begun > begun; while :; do sleep 0.05; done";
+    for (script, signal, code) in
+        [(works, Signal::SIGTERM, 143), (works, Signal::SIGHUP, 129), (leaves, Signal::SIGTERM, 143)]
+    {
+        let place = Place::new();
+        let words = ["run", "--once-key", "K", "--status-file", "status", "jobs", "--", "sh", "-c", script];
+        let running = place.lockkeeper(words).started();
+        wait_until("it has begun", || place.path("begun").exists());
+        running.signal(signal);
+        let ended = running.ended();
+        assert_eq!(ended.code, code, "{script}: {ended:?}");
+        assert!(
+            ended.err.contains(&format!("{signal} came")) && ended.err.contains("run again"),
+            "{ended:?}"
+        );
+        let status = json_file(&place.path("status"));
+        assert_eq!((&status["outcome"], &status["exit_code"]), (&"ran".into(), &0.into()), "{status}");
+        assert_eq!(job(&place, &["--once-key", "K"], 0).code, 0);
+        assert_eq!(times_done(&place), 1, "{script}");
+    }
+}
+
+/// SIGTERM to the guardian interrupts nothing, so the command is done.
+#[test]
+fn sigterm_to_the_guardian_does_not_interrupt_a_command_that_is_run_once() {
+    let place = Place::new();
+    let script = "kill -TERM $PPID; sleep 0.2; echo done >> done";
+    let words = ["run", "--once-key", "K", "jobs", "--", "sh", "-c", script];
+    place.lockkeeper(words).ended().is_silent_success();
+    job(&place, &["--once-key", "K"], 0).is_one_line(exit::OK, &["not run"]);
+    assert_eq!(times_done(&place), 1);
 }
 
 #[test]

@@ -9,7 +9,12 @@ use nix::unistd::{Pid, setpgid};
 
 pub(crate) fn main(role: &str) -> ExitCode {
     match role {
-        "role:tell-signals" => tell_signals(),
+        "role:tell-signals" => tell_signals(Signal::SIGTERM),
+        "role:tell-all" => tell_signals(Signal::SIGUSR2),
+        "role:tell-all-in-own-group" => {
+            setpgid(Pid::this(), Pid::this()).unwrap();
+            tell_signals(Signal::SIGUSR2)
+        }
         "role:stop-in-own-group" => stop_in_own_group(),
         _ => panic!("no such role: {role}"),
     }
@@ -20,8 +25,8 @@ fn say(line: &str) {
     writeln!(out, "{line}").and_then(|()| out.flush()).unwrap();
 }
 
-/// Prints "listening", then each signal that arrives; exits on SIGTERM.
-fn tell_signals() -> ExitCode {
+/// Prints "listening", then each signal that arrives; exits at `last`.
+fn tell_signals(last: Signal) -> ExitCode {
     let told: SigSet = [
         Signal::SIGTERM,
         Signal::SIGINT,
@@ -41,7 +46,7 @@ fn tell_signals() -> ExitCode {
         let info = signals.read_signal().unwrap().unwrap();
         let signal = Signal::try_from(info.ssi_signo.cast_signed()).unwrap();
         say(&format!("had {signal}"));
-        if signal == Signal::SIGTERM {
+        if signal == last {
             return ExitCode::from(9);
         }
     }

@@ -21,7 +21,6 @@ crate::trials![
     command_is_not_started_shortly_before_the_deadline,
     lock_without_deadline_survives_a_stopped_wrapper,
     guardian_survives_every_signal_but_sigkill,
-    sigterm_to_the_guardian_ends_all_descendants,
     wrapper_ends_the_descendants_of_a_killed_guardian,
     daemons_left_behind_are_waited_for_but_not_ended,
     signal_ends_the_daemons_that_a_wrapper_waits_for,
@@ -183,16 +182,6 @@ fn guardian_survives_every_signal_but_sigkill() {
     assert_eq!(scenario.reported("terminating"), None);
     scenario.signal_wrapper(Signal::SIGTERM);
     assert_eq!(scenario.wait().code(), Some(9));
-}
-
-fn sigterm_to_the_guardian_ends_all_descendants() {
-    let mut scenario = Scenario::new();
-    scenario.options.grace_ms = 100;
-    scenario.run_family("trap '' TERM");
-    kill(scenario.guardian_pid(), Signal::SIGTERM).unwrap();
-    assert_eq!(scenario.wait().code(), Some(128 + 9));
-    assert_eq!(scenario.reported("terminating"), Some("terminating Told".into()));
-    assert_eq!(scenario.survivors(), Vec::<i32>::new());
 }
 
 fn wrapper_ends_the_descendants_of_a_killed_guardian() {

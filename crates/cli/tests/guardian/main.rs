@@ -13,6 +13,7 @@ mod ends;
 mod passes_on;
 mod scenario;
 mod terminal;
+mod who;
 mod wrapper;
 
 use std::process::ExitCode;
@@ -28,8 +29,10 @@ fn main() -> ExitCode {
         Some(role) if role.starts_with("role:") => return commands::main(role),
         _ => {}
     }
-    let trials: Vec<Trial> =
-        [ends::trials(), passes_on::trials(), terminal::trials()].into_iter().flatten().collect();
+    let trials: Vec<Trial> = [ends::trials(), passes_on::trials(), terminal::trials(), who::trials()]
+        .into_iter()
+        .flatten()
+        .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 

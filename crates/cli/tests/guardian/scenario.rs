@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -81,9 +82,9 @@ impl Scenario {
         wrapper
     }
 
-    /// Starts the wrapper.
+    /// Starts the wrapper, in a process group of its own.
     pub(crate) fn start(&mut self, command: &[&str]) {
-        let child = self.command(command).spawn().unwrap();
+        let child = self.command(command).process_group(0).spawn().unwrap();
         self.wrapper = Some(child);
     }
 

@@ -24,10 +24,13 @@ crate::trials![
     interactive_shell_works_as_the_command,
     command_that_stops_in_its_own_group_stops_the_wrapper,
     closed_terminal_ends_the_job,
+    closed_terminal_reaches_the_command_of_a_session_leader_once,
+    ctrl_c_reaches_a_command_in_a_session_of_its_own_once,
+    keys_reach_a_command_in_a_group_of_its_own,
     ctrl_c_ends_the_daemons_that_a_wrapper_waits_for,
 ];
 
-/// An interactive bash on a pseudo-terminal.
+/// A program on a pseudo-terminal, which it leads as its session: an interactive bash, or the wrapper.
 struct Terminal {
     keys: Option<File>,
     screen: Arc<Mutex<String>>,
@@ -38,11 +41,18 @@ struct Terminal {
 
 impl Terminal {
     fn open() -> Self {
+        let mut shell = Command::new("bash");
+        shell.args(["--norc", "--noprofile", "--noediting", "-i"]).env("PS1", "").env("HISTFILE", "");
+        let mut terminal = Self::of(shell);
+        terminal.keys("stty -echo; echo rea''dy\n");
+        terminal.wait_for("ready");
+        terminal
+    }
+
+    fn of(mut shell: Command) -> Self {
         let pty = openpty(None, None).unwrap();
         // If another process inherited this end, closing it here would not hang up the terminal.
         fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
-        let mut shell = Command::new("bash");
-        shell.args(["--norc", "--noprofile", "--noediting", "-i"]).env("PS1", "").env("HISTFILE", "");
         shell.stdin(pty.slave.try_clone().unwrap()).stdout(pty.slave.try_clone().unwrap()).stderr(pty.slave);
         let become_session = || {
             setsid()?;
@@ -72,10 +82,7 @@ impl Terminal {
                 shown.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]));
             }
         });
-        let mut terminal = Self { keys: Some(keys), screen, shell, reader: Some(reader), is_closed };
-        terminal.keys("stty -echo; echo rea''dy\n");
-        terminal.wait_for("ready");
-        terminal
+        Self { keys: Some(keys), screen, shell, reader: Some(reader), is_closed }
     }
 
     fn keys(&mut self, keys: &str) {
@@ -178,7 +185,6 @@ fn ctrl_z_and_fg_stop_and_continue_wrapper_and_command() {
     terminal.wait_for("got-two");
     terminal.keys("echo code=$?\n");
     terminal.wait_for("code=7");
-    assert_eq!(scenario.reported("stopped"), None, "the terminal stopped it, not we");
 }
 
 fn interactive_shell_works_as_the_command() {
@@ -251,6 +257,59 @@ fn closed_terminal_ends_the_job() {
     assert_eq!(scenario.reported("exited"), Some("exited Signal(1)".into()));
     let _next_holder = scenario.wait_for_lock();
     assert_eq!(scenario.survivors(), Vec::<i32>::new());
+}
+
+/// As under `ssh -t host lockkeeper run …`: the kernel sends SIGHUP to the wrapper alone.
+fn closed_terminal_reaches_the_command_of_a_session_leader_once() {
+    let scenario = Scenario::new();
+    let script = "trap 'echo hung up >> heard' HUP; echo begun; while :; do sleep 0.05; done";
+    let mut terminal = Terminal::of(scenario.command(&["sh", "-c", script]));
+    terminal.wait_for("begun");
+    let (wrapper, _) = wrapper_and_command(&scenario);
+    terminal.close();
+    wait_until("the command hears of it", || !scenario.read("heard").is_empty());
+    // Relayed after whatever else is.
+    kill(wrapper, Signal::SIGTERM).unwrap();
+    scenario.wait_for_report("gone");
+    assert_eq!(scenario.reported("exited"), Some("exited Signal(15)".into()));
+    assert_eq!(scenario.read("heard"), "hung up\n");
+}
+
+fn ctrl_c_reaches_a_command_in_a_session_of_its_own_once() {
+    let scenario = Scenario::new();
+    let mut terminal = Terminal::open();
+    terminal.type_run(&scenario, &["setsid", "-w", &own(), "role:tell-signals"]);
+    terminal.wait_for("listening");
+    let (wrapper, _) = wrapper_and_command(&scenario);
+    terminal.keys("\x03");
+    terminal.wait_for("had SIGINT");
+    kill(wrapper, Signal::SIGTERM).unwrap();
+    terminal.keys("echo code=$?\n");
+    terminal.wait_for("code=9");
+    assert_eq!(terminal.screen().matches("had SIGINT").count(), 1, "{}", terminal.screen());
+}
+
+fn keys_reach_a_command_in_a_group_of_its_own() {
+    let scenario = Scenario::new();
+    let mut terminal = Terminal::open();
+    terminal.type_run(&scenario, &["timeout", "1h", "sh", "-c", "echo be''gun; while :; do sleep 600; done"]);
+    terminal.wait_for("begun");
+    let (wrapper, timeout) = wrapper_and_command(&scenario);
+    let shell = std::fs::read_to_string(format!("/proc/{timeout}/task/{timeout}/children")).unwrap();
+    let all = [wrapper, timeout, Pid::from_raw(shell.trim().parse().unwrap())];
+    terminal.keys("\x1a");
+    terminal.wait_for("Stopped");
+    for pid in all {
+        wait_until("Ctrl-Z stops it", || state(pid).as_deref() == Some("T"));
+    }
+    terminal.keys("fg\n");
+    for pid in all {
+        wait_until("fg continues it", || state(pid).is_some_and(|state| state != "T"));
+    }
+    terminal.keys("\x03");
+    scenario.wait_for_report("gone");
+    terminal.keys("echo code=$?\n");
+    terminal.wait_for("code=130");
 }
 
 fn ctrl_c_ends_the_daemons_that_a_wrapper_waits_for() {

@@ -128,9 +128,9 @@ async fn guarded_run(options: &Options, argv: Vec<OsString>, lock: &Flock<File>)
                     return GUARDIAN_DIED;
                 }
             },
-            received = signals.next() => match received.signal {
+            received = signals.next() => match received {
                 Signal::SIGUSR2 if options.usr2_is_loss => guarded.end(boot_now() + options.grace_ms * 1_000_000),
-                _ => guarded.relay(received),
+                signal => guarded.relay(signal),
             },
             _ = renewal.tick(), if options.renews => {
                 let at = boot_now() + ttl;

@@ -1,10 +1,12 @@
 //! The thread that keeps sessions alive, with its own runtime: a starved or blocked user runtime must not lose locks
 //! (Redisson #2665, madelson #190).
 
-use std::sync::{Mutex, PoisonError};
+use std::io;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
+use std::time::Duration;
 
-use tokio::runtime::{EnterGuard, Handle};
+use tokio::runtime::{Builder, EnterGuard, Handle, Runtime};
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
@@ -48,11 +50,13 @@ impl SharedLeaseThread {
 
 impl LeaseThread {
     /// Starts the thread.
-    pub(crate) fn start(name: &str) -> std::io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
+    pub(crate) fn start(name: &str) -> io::Result<Self> {
+        Self::on(thread::Builder::new().name(name.to_owned()))
+    }
+
+    fn on(thread: thread::Builder) -> io::Result<Self> {
         let (jobs, mut queue) = unbounded_channel::<BoxFuture<()>>();
-        thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let runtime = start_runtime_thread(thread, take_blocking_thread, move |runtime| {
             runtime.block_on(async {
                 let mut running = JoinSet::new();
                 loop {
@@ -67,7 +71,7 @@ impl LeaseThread {
                 while running.join_next().await.is_some() {}
             });
         })?;
-        Ok(Self { jobs, runtime: handle })
+        Ok(Self { jobs, runtime })
     }
 
     /// While the guard lives, timers and connections that the current thread creates belong to the lease thread's runtime.
@@ -92,5 +96,56 @@ impl LeaseThread {
     pub(crate) fn run(&self, job: BoxFuture<()>) {
         // The thread outlives all handles, so this can't fail.
         let _ = self.jobs.send(job);
+    }
+}
+
+/// Takes a thread for DNS lookups now and keeps it: tokio panics if it is refused later, when a connection is lost.
+fn take_blocking_thread(runtime: &Runtime) -> io::Result<()> {
+    // tokio would panic here, too. Two are tried for one, since the system counts a thread for a moment after its end.
+    let tried = [(); 2].map(|()| thread::Builder::new().spawn(|| {}));
+    for thread in tried {
+        let _ = thread?.join();
+    }
+    drop(runtime.spawn_blocking(|| {}));
+    Ok(())
+}
+
+/// Starts a thread that runs `work` on a runtime of its own, after `prepare`.
+///
+/// # Errors
+/// The system gives no thread or no descriptors, or `prepare` failed.
+pub(crate) fn start_runtime_thread(
+    thread: thread::Builder,
+    prepare: fn(&Runtime) -> io::Result<()>,
+    work: impl FnOnce(Runtime) + Send + 'static,
+) -> io::Result<Handle> {
+    /// Longer than any process lives.
+    const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+    let (tell, told) = mpsc::channel();
+    // The runtime is built on its thread: if the thread is refused, it would be dropped here, and that panics inside of another
+    // runtime.
+    let build = move || {
+        let runtime =
+            Builder::new_current_thread().enable_io().enable_time().thread_keep_alive(FOREVER).build()?;
+        prepare(&runtime).map(|()| runtime)
+    };
+    thread.spawn(move || match build() {
+        Ok(runtime) => {
+            let _ = tell.send(Ok(runtime.handle().clone()));
+            work(runtime);
+        }
+        Err(error) => drop(tell.send(Err(error))),
+    })?;
+    told.recv().unwrap_or_else(|_| Err(io::Error::other("the thread ended")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn refused_thread_is_an_error() {
+        // There is no memory for such a stack.
+        assert!(LeaseThread::on(thread::Builder::new().stack_size(1 << 60)).is_err());
     }
 }

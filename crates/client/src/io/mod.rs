@@ -16,7 +16,7 @@ mod pool;
 
 use tokio::runtime::Handle;
 
-pub(crate) use lease_thread::{LeaseThread, SharedLeaseThread};
+pub(crate) use lease_thread::{LeaseThread, SharedLeaseThread, start_runtime_thread};
 #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) use pool::{Connect, Pool, PoolLimits, Used};
 

@@ -56,6 +56,7 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
             }
             Ok(
                 RunEnd::GuardianDied
+                | RunEnd::LeftOpen(..)
                 | RunEnd::AlreadyDone(_)
                 | RunEnd::Busy(_)
                 | RunEnd::TimedOut(_)
@@ -87,7 +88,7 @@ pub(in crate::commands) async fn leader(args: LeaderArgs) -> Result<u8, Failure>
     let mut signals = install_signals()?;
     tokio::select! {
         failed = follow(&name, election.observe(), args.json) => Err(failed),
-        () = signals.until_end() => Ok(OK),
+        _ = signals.until_end() => Ok(OK),
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::RunEnd;
 use crate::guardian::{
-    CommandEnd, Epilogue, Guarded, GuardianEvent, Reason, Received, SpawnError, Spec, boot_now,
+    CommandEnd, Epilogue, Guarded, GuardianEvent, Reason, Signal, SpawnError, Spec, boot_now,
 };
 use crate::output::say;
 
@@ -116,7 +116,7 @@ pub(super) async fn supervise(
     lock: &LockName,
     guard: &Guard<Unfenced>,
     limits: &Limits,
-    mut next_signal: impl AsyncFnMut() -> Received,
+    mut next_signal: impl AsyncFnMut() -> Signal,
 ) -> Result<RunEnd, SpawnError> {
     let name = lock.as_str();
     let mut told_until = spec.valid_until;
@@ -143,7 +143,6 @@ pub(super) async fn supervise(
                     cause = Some(cause.unwrap_or(why));
                     say(format_args!("`{name}`: {text}; ending the command"));
                 }
-                GuardianEvent::Terminating(Reason::Told) => say("the guardian was told to stop; ending the command"),
                 GuardianEvent::Terminating(Reason::Asked | Reason::WrapperGone) => {}
                 GuardianEvent::Gone { .. } => return Ok(match (cause, outcome) {
                     (Some(cause), outcome) => RunEnd::Lost(cause, outcome),

@@ -46,6 +46,9 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 enum RunEnd {
     /// The command ran to its end under the lock.
     Ran(guardian::CommandEnd),
+    /// The command ended with 0, but after a signal had asked it to end: whether it was done, nobody knows. Its `--once-key` is not
+    /// recorded.
+    LeftOpen(guardian::Signal, guardian::CommandEnd),
     /// The command was done before, by its `--once-key`, and was not run again. With who has done it.
     AlreadyDone(String),
     /// The lock was not free, and no wait was requested.
@@ -134,7 +137,7 @@ impl RunEnd {
             Self::AlreadyDone(_) => exit::OK,
             Self::Busy(_) | Self::TimedOut(_) => args.busy_exit,
             Self::Lost(..) => args.command.lost_exit,
-            Self::Interrupted(signal) => 128 + *signal as u8,
+            Self::Interrupted(signal) | Self::LeftOpen(signal, _) => 128 + *signal as u8,
             Self::GuardianDied => exit::INTERNAL,
         }
     }
@@ -143,6 +146,7 @@ impl RunEnd {
 fn status_of(end: &Result<RunEnd, Failure>) -> Status {
     let (outcome, child, error) = match end {
         Ok(RunEnd::Ran(child)) => (RunOutcome::Ran, Some(*child), None),
+        Ok(RunEnd::LeftOpen(signal, child)) => (RunOutcome::Ran, Some(*child), Some(left_open(*signal))),
         Ok(RunEnd::AlreadyDone(_)) => (RunOutcome::AlreadyDone, None, None),
         Ok(RunEnd::Busy(text)) => (RunOutcome::Busy, None, Some(text.clone())),
         Ok(RunEnd::TimedOut(text)) => (RunOutcome::TimedOut, None, Some(text.clone())),
@@ -155,6 +159,11 @@ fn status_of(end: &Result<RunEnd, Failure>) -> Status {
     };
     let lost = if let Ok(RunEnd::Lost(cause, _)) = end { Some(*cause) } else { None };
     Status { outcome, child, lost, error, ..Status::default() }
+}
+
+/// The text about a command that a signal has interrupted before its `--once-key` was recorded.
+fn left_open(signal: guardian::Signal) -> String {
+    format!("{signal} came before the command had ended, so it is not recorded as done: it will run again")
 }
 
 /// Runs the command under its lock. Calls `tell` once the lock is held.
@@ -176,7 +185,7 @@ async fn under_lock(
     let began = Instant::now();
     let locks = tokio::select! {
         connected = connect_patiently(args, &url) => connected?,
-        signal = waiting::until_end(signals) => return Ok(RunEnd::Interrupted(signal)),
+        signal = signals.until_end() => return Ok(RunEnd::Interrupted(signal)),
     };
     // What connecting took is not left for the queue.
     let wait = args.wait.map(|limit| limit.saturating_sub(began.elapsed()));
@@ -216,13 +225,21 @@ async fn under_lock(
         || args.rate.is_some()
         || args.job.lock_delay.is_some();
     let epilogue = job::epilogue(stays_closed, &url, &name, locks.capabilities(), &guard);
-    let ended = match job::spec(args.command.argv.clone(), &name, None, &guard, &limits, epilogue) {
+    let mut ended = match job::spec(args.command.argv.clone(), &name, None, &guard, &limits, epilogue) {
         Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, async || signals.next().await).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
     let recorded = match (&record, &ended) {
         (Some(record), Ok(RunEnd::Ran(command))) if command.exit_code() == exit::OK => {
-            record.put(&once::by(args)).await
+            // Only an end that no signal of ours has caused is a success: commands end with 0 on SIGTERM, too.
+            match signals.asked() {
+                None => record.put(&once::by(args)).await,
+                Some(signal) => {
+                    output::say(left_open(signal));
+                    ended = Ok(RunEnd::LeftOpen(signal, *command));
+                    Ok(None)
+                }
+            }
         }
         _ => Ok(None),
     };

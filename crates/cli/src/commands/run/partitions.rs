@@ -15,7 +15,7 @@ use super::{
 };
 use crate::args::PartitionsArgs;
 use crate::exit::{self, Failure, UNAVAILABLE};
-use crate::guardian::{Received, Signal, Signals};
+use crate::guardian::{Signal, Signals, stop_self};
 use crate::output::say;
 use crate::settings;
 
@@ -30,7 +30,7 @@ struct Group {
     locks: Locks,
     times: JobTimes,
     /// This program's signals, for each command.
-    signals: Sender<Received>,
+    signals: Sender<Signal>,
 }
 
 pub(in crate::commands) async fn partitions(args: PartitionsArgs) -> Result<u8, Failure> {
@@ -88,7 +88,7 @@ async fn member(group: &Arc<Group>, signals: &mut Signals) -> Result<Signal, Mem
         .with(move |lock| with_options(lock, &options, times));
     let mut member = tokio::select! {
         joined = partitions.join() => joined.map_err(Failure::from)?,
-        () = signals.until_end() => return Ok(signals.ended_by().unwrap_or(Signal::SIGHUP)),
+        signal = signals.until_end() => return Ok(signal),
     };
     let mut works = JoinSet::new();
     let ended = loop {
@@ -109,7 +109,9 @@ async fn member(group: &Arc<Group>, signals: &mut Signals) -> Result<Signal, Mem
             }
             received = signals.next() => {
                 // Fails only while there is no command.
-                let _ = group.signals.send(received);
+                if group.signals.send(received).is_err() && received == Signal::SIGTSTP {
+                    stop_self();
+                }
                 if let Some(signal) = signals.ended_by() {
                     break Ok(signal);
                 }
@@ -136,7 +138,7 @@ async fn member(group: &Arc<Group>, signals: &mut Signals) -> Result<Signal, Mem
 async fn work(
     group: Arc<Group>,
     partition: Partition<Unfenced>,
-    mut signals: Receiver<Received>,
+    mut signals: Receiver<Signal>,
 ) -> Result<(), Failure> {
     let index = partition.index();
     let name = settings::lock_name(&OsString::from(format!("{}/{index}", group.name.as_str())))?;
@@ -154,7 +156,7 @@ async fn work(
             tokio::select! {
                 () = partition.leaving(), if !is_told => {
                     is_told = true;
-                    Received { signal: Signal::SIGTERM, from_terminal: false }
+                    Signal::SIGTERM
                 }
                 Ok(received) = signals.recv() => received,
                 else => std::future::pending().await,

@@ -67,7 +67,7 @@ pub(super) async fn acquire(
                     Err(error) => Err(error.into()),
                 };
             }
-            signal = until_end(signals) => return Ok(Waited::Interrupted(signal)),
+            signal = signals.until_end() => return Ok(Waited::Interrupted(signal)),
             _ = looks.tick(), if reports => {
                 let text = tokio::select! {
                     biased;
@@ -85,16 +85,6 @@ pub(super) async fn acquire(
                     reports = false;
                 }
             }
-        }
-    }
-}
-
-/// Waits for a signal that ends the wait.
-pub(super) async fn until_end(signals: &mut Signals) -> Signal {
-    loop {
-        let signal = signals.next().await.signal;
-        if matches!(signal, Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT) {
-            return signal;
         }
     }
 }

@@ -48,6 +48,7 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
     if args.worker {
         return super::block_on_all_cores(worker::work());
     }
+    super::check_room(1)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime =
         runtime.map_err(|error| Failure::new(INTERNAL, format!("no runtime can be started: {error}")))?;
@@ -207,7 +208,6 @@ fn explained(failure: Failure, crew: &Crew) -> Failure {
 
 /// Forwards the first termination signal to the crew's event queue.
 fn listen(crew: &Crew, server: Option<Pid>, runtime: &Handle) -> Result<(), Failure> {
-    use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     let tell = crew.sender();
     let _inside = runtime.enter();
     let mut signals =
@@ -215,9 +215,7 @@ fn listen(crew: &Crew, server: Option<Pid>, runtime: &Handle) -> Result<(), Fail
     runtime.spawn(async move {
         let mut asked = false;
         loop {
-            if !matches!(signals.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {
-                continue;
-            }
+            signals.until_end().await;
             if asked {
                 // A second signal ends the program at once, without waiting for an unresponsive resource. The kernel
                 // kills the workers when this process ends (`PR_SET_PDEATHSIG`).

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::Handle;
+
+use crate::io::start_runtime_thread;
 
 /// The thread's runtime; started once.
 ///
@@ -25,11 +27,9 @@ pub(super) fn start() -> io::Result<&'static Handle> {
     if let Some(handle) = HANDLE.get() {
         return Ok(handle);
     }
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
-    std::thread::Builder::new()
-        .name("lockkeeper-file".to_owned())
-        .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+    let waits = |runtime: tokio::runtime::Runtime| runtime.block_on(std::future::pending());
+    let thread = std::thread::Builder::new().name("lockkeeper-file".to_owned());
+    let handle = start_runtime_thread(thread, |_| Ok(()), waits)?;
     Ok(HANDLE.get_or_init(|| handle))
 }
 

@@ -1,0 +1,211 @@
+//! Decides which signals of the wrapper are relayed to the command: those that the command has not got itself. Pure: the time is a
+//! parameter, and no signal is sent here.
+//!
+//! Whoever signals more processes than the wrapper signals the command, too, and one signal must stay one. There is evidence of two
+//! kinds. The *witness* has the signal: then the wrapper's process group was sent it (a key of the terminal, `kill -- -GROUP`,
+//! `timeout`), and the command has it if it is in that group. The *guardian* has it, which is in no group with others: then each
+//! process was sent it (`systemctl stop`). That is believed only if it came from the wrapper's parent, from process 1 or from
+//! outside of this process's PID namespace: a signal to all processes of a program's name looks the same, and does not reach the
+//! command.
+//!
+//! All times are nanoseconds of `CLOCK_BOOTTIME`.
+
+use std::collections::VecDeque;
+
+use nix::sys::signal::Signal;
+
+use super::inherited::bit;
+
+/// How long a signal waits for evidence: whoever signals many processes does so one after the other.
+const WINDOW_NS: u64 = 100_000_000;
+/// How long a signal to the guardian counts as evidence.
+const GUARDIAN_NS: u64 = 300_000_000;
+/// How long the witness may take to answer.
+const ANSWER_NS: u64 = 1_000_000_000;
+
+/// Where the command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommandPlace {
+    /// In the wrapper's process group.
+    WithWrapper,
+    /// In another group, as `timeout` and `setsid` put it.
+    Elsewhere,
+    /// It has ended; others remain.
+    Ended,
+}
+
+/// What is to be done next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RelayStep {
+    /// Nothing before this time.
+    Wait(Option<u64>),
+    /// Ask the witness, and pass its answer to [`Relay::answered`].
+    Ask,
+    /// The witness does not answer: do without.
+    GiveUp,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Relay {
+    /// Undecided signals in the order of their arrival.
+    waiting: VecDeque<Signal>,
+    ask_at: Option<u64>,
+    /// How many of `waiting` the current question covers, and when it is given up.
+    asked: Option<(usize, u64)>,
+    /// Signals that the group was sent while the command ran, and the wrapper has not received so far.
+    group: u64,
+    /// The last signals that the guardian got, and when.
+    guardian: Vec<(Signal, u64)>,
+}
+
+impl Relay {
+    /// The wrapper has received a signal.
+    pub(crate) fn received(&mut self, signal: Signal, now: u64) {
+        self.waiting.push_back(signal);
+        self.ask_at.get_or_insert(now.saturating_add(WINDOW_NS));
+    }
+
+    /// Everybody was sent a signal, as the guardian reports.
+    pub(crate) fn all_got(&mut self, signal: Signal, now: u64) {
+        self.guardian.retain(|(_, at)| now < at.saturating_add(GUARDIAN_NS));
+        self.guardian.push((signal, now));
+    }
+
+    /// The command has ended: which signals came before is to be asked at once.
+    pub(crate) fn command_ended(&mut self, now: u64) {
+        self.ask_at = Some(now);
+    }
+
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    pub(crate) fn poll(&mut self, now: u64) -> RelayStep {
+        match (self.asked, self.ask_at) {
+            (Some((_, until)), _) if until <= now => RelayStep::GiveUp,
+            (Some((_, until)), _) => RelayStep::Wait(Some(until)),
+            (None, Some(at)) if at <= now => {
+                self.ask_at = None;
+                self.asked = Some((self.waiting.len(), now.saturating_add(ANSWER_NS)));
+                RelayStep::Ask
+            }
+            (None, at) => RelayStep::Wait(at),
+        }
+    }
+
+    /// Decides about the signals that came before the question. `got` are the signals of the witness, empty without one. Returns
+    /// those to be relayed.
+    pub(crate) fn answered(&mut self, got: u64, command: CommandPlace, now: u64) -> Vec<Signal> {
+        let covered = self.asked.take().map_or(0, |(covered, _)| covered);
+        self.group |= got;
+        let covered: Vec<_> = self.waiting.drain(..covered).collect();
+        if !self.waiting.is_empty() {
+            self.ask_at.get_or_insert(now.saturating_add(WINDOW_NS));
+        }
+        let mut seen = 0;
+        let is_to_relay = |signal: &Signal| {
+            seen |= self.group & bit(*signal as i32);
+            let group_got = self.group & bit(*signal as i32) != 0;
+            let all_got =
+                self.guardian.iter().any(|(got, at)| got == signal && now < at.saturating_add(GUARDIAN_NS));
+            !(all_got || group_got && command != CommandPlace::Elsewhere)
+        };
+        let relayed = covered.into_iter().filter(is_to_relay).collect();
+        self.group &= !seen;
+        relayed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use CommandPlace::{Elsewhere, Ended, WithWrapper};
+    use Signal::{SIGINT, SIGTERM, SIGUSR1};
+
+    const MS: u64 = 1_000_000;
+
+    fn set(signals: &[Signal]) -> u64 {
+        signals.iter().fold(0, |set, signal| set | bit(*signal as i32))
+    }
+
+    /// The wrapper receives these signals at time 0; returns what is relayed.
+    fn relayed(received: &[Signal], got: &[Signal], all: &[Signal], command: CommandPlace) -> Vec<Signal> {
+        let mut relay = Relay::default();
+        for signal in received {
+            relay.received(*signal, 0);
+        }
+        for signal in all {
+            relay.all_got(*signal, 50 * MS);
+        }
+        assert_eq!(relay.poll(50 * MS), RelayStep::Wait(Some(WINDOW_NS)));
+        assert_eq!(relay.poll(WINDOW_NS), RelayStep::Ask);
+        let relayed = relay.answered(set(got), command, WINDOW_NS);
+        assert_eq!(relay.poll(u64::MAX), RelayStep::Wait(None));
+        relayed
+    }
+
+    #[test]
+    fn signal_is_relayed_unless_the_command_has_it() {
+        for (got, all, command, expected) in [
+            (&[][..], &[][..], WithWrapper, &[SIGTERM][..]),
+            (&[], &[], Elsewhere, &[SIGTERM]),
+            (&[SIGTERM], &[], WithWrapper, &[]),
+            (&[SIGTERM], &[], Elsewhere, &[SIGTERM]),
+            (&[SIGINT], &[], WithWrapper, &[SIGTERM]),
+            (&[], &[SIGTERM], WithWrapper, &[]),
+            (&[], &[SIGTERM], Elsewhere, &[]),
+            (&[], &[SIGINT], WithWrapper, &[SIGTERM]),
+        ] {
+            assert_eq!(relayed(&[SIGTERM], got, all, command), expected, "{got:?} {all:?} {command:?}");
+        }
+        assert_eq!(relayed(&[SIGUSR1, SIGTERM, SIGUSR1], &[SIGTERM], &[], WithWrapper), [SIGUSR1, SIGUSR1]);
+        // `timeout` signals the wrapper, and then the group.
+        assert_eq!(relayed(&[SIGTERM, SIGTERM], &[SIGTERM], &[], WithWrapper), []);
+    }
+
+    #[test]
+    fn evidence_is_used_once() {
+        let mut relay = Relay::default();
+        for expected in [&[][..], &[SIGTERM]] {
+            relay.received(SIGTERM, 0);
+            assert_eq!(relay.poll(WINDOW_NS), RelayStep::Ask);
+            let got = if expected.is_empty() { set(&[SIGTERM]) } else { 0 };
+            assert_eq!(relay.answered(got, WithWrapper, WINDOW_NS), expected);
+        }
+    }
+
+    #[test]
+    fn signal_to_the_group_that_ended_the_command_is_not_relayed_to_the_rest() {
+        let mut relay = Relay::default();
+        relay.command_ended(0);
+        assert_eq!(relay.poll(0), RelayStep::Ask);
+        assert_eq!(relay.answered(set(&[SIGTERM]), Ended, 0), []);
+        // The wrapper's own one comes late; the next one is another.
+        for expected in [&[][..], &[SIGTERM]] {
+            relay.received(SIGTERM, 0);
+            assert_eq!(relay.poll(WINDOW_NS), RelayStep::Ask);
+            assert_eq!(relay.answered(0, Ended, WINDOW_NS), expected);
+        }
+    }
+
+    #[test]
+    fn signals_behind_a_question_wait_for_the_next() {
+        let mut relay = Relay::default();
+        relay.received(SIGTERM, 0);
+        assert_eq!(relay.poll(WINDOW_NS), RelayStep::Ask);
+        relay.received(SIGUSR1, WINDOW_NS);
+        assert_eq!(relay.poll(WINDOW_NS + ANSWER_NS), RelayStep::GiveUp);
+        assert_eq!(relay.answered(0, WithWrapper, WINDOW_NS), [SIGTERM]);
+        assert_eq!(relay.poll(2 * WINDOW_NS), RelayStep::Ask);
+        assert_eq!(relay.answered(0, WithWrapper, 2 * WINDOW_NS), [SIGUSR1]);
+    }
+
+    #[test]
+    fn old_signals_to_the_guardian_are_no_evidence() {
+        let mut relay = Relay::default();
+        relay.all_got(SIGTERM, 0);
+        relay.received(SIGTERM, GUARDIAN_NS);
+        assert_eq!(relay.poll(GUARDIAN_NS + WINDOW_NS), RelayStep::Ask);
+        assert_eq!(relay.answered(0, WithWrapper, GUARDIAN_NS + WINDOW_NS), [SIGTERM]);
+    }
+}

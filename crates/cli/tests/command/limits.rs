@@ -1,0 +1,81 @@
+//! The program at the limits of its user's processes and open files.
+
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use lockkeeper_cli::exit;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Uid};
+
+use crate::support::{CommandExt, Place, wait_until};
+
+/// Users that have no other processes, one for each test. The kernel enforces no limit of processes for root.
+const USERS: [u32; 2] = [54_321, 54_322];
+
+fn limited(command: &mut Command, resource: Resource, limit: u64) -> &mut Command {
+    // SAFETY: makes a system call only.
+    unsafe { command.pre_exec(move || setrlimit(resource, limit, limit).map_err(Into::into)) }
+}
+
+/// The test's directory, and a call of the program there, as a user without privileges.
+fn unprivileged(place: &Place, user: u32, words: &[&str]) -> Command {
+    let mut command = place.lockkeeper(words);
+    if Uid::effective().is_root() {
+        chown(place.path(""), Some(user), Some(user)).unwrap();
+        command.uid(user).gid(user);
+    }
+    command
+}
+
+#[test]
+fn too_few_threads_or_files_are_an_error() {
+    let place = Place::new();
+    let words = ["run", "jobs", "--", "true"];
+    for processes in [1, 3, 5, 6, 7, 8] {
+        let mut command = unprivileged(&place, USERS[0], &words);
+        let ended = limited(&mut command, Resource::RLIMIT_NPROC, processes).ended();
+        if processes < 6 {
+            ended.is_one_line(exit::IO, &["threads", "ulimit -u"]);
+        } else if ended.code != 0 {
+            assert!([exit::INTERNAL, exit::NOT_EXECUTABLE].contains(&(ended.code as u8)), "{ended:?}");
+            assert_eq!(ended.err.lines().count(), 1, "{ended:?}");
+        }
+    }
+    for files in [4, 7, 12, 18, 20, 22, 24, 26, 28] {
+        let ended = limited(&mut place.lockkeeper(words), Resource::RLIMIT_NOFILE, files).ended();
+        if files < 20 {
+            ended.is_one_line(exit::IO, &["open files", "ulimit -n"]);
+        } else if ended.code != 0 {
+            assert!(
+                [exit::INTERNAL, exit::IO, exit::NOT_EXECUTABLE].contains(&(ended.code as u8)),
+                "{ended:?}"
+            );
+            assert_eq!(ended.err.lines().count(), 1, "{ended:?}");
+        }
+    }
+}
+
+/// If the guardian is killed, the wrapper ends the job with what it has: the system gives it no thread at that moment.
+#[test]
+fn wrapper_without_a_thread_left_ends_the_job_of_a_killed_guardian() {
+    let place = Place::new();
+    // Takes all processes that the limit leaves; the last one is that of the inner shell, which can't fork any more.
+    let script = "trap '' TERM; (while :; do sleep 600 & done) 2>/dev/null; sleep 600 & echo $$ > pid; wait";
+    let mut command =
+        unprivileged(&place, USERS[1], &["run", "--grace", "100ms", "jobs", "--", "sh", "-c", script]);
+    let running = limited(&mut command, Resource::RLIMIT_NPROC, 40).started();
+    let pid = || std::fs::read_to_string(place.path("pid")).unwrap_or_default();
+    wait_until("the job runs", || pid().ends_with('\n'));
+    let job = pid().trim().to_owned();
+    let parent = |pid: &str| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().to_owned()
+    };
+    let guardian = parent(&job);
+    kill(Pid::from_raw(guardian.parse().unwrap()), Signal::SIGKILL).unwrap();
+    running.ended().is_one_line(exit::INTERNAL, &["the guardian", "was killed"]);
+    assert!(!std::path::Path::new("/proc").join(&job).exists(), "the job has outlived its lock");
+    place.lockkeeper(["run", "--try", "jobs", "--", "true"]).ended().is_silent_success();
+}
