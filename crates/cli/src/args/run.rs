@@ -52,12 +52,26 @@ pub struct CommandArgs {
     /// Without a terminal, say at once that the command waits, and not only after 2s
     #[arg(short, long)]
     pub verbose: bool,
+    /// Print nothing but errors: not that the command waits, or did not run since the lock was not free
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
     /// The lock's name: a path such as `orders/42`
-    #[arg(value_name = "NAME")]
+    // Empty if it is behind a `--` of its own: see `take_name`.
+    #[arg(value_name = "NAME", default_value = "", hide_default_value = true)]
     pub name: OsString,
     /// The command and its arguments
     #[arg(value_name = "COMMAND", last = true)]
     pub argv: Vec<OsString>,
+}
+
+impl CommandArgs {
+    /// Takes a name that begins with a dash, which has to be behind a `--` of its own: `-- -NAME -- COMMAND`.
+    pub fn take_name(&mut self) {
+        if self.name.is_empty() && self.argv.get(1).is_some_and(|word| word == "--") {
+            self.name = self.argv.remove(0);
+            self.argv.remove(0);
+        }
+    }
 }
 
 /// `run`.

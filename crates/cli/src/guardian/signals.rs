@@ -15,7 +15,9 @@ use tokio::net::UnixDatagram;
 use super::inherited::inherited;
 use super::protocol::FORWARDED;
 
-/// Receives SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH and SIGTSTP.
+/// Receives SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH and SIGTSTP; SIGTTIN and SIGTTOU, which stop a
+/// job as well, as SIGTSTP. The other signals that would end this process, and with it the command, have no effect: timers,
+/// SIGPWR, SIGIO, and real-time signals.
 ///
 /// A signal that was ignored at process start (by `nohup`, or by a shell that started the process in the
 /// background) stays ignored and gets no handler.
@@ -50,13 +52,15 @@ impl Signals {
             ended_by: None,
             asked: Arc::default(),
         };
-        for signal in FORWARDED.into_iter().filter(|signal| !inherited.ignores(*signal)) {
+        let stops = [Signal::SIGTTIN, Signal::SIGTTOU].map(|stop| (stop, Signal::SIGTSTP));
+        let received = FORWARDED.map(|signal| (signal, signal)).into_iter().chain(stops);
+        for (signal, taken_as) in received.filter(|(signal, _)| !inherited.ignores(*signal)) {
             let asked = ends(signal).then(|| signals.asked.clone());
             let handler = move |info: &libc::siginfo_t| {
                 if let Some(asked) = &asked {
                     asked.store(signal as i32, Ordering::Relaxed);
                 }
-                let bytes = [signal as i32 as u8, u8::from(info.si_code == libc::SI_KERNEL)];
+                let bytes = [taken_as as i32 as u8, u8::from(info.si_code == libc::SI_KERNEL)];
                 // A full socket holds hundreds of unread signals, so it does no harm to drop one more.
                 // SAFETY: a system call that signal handlers may make, on a descriptor that outlives the handler.
                 unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
@@ -64,6 +68,13 @@ impl Signals {
             // SAFETY: the handler makes one system call and stores one atomic. `send` may change errno, which the
             // registry's own handler saves and restores.
             signals.handlers.push(unsafe { register_sigaction(signal as i32, handler)? });
+        }
+        // Handlers instead of SIG_IGN, which the command would inherit.
+        for number in
+            WITHOUT_EFFECT.into_iter().map(|signal| signal as i32).chain(libc::SIGRTMIN()..=libc::SIGRTMAX())
+        {
+            // SAFETY: the handler does nothing.
+            signals.handlers.push(unsafe { register_sigaction(number, |_| {})? });
         }
         Ok(signals)
     }
@@ -111,6 +122,10 @@ impl Signals {
         }
     }
 }
+
+/// Signals for programs with a use for them, whose default action is to end the process.
+const WITHOUT_EFFECT: [Signal; 6] =
+    [Signal::SIGALRM, Signal::SIGVTALRM, Signal::SIGPROF, Signal::SIGIO, Signal::SIGPWR, Signal::SIGSTKFLT];
 
 /// The signals by which others ask a program to end.
 pub(crate) const ENDS: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];

@@ -1,5 +1,7 @@
 //! `run` while it holds the lock: the command's environment, input, signals, exit code; the status file.
 
+use std::os::unix::fs::PermissionsExt;
+
 use lockkeeper_cli::exit;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -172,17 +174,48 @@ fn killed_wrapper_releases_its_lock_and_leaves_no_command() {
 }
 
 #[test]
-fn default_lock_directory_is_per_user_and_not_reported_without_a_terminal() {
+fn name_may_begin_with_a_dash() {
     let place = Place::new();
-    if std::path::Path::new("/var/lib/lockkeeper").exists() {
-        return;
+    let ended = place.ran("run -- -dash -- printenv LOCKKEEPER_NAME");
+    assert_eq!((ended.code, ended.out.as_str()), (0, "-dash\n"));
+    place.ran("run -- true").is_one_line(exit::USAGE, &["which lock?"]);
+    assert_eq!(place.ran("show -- -dash").out, "-dash: not held\n");
+}
+
+#[test]
+fn label_of_another_client_is_printed_on_one_line() {
+    let place = Place::new();
+    let label = "\x1b[2Jme\n`x`: mallory leads\u{202e}";
+    let _holder = place.holder("x", &["--label", label]);
+    let shown = "\\u{1b}[2Jme\\n`x`: mallory leads\\u{202e}";
+    for line in ["show x", "ls", "run --try x -- true", "run --wait 10ms x -- true"] {
+        let ended = place.ran(line);
+        let printed = ended.out + &ended.err;
+        assert!(printed.contains(shown) && !printed.contains('\x1b'), "{line}: {printed:?}");
     }
-    let ended = place.bare(["run", "x", "--", "true"]).ended();
-    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
-    assert!(place.path("home/.local/state/lockkeeper").is_dir());
-    let ended = place.bare(["run", "x", "--", "true"]).env("XDG_STATE_HOME", place.path("a %?b")).ended();
-    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
-    assert!(place.path("a %?b/lockkeeper").is_dir());
+    assert!(
+        place.shown("x")["holders"][0]["owner"].as_str().unwrap().starts_with(label),
+        "JSON is unchanged"
+    );
+}
+
+#[test]
+fn lock_directory_is_made_for_its_user_whatever_the_umask_is() {
+    let place = Place::new();
+    let script = "umask 0777; exec \"$0\" run x -- true";
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);
+    let url = format!("file://{}", place.path("above/locks").display());
+    assert!(shell.env("LOCKKEEPER_URL", url).status().unwrap().success());
+    for (name, mode) in [
+        ("above", 0o700),
+        ("above/locks", 0o700),
+        ("above/locks/locks", 0o700),
+        ("above/locks/counter", 0o600),
+    ] {
+        let found = std::fs::metadata(place.path(name)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(found, mode, "{name}: {found:o}");
+    }
 }
 
 #[test]

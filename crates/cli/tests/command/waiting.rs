@@ -55,7 +55,13 @@ fn busy_exit_code_is_configurable() {
     let place = Place::new();
     let _holder = place.holder("x", &[]);
     assert_eq!(place.ran("run --try x -- true").code, i32::from(exit::BUSY));
-    assert_eq!(place.ran("run --try --busy-exit 0 x -- true").code, 0);
+    // A job that may find its lock busy says nothing without a terminal.
+    place.ran("run --try --busy-exit 0 x -- true").is_silent_success();
+    for options in ["--try", "--wait 20ms"] {
+        let ended = place.ran(&format!("run -q {options} x -- true"));
+        assert_eq!((ended.code, ended.err.as_str()), (i32::from(exit::BUSY), ""), "{options}");
+    }
+    place.ran("run -q y -- /nowhere").is_one_line(exit::NOT_FOUND, &["/nowhere"]);
     let ended = place.ran("run --wait 20ms --busy-exit 9 x -- true");
     ended.is_one_line(9, &["`x` did not become free within"]);
 }
@@ -71,6 +77,36 @@ fn readers_share_and_permits_are_counted() {
         .lockkeeper(["run", "--try", "--permit", "gpu", "--", "sh", "-c", "echo $LOCKKEEPER_SLOT"])
         .ended();
     assert_eq!((ended.code, ended.out.as_str()), (0, "1\n"));
+}
+
+#[test]
+fn lock_that_is_held_for_the_command_is_not_waited_for() {
+    let place = Place::new();
+    let own = env!("CARGO_BIN_EXE_lockkeeper");
+    let nested = |outer: &str, inner: &str| {
+        let words = format!("run {outer} x -- {own} run y -- {own} run {inner} x -- true");
+        place.ran(&words)
+    };
+    for (outer, inner, other) in
+        [("", "", true), ("", "--shared", false), ("", "--wait 1h --busy-exit 0", false)]
+    {
+        let ended = nested(outer, inner);
+        ended.is_one_line(exit::BUSY, &["`x`", "LOCKKEEPER_HELD"]);
+        assert!(!other || place.ran("run --try x -- true").code == 0);
+    }
+    nested("--shared", "--shared").is_silent_success();
+    nested("--permit=2", "--permit=2").is_silent_success();
+    nested("--permit=1", "--permit=1").is_one_line(exit::BUSY, &["LOCKKEEPER_HELD"]);
+    // Another lock service, and a hold that is over, are no reason.
+    let elsewhere =
+        format!("run x -- {own} run --locks file://{} x -- true", place.path("elsewhere").display());
+    place.ran(&elsewhere).is_silent_success();
+    let holder = place.holder("x", &[]);
+    let over = format!("{}\tx\t{}", place.url(), holder.token - 1);
+    let waits = place.lockkeeper(["run", "x", "--", "true"]).env("LOCKKEEPER_HELD", over).started();
+    place.wait_for_waiters("x", 1);
+    holder.signal(Signal::SIGTERM);
+    waits.ended().is_silent_success();
 }
 
 #[test]

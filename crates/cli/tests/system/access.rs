@@ -155,6 +155,13 @@ fn acquires_are_denied_and_a_change_holds_for_new_requests_of_running_sessions()
     assert_eq!(run("billing", "orders/1").code, i32::from(OK));
     run("billing", "stock").is_one_line(PERMISSION, &["billing may not acquire `stock`"]);
     run("reports", "orders/1").is_one_line(PERMISSION, &["reports may not acquire `orders/1`"]);
+    shop.ran(0, "reports", "doctor --json").is_json_error(PERMISSION, &["reports may not acquire"]);
+    let left = shop.ran(0, "client", "sessions --json").json();
+    assert_eq!(
+        left.as_array().map(Vec::len),
+        Some(0),
+        "a denied client leaves no session for its ttl: {left}"
+    );
 
     let url = shop.url(0, "billing");
     let holder =

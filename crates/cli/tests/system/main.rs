@@ -5,6 +5,7 @@ mod access;
 mod backups;
 mod browser;
 mod cluster;
+mod directories;
 mod dist;
 mod electing;
 #[cfg(target_os = "linux")]

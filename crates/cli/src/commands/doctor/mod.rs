@@ -42,20 +42,23 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let shown = settings::shown(&url);
 
     let began = Instant::now();
-    let guard =
-        locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5))).acquire().await.inspect_err(|_| {
+    let probe = locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5)));
+    let probed = async {
+        let guard = probe.acquire().await.inspect_err(|_| {
             // The warnings may explain the failure.
             for said in &warnings {
                 output::say(said);
             }
         })?;
-    let acquired = began.elapsed();
-    let token = guard.token_hint();
-    let began = Instant::now();
-    guard.release().await.map_err(|error| Failure::new(crate::exit::UNAVAILABLE, error.to_string()))?;
-    let released = began.elapsed();
+        let (acquired, token) = (began.elapsed(), guard.token_hint());
+        let began = Instant::now();
+        guard.release().await.map_err(|error| Failure::new(crate::exit::UNAVAILABLE, error.to_string()))?;
+        Ok::<_, Failure>((acquired, token, began.elapsed()))
+    };
+    let probed = probed.await;
     // If the session were not closed, it would exist until its ttl has elapsed.
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
+    let (acquired, token, released) = probed?;
 
     let mut settings: Vec<String> = match can.backend {
         "file" => directory::said(&url),

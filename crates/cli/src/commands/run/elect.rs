@@ -12,8 +12,15 @@ use crate::exit::{BUSY, Failure, NO, OK, UNAVAILABLE};
 use crate::output::{self, say};
 use crate::settings;
 
-pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
+pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
+    args.command.take_name();
     let once = args.once;
+    let quiet = args.command.quiet;
+    let tell = |text: std::fmt::Arguments<'_>| {
+        if !quiet {
+            say(text);
+        }
+    };
     let name = args.command.name.to_string_lossy().into_owned();
     let run = Run {
         job: args.job,
@@ -36,7 +43,7 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
     loop {
         let end = under_lock(&run, &mut signals, |hold| {
             let token = hold.token.map(|token| format!(", with token {token}")).unwrap_or_default();
-            say(format_args!("`{name}`: elected{token}"));
+            tell(format_args!("`{name}`: elected{token}"));
         })
         .await;
         if end.is_ok() {
@@ -49,7 +56,7 @@ pub(in crate::commands) async fn elect(args: Elect) -> Result<u8, Failure> {
             Ok(RunEnd::Lost(..)) => Duration::ZERO,
             Ok(RunEnd::Ran(command)) => {
                 let code = command.exit_code();
-                say(format_args!(
+                tell(format_args!(
                     "`{name}`: resigned, since the command has ended with exit code {code}; campaigning again"
                 ));
                 PAUSE

@@ -9,7 +9,7 @@ use lockkeeper::{
 };
 use tokio::time::timeout;
 
-use super::RunEnd;
+use super::{RunEnd, held};
 use crate::guardian::{
     CommandEnd, Epilogue, Guarded, GuardianEvent, Reason, Signal, SpawnError, Spec, boot_now,
 };
@@ -49,6 +49,7 @@ fn nanos(duration: Duration) -> u64 {
 /// [`Lost`] if the lock is already lost.
 pub(super) fn spec(
     argv: Vec<OsString>,
+    url: &str,
     name: &LockName,
     partition: Option<u32>,
     guard: &Guard<Unfenced>,
@@ -62,6 +63,7 @@ pub(super) fn spec(
         ("LOCKKEEPER_TOKEN".into(), text(guard.token_hint().map(|token| token.to_string()))),
         ("LOCKKEEPER_SLOT".into(), text(guard.slot().map(|slot| slot.to_string()))),
         ("LOCKKEEPER_PARTITION".into(), text(partition.map(|index| index.to_string()))),
+        (held::VARIABLE.into(), Some(held::with(url, name, guard))),
     ];
     #[cfg(feature = "otlp")]
     let env = super::traces::with_span(env);

@@ -6,6 +6,7 @@
 //! (the *wrapper*) is stopped or killed.
 
 pub(super) mod elect;
+mod held;
 mod job;
 mod once;
 mod outage;
@@ -16,6 +17,7 @@ mod traces;
 mod waiting;
 
 use std::ffi::OsString;
+use std::io::{IsTerminal, stderr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -23,6 +25,7 @@ use lockkeeper::{Capabilities, Lock, LockName, Locks, LossCause, ReleaseError, U
 
 use self::once::CommandRecord;
 use self::status::{RunOutcome, Status, StatusFile};
+use self::waiting::Talk;
 use crate::args::{JobArgs, Run};
 use crate::exit::{self, Failure};
 use crate::guardian::{self, Signals, SpawnError};
@@ -90,7 +93,8 @@ fn install_signals() -> Result<Signals, Failure> {
     Signals::install().map_err(|error| Failure::system(exit::INTERNAL, "cannot listen to signals", &error))
 }
 
-pub(super) async fn run(args: Run) -> Result<u8, Failure> {
+pub(super) async fn run(mut args: Run) -> Result<u8, Failure> {
+    args.command.take_name();
     let file = args.status_file.as_deref().map(StatusFile::prepare).transpose()?;
     let mut held = HoldStatus::default();
     // Dropped at the end, when all else is done: its last spans are sent then.
@@ -109,7 +113,9 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
         Ok(end) => end.exit_code(&args),
         Err(failure) => failure.code,
     };
-    if let Ok(RunEnd::Busy(text) | RunEnd::TimedOut(text) | RunEnd::AlreadyDone(text)) = &end {
+    if let Ok(end) = &end
+        && let Some(text) = end.text(&args, stderr().is_terminal())
+    {
         output::say(text);
     }
     if let Some(file) = file {
@@ -131,6 +137,17 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
 }
 
 impl RunEnd {
+    /// The line about a command that did not run. None for who wants only errors: `--quiet`, or, without a terminal, a job that
+    /// may find its lock busy.
+    fn text(&self, args: &Run, on_terminal: bool) -> Option<&str> {
+        let (text, expected) = match self {
+            Self::Busy(text) | Self::TimedOut(text) => (text, args.busy_exit == exit::OK && !on_terminal),
+            Self::AlreadyDone(text) => (text, false),
+            _ => return None,
+        };
+        (!args.command.quiet && !expected).then_some(text)
+    }
+
     fn exit_code(&self, args: &Run) -> u8 {
         match self {
             Self::Ran(outcome) => outcome.exit_code(),
@@ -176,8 +193,13 @@ async fn under_lock(
         let text = "no command to run; write it behind `--`, as in `NAME -- COMMAND`";
         return Err(Failure::new(exit::USAGE, text));
     }
+    if args.command.name.is_empty() {
+        let text = "which lock? Write its name before the command, as in `NAME -- COMMAND`";
+        return Err(Failure::new(exit::USAGE, text));
+    }
     let name = settings::lock_name(&args.command.name)?;
-    let url = settings::locks_url(args.job.service.locks.as_deref(), args.job.service.local)?;
+    let silent = args.job.service.local || args.command.quiet;
+    let url = settings::locks_url(args.job.service.locks.as_deref(), silent)?;
     let record = CommandRecord::of(args, &url)?;
     if let Some(done) = already_done(record.as_ref()).await? {
         return Ok(done);
@@ -189,34 +211,67 @@ async fn under_lock(
     };
     // What connecting took is not left for the queue.
     let wait = args.wait.map(|limit| limit.saturating_sub(began.elapsed()));
+    let ended = under_lock_of(args, &locks, &url, &name, wait, record.as_ref(), signals, tell).await;
+    // On every way out, since a session that is left counts in its user's quota until its ttl is over. The shutdown also ends
+    // a hold that has some of its `min_hold` left.
+    if !matches!(ended, Ok(Left::HeldLonger(_))) {
+        let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
+    }
+    ended.map(|(Left::Nothing(end) | Left::HeldLonger(end))| end)
+}
+
+/// What a run leaves at the lock service when it ends.
+enum Left {
+    Nothing(RunEnd),
+    /// The session: its lock-delay is the rest of `--min-hold`.
+    HeldLonger(RunEnd),
+}
+
+/// [`under_lock`] with a connection, which the caller closes.
+#[allow(clippy::too_many_arguments, reason = "it is the second half of one function")]
+async fn under_lock_of(
+    args: &Run,
+    locks: &Locks,
+    url: &str,
+    name: &LockName,
+    wait: Option<Duration>,
+    record: Option<&CommandRecord>,
+    signals: &mut Signals,
+    tell: impl FnOnce(HoldStatus),
+) -> Result<Left, Failure> {
     let times = JobTimes::of(&args.job, locks.capabilities())?;
-    let lock = lock(&locks, &name, args, wait, times);
-    let waited = waiting::acquire(&locks, &lock, &name, signals, args.command.verbose).await;
+    let lock = lock(locks, name, args, wait, times);
+    let talk = Talk::of(&args.command);
+    let waited = match held::by_ancestor(url, name) {
+        Some(token) => held::acquire(locks, &lock, name, token, signals, talk).await,
+        None => waiting::acquire(locks, &lock, name, signals, talk).await,
+    };
     let guard = match waited? {
         waiting::Waited::Acquired(guard) => guard,
         waiting::Waited::Busy(busy) => {
-            let why = waiting::why_busy(&locks, &name, Some(&busy)).await.unwrap_or_default();
-            return Ok(RunEnd::Busy(format!("`{}` is busy: {why}", name.as_str())));
+            let why = waiting::why_busy(locks, name, Some(&busy)).await.unwrap_or_default();
+            return Ok(Left::Nothing(RunEnd::Busy(format!("`{}` is busy: {why}", name.as_str()))));
         }
         waiting::Waited::TimedOut(waited) => {
-            let why = waiting::why_busy(&locks, &name, None).await;
+            let why = waiting::why_busy(locks, name, None).await;
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
             let text =
                 format!("`{}` did not become free within {}{why}", name.as_str(), output::human(waited));
-            return Ok(RunEnd::TimedOut(text));
+            return Ok(Left::Nothing(RunEnd::TimedOut(text)));
         }
-        waiting::Waited::Interrupted(signal) => {
-            // Ends the session, and with it the request in the queue.
-            let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
-            return Ok(RunEnd::Interrupted(signal));
+        waiting::Waited::ForItself => {
+            let text = format!(
+                "`{}` is held for the command that runs this one (LOCKKEEPER_HELD), and would be waited for until that has \
+                 ended: don't take it again, or take another name",
+                name.as_str()
+            );
+            return Err(Failure::new(exit::BUSY, text));
         }
+        waiting::Waited::Interrupted(signal) => return Ok(Left::Nothing(RunEnd::Interrupted(signal))),
     };
     let held_since = Instant::now();
-    let done = already_done(record.as_ref()).await;
-    if !matches!(done, Ok(None)) {
-        // The shutdown releases the hold even before its `min_hold`.
-        let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
-        return done.map(|done| done.expect("it is not `None`"));
+    if let Some(done) = already_done(record).await? {
+        return Ok(Left::Nothing(done));
     }
     let limits = job::Limits::from_now(args.job.max_hold, times.grace);
     tell(HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() });
@@ -224,12 +279,12 @@ async fn under_lock(
         || args.min_hold.is_some()
         || args.rate.is_some()
         || args.job.lock_delay.is_some();
-    let epilogue = job::epilogue(stays_closed, &url, &name, locks.capabilities(), &guard);
-    let mut ended = match job::spec(args.command.argv.clone(), &name, None, &guard, &limits, epilogue) {
-        Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, async || signals.next().await).await,
+    let epilogue = job::epilogue(stays_closed, url, name, locks.capabilities(), &guard);
+    let mut ended = match job::spec(args.command.argv.clone(), url, name, None, &guard, &limits, epilogue) {
+        Ok(spec) => job::supervise(spec, locks, name, &guard, &limits, async || signals.next().await).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
-    let recorded = match (&record, &ended) {
+    let recorded = match (record, &ended) {
         (Some(record), Ok(RunEnd::Ran(command))) if command.exit_code() == exit::OK => {
             // Only an end that no signal of ours has caused is a success: commands end with 0 on SIGTERM, too.
             match signals.asked() {
@@ -247,20 +302,19 @@ async fn under_lock(
     // A command that was not started has no `--min-hold`: the shutdown ends the hold.
     if ended.is_ok() || args.min_hold.is_none() {
         tokio::select! {
-            released = guard.release() => given_back(released, &name, &ended),
+            released = guard.release() => given_back(released, name, &ended),
             // Leaves the rest of `--min-hold` to the lock-delay of the session, which expires.
             () = asked_to_end(signals), if is_held_longer => {
                 recorded?;
-                return ended.or_else(not_started);
+                return ended.or_else(not_started).map(Left::HeldLonger);
             }
         }
     }
-    let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
     if let Some(other) = recorded? {
         let text = format!("the command was done twice: it is recorded {other}, so the lock had been lost");
         return Err(Failure::new(args.command.lost_exit, text));
     }
-    ended.or_else(not_started)
+    ended.or_else(not_started).map(Left::Nothing)
 }
 
 /// The end of a run whose command was done before.

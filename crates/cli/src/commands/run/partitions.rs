@@ -148,7 +148,7 @@ async fn work(
         let limits = job::Limits::from_now(args.job.max_hold, times.grace);
         let capabilities: &Capabilities = locks.capabilities();
         let epilogue = job::epilogue(args.job.lock_delay.is_some(), url, &name, capabilities, &partition);
-        let Ok(spec) = job::spec(argv.clone(), &name, Some(index), &partition, &limits, epilogue) else {
+        let Ok(spec) = job::spec(argv.clone(), url, &name, Some(index), &partition, &limits, epilogue) else {
             break None;
         };
         let mut is_told = false;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use lockkeeper::{AcquireError, Busy, Guard, HolderInfo, HolderState, Lock, LockName, Locks, Unfenced};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
+use crate::args::CommandArgs;
 use crate::exit::Failure;
 use crate::guardian::{Signal, Signals};
 use crate::output;
@@ -20,6 +21,28 @@ pub(super) enum Waited {
     Busy(Busy),
     TimedOut(Duration),
     Interrupted(Signal),
+    /// An ancestor of this process has the lock, and ends only after it.
+    ForItself,
+}
+
+/// How much is said about a wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Talk {
+    /// Nothing.
+    Quiet,
+    Usual,
+    /// Also without a terminal, at once.
+    Verbose,
+}
+
+impl Talk {
+    pub(super) fn of(args: &CommandArgs) -> Self {
+        match (args.quiet, args.verbose) {
+            (true, _) => Self::Quiet,
+            (_, true) => Self::Verbose,
+            _ => Self::Usual,
+        }
+    }
 }
 
 /// The delay before the progress line is shown, so that a short wait shows no line that disappears at once.
@@ -37,7 +60,7 @@ pub(super) async fn acquire(
     lock: &Lock<Unfenced>,
     name: &LockName,
     signals: &mut Signals,
-    verbose: bool,
+    talk: Talk,
 ) -> Result<Waited, Failure> {
     let ahead = Arc::new(AtomicU64::new(UNKNOWN));
     let lock = lock.clone().on_queued({
@@ -46,10 +69,10 @@ pub(super) async fn acquire(
     });
     let on_terminal = stderr().is_terminal();
     let mut line: Option<ProgressLine> = None;
-    let first = if on_terminal || verbose { FIRST_LOOK } else { FIRST_REPORT };
+    let first = if on_terminal || talk == Talk::Verbose { FIRST_LOOK } else { FIRST_REPORT };
     let mut looks = interval_at(Instant::now() + first, LOOKS);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut reports = true;
+    let mut reports = talk != Talk::Quiet;
     let acquiring = lock.acquire();
     tokio::pin!(acquiring);
     loop {
