@@ -218,14 +218,15 @@ async fn under_lock(
         let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
         return done.map(|done| done.expect("it is not `None`"));
     }
-    let limits = job::Limits::from_now(args.job.max_hold, times.grace);
+    let limits = job::Limits::from_now(&args.job, times.grace);
     tell(HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() });
     let stays_closed = args.keep_closed.is_some()
         || args.min_hold.is_some()
         || args.rate.is_some()
         || args.job.lock_delay.is_some();
     let epilogue = job::epilogue(stays_closed, &url, &name, locks.capabilities(), &guard);
-    let mut ended = match job::spec(args.command.argv.clone(), &name, None, &guard, &limits, epilogue) {
+    let argv = args.command.argv.clone();
+    let mut ended = match job::spec(argv, &name, None, &guard, &limits, args.left, epilogue) {
         Ok(spec) => job::supervise(spec, &locks, &name, &guard, &limits, async || signals.next().await).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
