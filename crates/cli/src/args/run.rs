@@ -9,6 +9,7 @@ use clap::Args;
 use super::ServiceArgs;
 use super::values::{keep_closed, key_value, lock_delay, min_hold, rate, ttl, value};
 use crate::exit::{BUSY, LOST};
+use crate::guardian::Left;
 use crate::settings::duration;
 
 /// Options of a command that runs under a lock.
@@ -26,6 +27,10 @@ pub struct JobArgs {
     /// From SIGTERM to SIGKILL when the lock is lost; a sixth of the ttl, or 5s, by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub grace: Option<Duration>,
+    /// Once a signal has asked the command to end, kill all its processes after this long; by default they have all the time
+    /// that they take
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub stop_after: Option<Duration>,
     /// Keep the lock closed for this long if this host or process dies
     #[arg(long, value_name = "DURATION", value_parser = lock_delay)]
     pub lock_delay: Option<Duration>,
@@ -120,6 +125,9 @@ pub struct Run {
     /// Where --once-key keeps its records; by default beside the locks if those are in a directory
     #[arg(long, value_name = "URL", requires = "once_key")]
     pub records: Option<String>,
+    /// What becomes of processes that still run when the command has ended
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    pub left: Left,
     /// The exit code if the lock isn't free
     #[arg(long, value_name = "CODE", default_value_t = BUSY)]
     pub busy_exit: u8,

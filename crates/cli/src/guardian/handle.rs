@@ -19,6 +19,7 @@ use tokio::io::unix::AsyncFd;
 use super::channel::{Channel, next_message};
 use super::deadline::margin;
 use super::inherited::inherited;
+use super::left::Left;
 use super::own::own_program;
 use super::process::{SCAN_FILES, Startup, spare_files};
 use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, Reason};
@@ -43,6 +44,8 @@ pub struct Spec {
     /// The longest time from SIGTERM to SIGKILL. SIGTERM is sent this long before the deadline; SIGKILL is sent a
     /// quarter of this (50 ms to 1 s) before the deadline.
     pub grace: Duration,
+    /// What becomes of the processes that the command leaves.
+    pub left: Left,
     /// What the guardian runs in its own place once no descendant is left, if this process was killed before.
     pub epilogue: Option<Epilogue>,
 }
@@ -110,8 +113,7 @@ pub enum GuardianEvent {
     Stopped,
     /// The command ended. Its descendants may still run.
     Exited(CommandEnd),
-    /// The command has ended, but these descendants still run. The guardian waits for them: the command's end is no
-    /// reason to end them.
+    /// The command has ended, but these descendants still run. [`Spec::left`] says what becomes of them.
     LeftBehind {
         /// The number of remaining descendants.
         total: u32,
@@ -120,7 +122,8 @@ pub enum GuardianEvent {
     },
     /// SIGTERM was sent to all descendants; SIGKILL follows.
     Terminating(Reason),
-    /// No descendant is left, and the guardian has exited: the lock may be released.
+    /// No descendant is left, or those that are left may run on ([`Left::Release`]), and the guardian has exited: the lock may be
+    /// released.
     Gone {
         /// When the guardian observed that no descendant was left (`CLOCK_BOOTTIME`, ns).
         at: u64,
@@ -210,6 +213,7 @@ impl Guarded {
             inherited: inherited(),
             valid_until: spec.valid_until,
             grace,
+            left: spec.left,
             epilogue: spec.epilogue.as_ref().map(|epilogue| epilogue.arguments.clone()).unwrap_or_default(),
             argv: spec.argv,
         };

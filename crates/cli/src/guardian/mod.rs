@@ -34,10 +34,12 @@ compile_error!(
      timers on CLOCK_BOOTTIME, and there is no weaker stand-in that keeps its promise"
 );
 
+mod addressed;
 mod channel;
 mod deadline;
 mod handle;
 mod inherited;
+mod left;
 mod own;
 mod process;
 mod protocol;
@@ -50,10 +52,11 @@ use std::ffi::OsStr;
 use std::process::ExitCode;
 
 pub use handle::{Epilogue, Guarded, GuardianEvent, SpawnError, Spec};
+pub use left::Left;
 pub use nix::sys::signal::Signal;
 pub use protocol::{CommandEnd, Reason};
 pub use signals::Signals;
-pub(crate) use signals::stop_self;
+pub(crate) use signals::{ends, stop_self};
 
 /// The first argument that makes this binary a guardian. Internal: users never type it.
 const GUARDIAN_ARGUMENT: &str = "__guardian";

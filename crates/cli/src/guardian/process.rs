@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
+use clap::ValueEnum;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, killpg, sigaction};
@@ -18,9 +19,11 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getpgid, getpgrp, getppid, setsid};
 
+use super::addressed::Addressed;
 use super::channel::{Channel, Incoming};
 use super::deadline::{DeadlineStep, Schedule};
 use super::inherited::Inherited;
+use super::left::Left;
 use super::own::close_on_exec;
 use super::protocol::{CommandEnd, GuardianOrder, GuardianReport, PIDS_MAX, Reason};
 use super::signals::ENDS;
@@ -51,6 +54,7 @@ pub(crate) struct Startup {
     pub(crate) valid_until: Option<u64>,
     /// The grace in ns.
     pub(crate) grace: u64,
+    pub(crate) left: Left,
     /// The arguments of the epilogue; empty if there is none.
     pub(crate) epilogue: Vec<OsString>,
     pub(crate) argv: Vec<OsString>,
@@ -66,6 +70,7 @@ impl Startup {
             format!("blocked={}", self.inherited.blocked),
             format!("until={}", self.valid_until.map_or_else(String::new, |at| at.to_string())),
             format!("grace={}", self.grace),
+            format!("left={}", self.left.name()),
             format!("epilogue={}", self.epilogue.len()),
         ];
         let words = words.into_iter().map(OsString::from).chain(self.epilogue.iter().cloned());
@@ -87,6 +92,7 @@ impl Startup {
             at => Some(at.parse().ok()?),
         };
         let grace = word("grace")?.parse().ok()?;
+        let left = Left::from_str(&word("left")?, false).ok()?;
         let epilogue_count: usize = word("epilogue")?.parse().ok()?;
         let epilogue: Vec<_> = arguments.by_ref().take(epilogue_count).collect();
         let is_separated = arguments.next()? == "--";
@@ -97,6 +103,7 @@ impl Startup {
             inherited,
             valid_until,
             grace,
+            left,
             epilogue,
             argv,
         })
@@ -137,9 +144,11 @@ struct Guardian {
     reports_stop: bool,
     /// Whether `Stopped` was reported to the wrapper, which then stops itself, and the wrapper was not continued since.
     wrapper_paused: bool,
+    left: Left,
     left_behind_told: bool,
     kill_pause: u64,
     epilogue: Vec<OsString>,
+    epilogue_url: Option<OsString>,
 }
 
 impl Guardian {
@@ -176,9 +185,12 @@ impl Guardian {
             command: None,
             reports_stop: false,
             wrapper_paused: false,
+            left: startup.left,
             left_behind_told: false,
             kill_pause: KILL_PAUSE_NS_MIN,
             epilogue: startup.epilogue.clone(),
+            // SAFETY: this process has one thread, and reads this variable here only.
+            epilogue_url: unsafe { taken_variable(EPILOGUE_URL) },
         };
         if !guardian.take_orders(channel) {
             return Ok(None);
@@ -193,20 +205,17 @@ impl Guardian {
         Ok(Some(guardian))
     }
 
-    /// Runs until no descendant is left.
+    /// Runs until no descendant is left, or those that are left may run on.
     fn watch(mut self, channel: Channel) -> ExitCode {
         let mut channel = Some(channel);
         loop {
-            if self.reap_all(&mut channel) {
+            if self.reap_all(&mut channel) || self.is_released(&mut channel) {
                 let is_alone = channel.as_mut().is_none_or(|open| !self.take_orders(open));
                 tell(&mut channel, &GuardianReport::Gone { at: boot_now() });
                 if is_alone && !self.epilogue.is_empty() {
-                    become_epilogue(&self.epilogue);
+                    become_epilogue(&self.epilogue, self.epilogue_url);
                 }
                 return ExitCode::SUCCESS;
-            }
-            if self.command.is_none() && !self.left_behind_told {
-                self.tell_left_behind(&mut channel);
             }
             let now = boot_now();
             let wake = match self.schedule.poll(now) {
@@ -378,19 +387,39 @@ impl Guardian {
         };
     }
 
-    fn tell_left_behind(&mut self, channel: &mut Option<Channel>) {
+    /// Handles processes that the command has left. Returns whether they may run on without the lock.
+    fn is_released(&mut self, channel: &mut Option<Channel>) -> bool {
+        if self.command.is_some() || self.left_behind_told || !self.tell_left_behind(channel) {
+            return false;
+        }
+        match self.left {
+            Left::Wait => false,
+            Left::End => {
+                self.schedule.end_after_grace(Reason::Asked, boot_now());
+                false
+            }
+            // Not if the lock is being lost, or the wrapper is gone: the next holder may not expect them.
+            Left::Release => {
+                channel.as_mut().is_some_and(|open| self.take_orders(open)) && !self.schedule.is_ending()
+            }
+        }
+    }
+
+    /// Reports the processes that the command has left. Returns false if there are none.
+    fn tell_left_behind(&mut self, channel: &mut Option<Channel>) -> bool {
         let alive: Vec<_> = tree::descendants()
             .iter()
             .filter(|process| !process.is_zombie())
             .map(|process| process.pid)
             .collect();
         if alive.is_empty() {
-            return;
+            return false;
         }
         self.left_behind_told = true;
         let total = u32::try_from(alive.len()).unwrap_or(u32::MAX);
         let pids = alive.into_iter().take(PIDS_MAX).collect();
         tell(channel, &GuardianReport::LeftBehind { total, pids });
+        true
     }
 }
 
@@ -399,11 +428,11 @@ fn is_stopped(process: Pid) -> bool {
 }
 
 /// Replaces this process by the epilogue. Returns only if that fails: the lock is then free when its lease ends.
-fn become_epilogue(arguments: &[OsString]) {
+fn become_epilogue(arguments: &[OsString], url: Option<OsString>) {
     let _ = SigSet::all().thread_unblock();
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("lockkeeper").args(arguments).env_remove(EPILOGUE_URL);
-    if let Some(url) = std::env::var_os(EPILOGUE_URL) {
+    command.arg0("lockkeeper").args(arguments);
+    if let Some(url) = url {
         command.env("LOCKKEEPER_URL", url);
     }
     let _ = command.exec();
@@ -429,12 +458,30 @@ fn outcome(status: i32) -> CommandEnd {
 fn spawn(startup: &Startup) -> Result<Pid, Errno> {
     let (program, arguments) = startup.argv.split_first().ok_or(Errno::EINVAL)?;
     let inherited = startup.inherited;
+    // It must inherit the environment as it is (`Command` would copy a changed one before the command's id is known).
     let mut command = Command::new(program);
-    command.args(arguments).env_remove(EPILOGUE_URL);
-    // SAFETY: `restore` makes system calls only, as code between fork and exec must.
-    unsafe { command.pre_exec(move || inherited.restore()) };
+    command.args(arguments);
+    // SAFETY: this process has one thread, and does not change its environment.
+    let addressed = unsafe { Addressed::of(getppid()) };
+    let prepare = move || {
+        addressed.name_this_process();
+        inherited.restore()
+    };
+    // SAFETY: `prepare` makes system calls only and allocates nothing, as code between fork and exec must.
+    unsafe { command.pre_exec(prepare) };
     let child = command.spawn().map_err(|error| errno_of(&error))?;
     Ok(Pid::from_raw(child.id().cast_signed()))
+}
+
+/// Takes a variable out of this process's environment.
+///
+/// # Safety
+/// The process must have one thread.
+unsafe fn taken_variable(name: &str) -> Option<OsString> {
+    let value = std::env::var_os(name);
+    // SAFETY: there is one thread.
+    unsafe { std::env::remove_var(name) };
+    value
 }
 
 fn errno_of(error: &io::Error) -> Errno {
@@ -472,6 +519,7 @@ mod tests {
                 inherited: Inherited { ignored: 1, blocked: u64::MAX },
                 valid_until,
                 grace: 3,
+                left: Left::Release,
                 epilogue,
                 argv: vec!["--".into(), "a b".into(), "".into()],
             };

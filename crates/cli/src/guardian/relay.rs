@@ -18,8 +18,10 @@ use super::inherited::bit;
 
 /// How long a signal waits for evidence: whoever signals many processes does so one after the other.
 const WINDOW_NS: u64 = 100_000_000;
-/// How long a signal to the guardian counts as evidence.
+/// How long before or after a signal to the wrapper one to the guardian is evidence.
 const GUARDIAN_NS: u64 = 300_000_000;
+/// How many signals to the guardian are remembered.
+const GUARDIAN_MAX: usize = 16;
 /// How long the witness may take to answer.
 const ANSWER_NS: u64 = 1_000_000_000;
 
@@ -47,28 +49,30 @@ pub(crate) enum RelayStep {
 
 #[derive(Debug, Default)]
 pub(crate) struct Relay {
-    /// Undecided signals in the order of their arrival.
-    waiting: VecDeque<Signal>,
+    /// Undecided signals in the order of their arrival, and when they came.
+    waiting: VecDeque<(Signal, u64)>,
     ask_at: Option<u64>,
     /// How many of `waiting` the current question covers, and when it is given up.
     asked: Option<(usize, u64)>,
     /// Signals that the group was sent while the command ran, and the wrapper has not received so far.
     group: u64,
     /// The last signals that the guardian got, and when.
-    guardian: Vec<(Signal, u64)>,
+    guardian: VecDeque<(Signal, u64)>,
 }
 
 impl Relay {
     /// The wrapper has received a signal.
     pub(crate) fn received(&mut self, signal: Signal, now: u64) {
-        self.waiting.push_back(signal);
+        self.waiting.push_back((signal, now));
         self.ask_at.get_or_insert(now.saturating_add(WINDOW_NS));
     }
 
     /// Everybody was sent a signal, as the guardian reports.
     pub(crate) fn all_got(&mut self, signal: Signal, now: u64) {
-        self.guardian.retain(|(_, at)| now < at.saturating_add(GUARDIAN_NS));
-        self.guardian.push((signal, now));
+        self.guardian.push_back((signal, now));
+        if self.guardian.len() > GUARDIAN_MAX {
+            self.guardian.pop_front();
+        }
     }
 
     /// The command has ended: which signals came before is to be asked at once.
@@ -103,14 +107,15 @@ impl Relay {
             self.ask_at.get_or_insert(now.saturating_add(WINDOW_NS));
         }
         let mut seen = 0;
-        let is_to_relay = |signal: &Signal| {
+        let is_to_relay = |(signal, received): &(Signal, u64)| {
             seen |= self.group & bit(*signal as i32);
             let group_got = self.group & bit(*signal as i32) != 0;
-            let all_got =
-                self.guardian.iter().any(|(got, at)| got == signal && now < at.saturating_add(GUARDIAN_NS));
+            let is_the_same =
+                |(got, at): &(Signal, u64)| got == signal && at.abs_diff(*received) < GUARDIAN_NS;
+            let all_got = self.guardian.iter().any(is_the_same);
             !(all_got || group_got && command != CommandPlace::Elsewhere)
         };
-        let relayed = covered.into_iter().filter(is_to_relay).collect();
+        let relayed = covered.into_iter().filter(is_to_relay).map(|(signal, _)| signal).collect();
         self.group &= !seen;
         relayed
     }

@@ -9,7 +9,7 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 
-use crate::support::{CommandExt, Place, wait_until};
+use crate::support::{CommandExt, Place, number_in, parent};
 
 /// Users that have no other processes, one for each test. The kernel enforces no limit of processes for root.
 const USERS: [u32; 2] = [54_321, 54_322];
@@ -66,16 +66,9 @@ fn wrapper_without_a_thread_left_ends_the_job_of_a_killed_guardian() {
     let mut command =
         unprivileged(&place, USERS[1], &["run", "--grace", "100ms", "jobs", "--", "sh", "-c", script]);
     let running = limited(&mut command, Resource::RLIMIT_NPROC, 40).started();
-    let pid = || std::fs::read_to_string(place.path("pid")).unwrap_or_default();
-    wait_until("the job runs", || pid().ends_with('\n'));
-    let job = pid().trim().to_owned();
-    let parent = |pid: &str| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().to_owned()
-    };
-    let guardian = parent(&job);
-    kill(Pid::from_raw(guardian.parse().unwrap()), Signal::SIGKILL).unwrap();
-    running.ended().is_one_line(exit::INTERNAL, &["the guardian", "was killed"]);
-    assert!(!std::path::Path::new("/proc").join(&job).exists(), "the job has outlived its lock");
+    let job = number_in(&place.path("pid"));
+    kill(Pid::from_raw(parent(job)), Signal::SIGKILL).unwrap();
+    running.ended().is_one_line(exit::INTERNAL, &["the guardian"]);
+    assert!(!std::path::Path::new(&format!("/proc/{job}")).exists(), "the job has outlived its lock");
     place.lockkeeper(["run", "--try", "jobs", "--", "true"]).ended().is_silent_success();
 }

@@ -5,6 +5,7 @@ mod bad_input;
 mod documents;
 mod explain;
 mod fencing;
+mod jobs;
 mod limits;
 #[allow(dead_code, reason = "shared with the tests of `system`")]
 mod node;

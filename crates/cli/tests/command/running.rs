@@ -130,7 +130,7 @@ fn max_hold_ends_the_command_for_locks_with_and_without_deadline() {
     let place = Place::new();
     for url in [place.url(), "memory:".to_owned()] {
         let words =
-            ["run", "--locks", &url, "--max-hold", "200ms", "--lost-exit", "99", "x", "--", "sleep", "600"];
+            ["run", "--locks", &url, "--max-hold", "600ms", "--lost-exit", "99", "x", "--", "sleep", "600"];
         let ended = place.lockkeeper(words).ended();
         ended.is_one_line(99, &["`x`", "--max-hold is over", "ending the command"]);
     }

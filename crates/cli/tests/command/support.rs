@@ -248,6 +248,19 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// The parent of a process.
+pub(crate) fn parent(pid: i32) -> i32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+/// Waits for a file with a number and a newline.
+pub(crate) fn number_in(path: &Path) -> i32 {
+    let text = || std::fs::read_to_string(path).unwrap_or_default();
+    wait_until("the number is written", || text().ends_with('\n'));
+    text().trim().parse().unwrap()
+}
+
 pub(crate) fn json_file(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }

@@ -23,6 +23,7 @@ crate::trials![
     ignored_signal_is_not_relayed,
     nohup_remains_effective,
     guardian_argument_typed_by_hand_is_refused,
+    variables_that_systemd_addresses_to_the_wrapper_name_the_command,
 ];
 
 fn exit_codes_and_signals_are_passed_through() {
@@ -230,4 +231,24 @@ fn guardian_argument_typed_by_hand_is_refused() {
         Command::new(env!("CARGO_BIN_EXE_lockkeeper")).args(["__guardian", "true"]).output().unwrap();
     assert_eq!(output.status.code(), Some(64));
     assert!(String::from_utf8(output.stderr).unwrap().contains("use `lockkeeper run`"));
+}
+
+fn variables_that_systemd_addresses_to_the_wrapper_name_the_command() {
+    let scenario = Scenario::new();
+    let show =
+        "echo listen=$LISTEN_PID/$$ watchdog=$WATCHDOG_PID/$$ id=$LISTEN_PIDFDID; readlink /proc/self/fd/3";
+    for (pids, expected) in [
+        ("LISTEN_PID=$$ WATCHDOG_PID=$$ LISTEN_PIDFDID=7", "listen=P/P watchdog=P/P id="),
+        ("LISTEN_PID=1 WATCHDOG_PID=$$ LISTEN_PIDFDID=7", "listen=1/P watchdog=P/P id=7"),
+        ("LISTEN_PIDFDID=7", "listen=/P watchdog=/P id=7"),
+    ] {
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(format!("{pids} exec \"$@\" 3</dev/null")).arg("sh");
+        shell.args(scenario.words(&["sh", "-c", show])).env_remove("LISTEN_PID").env_remove("WATCHDOG_PID");
+        let output = String::from_utf8(shell.output().unwrap().stdout).unwrap();
+        let (line, descriptor) = output.split_once('\n').unwrap();
+        let pid = line.split(['/', ' ']).nth(1).unwrap();
+        assert_eq!(line.replace(pid, "P"), expected, "{pids}");
+        assert_eq!(descriptor, "/dev/null\n", "a socket of systemd is passed on");
+    }
 }

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lockkeeper_cli::guardian::{Guarded, GuardianEvent, Signal, Signals, SpawnError, Spec, boot_now};
+use lockkeeper_cli::guardian::{Guarded, GuardianEvent, Left, Signal, Signals, SpawnError, Spec, boot_now};
 use nix::fcntl::{Flock, FlockArg};
 
 /// The wrapper's parameters for a test, passed as arguments.
@@ -86,6 +86,7 @@ async fn guarded_run(options: &Options, argv: Vec<OsString>, lock: &Flock<File>)
         lock_fds: vec![lock.as_raw_fd()],
         valid_until: first_deadline,
         grace,
+        left: Left::Wait,
         epilogue: None,
     };
     let mut guarded = match Guarded::spawn(spec).await {

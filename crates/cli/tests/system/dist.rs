@@ -46,6 +46,7 @@ fn is_complete(prefix: &Path) {
     assert!(listed.contains("no-fence"), "`pitfalls` finds the lab beside it: {listed}");
     for file in [
         "lib/systemd/system/lockkeeper.service",
+        "lib/systemd/system/lockkeeper-job@.service",
         "share/bash-completion/completions/lockkeeper",
         "share/doc/lockkeeper/LICENSE-MIT",
         "share/fish/vendor_completions.d/lockkeeper.fish",

@@ -18,8 +18,8 @@ pub(crate) static PITFALL: Pitfall = Pitfall {
     mistake: "`flock FILE COMMAND` locks an open file, and all processes that inherit the descriptor share the lock. \
               If the command starts a daemon, the lock is held until that daemon ends: the job never runs again, and \
               cron says nothing.",
-    remedy: "No child inherits the library's descriptors, so the lock ends with its holder. `lockkeeper run` also ends \
-             all processes that the command has left before it releases the lock.",
+    remedy: "No child inherits the library's descriptors, so the lock ends with its holder. `lockkeeper run` holds \
+             the lock until the last process that the command has left has ended, and says so; `--left end` ends them.",
     needs: &[FLOCK],
     source: include_str!("fork.rs"),
     script,

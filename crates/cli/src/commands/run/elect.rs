@@ -9,6 +9,7 @@ use super::outage::OutageReport;
 use super::{PAUSE, RunEnd, install_signals, pause, under_lock};
 use crate::args::{Elect, LeaderArgs, Run};
 use crate::exit::{BUSY, Failure, NO, OK, UNAVAILABLE};
+use crate::guardian::Left;
 use crate::output::{self, say};
 use crate::settings;
 
@@ -34,6 +35,7 @@ pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
         once_key: None,
         records: None,
         rate: None,
+        left: Left::Wait,
         busy_exit: BUSY,
         otlp: None,
         status_file: None,

@@ -7,11 +7,12 @@ use std::time::Duration;
 use lockkeeper::{
     BootInstant, Capabilities, Guard, HolderState, LockName, Locks, LossCause, Lost, Reach, Unfenced,
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{RunEnd, held};
+use crate::args::JobArgs;
 use crate::guardian::{
-    CommandEnd, Epilogue, Guarded, GuardianEvent, Reason, Signal, SpawnError, Spec, boot_now,
+    CommandEnd, Epilogue, Guarded, GuardianEvent, Left, Reason, Signal, SpawnError, Spec, boot_now, ends,
 };
 use crate::output::say;
 
@@ -24,13 +25,15 @@ pub(super) struct Limits {
     /// guardian sends SIGTERM one grace before, when `--max-hold` is over, and SIGKILL shortly before the deadline.
     latest: Option<u64>,
     grace: Duration,
+    /// How long the command may take to end after a signal.
+    stop_after: Option<Duration>,
 }
 
 impl Limits {
     /// The limits of a hold that was granted just now: `--max-hold` counts from this call.
-    pub(super) fn from_now(max_hold: Option<Duration>, grace: Duration) -> Self {
-        let latest = max_hold.map(|max| boot_now().saturating_add(nanos(max)).saturating_add(nanos(grace)));
-        Self { latest, grace }
+    pub(super) fn from_now(args: &JobArgs, grace: Duration) -> Self {
+        let latest = |max| boot_now().saturating_add(nanos(max)).saturating_add(nanos(grace));
+        Self { latest: args.max_hold.map(latest), grace, stop_after: args.stop_after }
     }
 
     /// The guardian's deadline: the end of the lease, or of `--max-hold` plus the grace if that is earlier.
@@ -43,27 +46,34 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Which lock a command runs under.
+#[derive(Clone, Copy)]
+pub(super) struct LockOf<'a> {
+    pub(super) url: &'a str,
+    pub(super) name: &'a LockName,
+    pub(super) partition: Option<u32>,
+}
+
 /// The guardian's input for a command under this hold.
 ///
 /// # Errors
 /// [`Lost`] if the lock is already lost.
 pub(super) fn spec(
     argv: Vec<OsString>,
-    url: &str,
-    name: &LockName,
-    partition: Option<u32>,
+    lock: LockOf<'_>,
     guard: &Guard<Unfenced>,
     limits: &Limits,
+    left: Left,
     epilogue: Option<Epilogue>,
 ) -> Result<Spec, Lost> {
     let text = |value: Option<String>| value.map(Into::into);
     // Variables that don't apply to this hold are removed, since the wrapper itself may run under another lock.
     let env = vec![
-        ("LOCKKEEPER_NAME".into(), Some(name.as_str().into())),
+        ("LOCKKEEPER_NAME".into(), Some(lock.name.as_str().into())),
         ("LOCKKEEPER_TOKEN".into(), text(guard.token_hint().map(|token| token.to_string()))),
         ("LOCKKEEPER_SLOT".into(), text(guard.slot().map(|slot| slot.to_string()))),
-        ("LOCKKEEPER_PARTITION".into(), text(partition.map(|index| index.to_string()))),
-        (held::VARIABLE.into(), Some(held::with(url, name, guard))),
+        ("LOCKKEEPER_PARTITION".into(), text(lock.partition.map(|index| index.to_string()))),
+        (held::VARIABLE.into(), Some(held::with(lock.url, lock.name, guard))),
     ];
     #[cfg(feature = "otlp")]
     let env = super::traces::with_span(env);
@@ -73,6 +83,7 @@ pub(super) fn spec(
         lock_fds: guard.descriptors(),
         valid_until: limits.deadline(guard.valid_until()?),
         grace: limits.grace,
+        left,
         epilogue,
     })
 }
@@ -121,10 +132,12 @@ pub(super) async fn supervise(
     mut next_signal: impl AsyncFnMut() -> Signal,
 ) -> Result<RunEnd, SpawnError> {
     let name = lock.as_str();
+    let left = spec.left;
     let mut told_until = spec.valid_until;
     let mut guarded = Guarded::spawn(spec).await?;
     let mut outcome: Option<CommandEnd> = None;
     let mut cause: Option<LossCause> = None;
+    let (mut stop_at, mut is_stopped) = (None, false);
     let lost = guard.lost();
     // The lease deadline that this loop has last seen. Initially `None`, so that the first `valid_until_changes`
     // returns at once, with any renewal that came during the spawn.
@@ -134,7 +147,7 @@ pub(super) async fn supervise(
             event = guarded.next() => match event {
                 GuardianEvent::Stopped => guarded.stop_too(),
                 GuardianEvent::Exited(how) => outcome = Some(how),
-                GuardianEvent::LeftBehind { total, pids } => left_behind(name, total, &pids),
+                GuardianEvent::LeftBehind { total, pids } => left_behind(name, total, &pids, left),
                 GuardianEvent::Terminating(Reason::ValidUntil) => {
                     let held_too_long = told_until.is_some() && told_until == limits.latest;
                     let (why, text) = if held_too_long {
@@ -167,7 +180,17 @@ pub(super) async fn supervise(
                 let text = text.unwrap_or_else(|| why.to_string());
                 say(format_args!("the lock `{name}` was lost: {text}; ending the command"));
             }
-            received = next_signal() => guarded.relay(received),
+            received = next_signal() => {
+                if let Some(limit) = limits.stop_after.filter(|_| ends(received)) {
+                    stop_at.get_or_insert(Instant::now() + limit);
+                }
+                guarded.relay(received);
+            }
+            () = sleep_until(stop_at.unwrap_or_else(Instant::now)), if stop_at.is_some() && !is_stopped => {
+                is_stopped = true;
+                say(format_args!("`{name}`: --stop-after is over; killing the command"));
+                guarded.end(boot_now());
+            }
             // Each renewal is sent to the guardian at once, since SIGTERM could come too early otherwise: with the
             // longest grace (half the ttl), SIGTERM is due only about 15 % of the ttl after the keep-alive at a third
             // of the ttl. After a loss nothing more is sent, so the guardian ends the command by the deadline that it
@@ -183,12 +206,15 @@ pub(super) async fn supervise(
     }
 }
 
-fn left_behind(name: &str, total: u32, pids: &[i32]) {
+fn left_behind(name: &str, total: u32, pids: &[i32], left: Left) {
     let shown: Vec<String> = pids.iter().take(5).map(i32::to_string).collect();
     let more = if pids.len() > shown.len() { ", …" } else { "" };
-    say(format_args!(
-        "the command has ended, but left {total} running ({}{more}); `{name}` is held until the last has ended; \
-         SIGTERM or Ctrl-C ends them",
-        shown.join(", ")
-    ));
+    let what = match left {
+        Left::End => "they are being ended".to_owned(),
+        Left::Wait => {
+            format!("`{name}` is held until the last has ended; SIGTERM or Ctrl-C ends them; see --left")
+        }
+        Left::Release => format!("they run on without `{name}`"),
+    };
+    say(format_args!("the command has ended, but left {total} running ({}{more}); {what}", shown.join(", ")));
 }

@@ -214,17 +214,17 @@ async fn under_lock(
     let ended = under_lock_of(args, &locks, &url, &name, wait, record.as_ref(), signals, tell).await;
     // On every way out, since a session that is left counts in its user's quota until its ttl is over. The shutdown also ends
     // a hold that has some of its `min_hold` left.
-    if !matches!(ended, Ok(Left::HeldLonger(_))) {
+    if !matches!(ended, Ok(SessionEnd::Expires(_))) {
         let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
     }
-    ended.map(|(Left::Nothing(end) | Left::HeldLonger(end))| end)
+    ended.map(|(SessionEnd::Closed(end) | SessionEnd::Expires(end))| end)
 }
 
-/// What a run leaves at the lock service when it ends.
-enum Left {
-    Nothing(RunEnd),
-    /// The session: its lock-delay is the rest of `--min-hold`.
-    HeldLonger(RunEnd),
+/// How a run's session ends.
+enum SessionEnd {
+    Closed(RunEnd),
+    /// By its ttl: its lock-delay is the rest of `--min-hold`.
+    Expires(RunEnd),
 }
 
 /// [`under_lock`] with a connection, which the caller closes.
@@ -238,7 +238,7 @@ async fn under_lock_of(
     record: Option<&CommandRecord>,
     signals: &mut Signals,
     tell: impl FnOnce(HoldStatus),
-) -> Result<Left, Failure> {
+) -> Result<SessionEnd, Failure> {
     let times = JobTimes::of(&args.job, locks.capabilities())?;
     let lock = lock(locks, name, args, wait, times);
     let talk = Talk::of(&args.command);
@@ -250,14 +250,14 @@ async fn under_lock_of(
         waiting::Waited::Acquired(guard) => guard,
         waiting::Waited::Busy(busy) => {
             let why = waiting::why_busy(locks, name, Some(&busy)).await.unwrap_or_default();
-            return Ok(Left::Nothing(RunEnd::Busy(format!("`{}` is busy: {why}", name.as_str()))));
+            return Ok(SessionEnd::Closed(RunEnd::Busy(format!("`{}` is busy: {why}", name.as_str()))));
         }
         waiting::Waited::TimedOut(waited) => {
             let why = waiting::why_busy(locks, name, None).await;
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
             let text =
                 format!("`{}` did not become free within {}{why}", name.as_str(), output::human(waited));
-            return Ok(Left::Nothing(RunEnd::TimedOut(text)));
+            return Ok(SessionEnd::Closed(RunEnd::TimedOut(text)));
         }
         waiting::Waited::ForItself => {
             let text = format!(
@@ -267,20 +267,22 @@ async fn under_lock_of(
             );
             return Err(Failure::new(exit::BUSY, text));
         }
-        waiting::Waited::Interrupted(signal) => return Ok(Left::Nothing(RunEnd::Interrupted(signal))),
+        waiting::Waited::Interrupted(signal) => return Ok(SessionEnd::Closed(RunEnd::Interrupted(signal))),
     };
     let held_since = Instant::now();
     if let Some(done) = already_done(record).await? {
-        return Ok(Left::Nothing(done));
+        return Ok(SessionEnd::Closed(done));
     }
-    let limits = job::Limits::from_now(args.job.max_hold, times.grace);
+    let limits = job::Limits::from_now(&args.job, times.grace);
     tell(HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() });
     let stays_closed = args.keep_closed.is_some()
         || args.min_hold.is_some()
         || args.rate.is_some()
         || args.job.lock_delay.is_some();
     let epilogue = job::epilogue(stays_closed, url, name, locks.capabilities(), &guard);
-    let mut ended = match job::spec(args.command.argv.clone(), url, name, None, &guard, &limits, epilogue) {
+    let argv = args.command.argv.clone();
+    let lock = job::LockOf { url, name, partition: None };
+    let mut ended = match job::spec(argv, lock, &guard, &limits, args.left, epilogue) {
         Ok(spec) => job::supervise(spec, locks, name, &guard, &limits, async || signals.next().await).await,
         Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
@@ -306,7 +308,7 @@ async fn under_lock_of(
             // Leaves the rest of `--min-hold` to the lock-delay of the session, which expires.
             () = asked_to_end(signals), if is_held_longer => {
                 recorded?;
-                return ended.or_else(not_started).map(Left::HeldLonger);
+                return ended.or_else(not_started).map(SessionEnd::Expires);
             }
         }
     }
@@ -314,7 +316,7 @@ async fn under_lock_of(
         let text = format!("the command was done twice: it is recorded {other}, so the lock had been lost");
         return Err(Failure::new(args.command.lost_exit, text));
     }
-    ended.or_else(not_started).map(Left::Nothing)
+    ended.or_else(not_started).map(SessionEnd::Closed)
 }
 
 /// The end of a run whose command was done before.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::args::PartitionsArgs;
 use crate::exit::{self, Failure, UNAVAILABLE};
-use crate::guardian::{Signal, Signals, stop_self};
+use crate::guardian::{Left, Signal, Signals, stop_self};
 use crate::output::say;
 use crate::settings;
 
@@ -145,10 +145,11 @@ async fn work(
     let Group { args, url, locks, times, .. } = &*group;
     let argv: Vec<OsString> = args.argv.iter().map(|word| with_index(word, index)).collect();
     let ended = loop {
-        let limits = job::Limits::from_now(args.job.max_hold, times.grace);
+        let limits = job::Limits::from_now(&args.job, times.grace);
         let capabilities: &Capabilities = locks.capabilities();
         let epilogue = job::epilogue(args.job.lock_delay.is_some(), url, &name, capabilities, &partition);
-        let Ok(spec) = job::spec(argv.clone(), url, &name, Some(index), &partition, &limits, epilogue) else {
+        let lock = job::LockOf { url, name: &name, partition: Some(index) };
+        let Ok(spec) = job::spec(argv.clone(), lock, &partition, &limits, Left::Wait, epilogue) else {
             break None;
         };
         let mut is_told = false;

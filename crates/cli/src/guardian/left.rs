@@ -1,0 +1,25 @@
+//! What becomes of the processes that a command leaves.
+
+use clap::ValueEnum;
+
+/// What is done once the command has ended and others of its processes still run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Left {
+    /// Send them SIGTERM, and SIGKILL after the grace
+    End,
+    /// Hold the lock until the last of them has ended
+    #[default]
+    Wait,
+    /// Release the lock: they run on without it
+    Release,
+}
+
+impl Left {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::End => "end",
+            Self::Wait => "wait",
+            Self::Release => "release",
+        }
+    }
+}
