@@ -12,6 +12,7 @@ mod admin;
 pub mod fuzzing;
 mod headers;
 mod inside;
+mod marks;
 mod observe;
 mod problem;
 mod restart;

@@ -26,9 +26,10 @@ use crate::headers::{
     ClientConnection, ambiguous_framing, overrides_method, to_client, to_upstream, wants_websocket,
 };
 use crate::inside::{GateBody, Inside};
+use crate::marks::{may_join, other_mode};
 use crate::observe;
 use crate::problem::{kind, later, problem};
-use crate::restart::{Restart, may_join};
+use crate::restart::Restart;
 use crate::rules::{Rules, Ruling, canonical};
 
 /// `Retry-After` of a gate that has too much to do.
@@ -177,27 +178,39 @@ impl GateState {
             let response = later(OVERLOAD, "ending", "The gate ends", "the gate is ending. Nothing was done");
             return Err(Refusal { outcome: "ending", response });
         }
-        self.join_previous_run(&fenced).await?;
+        self.check_marks(&fenced).await?;
         let pass = admitted.raise().await?;
         observe::admitted(begun.elapsed());
         Ok(if is_answered_here { Disposition::Entered } else { Disposition::Guarded(pass, fenced.action) })
     }
 
-    /// After a start that followed no orderly end: whether requests of the previous run may be in the way.
-    async fn join_previous_run(&self, fenced: &Fenced) -> Result<(), Refusal> {
-        let Some(left) = self.restart.unsettled_for() else { return Ok(()) };
+    /// What the marks say beyond the fence's rule: a token is of one mode, and requests of the previous run may be at the
+    /// upstream if that did not end in an orderly way.
+    async fn check_marks(&self, fenced: &Fenced) -> Result<(), Refusal> {
         let marks = self.fence.marks(&fenced.resource).await.map_err(|error| {
             tracing::error!(error = &error as &dyn std::error::Error, "marks can't be read");
             let title = "The gate can't check at the moment";
             Refusal::from(later(OVERLOAD, "unavailable", title, "its marks can't be read. Nothing was done"))
         })?;
-        if may_join(&marks, fenced.section) {
-            return Ok(());
+        if let Some(first) = other_mode(&marks, fenced.section) {
+            let detail = format!(
+                "the token {} came as `{first}` first, and this request says another mode. Send the mode of the hold as \
+                 Fencing-Mode with each request, reads included. Nothing was done",
+                fenced.section.token()
+            );
+            let title = "A token is of one mode";
+            let response = problem(StatusCode::BAD_REQUEST, "mode-changed", title, &detail);
+            return Err(Refusal { outcome: "mode-changed", response });
         }
-        let detail = "the gate was killed a moment ago, and requests of the section before may still be at the upstream. \
-                      Nothing was done";
-        let response = later(left, "settling", "The section before may still be at work", detail);
-        Err(Refusal { outcome: "settling", response })
+        match self.restart.unsettled_for() {
+            Some(left) if !may_join(&marks, fenced.section) => {
+                let detail = "the gate was killed a moment ago, and requests of the section before may still be at the \
+                              upstream. Nothing was done";
+                let response = later(left, "settling", "The section before may still be at work", detail);
+                Err(Refusal { outcome: "settling", response })
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn check_token(&self, lock: String, token: Token) -> Result<(), Refusal> {

@@ -112,7 +112,9 @@ impl MarkStore for DurableMarks {
             let decision = {
                 let mut state = self.shared.open()?;
                 let decision = state.rounds.marks(resource);
-                self.shared.work.notify_one();
+                if matches!(decision, Decision::Load(_)) {
+                    self.shared.work.notify_one();
+                }
                 decision
             };
             match decision {
