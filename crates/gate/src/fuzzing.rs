@@ -28,10 +28,11 @@ pub fn run(bytes: &[u8]) {
             map.append(name, value);
         }
     }
-    let _ = (headers::wants_websocket(&map), headers::overrides_method(&map));
+    let _ = (headers::wants_websocket(&map), headers::foldable_name(&map));
     let (mut parts, body) = Request::new(Empty::<bytes::Bytes>::new()).into_parts();
     parts.headers = map;
     let _ = headers::ambiguous_framing(&parts);
+    let _ = (headers::overrides_method(&parts), headers::names_other_path(&parts));
     let client = headers::ClientConnection { address: IpAddr::V4(Ipv4Addr::LOCALHOST), is_tls: false };
     headers::to_upstream(&mut parts, client, &body);
     assert!(!parts.headers.contains_key(http::header::CONNECTION), "it is about one connection");

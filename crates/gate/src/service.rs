@@ -15,7 +15,7 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use lockkeeper_core::Token;
-use lockkeeper_fence::http::{Fenced, Guarding, Pass};
+use lockkeeper_fence::http::{Fenced, Guarding, Pass, is_read};
 use lockkeeper_fence::{Action, DurableMarks, HttpFence};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -23,7 +23,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::TokenCheck;
 use crate::headers::{
-    ClientConnection, ambiguous_framing, overrides_method, to_client, to_upstream, wants_websocket,
+    ClientConnection, ambiguous_framing, foldable_name, names_other_path, overrides_method, to_client,
+    to_upstream, wants_websocket,
 };
 use crate::inside::{GateBody, Inside};
 use crate::marks::{may_join, other_mode};
@@ -138,21 +139,36 @@ impl GateState {
             let why = "the method has lower-case letters, and services may take it for that in capitals";
             return Err(bad_request("ambiguous-method", why));
         }
-        let why = "a header names another method than the request, which may need a token";
-        let overrides_method = overrides_method(&parts.headers);
-        if overrides_method && parts.method.is_safe() {
-            return Err(bad_request("ambiguous-method", why));
+        if let Some(name) = foldable_name(&parts.headers) {
+            let why = format!(
+                "the name of the header `{name}` has other characters than letters, digits and `-`, and services may take it for \
+                 another one"
+            );
+            return Err(bad_request("ambiguous-header", &why));
         }
-        match self.admit(parts).await? {
-            Disposition::Open if overrides_method => Err(bad_request("ambiguous-method", why)),
-            disposition => Ok(disposition),
+        if let Some(name) = names_other_path(parts) {
+            let why =
+                format!("the header `{name}` names another path than the request, which was not checked");
+            return Err(bad_request("ambiguous-path", &why));
+        }
+        let overridden = overrides_method(parts).map(|by| {
+            let why = format!("{by} names another method than the request, which may need a token");
+            bad_request("ambiguous-method", &why)
+        });
+        match overridden {
+            Some(refusal) if is_read(&parts.method) => Err(refusal),
+            Some(refusal) => match self.admit(parts).await? {
+                Disposition::Open => Err(refusal),
+                guarded => Ok(guarded),
+            },
+            None => self.admit(parts).await,
         }
     }
 
     async fn admit(&self, parts: &mut Parts) -> Result<Disposition, Refusal> {
         let has_token = parts.headers.keys().any(|name| name.as_str().starts_with("fencing-"));
         let Some(path) = canonical(parts.uri.path()) else {
-            let is_free = parts.method.is_safe() && !has_token && !self.rules.guards_reads();
+            let is_free = is_read(&parts.method) && !has_token && !self.rules.guards_reads();
             let why = "the path has several spellings (`//`, `..`, `%2F`, `;`, `\\` or `%25` in it), or is not UTF-8";
             return if is_free { Ok(Disposition::Open) } else { Err(bad_request("ambiguous-path", why)) };
         };

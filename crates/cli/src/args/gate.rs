@@ -14,11 +14,11 @@ use crate::settings::duration;
 #[command(after_help = "\
 Examples:
   lockkeeper gate --upstream http://127.0.0.1:8080 --data /var/lib/lockkeeper-gate
-  curl -X PUT -H 'Fencing-Token: 17' --data 12 http://127.0.0.1:5630/accounts/42
+  curl -X PUT -H 'Fencing-Token: 17' -H 'Fencing-Mode: exclusive' --data 12 http://127.0.0.1:5630/accounts/42
   lockkeeper gate --upstream http://127.0.0.1:8080 --data ./gate --guard '/accounts/{id}/{*rest}=accounts/{id}' --open /search
 
-POST, PUT, PATCH and DELETE need a token; a lower one than the resource has seen gets 412. It runs until SIGTERM or SIGINT
-(exit code 0). docs/gate.md says what is promised.")]
+Every method but GET, HEAD and OPTIONS needs a token; a lower one than the resource has seen gets 412. It runs until SIGTERM
+or SIGINT (exit code 0). docs/gate.md says what is promised.")]
 pub struct Gate {
     /// Where requests go: `http://HOST:PORT` or `https://HOST`
     #[arg(long, value_name = "URL")]
