@@ -28,6 +28,7 @@
 //! | 428 | `…:token-required` | a guarded method without a token |
 //! | 409 | `…:repeated` | `check_once` with a token that has passed before |
 //! | 400 | `…:malformed`, `…:shared-write` | invalid headers, or no valid resource name; a write under a shared hold |
+//! | 507 | `…:full` | a new resource or slot, and the store keeps as many marks as it may |
 //! | 503 | `…:busy`, `…:unavailable` | a request with a lower token is still running; the marks can't be read or made durable |
 //!
 //! The mark is durable before the handler runs. Once a request with a higher token has arrived, none with a lower token
@@ -138,6 +139,12 @@ impl<M: MarkStore> HttpFence<M> {
     pub fn with(store: M, rules: Rules) -> Self {
         let Rules { guarded, resource_by, wait } = rules;
         Self { settings: Arc::new(Settings { store, doors: Arc::default(), guarded, resource_by, wait }) }
+    }
+
+    /// The store of the marks.
+    #[must_use]
+    pub fn store(&self) -> &M {
+        &self.settings.store
     }
 
     /// The current marks of `resource`.
