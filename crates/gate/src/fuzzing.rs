@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 use http_body_util::Empty;
 
+use crate::client::ClientConnection;
 use crate::headers;
 use crate::rules::Rules;
 
@@ -33,8 +34,8 @@ pub fn run(bytes: &[u8]) {
     parts.headers = map;
     let _ = headers::ambiguous_framing(&parts);
     let _ = (headers::overrides_method(&parts), headers::names_other_path(&parts));
-    let client = headers::ClientConnection { address: IpAddr::V4(Ipv4Addr::LOCALHOST), is_tls: false };
-    headers::to_upstream(&mut parts, client, &body);
+    let client = ClientConnection::new(IpAddr::V4(Ipv4Addr::LOCALHOST), false);
+    headers::to_upstream(&mut parts, &client, &body);
     assert!(!parts.headers.contains_key(http::header::CONNECTION), "it is about one connection");
     headers::to_client(Version::HTTP_11, &mut parts.headers);
 }

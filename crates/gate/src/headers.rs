@@ -1,7 +1,5 @@
 //! What a proxy must and must not pass on (RFC 9110, sections 7.6 and 7.8; RFC 9112, section 6).
 
-use std::net::IpAddr;
-
 use http::Version;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
@@ -10,6 +8,8 @@ use http::header::{
 use http::request::Parts;
 use http_body::Body;
 use percent_encoding::percent_decode_str;
+
+use crate::client::ClientConnection;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -123,15 +123,8 @@ fn other_than(
     names.iter().copied().find(|name| headers.get_all(*name).iter().any(|value| !is_own(value.as_bytes())))
 }
 
-/// From where a request comes.
-#[derive(Clone, Copy)]
-pub(crate) struct ClientConnection {
-    pub(crate) address: IpAddr,
-    pub(crate) is_tls: bool,
-}
-
 /// Removes what is about the client's connection, and adds who asks, and how long the body is.
-pub(crate) fn to_upstream(parts: &mut Parts, client: ClientConnection, body: &impl Body) {
+pub(crate) fn to_upstream(parts: &mut Parts, client: &ClientConnection, body: &impl Body) {
     let trailers = parts.headers.get_all(TE).iter().any(|value| {
         value
             .to_str()

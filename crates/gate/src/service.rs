@@ -15,16 +15,16 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use lockkeeper_core::Token;
-use lockkeeper_fence::http::{Fenced, Guarding, Pass, is_read};
+use lockkeeper_fence::http::{Fenced, Guarding, Pass, TOKEN, is_read};
 use lockkeeper_fence::{Action, DurableMarks, HttpFence};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use crate::TokenCheck;
+use crate::client::{ClientConnection, InProgress};
 use crate::headers::{
-    ClientConnection, ambiguous_framing, foldable_name, names_other_path, overrides_method, to_client,
-    to_upstream, wants_websocket,
+    ambiguous_framing, foldable_name, names_other_path, overrides_method, to_client, to_upstream,
+    wants_websocket,
 };
 use crate::inside::{GateBody, Inside};
 use crate::marks::{may_join, other_mode};
@@ -32,6 +32,7 @@ use crate::observe;
 use crate::problem::{kind, later, problem};
 use crate::restart::Restart;
 use crate::rules::{Rules, Ruling, canonical};
+use crate::shares::{NoShare, Priority, Shares};
 
 /// `Retry-After` of a gate that has too much to do.
 const OVERLOAD: Duration = Duration::from_secs(1);
@@ -49,8 +50,10 @@ pub(crate) struct GateState {
     pub(crate) timeout: Duration,
     pub(crate) tokens: Option<TokenCheck>,
     pub(crate) upstream: Upstream,
-    /// Bounds the requests that are at the upstream, or wait.
-    pub(crate) requests: Arc<Semaphore>,
+    /// How long the gate waits for a client in all: for its next request, and to read a response.
+    pub(crate) client_timeout: Duration,
+    /// Bounds the requests in progress.
+    pub(crate) requests: Arc<Shares>,
     /// Number of requests whose end is unknown, and not settled yet.
     pub(crate) unsettled: Arc<AtomicUsize>,
     /// No request is forwarded any more: the process is about to end.
@@ -92,12 +95,23 @@ impl GateState {
     /// continues to its end.
     pub(crate) async fn answer(
         self: Arc<Self>,
-        client: ClientConnection,
+        client: Arc<ClientConnection>,
         request: Request<Incoming>,
     ) -> Response<GateBody> {
-        let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else {
-            let detail = "the gate has as many requests as it may have at once. Nothing was done";
-            return answered("overloaded", later(OVERLOAD, "overloaded", "Too many requests", detail));
+        let is_write = !is_read(request.method()) && request.headers().contains_key(TOKEN);
+        let priority = if is_write { Priority::First } else { Priority::Others };
+        let in_progress = match self.requests.take(client.address, priority) {
+            Ok(share) => client.begin(share),
+            Err(no_share) => {
+                let (whose, limit) = match no_share {
+                    NoShare::OfNetwork(limit) => ("clients of your network have", limit),
+                    NoShare::InAll(limit) => ("the gate has", limit),
+                };
+                let detail = format!(
+                    "{whose} {limit} requests in progress, which is the limit for this kind. Nothing was done"
+                );
+                return answered("overloaded", later(OVERLOAD, "overloaded", "Too many requests", &detail));
+            }
         };
         let (mut parts, body) = request.into_parts();
         match self.decide(&mut parts).await {
@@ -107,18 +121,19 @@ impl GateState {
                 *response.status_mut() = StatusCode::NO_CONTENT;
                 answered("entered", response)
             }
-            Ok(Disposition::Open) => self.forward("open", parts, body, client, None, permit).await,
+            Ok(Disposition::Open) => self.forward("open", parts, body, &client, None, in_progress).await,
             // A read changes nothing: the next holder need not wait for its end, only for what it was told.
             Ok(Disposition::Guarded(pass, Action::Enter)) => {
-                let response = self.forward("guarded", parts, body, client, None, permit).await;
+                let response = self.forward("guarded", parts, body, &client, None, in_progress).await;
                 drop(pass);
                 response
             }
             Ok(Disposition::Guarded(pass, _)) => {
                 let inside = Inside::new(pass, self.settle, Arc::clone(&self.unsettled));
                 // Its end is to be known also if the client does not wait for it.
-                let forwarded =
-                    async move { self.forward("guarded", parts, body, client, Some(inside), permit).await };
+                let forwarded = async move {
+                    self.forward("guarded", parts, body, &client, Some(inside), in_progress).await
+                };
                 FinishDetached { future: Some(Box::pin(forwarded)) }.await
             }
         }
@@ -255,9 +270,9 @@ impl GateState {
         outcome: &'static str,
         mut parts: Parts,
         body: Incoming,
-        client: ClientConnection,
+        client: &ClientConnection,
         inside: Option<Inside>,
-        permit: OwnedSemaphorePermit,
+        in_progress: InProgress,
     ) -> Response<GateBody> {
         let deadline = Instant::now() + self.timeout;
         to_upstream(&mut parts, client, &body);
@@ -280,7 +295,10 @@ impl GateState {
                 let is_unknown =
                     matches!(parts.status, StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT);
                 let inside = inside.filter(|_| !is_unknown).map(|inside| (inside, deadline));
-                Response::from_parts(parts, GateBody::of_upstream(body, inside, permit))
+                Response::from_parts(
+                    parts,
+                    GateBody::of_upstream(body, inside, in_progress, self.client_timeout),
+                )
             }
             Ok(Err(error)) if error.is_connect() => {
                 if let Some(inside) = inside {

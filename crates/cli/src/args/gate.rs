@@ -62,12 +62,18 @@ pub struct Gate {
     /// Ask this lock service, too, whether each token is current
     #[arg(long, value_name = "URL")]
     pub locks: Option<String>,
-    /// The largest number of connections at a time
+    /// How long the gate waits for a client: for a request on an idle connection, and for a response to be read, in all
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
+    pub client_timeout: Duration,
+    /// The largest number of connections at a time; half of them for one network
     #[arg(long, value_name = "N", default_value_t = 8192)]
     pub max_connections: usize,
-    /// The largest number of requests at a time
+    /// The largest number of requests at a time; half of them for one network, a quarter only for guarded writes
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     pub max_requests: usize,
+    /// The largest number of marks: one for each resource, and one for each slot of permits
+    #[arg(long, value_name = "N", default_value_t = lockkeeper_fence::MARKS_MAX_DEFAULT)]
+    pub max_marks: u64,
     /// The format of the log on standard error
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
     pub log: LogFormat,
