@@ -23,7 +23,7 @@ struct Activity {
     since: Instant,
 }
 
-/// A request in progress, and its share of all. It lasts until the last part of the response was handed to the connection.
+/// A request in progress, and its share of all. It lasts until the connection has taken the last part of the response.
 #[derive(Debug)]
 pub(crate) struct InProgress {
     client: Arc<ClientConnection>,

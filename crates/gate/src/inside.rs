@@ -144,25 +144,31 @@ impl Transfer {
         self.reader.ready(Instant::now());
         let frame = ready!(Pin::new(&mut *body).poll_frame(context));
         match &frame {
-            // A server need not poll again after the last frame.
-            Some(Ok(_)) if body.is_end_stream() => self.end(),
-            Some(Ok(frame)) => self.reader.taken(frame.data_ref().map_or(0, Bytes::len), Instant::now()),
+            Some(Ok(frame)) => {
+                self.reader.taken(frame.data_ref().map_or(0, Bytes::len), Instant::now());
+                // A server need not poll again after the last frame.
+                if body.is_end_stream() {
+                    self.end();
+                }
+            }
             None => self.end(),
             Some(Err(_)) => (self.body, self.inside, self.in_progress) = (None, None, None),
         }
         Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
     }
 
+    /// The upstream has ended the response. The request stays in progress until the server has dropped the body: it may hold
+    /// the last frame until the client reads.
     fn end(&mut self) {
-        (self.body, self.in_progress) = (None, None);
+        self.body = None;
         if let Some((inside, _)) = self.inside.take() {
             inside.ended();
         }
     }
 
-    /// Cuts the response off if it is late; otherwise returns when to check again. `None`: it has ended.
+    /// Cuts the response off if it is late; otherwise returns when to check again. `None`: it is over.
     fn cut_off_if_late(&mut self, now: Instant) -> Option<Instant> {
-        self.body.as_ref()?;
+        self.in_progress.as_ref()?;
         let reader = self.reader.until(now);
         let deadline = self.inside.as_ref().map(|(_, deadline)| *deadline);
         if deadline.is_some_and(|deadline| deadline <= now) {
@@ -171,8 +177,8 @@ impl Transfer {
             return None;
         }
         if reader <= now {
+            self.failure = self.body.as_ref().map(|_| BodyError::Reader);
             self.abandon();
-            self.failure = Some(BodyError::Reader);
             return None;
         }
         Some(deadline.map_or(reader, |deadline| deadline.min(reader)))

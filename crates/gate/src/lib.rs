@@ -79,11 +79,14 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// How often an ending gate looks whether all requests have ended.
 const LOOK_FOR_THE_END: Duration = Duration::from_millis(20);
 
+/// Longest time of a setting; a longer one counts as this. The clock's type has a limit, too.
+const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Asks the lock service whether a token is current; the error says why it could not be asked.
 pub type TokenCheck =
     Arc<dyn Fn(String, Token) -> Pin<Box<dyn Future<Output = Result<bool, String>> + Send>> + Send + Sync>;
 
-/// The settings of a gate.
+/// The settings of a gate. Times are a year at most.
 #[derive(Clone)]
 pub struct GateOptions {
     /// Where requests come from.
@@ -213,7 +216,11 @@ impl Gate {
     ///
     /// # Errors
     /// [`GateError`].
-    pub async fn start(options: GateOptions) -> Result<Self, GateError> {
+    pub async fn start(mut options: GateOptions) -> Result<Self, GateError> {
+        let GateOptions { settle, wait, timeout, drain, client_timeout, .. } = &mut options;
+        for time in [settle, wait, timeout, drain, client_timeout] {
+            *time = (*time).min(TIME_MAX);
+        }
         let upstream = upstream(&options.upstream)?;
         // First of all: a gate that can't listen leaves the data as they are.
         let listener = listen(options.listen).await?;

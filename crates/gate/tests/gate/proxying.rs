@@ -40,6 +40,21 @@ async fn headers_of_one_connection_stay_there_and_the_others_pass() {
 }
 
 #[tokio::test]
+async fn times_may_be_of_any_length() {
+    let upstream = Upstream::start().await;
+    let gate = Running::with(&upstream.url(), |options| {
+        let times = [&mut options.settle, &mut options.wait, &mut options.timeout, &mut options.drain];
+        times
+            .into_iter()
+            .chain([&mut options.client_timeout])
+            .for_each(|time| *time = std::time::Duration::MAX);
+    })
+    .await;
+    assert_eq!(gate.ask("PUT /a|Fencing-Token: 5").await.status, 200);
+    assert!(gate.end().await.1);
+}
+
+#[tokio::test]
 async fn bodies_stream_both_ways_before_they_end() {
     let upstream = Upstream::start().await;
     let gate = Running::before(&upstream.url()).await;
