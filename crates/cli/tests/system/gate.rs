@@ -23,6 +23,8 @@ struct Upstream {
 
 /// What, the token, and the slot of a permit.
 type Logged = (&'static str, u64, Option<u64>);
+/// The token, and the slot of a permit.
+type Writer = (u64, Option<u64>);
 
 impl Upstream {
     fn start(work: Duration) -> Self {
@@ -205,7 +207,7 @@ fn killed_gate_lets_no_section_in_beside_another() {
     is_over.store(true, Ordering::SeqCst);
     clients.into_iter().for_each(|client| client.join().unwrap());
     let log = upstream.log.lock().unwrap().clone();
-    let (mut inside, mut all): (Vec<(u64, Option<u64>)>, Vec<(u64, Option<u64>)>) = (Vec::new(), Vec::new());
+    let (mut inside, mut all) = (Vec::<Writer>::new(), Vec::<Writer>::new());
     let other_slots =
         |one: Option<u64>, other: Option<u64>| one.zip(other).is_some_and(|(one, other)| one != other);
     for (what, token, slot) in &log {
