@@ -46,6 +46,13 @@ pub(crate) fn encode(marks: &Marks) -> Vec<u8> {
     text.into_bytes()
 }
 
+/// The number of marks in encoded ones, which are not verified: one for the resource, and one for each slot.
+#[cfg(feature = "store")]
+pub(crate) fn count(bytes: &[u8]) -> u64 {
+    // Neither the first line nor the last one has marks.
+    (bytes.iter().filter(|byte| **byte == b'\n').count() as u64).saturating_sub(2)
+}
+
 /// Decodes `bytes`, which must be exactly the output of [`encode`] for the returned marks.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
     let corrupt = |why| Unreadable::Corrupt { why };

@@ -92,4 +92,4 @@ pub use memory::MemoryFence;
 pub use resource::{BadResource, RESOURCE_BYTES_MAX, Resource};
 pub use rule::{Action, Marks, Pair, Passed, Refused, Section};
 #[cfg(feature = "store")]
-pub use store::{DurableMarks, MarkStore, MarksError};
+pub use store::{DurableMarks, MARKS_MAX_DEFAULT, MarkStore, MarksError};

@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 use crate::HEADERS_LIMIT;
 use crate::observe;
 use crate::service::GateState;
+use crate::shares::Shares;
 
 /// Connections at once.
 const CONNECTIONS_MAX: usize = 64;
@@ -26,8 +27,8 @@ const CONNECTIONS_MAX: usize = 64;
 pub(crate) struct Admin {
     pub(crate) metrics: PrometheusHandle,
     pub(crate) state: Arc<GateState>,
-    /// The free connections of clients, and all of them.
-    pub(crate) connections: (Arc<Semaphore>, usize),
+    /// The connections of clients.
+    pub(crate) connections: Arc<Shares>,
     /// The gate takes no more requests.
     pub(crate) is_ending: Arc<AtomicBool>,
 }
@@ -62,8 +63,9 @@ impl Admin {
             }
             (&Method::GET | &Method::HEAD, "/healthz") => (StatusCode::OK, "ok\n".to_owned()),
             (&Method::GET | &Method::HEAD, "/metrics") => {
-                let (free, all) = &self.connections;
-                observe::connections(all - free.available_permits());
+                observe::connections(self.connections.taken());
+                observe::in_progress(self.state.requests.taken());
+                observe::marks(self.state.fence.store().count());
                 observe::resources_in_use(self.state.fence.doors_in_use());
                 self.metrics.run_upkeep();
                 (StatusCode::OK, self.metrics.render())

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 use http_body_util::Empty;
 
+use crate::client::ClientConnection;
 use crate::headers;
 use crate::rules::Rules;
 
@@ -28,12 +29,13 @@ pub fn run(bytes: &[u8]) {
             map.append(name, value);
         }
     }
-    let _ = (headers::wants_websocket(&map), headers::overrides_method(&map));
+    let _ = (headers::wants_websocket(&map), headers::foldable_name(&map));
     let (mut parts, body) = Request::new(Empty::<bytes::Bytes>::new()).into_parts();
     parts.headers = map;
     let _ = headers::ambiguous_framing(&parts);
-    let client = headers::ClientConnection { address: IpAddr::V4(Ipv4Addr::LOCALHOST), is_tls: false };
-    headers::to_upstream(&mut parts, client, &body);
+    let _ = (headers::overrides_method(&parts), headers::names_other_path(&parts));
+    let client = ClientConnection::new(IpAddr::V4(Ipv4Addr::LOCALHOST), false);
+    headers::to_upstream(&mut parts, &client, &body);
     assert!(!parts.headers.contains_key(http::header::CONNECTION), "it is about one connection");
     headers::to_client(Version::HTTP_11, &mut parts.headers);
 }

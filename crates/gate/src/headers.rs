@@ -1,7 +1,5 @@
 //! What a proxy must and must not pass on (RFC 9110, sections 7.6 and 7.8; RFC 9112, section 6).
 
-use std::net::IpAddr;
-
 use http::Version;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
@@ -9,6 +7,9 @@ use http::header::{
 };
 use http::request::Parts;
 use http_body::Body;
+use percent_encoding::percent_decode_str;
+
+use crate::client::ClientConnection;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -51,22 +52,79 @@ pub(crate) fn wants_websocket(headers: &HeaderMap) -> bool {
     upgrades.any(|value| value.to_ascii_lowercase().contains("websocket"))
 }
 
-/// Whether a header asks the upstream to take the request for one of another method, as some frameworks do.
-pub(crate) fn overrides_method(headers: &HeaderMap) -> bool {
-    ["x-http-method-override", "x-http-method", "x-method-override"]
-        .iter()
-        .any(|name| headers.contains_key(*name))
+/// Headers by which servers and frameworks take a request for one of another method.
+const METHOD_OVERRIDES: [&str; 8] = [
+    "http-method-override",
+    "method-override",
+    "x-forwarded-method",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method",
+    "x-method-override",
+    "x-original-method",
+];
+
+/// Headers by which they take it for one of another path, or that name a second resource which the request changes (`Destination` of
+/// `MOVE` and `COPY`).
+const PATH_OVERRIDES: [&str; 12] = [
+    "destination",
+    "x-forwarded-path",
+    "x-forwarded-uri",
+    "x-forwarded-url",
+    "x-http-destinationurl",
+    "x-original-path",
+    "x-original-uri",
+    "x-original-url",
+    "x-override-url",
+    "x-rewrite-path",
+    "x-rewrite-uri",
+    "x-rewrite-url",
+];
+
+/// A header whose name has other characters than letters, digits and `-`. Many servers fold these to one character (CGI: `_`), and
+/// then take the header for another one that the gate checks.
+pub(crate) fn foldable_name(headers: &HeaderMap) -> Option<&HeaderName> {
+    headers
+        .keys()
+        .find(|name| !name.as_str().bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
 }
 
-/// From where a request comes.
-#[derive(Clone, Copy)]
-pub(crate) struct ClientConnection {
-    pub(crate) address: IpAddr,
-    pub(crate) is_tls: bool,
+/// The header or the parameter of the query by which an upstream may take the request for one of another method.
+pub(crate) fn overrides_method(parts: &Parts) -> Option<String> {
+    let header =
+        other_than(&parts.headers, &METHOD_OVERRIDES, |value| value == parts.method.as_str().as_bytes());
+    let parameter = || {
+        let keys =
+            parts.uri.query()?.split(['&', ';']).map(|pair| pair.split('=').next().unwrap_or_default());
+        // PHP folds these characters to `_`, too.
+        let folded = |key: &str| {
+            let key: Vec<u8> = percent_decode_str(key).collect();
+            String::from_utf8_lossy(&key).to_lowercase().replace(['_', '.', ' ', '+', '['], "-")
+        };
+        keys.map(folded)
+            .any(|key| key == "-method" || METHOD_OVERRIDES.contains(&key.as_str()))
+            .then_some("`_method` in the query")
+    };
+    header.map(|name| format!("`{name}`")).or_else(|| parameter().map(str::to_owned))
+}
+
+/// The header that names another path than the request.
+pub(crate) fn names_other_path(parts: &Parts) -> Option<&'static str> {
+    let own = parts.uri.path_and_query().map(|it| it.as_str().as_bytes());
+    other_than(&parts.headers, &PATH_OVERRIDES, |value| Some(value) == own)
+}
+
+/// The first of these headers that has another value than the request's own.
+fn other_than(
+    headers: &HeaderMap,
+    names: &[&'static str],
+    is_own: impl Fn(&[u8]) -> bool,
+) -> Option<&'static str> {
+    names.iter().copied().find(|name| headers.get_all(*name).iter().any(|value| !is_own(value.as_bytes())))
 }
 
 /// Removes what is about the client's connection, and adds who asks, and how long the body is.
-pub(crate) fn to_upstream(parts: &mut Parts, client: ClientConnection, body: &impl Body) {
+pub(crate) fn to_upstream(parts: &mut Parts, client: &ClientConnection, body: &impl Body) {
     let trailers = parts.headers.get_all(TE).iter().any(|value| {
         value
             .to_str()
@@ -141,5 +199,65 @@ fn append_list(headers: &mut HeaderMap, name: HeaderName, element: &str) {
     list.extend_from_slice(element.as_bytes());
     if let Ok(value) = HeaderValue::from_bytes(&list) {
         headers.insert(name, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Parts {
+        let request =
+            headers.iter().fold(Request::builder().method(method).uri(path), |request, (name, value)| {
+                request.header(*name, *value)
+            });
+        request.body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn names_that_servers_fold_are_found() {
+        for name in
+            ["x_http_method_override", "X-HTTP_Method-Override", "fencing.token", "content_length", "x!y"]
+        {
+            assert!(foldable_name(&request("GET", "/", &[(name, "1")]).headers).is_some(), "{name}");
+        }
+        assert!(foldable_name(&request("GET", "/", &[("X-Own-1", "1"), ("dnt", "1")]).headers).is_none());
+    }
+
+    #[test]
+    fn headers_and_parameters_that_name_another_method_are_found() {
+        for name in METHOD_OVERRIDES {
+            assert!(overrides_method(&request("GET", "/", &[(name, "DELETE")])).is_some(), "{name}");
+            assert!(overrides_method(&request("GET", "/", &[(name, "GET")])).is_none(), "{name}: its own");
+            let both = [(name, "GET"), (name, "PUT")];
+            assert!(overrides_method(&request("GET", "/", &both)).is_some(), "{name}: two values");
+        }
+        for query in [
+            "_method=PUT",
+            "a=1&_METHOD=PUT",
+            "%5fmethod=PUT",
+            ".method=PUT",
+            "x_http_method_override=PUT",
+            "a;_method",
+        ] {
+            assert!(overrides_method(&request("GET", &format!("/?{query}"), &[])).is_some(), "{query}");
+        }
+        for query in ["method=x", "a=_method", "payment_method=card", ""] {
+            assert_eq!(overrides_method(&request("GET", &format!("/?{query}"), &[])), None, "{query}");
+        }
+    }
+
+    #[test]
+    fn headers_that_name_another_path_are_found() {
+        for name in PATH_OVERRIDES {
+            assert_eq!(names_other_path(&request("GET", "/a", &[(name, "/b")])), Some(name));
+            assert_eq!(
+                names_other_path(&request("GET", "/a?x=1", &[(name, "/a?x=1")])),
+                None,
+                "{name}: its own"
+            );
+        }
     }
 }

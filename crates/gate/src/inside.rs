@@ -1,8 +1,8 @@
-//! The end of a guarded request at the upstream: seen, or unknown.
+//! The end of a request at the upstream: of a guarded one seen, or unknown; and of any one if its client does not read.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -12,11 +12,12 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use lockkeeper_fence::http::Pass;
 use tokio::runtime::Handle;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use crate::client::InProgress;
 use crate::observe;
+use crate::reader::ReaderWait;
 
 /// A guarded request that may be at the upstream. Dropped before [`Inside::ended`], its end is unknown: the upstream may
 /// still be working on it, so its resource stays as it is for the settling time.
@@ -62,50 +63,25 @@ pub(crate) enum GateBody {
     Upstream(UpstreamBody),
 }
 
-/// The upstream's body. A guarded write ends with it.
+/// The upstream's body. A guarded write ends with it. A client that does not read its response keeps the body from being
+/// polled, so a task of its own ends a response that takes too long.
 #[derive(Debug)]
 pub(crate) struct UpstreamBody {
-    /// `None` once it has ended, or has failed.
-    body: Option<Incoming>,
-    guarded: Option<GuardedBody>,
-    permit: Option<OwnedSemaphorePermit>,
+    transfer: Arc<Mutex<Transfer>>,
+    /// `None`: the response had ended with its headers.
+    timer: Option<AbortHandle>,
 }
 
-/// A guarded request until its response has ended, or takes too long. The timer runs in a task of its own: a client that
-/// does not read its response keeps the body from being polled.
 #[derive(Debug)]
-struct GuardedBody {
-    /// `None` after the deadline.
-    inside: Arc<Mutex<Option<Inside>>>,
-    deadline: Instant,
-    timer: AbortHandle,
-}
-
-impl GuardedBody {
-    fn new(inside: Inside, deadline: Instant) -> Self {
-        let inside = Arc::new(Mutex::new(Some(inside)));
-        let late = Arc::clone(&inside);
-        let timer = tokio::spawn(async move {
-            sleep_until(deadline).await;
-            drop(take(&late));
-        });
-        Self { inside, deadline, timer: timer.abort_handle() }
-    }
-
-    fn is_late(&self) -> bool {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner).is_none()
-    }
-}
-
-fn take(inside: &Mutex<Option<Inside>>) -> Option<Inside> {
-    inside.lock().unwrap_or_else(PoisonError::into_inner).take()
-}
-
-impl Drop for GuardedBody {
-    fn drop(&mut self) {
-        self.timer.abort();
-        drop(take(&self.inside));
-    }
+struct Transfer {
+    /// `None` once it has ended, has failed, or was cut off.
+    body: Option<Incoming>,
+    /// Of a guarded write: also its time limit.
+    inside: Option<(Inside, Instant)>,
+    in_progress: Option<InProgress>,
+    reader: ReaderWait,
+    /// Why it was cut off; the next poll returns it.
+    failure: Option<BodyError>,
 }
 
 /// Why a body ended early.
@@ -115,6 +91,8 @@ pub(crate) enum BodyError {
     Upstream(#[from] hyper::Error),
     #[error("the upstream's response took too long")]
     Timeout,
+    #[error("the client did not read the response")]
+    Reader,
 }
 
 impl GateBody {
@@ -122,56 +100,95 @@ impl GateBody {
         Self::Own(Some(bytes).filter(|bytes| !bytes.is_empty()))
     }
 
-    /// `inside`: the request, if it ends with this body, and when that takes too long.
+    /// `inside`: the request, if it ends with this body, and when that takes too long. `reader`: how long the body may wait
+    /// for its reader.
     pub(crate) fn of_upstream(
         body: Incoming,
         inside: Option<(Inside, Instant)>,
-        permit: OwnedSemaphorePermit,
+        in_progress: InProgress,
+        reader: Duration,
     ) -> Self {
-        let guarded = match inside {
-            Some((inside, _)) if body.is_end_stream() => {
-                inside.ended();
-                None
-            }
-            Some((inside, deadline)) => Some(GuardedBody::new(inside, deadline)),
-            None => None,
-        };
-        Self::Upstream(UpstreamBody { body: Some(body), guarded, permit: Some(permit) })
+        let has_ended = body.is_end_stream();
+        let reader = ReaderWait::new(reader, Instant::now());
+        let mut transfer =
+            Transfer { body: Some(body), inside, in_progress: Some(in_progress), reader, failure: None };
+        if has_ended {
+            transfer.end();
+        }
+        let transfer = Arc::new(Mutex::new(transfer));
+        let timer =
+            (!has_ended).then(|| tokio::spawn(cut_off_when_late(Arc::clone(&transfer))).abort_handle());
+        Self::Upstream(UpstreamBody { transfer, timer })
     }
 }
 
-impl UpstreamBody {
+async fn cut_off_when_late(transfer: Arc<Mutex<Transfer>>) {
+    loop {
+        // In a statement of its own, so that the mutex guard is not held across the await.
+        let next = lock(&transfer).cut_off_if_late(Instant::now());
+        let Some(next) = next else { return };
+        sleep_until(next).await;
+    }
+}
+
+fn lock(transfer: &Mutex<Transfer>) -> MutexGuard<'_, Transfer> {
+    transfer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Transfer {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Some(body) = &mut self.body else { return Poll::Ready(None) };
-        if self.guarded.as_ref().is_some_and(GuardedBody::is_late) {
-            (self.body, self.guarded) = (None, None);
-            return Poll::Ready(Some(Err(BodyError::Timeout)));
+        if let Some(failure) = self.failure.take() {
+            return Poll::Ready(Some(Err(failure)));
         }
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        self.reader.ready(Instant::now());
         let frame = ready!(Pin::new(&mut *body).poll_frame(context));
         match &frame {
-            // A server need not poll again after the last frame.
-            Some(Ok(_)) if body.is_end_stream() => self.end(),
-            Some(Ok(_)) => {}
+            Some(Ok(frame)) => {
+                self.reader.taken(frame.data_ref().map_or(0, Bytes::len), Instant::now());
+                // A server need not poll again after the last frame.
+                if body.is_end_stream() {
+                    self.end();
+                }
+            }
             None => self.end(),
-            Some(Err(_)) => (self.body, self.guarded) = (None, None),
+            Some(Err(_)) => (self.body, self.inside, self.in_progress) = (None, None, None),
         }
         Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
     }
 
+    /// The upstream has ended the response. The request stays in progress until the server has dropped the body: it may hold
+    /// the last frame until the client reads.
     fn end(&mut self) {
         self.body = None;
-        if let Some(inside) = self.guarded.take().and_then(|guarded| take(&guarded.inside)) {
+        if let Some((inside, _)) = self.inside.take() {
             inside.ended();
         }
     }
-}
 
-impl Drop for UpstreamBody {
-    /// The client has gone. Reads the rest of a guarded response, so that its end is known.
-    fn drop(&mut self) {
-        let (Some(mut body), Some(guarded)) = (self.body.take(), self.guarded.take()) else { return };
+    /// Cuts the response off if it is late; otherwise returns when to check again. `None`: it is over.
+    fn cut_off_if_late(&mut self, now: Instant) -> Option<Instant> {
+        self.in_progress.as_ref()?;
+        let reader = self.reader.until(now);
+        let deadline = self.inside.as_ref().map(|(_, deadline)| *deadline);
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            (self.body, self.inside, self.in_progress) = (None, None, None);
+            self.failure = Some(BodyError::Timeout);
+            return None;
+        }
+        if reader <= now {
+            self.failure = self.body.as_ref().map(|_| BodyError::Reader);
+            self.abandon();
+            return None;
+        }
+        Some(deadline.map_or(reader, |deadline| deadline.min(reader)))
+    }
+
+    /// Nobody reads the response any more. Reads the rest of a guarded one, so that its end is known.
+    fn abandon(&mut self) {
+        let (body, inside, in_progress) = (self.body.take(), self.inside.take(), self.in_progress.take());
+        let (Some(mut body), Some((inside, deadline))) = (body, inside) else { return };
         let Ok(runtime) = Handle::try_current() else { return };
-        let permit = self.permit.take();
         runtime.spawn(async move {
             let rest = async {
                 while let Some(frame) = body.frame().await {
@@ -179,13 +196,20 @@ impl Drop for UpstreamBody {
                 }
                 Ok::<_, hyper::Error>(())
             };
-            if let Ok(Ok(())) = timeout_at(guarded.deadline, rest).await
-                && let Some(inside) = take(&guarded.inside)
-            {
+            if let Ok(Ok(())) = timeout_at(deadline, rest).await {
                 inside.ended();
             }
-            drop(permit);
+            drop(in_progress);
         });
+    }
+}
+
+impl Drop for UpstreamBody {
+    fn drop(&mut self) {
+        if let Some(timer) = &self.timer {
+            timer.abort();
+        }
+        lock(&self.transfer).abandon();
     }
 }
 
@@ -199,14 +223,17 @@ impl Body for GateBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self.get_mut() {
             Self::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Upstream(upstream) => upstream.poll(context),
+            Self::Upstream(upstream) => lock(&upstream.transfer).poll(context),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Own(bytes) => bytes.is_none(),
-            Self::Upstream(upstream) => upstream.body.as_ref().is_none_or(Body::is_end_stream),
+            Self::Upstream(upstream) => {
+                let transfer = lock(&upstream.transfer);
+                transfer.failure.is_none() && transfer.body.as_ref().is_none_or(Body::is_end_stream)
+            }
         }
     }
 
@@ -214,7 +241,10 @@ impl Body for GateBody {
         match self {
             Self::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Self::Upstream(upstream) => {
-                upstream.body.as_ref().map_or_else(SizeHint::default, Body::size_hint)
+                let transfer = lock(&upstream.transfer);
+                let ended =
+                    || if transfer.failure.is_none() { SizeHint::with_exact(0) } else { SizeHint::default() };
+                transfer.body.as_ref().map_or_else(ended, Body::size_hint)
             }
         }
     }

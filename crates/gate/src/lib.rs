@@ -8,15 +8,19 @@
 //! is for [`GateOptions::settle`]; past that, the promise (P3) rests on the upstream having ended it.
 
 mod admin;
+mod client;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod headers;
 mod inside;
+mod marks;
 mod observe;
 mod problem;
+mod reader;
 mod restart;
 mod rules;
 mod service;
+mod shares;
 mod tls;
 
 use std::convert::Infallible;
@@ -25,7 +29,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -37,22 +41,22 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::GracefulShutdown;
 use lockkeeper_core::Token;
 use lockkeeper_fence::http::Rules as FenceRules;
-use lockkeeper_fence::{DurableMarks, HttpFence, MarksError};
-use tokio::net::TcpListener;
+use lockkeeper_fence::{DurableMarks, HttpFence, MARKS_MAX_DEFAULT, MarksError};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::either::Either;
 
 use admin::Admin;
-use headers::ClientConnection;
+use client::ClientConnection;
 pub use problem::TYPE_PREFIX;
 use restart::Restart;
 pub use rules::{Rules, RulesError};
 use service::{GateState, Upstream};
+use shares::{Priority, Shares};
 pub use tls::GateTls;
 
 /// Time limit for the headers of a request.
@@ -68,16 +72,21 @@ const CONNECT: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(1);
 /// How often a connection of HTTP/2 is checked, and for how long.
 const PING: Duration = Duration::from_secs(30);
+/// Time limit for a connection that ends without requests in progress. A client of HTTP/2 may keep streams open.
+const CLOSING: Duration = Duration::from_secs(5);
 /// Pause after a connection could not be accepted, as when there are no more descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// How often an ending gate looks whether all requests have ended.
 const LOOK_FOR_THE_END: Duration = Duration::from_millis(20);
 
+/// Longest time of a setting; a longer one counts as this. The clock's type has a limit, too.
+const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Asks the lock service whether a token is current; the error says why it could not be asked.
 pub type TokenCheck =
     Arc<dyn Fn(String, Token) -> Pin<Box<dyn Future<Output = Result<bool, String>> + Send>> + Send + Sync>;
 
-/// The settings of a gate.
+/// The settings of a gate. Times are a year at most.
 #[derive(Clone)]
 pub struct GateOptions {
     /// Where requests come from.
@@ -100,10 +109,15 @@ pub struct GateOptions {
     pub timeout: Duration,
     /// Time limit for the requests that are inside when the gate is to end.
     pub drain: Duration,
-    /// Connections of clients at once.
+    /// How long the gate waits for a client: on a connection without a request in progress, and for a response to be read, in
+    /// all. Each KiB that is read adds a second, up to this time.
+    pub client_timeout: Duration,
+    /// Connections of clients at once. One network has half of them at most.
     pub connections_max: usize,
-    /// Requests at once.
+    /// Requests at once. One network has half of them at most, and a quarter is only for guarded writes.
     pub requests_max: usize,
+    /// Marks that are kept: one for each resource, and one for each slot of permits.
+    pub marks_max: u64,
     /// Asked for each token, in addition to the marks.
     pub tokens: Option<TokenCheck>,
 }
@@ -123,8 +137,10 @@ impl GateOptions {
             wait: lockkeeper_fence::http::WAIT_DEFAULT,
             timeout: Duration::from_secs(60),
             drain: Duration::from_secs(30),
+            client_timeout: Duration::from_secs(30),
             connections_max: 8192,
             requests_max: 16_384,
+            marks_max: MARKS_MAX_DEFAULT,
             tokens: None,
         }
     }
@@ -183,7 +199,8 @@ pub struct Gate {
     tls: Option<Arc<GateTls>>,
     admin: Option<(TcpListener, Arc<Admin>)>,
     state: Arc<GateState>,
-    connections: Arc<Semaphore>,
+    connections_max: u32,
+    connections: Arc<Shares>,
     is_ending: Arc<AtomicBool>,
     drain: Duration,
 }
@@ -199,7 +216,11 @@ impl Gate {
     ///
     /// # Errors
     /// [`GateError`].
-    pub async fn start(options: GateOptions) -> Result<Self, GateError> {
+    pub async fn start(mut options: GateOptions) -> Result<Self, GateError> {
+        let GateOptions { settle, wait, timeout, drain, client_timeout, .. } = &mut options;
+        for time in [settle, wait, timeout, drain, client_timeout] {
+            *time = (*time).min(TIME_MAX);
+        }
         let upstream = upstream(&options.upstream)?;
         // First of all: a gate that can't listen leaves the data as they are.
         let listener = listen(options.listen).await?;
@@ -212,7 +233,7 @@ impl Gate {
         let marks = options.data.join("marks.redb");
         let is_new = !marks.exists();
         // First the lock on the marks: another gate's state is left alone.
-        let store = DurableMarks::open(&marks)?;
+        let store = DurableMarks::open_with_limit(&marks, options.marks_max)?;
         let restart = Restart::begin(&options.data, is_new, options.settle).map_err(data)?;
         if let Some(left) = restart.unsettled_for() {
             tracing::warn!("the last run did not end in an orderly way: resources settle for {left:?}");
@@ -227,18 +248,21 @@ impl Gate {
             timeout: options.timeout,
             tokens: options.tokens,
             upstream,
-            requests: Arc::new(Semaphore::new(options.requests_max.min(Semaphore::MAX_PERMITS))),
+            client_timeout: options.client_timeout,
+            requests: Shares::new(options.requests_max),
             unsettled: Arc::default(),
             is_closed: AtomicBool::new(false),
         });
         let connections_max = options.connections_max.min(Semaphore::MAX_PERMITS);
-        let connections = Arc::new(Semaphore::new(connections_max));
+        let connections_max = u32::try_from(connections_max).unwrap_or(u32::MAX);
+        let connections = Shares::new(options.connections_max);
         let admin = admin.map(|listener| {
             let (state, is_ending) = (Arc::clone(&state), Arc::clone(&is_ending));
-            let connections = (Arc::clone(&connections), connections_max);
+            let connections = Arc::clone(&connections);
             (listener, Arc::new(Admin { metrics: observe::recorder(), state, connections, is_ending }))
         });
-        Ok(Self { listener, tls: options.tls, admin, state, connections, is_ending, drain: options.drain })
+        let (tls, drain) = (options.tls, options.drain);
+        Ok(Self { listener, tls, admin, state, connections_max, connections, is_ending, drain })
     }
 
     /// The address of the gate.
@@ -258,15 +282,15 @@ impl Gate {
     /// # Errors
     /// The marks' directory could not be written at the end. All marks are durable all the same.
     pub async fn run(self, end: impl Future<Output = ()>) -> io::Result<bool> {
-        let Self { listener, tls, admin, state, connections, is_ending, drain } = self;
+        let Self { listener, tls, admin, state, connections_max, connections, is_ending, drain } = self;
         let admin = admin.map(|(listener, admin)| tokio::spawn(admin.serve(listener)));
-        let graceful = GracefulShutdown::new();
-        // Closed when the gate ends. It ends the connections without a first request, which would use up the drain time.
+        let places = Arc::new(Semaphore::new(connections_max as usize));
+        // Closed when the gate ends. It ends the connections.
         let (serving, serves) = watch::channel(());
         let accept = async {
             loop {
                 // Further connections wait in the system's queue.
-                let permit = Arc::clone(&connections).acquire_owned().await;
+                let place = Arc::clone(&places).acquire_owned().await;
                 let (stream, address) = match listener.accept().await {
                     Ok(accepted) => accepted,
                     Err(error) => {
@@ -278,47 +302,16 @@ impl Gate {
                         continue;
                     }
                 };
+                let Ok(share) = connections.take(address.ip(), Priority::First) else {
+                    tracing::debug!(%address, "a connection is closed: its network has half of all");
+                    observe::connection_refused();
+                    continue;
+                };
                 let _ = stream.set_nodelay(true);
-                let state = Arc::clone(&state);
-                let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
-                let client = ClientConnection { address: address.ip(), is_tls: tls.is_some() };
-                let service = service_fn(move |request| {
-                    let answer = Arc::clone(&state).answer(client, request);
-                    async move { Ok::<_, Infallible>(answer.await) }
-                });
-                let mut server = auto::Builder::new(TokioExecutor::new());
-                server
-                    .http1()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEADERS_LIMIT)
-                    .max_buf_size(HEADERS_BYTES_MAX);
-                server
-                    .http2()
-                    .timer(TokioTimer::new())
-                    .max_concurrent_streams(STREAMS_MAX)
-                    .keep_alive_interval(PING)
-                    .keep_alive_timeout(PING);
-                let graceful = graceful.watcher();
-                let mut serves = serves.clone();
+                let (state, tls, serves) = (Arc::clone(&state), tls.clone(), serves.clone());
                 tokio::spawn(async move {
-                    // The server's own limit begins with the first byte.
-                    let begin = async {
-                        stream.readable().await?;
-                        Ok::<_, io::Error>(match tls {
-                            None => Either::Left(stream),
-                            Some(tls) => Either::Right(tls.accept(stream).await?),
-                        })
-                    };
-                    let begun = tokio::select! {
-                        begun = timeout(HEADERS_LIMIT, begin) => begun,
-                        _ = serves.changed() => return,
-                    };
-                    if let Ok(Ok(stream)) = begun {
-                        let connection = server.serve_connection(TokioIo::new(stream), service).into_owned();
-                        // An error is the client's: it has gone, or has not spoken HTTP.
-                        let _ = graceful.watch(connection).await;
-                    }
-                    drop(permit);
+                    serve(stream, address, tls, state, serves).await;
+                    drop((share, place));
                 });
             }
         };
@@ -330,7 +323,8 @@ impl Gate {
         drop(listener);
         drop(serving);
         let deadline = Instant::now() + drain;
-        let _ = timeout_at(deadline, graceful.shutdown()).await;
+        // All connections have ended.
+        let _ = timeout_at(deadline, places.acquire_many(connections_max)).await;
         // Requests whose clients have gone, and those whose end is unknown.
         while state.fence.doors_in_use() > 0 && Instant::now() < deadline {
             tokio::time::sleep(LOOK_FOR_THE_END).await;
@@ -344,6 +338,61 @@ impl Gate {
             admin.abort();
         }
         Ok(all_ended)
+    }
+}
+
+/// Serves a connection until it ends, or its client lets the gate wait, or the gate ends.
+async fn serve(
+    stream: TcpStream,
+    address: SocketAddr,
+    tls: Option<Arc<GateTls>>,
+    state: Arc<GateState>,
+    mut serves: watch::Receiver<()>,
+) {
+    let client = ClientConnection::new(address.ip(), tls.is_some());
+    // The server's own limit begins with the first byte.
+    let begin = async {
+        stream.readable().await?;
+        Ok::<_, io::Error>(match tls {
+            None => Either::Left(stream),
+            Some(tls) => Either::Right(TlsAcceptor::from(tls.config()).accept(stream).await?),
+        })
+    };
+    let client_timeout = state.client_timeout;
+    let begun = tokio::select! {
+        begun = timeout(HEADERS_LIMIT.min(client_timeout), begin) => begun,
+        // A connection without a first request would use up the drain time.
+        _ = serves.changed() => return,
+    };
+    let Ok(Ok(stream)) = begun else { return };
+    let of_requests = Arc::clone(&client);
+    let service = service_fn(move |request| {
+        let answer = Arc::clone(&state).answer(Arc::clone(&of_requests), request);
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+    let mut server = auto::Builder::new(TokioExecutor::new());
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADERS_LIMIT)
+        .max_buf_size(HEADERS_BYTES_MAX);
+    server
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PING);
+    let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
+    // An error is the client's: it has gone, or has not spoken HTTP.
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = client.idle_for(client_timeout) => {}
+        _ = serves.changed() => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    tokio::select! {
+        _ = connection => {}
+        () = client.idle_for(CLOSING.min(client_timeout)) => {}
     }
 }
 

@@ -11,6 +11,9 @@ const REQUESTS: &str = "lockkeeper_gate_requests_total";
 const UNKNOWN_ENDS: &str = "lockkeeper_gate_unknown_ends_total";
 const RESOURCES: &str = "lockkeeper_gate_resources_in_use";
 const CONNECTIONS: &str = "lockkeeper_gate_connections";
+const CONNECTIONS_REFUSED: &str = "lockkeeper_gate_connections_refused_total";
+const IN_PROGRESS: &str = "lockkeeper_gate_requests_in_progress";
+const MARKS: &str = "lockkeeper_gate_marks";
 const ADMISSION: &str = "lockkeeper_gate_admission_seconds";
 
 /// Upper bounds of the histogram, in seconds.
@@ -38,6 +41,9 @@ fn describe() {
     describe_counter!(UNKNOWN_ENDS, "Guarded requests whose end at the upstream is unknown");
     describe_gauge!(RESOURCES, "Resources with a request that is inside, waits, or settles");
     describe_gauge!(CONNECTIONS, "Connections of clients");
+    describe_counter!(CONNECTIONS_REFUSED, "Connections closed because their network has half of all");
+    describe_gauge!(IN_PROGRESS, "Requests in progress");
+    describe_gauge!(MARKS, "Marks that are kept: one for each resource, and one for each slot of permits");
     describe_histogram!(ADMISSION, "Time from a guarded request's headers until it is forwarded");
 }
 
@@ -56,6 +62,18 @@ pub(crate) fn admitted(took: Duration) {
 
 pub(crate) fn connections(count: usize) {
     gauge!(CONNECTIONS).set(count as f64);
+}
+
+pub(crate) fn connection_refused() {
+    counter!(CONNECTIONS_REFUSED).increment(1);
+}
+
+pub(crate) fn in_progress(count: usize) {
+    gauge!(IN_PROGRESS).set(count as f64);
+}
+
+pub(crate) fn marks(count: u64) {
+    gauge!(MARKS).set(count as f64);
 }
 
 pub(crate) fn resources_in_use(count: usize) {

@@ -39,6 +39,7 @@ pub(crate) fn kind(status: StatusCode) -> &'static str {
         StatusCode::PRECONDITION_FAILED => "stale",
         StatusCode::PRECONDITION_REQUIRED => "token-required",
         StatusCode::CONFLICT => "repeated",
+        StatusCode::INSUFFICIENT_STORAGE => "full",
         StatusCode::SERVICE_UNAVAILABLE => "unavailable",
         _ => "malformed",
     }

@@ -1,17 +1,15 @@
 //! Whether the gate ended in an orderly way the last time.
 //!
 //! A gate that was killed has left requests at the upstream whose ends nobody has seen. They can only be at resources that
-//! have marks, since marks are durable before a request is forwarded, and only under the token of the highest writer:
-//! a higher one would have waited for their end. So for the first `settle` after such a start, a resource with marks admits
-//! that token only. A gate that ended in an orderly way, with no request inside, leaves a file that says so; it is removed,
-//! durably, before the next request is admitted.
+//! have marks, since marks are durable before a request is forwarded, and only under the tokens of the last writers. So for
+//! the first `settle` after such a start, a resource with marks admits only what may run beside those (`marks.rs`). A gate
+//! that ended in an orderly way, with no request inside, leaves a file that says so; it is removed, durably, before the next
+//! request is admitted.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-
-use lockkeeper_fence::{Marks, Section, door};
 
 /// The file.
 const NAME: &str = "ended-in-order";
@@ -58,22 +56,8 @@ impl Restart {
     }
 }
 
-/// Whether a section may run beside requests of the previous run, which left these marks.
-pub(crate) fn may_join(marks: &Marks, section: Section) -> bool {
-    // A permit above the base was admitted after the base's writer had ended.
-    let of_base = marks.base.writer.filter(|_| marks.slots.is_empty()).map(Section::exclusive);
-    let of_slots = marks.slots.iter().filter_map(|(slot, pair)| {
-        // A slot below the limit, as all slots of marks are.
-        Section::permit(*slot, pair.writer?).ok()
-    });
-    of_base.into_iter().chain(of_slots).all(|earlier| door::together(earlier, section))
-}
-
 #[cfg(test)]
 mod tests {
-    use lockkeeper_core::Token;
-    use lockkeeper_fence::Action;
-
     use super::*;
 
     const SETTLE: Duration = Duration::from_secs(3600);
@@ -92,23 +76,5 @@ mod tests {
             begin(false).unsettled_for().is_some(),
             "a short run doesn't hide that the one before was killed"
         );
-    }
-
-    #[test]
-    fn after_a_kill_only_the_last_writer_may_go_on() {
-        let token = |number| Token::new(number).unwrap();
-        let mut marks = Marks::default();
-        assert!(may_join(&marks, Section::exclusive(token(9))), "nobody was ever here");
-        let _ = marks.check(Action::Enter, Section::shared(token(5))).unwrap();
-        assert!(may_join(&marks, Section::exclusive(token(9))), "readers change nothing");
-        let _ = marks.check(Action::Write, Section::exclusive(token(6))).unwrap();
-        assert!(may_join(&marks, Section::exclusive(token(6))));
-        assert!(!may_join(&marks, Section::exclusive(token(7))));
-        assert!(!may_join(&marks, Section::shared(token(7))));
-        let _ = marks.check(Action::Write, Section::permit(2, token(8)).unwrap()).unwrap();
-        assert!(!may_join(&marks, Section::permit(2, token(9)).unwrap()));
-        assert!(may_join(&marks, Section::permit(2, token(8)).unwrap()), "the last writer");
-        assert!(may_join(&marks, Section::permit(1, token(9)).unwrap()), "another slot");
-        assert!(!may_join(&marks, Section::exclusive(token(9))));
     }
 }

@@ -5,7 +5,7 @@
 //! ```toml
 //! [[rule]]
 //! path = "/accounts/{id}/{*rest}"  # {name}: one segment; {*name}: all that follow, or nothing
-//! methods = ["PUT", "DELETE"]      # these need a token; POST, PUT, PATCH and DELETE by default
+//! methods = ["PUT", "DELETE"]      # of GET, HEAD, OPTIONS, POST, PUT, PATCH and DELETE, these need a token
 //! resource = "accounts/{id}"       # the path by default
 //! lock = "bank/{id}"               # for --locks: whose tokens these are; the resource by default, without a leading slash
 //!
@@ -14,17 +14,20 @@
 //! open = true                      # never needs a token
 //! ```
 //!
-//! The most specific path counts, whatever the order. A path that no rule matches is guarded by the defaults.
+//! The most specific path counts, whatever the order. Without `methods`, and for a path that no rule matches, every method but
+//! GET, HEAD and OPTIONS needs a token. A method that no list can leave out, such as `MOVE`, needs one unless the path is open.
 
 use std::path::Path;
 
 use http::Method;
+use lockkeeper_fence::http::is_read;
 use matchit::{Params, Router};
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
-/// The methods that need a token, unless a rule says otherwise.
-const GUARDED: [Method; 4] = [Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+/// The methods that `methods` of a rule may leave out. Others (`MOVE`, `PROPPATCH`, `PURGE`, …) are not known to change nothing.
+const OPTIONAL: [Method; 7] =
+    [Method::GET, Method::HEAD, Method::OPTIONS, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 
 /// Which requests are guarded, and by which names.
 #[derive(Clone, Debug, Default)]
@@ -36,9 +39,29 @@ pub struct Rules {
 #[derive(Clone, Debug)]
 struct PathRule {
     path: String,
-    methods: Vec<Method>,
+    guarded: GuardedMethods,
     resource: Option<Template>,
     lock: Option<Template>,
+}
+
+/// Which methods need a token.
+#[derive(Clone, Debug)]
+enum GuardedMethods {
+    /// None: the path is open.
+    None,
+    AllButReads,
+    /// These, and all that are not [`OPTIONAL`].
+    Listed(Vec<Method>),
+}
+
+impl GuardedMethods {
+    fn contain(&self, method: &Method) -> bool {
+        match self {
+            Self::None => false,
+            Self::AllButReads => !is_read(method),
+            Self::Listed(listed) => listed.contains(method) || !OPTIONAL.contains(method),
+        }
+    }
 }
 
 /// What the rules say of a request.
@@ -143,17 +166,19 @@ impl Rules {
         if parameters > PARAMETERS_MAX {
             return Err(format!("it has {parameters} parameters, at most {PARAMETERS_MAX} are allowed"));
         }
-        let methods = match (text.open, text.methods) {
+        let guarded = match (text.open, text.methods) {
             (true, Some(_)) => return Err("`open` and `methods` exclude each other".to_owned()),
-            (true, None) => Vec::new(),
-            (false, None) => GUARDED.to_vec(),
-            (false, Some(names)) => names.iter().map(|name| method(name)).collect::<Result<_, _>>()?,
+            (true, None) => GuardedMethods::None,
+            (false, None) => GuardedMethods::AllButReads,
+            (false, Some(names)) => {
+                GuardedMethods::Listed(names.iter().map(|name| method(name)).collect::<Result<_, _>>()?)
+            }
         };
         let template =
             |template: Option<String>| template.map(|it| Template::parse(&it, &text.path)).transpose();
         let rule = PathRule {
             path: text.path.clone(),
-            methods,
+            guarded,
             resource: template(text.resource)?,
             lock: template(text.lock)?,
         };
@@ -166,20 +191,21 @@ impl Rules {
 
     /// Whether some rule guards a method that changes nothing.
     pub(crate) fn guards_reads(&self) -> bool {
-        self.rules.iter().any(|rule| rule.methods.iter().any(Method::is_safe))
+        let reads = OPTIONAL.iter().filter(|method| is_read(method));
+        reads.into_iter().any(|method| self.rules.iter().any(|rule| rule.guarded.contain(method)))
     }
 
     /// The ruling for a request for a path in its [`canonical`] spelling.
     pub(crate) fn of(&self, method: &Method, path: &str) -> Ruling {
         let Ok(found) = self.paths.at(path) else {
             let (resource, lock) = (path.to_owned(), lock_of(path));
-            return Ruling { token_required: GUARDED.contains(method), resource, lock };
+            return Ruling { token_required: !is_read(method), resource, lock };
         };
         let rule = &self.rules[*found.value];
         let named = |template: &Option<Template>| template.as_ref().map(|it| it.fill(&found.params));
         let resource = named(&rule.resource).unwrap_or_else(|| path.to_owned());
         let lock = named(&rule.lock).unwrap_or_else(|| lock_of(&resource));
-        Ruling { token_required: rule.methods.contains(method), resource, lock }
+        Ruling { token_required: rule.guarded.contain(method), resource, lock }
     }
 }
 
@@ -311,6 +337,24 @@ mod tests {
         let none = Rules::default();
         assert_eq!(ruling(&none, Method::DELETE, "/x"), (true, name("/x"), name("x")));
         assert_eq!(ruling(&none, Method::GET, "/x"), (false, name("/x"), name("x")));
+    }
+
+    #[test]
+    fn methods_that_are_not_known_to_change_nothing_need_a_token() {
+        let rules =
+            "[[rule]]\npath = \"/listed\"\nmethods = [\"GET\"]\n[[rule]]\npath = \"/open\"\nopen = true";
+        let rules = Rules::parse(rules).unwrap();
+        let required = |method: &str, path| rules.of(&method.parse().unwrap(), path).token_required;
+        for method in
+            ["MOVE", "COPY", "PROPPATCH", "PROPFIND", "MKCOL", "LOCK", "PURGE", "TRACE", "QUERY", "X-OWN"]
+        {
+            assert!(required(method, "/x") && required(method, "/listed"), "{method}");
+            assert!(!required(method, "/open"), "{method}");
+        }
+        for method in ["GET", "HEAD", "OPTIONS"] {
+            assert!(!required(method, "/x"), "{method}");
+        }
+        assert!(required("GET", "/listed") && !required("PUT", "/listed") && rules.guards_reads());
     }
 
     #[test]

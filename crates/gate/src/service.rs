@@ -15,21 +15,24 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use lockkeeper_core::Token;
-use lockkeeper_fence::http::{Fenced, Guarding, Pass};
+use lockkeeper_fence::http::{Fenced, Guarding, Pass, TOKEN, is_read};
 use lockkeeper_fence::{Action, DurableMarks, HttpFence};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use crate::TokenCheck;
+use crate::client::{ClientConnection, InProgress};
 use crate::headers::{
-    ClientConnection, ambiguous_framing, overrides_method, to_client, to_upstream, wants_websocket,
+    ambiguous_framing, foldable_name, names_other_path, overrides_method, to_client, to_upstream,
+    wants_websocket,
 };
 use crate::inside::{GateBody, Inside};
+use crate::marks::{may_join, other_mode};
 use crate::observe;
 use crate::problem::{kind, later, problem};
-use crate::restart::{Restart, may_join};
+use crate::restart::Restart;
 use crate::rules::{Rules, Ruling, canonical};
+use crate::shares::{NoShare, Priority, Shares};
 
 /// `Retry-After` of a gate that has too much to do.
 const OVERLOAD: Duration = Duration::from_secs(1);
@@ -47,8 +50,10 @@ pub(crate) struct GateState {
     pub(crate) timeout: Duration,
     pub(crate) tokens: Option<TokenCheck>,
     pub(crate) upstream: Upstream,
-    /// Bounds the requests that are at the upstream, or wait.
-    pub(crate) requests: Arc<Semaphore>,
+    /// How long the gate waits for a client in all: for its next request, and to read a response.
+    pub(crate) client_timeout: Duration,
+    /// Bounds the requests in progress.
+    pub(crate) requests: Arc<Shares>,
     /// Number of requests whose end is unknown, and not settled yet.
     pub(crate) unsettled: Arc<AtomicUsize>,
     /// No request is forwarded any more: the process is about to end.
@@ -90,12 +95,23 @@ impl GateState {
     /// continues to its end.
     pub(crate) async fn answer(
         self: Arc<Self>,
-        client: ClientConnection,
+        client: Arc<ClientConnection>,
         request: Request<Incoming>,
     ) -> Response<GateBody> {
-        let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else {
-            let detail = "the gate has as many requests as it may have at once. Nothing was done";
-            return answered("overloaded", later(OVERLOAD, "overloaded", "Too many requests", detail));
+        let is_write = !is_read(request.method()) && request.headers().contains_key(TOKEN);
+        let priority = if is_write { Priority::First } else { Priority::Others };
+        let in_progress = match self.requests.take(client.address, priority) {
+            Ok(share) => client.begin(share),
+            Err(no_share) => {
+                let (whose, limit) = match no_share {
+                    NoShare::OfNetwork(limit) => ("clients of your network have", limit),
+                    NoShare::InAll(limit) => ("the gate has", limit),
+                };
+                let detail = format!(
+                    "{whose} {limit} requests in progress, which is the limit for this kind. Nothing was done"
+                );
+                return answered("overloaded", later(OVERLOAD, "overloaded", "Too many requests", &detail));
+            }
         };
         let (mut parts, body) = request.into_parts();
         match self.decide(&mut parts).await {
@@ -105,18 +121,19 @@ impl GateState {
                 *response.status_mut() = StatusCode::NO_CONTENT;
                 answered("entered", response)
             }
-            Ok(Disposition::Open) => self.forward("open", parts, body, client, None, permit).await,
+            Ok(Disposition::Open) => self.forward("open", parts, body, &client, None, in_progress).await,
             // A read changes nothing: the next holder need not wait for its end, only for what it was told.
             Ok(Disposition::Guarded(pass, Action::Enter)) => {
-                let response = self.forward("guarded", parts, body, client, None, permit).await;
+                let response = self.forward("guarded", parts, body, &client, None, in_progress).await;
                 drop(pass);
                 response
             }
             Ok(Disposition::Guarded(pass, _)) => {
                 let inside = Inside::new(pass, self.settle, Arc::clone(&self.unsettled));
                 // Its end is to be known also if the client does not wait for it.
-                let forwarded =
-                    async move { self.forward("guarded", parts, body, client, Some(inside), permit).await };
+                let forwarded = async move {
+                    self.forward("guarded", parts, body, &client, Some(inside), in_progress).await
+                };
                 FinishDetached { future: Some(Box::pin(forwarded)) }.await
             }
         }
@@ -137,21 +154,36 @@ impl GateState {
             let why = "the method has lower-case letters, and services may take it for that in capitals";
             return Err(bad_request("ambiguous-method", why));
         }
-        let why = "a header names another method than the request, which may need a token";
-        let overrides_method = overrides_method(&parts.headers);
-        if overrides_method && parts.method.is_safe() {
-            return Err(bad_request("ambiguous-method", why));
+        if let Some(name) = foldable_name(&parts.headers) {
+            let why = format!(
+                "the name of the header `{name}` has other characters than letters, digits and `-`, and services may take it for \
+                 another one"
+            );
+            return Err(bad_request("ambiguous-header", &why));
         }
-        match self.admit(parts).await? {
-            Disposition::Open if overrides_method => Err(bad_request("ambiguous-method", why)),
-            disposition => Ok(disposition),
+        if let Some(name) = names_other_path(parts) {
+            let why =
+                format!("the header `{name}` names another path than the request, which was not checked");
+            return Err(bad_request("ambiguous-path", &why));
+        }
+        let overridden = overrides_method(parts).map(|by| {
+            let why = format!("{by} names another method than the request, which may need a token");
+            bad_request("ambiguous-method", &why)
+        });
+        match overridden {
+            Some(refusal) if is_read(&parts.method) => Err(refusal),
+            Some(refusal) => match self.admit(parts).await? {
+                Disposition::Open => Err(refusal),
+                guarded => Ok(guarded),
+            },
+            None => self.admit(parts).await,
         }
     }
 
     async fn admit(&self, parts: &mut Parts) -> Result<Disposition, Refusal> {
         let has_token = parts.headers.keys().any(|name| name.as_str().starts_with("fencing-"));
         let Some(path) = canonical(parts.uri.path()) else {
-            let is_free = parts.method.is_safe() && !has_token && !self.rules.guards_reads();
+            let is_free = is_read(&parts.method) && !has_token && !self.rules.guards_reads();
             let why = "the path has several spellings (`//`, `..`, `%2F`, `;`, `\\` or `%25` in it), or is not UTF-8";
             return if is_free { Ok(Disposition::Open) } else { Err(bad_request("ambiguous-path", why)) };
         };
@@ -177,27 +209,39 @@ impl GateState {
             let response = later(OVERLOAD, "ending", "The gate ends", "the gate is ending. Nothing was done");
             return Err(Refusal { outcome: "ending", response });
         }
-        self.join_previous_run(&fenced).await?;
+        self.check_marks(&fenced).await?;
         let pass = admitted.raise().await?;
         observe::admitted(begun.elapsed());
         Ok(if is_answered_here { Disposition::Entered } else { Disposition::Guarded(pass, fenced.action) })
     }
 
-    /// After a start that followed no orderly end: whether requests of the previous run may be in the way.
-    async fn join_previous_run(&self, fenced: &Fenced) -> Result<(), Refusal> {
-        let Some(left) = self.restart.unsettled_for() else { return Ok(()) };
+    /// What the marks say beyond the fence's rule: a token is of one mode, and requests of the previous run may be at the
+    /// upstream if that did not end in an orderly way.
+    async fn check_marks(&self, fenced: &Fenced) -> Result<(), Refusal> {
         let marks = self.fence.marks(&fenced.resource).await.map_err(|error| {
             tracing::error!(error = &error as &dyn std::error::Error, "marks can't be read");
             let title = "The gate can't check at the moment";
             Refusal::from(later(OVERLOAD, "unavailable", title, "its marks can't be read. Nothing was done"))
         })?;
-        if may_join(&marks, fenced.section) {
-            return Ok(());
+        if let Some(first) = other_mode(&marks, fenced.section) {
+            let detail = format!(
+                "the token {} came as `{first}` first, and this request says another mode. Send the mode of the hold as \
+                 Fencing-Mode with each request, reads included. Nothing was done",
+                fenced.section.token()
+            );
+            let title = "A token is of one mode";
+            let response = problem(StatusCode::BAD_REQUEST, "mode-changed", title, &detail);
+            return Err(Refusal { outcome: "mode-changed", response });
         }
-        let detail = "the gate was killed a moment ago, and requests of the section before may still be at the upstream. \
-                      Nothing was done";
-        let response = later(left, "settling", "The section before may still be at work", detail);
-        Err(Refusal { outcome: "settling", response })
+        match self.restart.unsettled_for() {
+            Some(left) if !may_join(&marks, fenced.section) => {
+                let detail = "the gate was killed a moment ago, and requests of the section before may still be at the \
+                              upstream. Nothing was done";
+                let response = later(left, "settling", "The section before may still be at work", detail);
+                Err(Refusal { outcome: "settling", response })
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn check_token(&self, lock: String, token: Token) -> Result<(), Refusal> {
@@ -226,9 +270,9 @@ impl GateState {
         outcome: &'static str,
         mut parts: Parts,
         body: Incoming,
-        client: ClientConnection,
+        client: &ClientConnection,
         inside: Option<Inside>,
-        permit: OwnedSemaphorePermit,
+        in_progress: InProgress,
     ) -> Response<GateBody> {
         let deadline = Instant::now() + self.timeout;
         to_upstream(&mut parts, client, &body);
@@ -251,7 +295,10 @@ impl GateState {
                 let is_unknown =
                     matches!(parts.status, StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT);
                 let inside = inside.filter(|_| !is_unknown).map(|inside| (inside, deadline));
-                Response::from_parts(parts, GateBody::of_upstream(body, inside, permit))
+                Response::from_parts(
+                    parts,
+                    GateBody::of_upstream(body, inside, in_progress, self.client_timeout),
+                )
             }
             Ok(Err(error)) if error.is_connect() => {
                 if let Some(inside) = inside {

@@ -14,11 +14,11 @@ use crate::settings::duration;
 #[command(after_help = "\
 Examples:
   lockkeeper gate --upstream http://127.0.0.1:8080 --data /var/lib/lockkeeper-gate
-  curl -X PUT -H 'Fencing-Token: 17' --data 12 http://127.0.0.1:5630/accounts/42
+  curl -X PUT -H 'Fencing-Token: 17' -H 'Fencing-Mode: exclusive' --data 12 http://127.0.0.1:5630/accounts/42
   lockkeeper gate --upstream http://127.0.0.1:8080 --data ./gate --guard '/accounts/{id}/{*rest}=accounts/{id}' --open /search
 
-POST, PUT, PATCH and DELETE need a token; a lower one than the resource has seen gets 412. It runs until SIGTERM or SIGINT
-(exit code 0). docs/gate.md says what is promised.")]
+Every method but GET, HEAD and OPTIONS needs a token; a lower one than the resource has seen gets 412. It runs until SIGTERM
+or SIGINT (exit code 0). docs/gate.md says what is promised.")]
 pub struct Gate {
     /// Where requests go: `http://HOST:PORT` or `https://HOST`
     #[arg(long, value_name = "URL")]
@@ -62,12 +62,18 @@ pub struct Gate {
     /// Ask this lock service, too, whether each token is current
     #[arg(long, value_name = "URL")]
     pub locks: Option<String>,
-    /// The largest number of connections at a time
+    /// How long the gate waits for a client: for a request on an idle connection, and for a response to be read, in all
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
+    pub client_timeout: Duration,
+    /// The largest number of connections at a time; half of them for one network
     #[arg(long, value_name = "N", default_value_t = 8192)]
     pub max_connections: usize,
-    /// The largest number of requests at a time
+    /// The largest number of requests at a time; half of them for one network, a quarter only for guarded writes
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     pub max_requests: usize,
+    /// The largest number of marks: one for each resource, and one for each slot of permits
+    #[arg(long, value_name = "N", default_value_t = lockkeeper_fence::MARKS_MAX_DEFAULT)]
+    pub max_marks: u64,
     /// The format of the log on standard error
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
     pub log: LogFormat,

@@ -35,9 +35,11 @@ pub(super) async fn gate(args: Gate) -> Result<u8, Failure> {
         wait: args.wait,
         timeout: args.timeout,
         drain: args.drain,
+        client_timeout: args.client_timeout,
         // A connection of a client may need one to the upstream.
         connections_max: raise_file_limit(args.max_connections, 2),
         requests_max: args.max_requests,
+        marks_max: args.max_marks,
         tokens,
         ..GateOptions::new(args.listen, args.upstream, args.data)
     };

@@ -14,12 +14,17 @@ use serde_json::Value;
 
 use crate::support::{CommandExt, Place, Running, wait_until};
 
-/// A service that takes its time, and logs which token begins and ends when.
+/// A service that takes its time to write, and logs which token begins and ends when, and in which slot.
 #[derive(Clone)]
 struct Upstream {
     address: SocketAddr,
-    log: Arc<Mutex<Vec<(&'static str, u64)>>>,
+    log: Arc<Mutex<Vec<Logged>>>,
 }
+
+/// What, the token, and the slot of a permit.
+type Logged = (&'static str, u64, Option<u64>);
+/// The token, and the slot of a permit.
+type Writer = (u64, Option<u64>);
 
 impl Upstream {
     fn start(work: Duration) -> Self {
@@ -38,9 +43,13 @@ impl Upstream {
     fn serve(&self, mut stream: TcpStream, work: Duration) {
         while let Some((head, _)) = message(&mut stream) {
             let token = header(&head, "fencing-token").and_then(|it| it.parse().ok()).unwrap_or(0);
-            self.log.lock().unwrap().push(("begun", token));
-            std::thread::sleep(work);
-            self.log.lock().unwrap().push(("ended", token));
+            let slot =
+                header(&head, "fencing-mode").and_then(|it| it.strip_prefix("permit;slot=")?.parse().ok());
+            if !head.starts_with("get") {
+                self.log.lock().unwrap().push(("begun", token, slot));
+                std::thread::sleep(work);
+                self.log.lock().unwrap().push(("ended", token, slot));
+            }
             if stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone").is_err() {
                 return;
             }
@@ -151,7 +160,8 @@ fn tokens_are_also_asked_for_at_the_lock_service() {
     assert_eq!(put(address, token), Some(412), "the hold has ended");
 }
 
-/// A gate that is killed again and again, before an upstream that works on: one section at a time, and none out of turn.
+/// A gate that is killed again and again, before an upstream that works on, with sections of several modes, some of which
+/// change theirs: no write begins beside one of another section, and none out of turn.
 #[test]
 fn killed_gate_lets_no_section_in_beside_another() {
     const ROUNDS: u32 = 6;
@@ -168,8 +178,19 @@ fn killed_gate_lets_no_section_in_beside_another() {
             std::thread::spawn(move || {
                 while !is_over.load(Ordering::SeqCst) {
                     let token = next.fetch_add(1, Ordering::SeqCst);
-                    // As a holder that retries: until it is done, or a later one was there.
-                    while !is_over.load(Ordering::SeqCst) && !matches!(put(address, token), Some(200 | 412)) {
+                    let headers = format!("Fencing-Token: {token}\r\n");
+                    let mode = match token % 4 {
+                        0 => String::new(),
+                        // Of two slots, so that both are in use at a time.
+                        slot => format!("Fencing-Mode: permit;slot={}\r\n", slot % 2),
+                    };
+                    if token.is_multiple_of(3) {
+                        ask(address, "GET /a", &headers);
+                    }
+                    // As a holder that retries: until it is done, or a later one was there, or it came in another mode.
+                    let write =
+                        || ask(address, "PUT /a", &format!("{headers}{mode}")).map(|(status, _)| status);
+                    while !is_over.load(Ordering::SeqCst) && !matches!(write(), Some(200 | 400 | 412)) {
                         std::thread::sleep(Duration::from_millis(5));
                     }
                 }
@@ -186,17 +207,21 @@ fn killed_gate_lets_no_section_in_beside_another() {
     is_over.store(true, Ordering::SeqCst);
     clients.into_iter().for_each(|client| client.join().unwrap());
     let log = upstream.log.lock().unwrap().clone();
-    let (mut inside, mut highest): (Vec<u64>, u64) = (Vec::new(), 0);
-    for (what, token) in &log {
+    let (mut inside, mut all) = (Vec::<Writer>::new(), Vec::<Writer>::new());
+    let other_slots =
+        |one: Option<u64>, other: Option<u64>| one.zip(other).is_some_and(|(one, other)| one != other);
+    for (what, token, slot) in &log {
         match *what {
             "begun" => {
-                assert!(inside.iter().all(|other| other == token), "{token} beside {inside:?}: {log:?}");
-                assert!(*token >= highest, "{token} after {highest}: {log:?}");
-                highest = *token;
-                inside.push(*token);
+                let beside = inside.iter().find(|(other, at)| other != token && !other_slots(*at, *slot));
+                assert_eq!(beside, None, "{token} in {slot:?} beside it: {log:?}");
+                let later = all.iter().find(|(other, at)| other > token && !other_slots(*at, *slot));
+                assert_eq!(later, None, "{token} in {slot:?} after it: {log:?}");
+                inside.push((*token, *slot));
+                all.push((*token, *slot));
             }
             _ => {
-                let index = inside.iter().position(|it| it == token).unwrap();
+                let index = inside.iter().position(|it| it == &(*token, *slot)).unwrap();
                 inside.swap_remove(index);
             }
         }

@@ -10,7 +10,7 @@ use http::{Method, Response};
 use super::headers::{self, RESOURCE, TOKEN};
 use super::passage::Pass;
 use super::problem::Problem;
-use super::{Fenced, HttpFence, Settings};
+use super::{Fenced, HttpFence, Settings, is_read};
 use crate::resource::Resource;
 use crate::rule::Action;
 use crate::store::MarkStore;
@@ -131,9 +131,9 @@ impl<M: MarkStore> Settings<M> {
             return Err(Problem::token_required(&parts.method));
         }
         let Some(said) = headers::read(&parts.headers)? else { return Ok(None) };
-        let safe = parts.method.is_safe();
-        let action = said.action.unwrap_or(if safe { Action::Enter } else { Action::Write });
-        if action == Action::Enter && !safe && parts.method != Method::POST {
+        let reads = is_read(&parts.method);
+        let action = said.action.unwrap_or(if reads { Action::Enter } else { Action::Write });
+        if action == Action::Enter && !reads && parts.method != Method::POST {
             // A 204 by the fence would look as if the request had been executed; calling the handler would execute a
             // write that was checked only as an enter.
             return Err(Problem::meaningless(format!(
@@ -143,7 +143,7 @@ impl<M: MarkStore> Settings<M> {
             )));
         }
         let resource = resource(parts, guarding.resource, said.resource)?;
-        let is_answered_by_fence = action == Action::Enter && !safe;
+        let is_answered_by_fence = action == Action::Enter && !reads;
         let fenced = Fenced { resource, action, section: said.section };
         parts.extensions.insert(fenced.clone());
         Ok(Some(FencedRequest { settings: Arc::clone(self), fenced, is_answered_by_fence }))

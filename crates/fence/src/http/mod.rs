@@ -10,16 +10,16 @@
 //! GET /accounts/42             Fencing-Token: 17                             → enters too, then the handler
 //! PUT /accounts/42             Fencing-Token: 17                             → checked, then the handler
 //! ```
-//! *Enter before you read* holds here too, so a read with a token enters: `GET`, `HEAD` and the other safe methods
+//! *Enter before you read* holds here too, so a read with a token enters: `GET`, `HEAD` and `OPTIONS`
 //! raise the mark and then reach the handler. A client that reads by other means enters first by `POST` with
 //! `Fencing-Action: enter`, which does not reach the handler.
 //!
 //! | header | value | left out |
 //! | --- | --- | --- |
-//! | `Fencing-Token` | decimal, 1 to 2^53 - 1 | not checked; 428 for a guarded method |
+//! | `Fencing-Token` | decimal, 1 to 2^53 - 1 | not checked; 428 for a guarded method: by default all but `GET`, `HEAD`, `OPTIONS` |
 //! | `Fencing-Resource` | a name ([`Resource`]) | [`Rules::resource_by`] if set, otherwise the path |
 //! | `Fencing-Mode` | `exclusive`, `shared`, `permit`, `permit;slot=3` | `exclusive` |
-//! | `Fencing-Action` | `enter`, `write`, or `check_once`: both in one step, once per token | safe methods enter, others write |
+//! | `Fencing-Action` | `enter`, `write`, or `check_once`: both in one step, once per token | reads enter, others write |
 //!
 //! # Response
 //! | status | `type` | when |
@@ -28,6 +28,7 @@
 //! | 428 | `…:token-required` | a guarded method without a token |
 //! | 409 | `…:repeated` | `check_once` with a token that has passed before |
 //! | 400 | `…:malformed`, `…:shared-write` | invalid headers, or no valid resource name; a write under a shared hold |
+//! | 507 | `…:full` | a new resource or slot, and the store keeps as many marks as it may |
 //! | 503 | `…:busy`, `…:unavailable` | a request with a lower token is still running; the marks can't be read or made durable |
 //!
 //! The mark is durable before the handler runs. Once a request with a higher token has arrived, none with a lower token
@@ -99,9 +100,17 @@ pub struct HttpFence<M> {
 struct Settings<M> {
     store: M,
     doors: Arc<Doors>,
-    guarded: Vec<Method>,
+    /// `None`: all that are no reads.
+    guarded: Option<Vec<Method>>,
     resource_by: Option<ResourceBy>,
     wait: Duration,
+}
+
+/// Whether requests of this method change nothing: `GET`, `HEAD` and `OPTIONS` (F-c). All others count as writes, also those that
+/// are unknown.
+#[must_use]
+pub fn is_read(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
 type ResourceBy = Arc<dyn Fn(&Parts) -> String + Send + Sync>;
@@ -118,7 +127,7 @@ pub struct Fenced {
 }
 
 impl<M: MarkStore> HttpFence<M> {
-    /// A fence with these marks. It guards `POST`, `PUT`, `PATCH` and `DELETE`; the resource is the one named in
+    /// A fence with these marks. It guards every method but `GET`, `HEAD` and `OPTIONS`; the resource is the one named in
     /// the request, or its path.
     #[must_use]
     pub fn new(store: M) -> Self {
@@ -130,6 +139,12 @@ impl<M: MarkStore> HttpFence<M> {
     pub fn with(store: M, rules: Rules) -> Self {
         let Rules { guarded, resource_by, wait } = rules;
         Self { settings: Arc::new(Settings { store, doors: Arc::default(), guarded, resource_by, wait }) }
+    }
+
+    /// The store of the marks.
+    #[must_use]
+    pub fn store(&self) -> &M {
+        &self.settings.store
     }
 
     /// The current marks of `resource`.
@@ -158,23 +173,23 @@ impl<M: MarkStore> HttpFence<M> {
 /// The configuration of a fence.
 #[derive(Clone)]
 pub struct Rules {
-    guarded: Vec<Method>,
+    guarded: Option<Vec<Method>>,
     resource_by: Option<ResourceBy>,
     wait: Duration,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        let guarded = vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
-        Self { guarded, resource_by: None, wait: WAIT_DEFAULT }
+        Self { guarded: None, resource_by: None, wait: WAIT_DEFAULT }
     }
 }
 
 impl Rules {
-    /// Sets the methods that require a token: without one, 428. Other methods are checked only if a token is sent.
+    /// Sets the methods that require a token: without one, 428. Other methods are checked only if a token is sent. Default:
+    /// all but `GET`, `HEAD` and `OPTIONS`.
     #[must_use]
     pub fn guard(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.guarded = methods.into_iter().collect();
+        self.guarded = Some(methods.into_iter().collect());
         self
     }
 

@@ -37,6 +37,7 @@ enum ProblemKind {
     TokenRequired,
     Busy,
     Unavailable,
+    Full,
 }
 
 impl Problem {
@@ -72,6 +73,7 @@ impl Problem {
             ProblemKind::Stale { .. } => StatusCode::PRECONDITION_FAILED,
             ProblemKind::TokenRequired => StatusCode::PRECONDITION_REQUIRED,
             ProblemKind::Busy | ProblemKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ProblemKind::Full => StatusCode::INSUFFICIENT_STORAGE,
         }
     }
 
@@ -91,6 +93,7 @@ impl Problem {
             ProblemKind::TokenRequired => ("token-required", "A fencing token is required"),
             ProblemKind::Busy => ("busy", "The section before is still at work"),
             ProblemKind::Unavailable => ("unavailable", "The fence can't check at the moment"),
+            ProblemKind::Full => ("full", "The fence keeps as many marks as it may"),
         }
     }
 
@@ -138,6 +141,7 @@ impl From<MarksError> for Problem {
     fn from(error: MarksError) -> Self {
         match error {
             MarksError::Refused(refused) => refused.into(),
+            error @ MarksError::Full { .. } => Self { kind: ProblemKind::Full, detail: error.to_string() },
             error => {
                 tracing::error!(
                     error = &error as &dyn std::error::Error,

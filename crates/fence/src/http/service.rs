@@ -16,7 +16,7 @@ use tower_service::Service;
 use super::body::FencedBody;
 use super::passage::Pass;
 use super::problem::Problem;
-use super::{Guarding, Settings};
+use super::{Guarding, Settings, is_read};
 use crate::rule::Action;
 use crate::store::MarkStore;
 
@@ -89,7 +89,10 @@ where
 impl<M: MarkStore> Settings<M> {
     async fn word(self: &Arc<Self>, parts: &mut Parts) -> Result<Word, Problem> {
         let guarding = Guarding {
-            token_required: self.guarded.contains(&parts.method),
+            token_required: match &self.guarded {
+                Some(methods) => methods.contains(&parts.method),
+                None => !is_read(&parts.method),
+            },
             resource: self.resource_by.as_ref().map(|name| name(parts)),
         };
         let Some(request) = self.read(parts, guarding)? else { return Ok(Word::Free) };

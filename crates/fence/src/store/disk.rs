@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use redb::{Builder, Database, DatabaseError, StorageError, TableDefinition};
+use redb::{Builder, Database, DatabaseError, ReadableTable, StorageError, TableDefinition};
 
 use super::error::MarksError;
 use crate::format::{self, Unreadable};
@@ -53,6 +53,17 @@ impl MarkDatabase {
             .and_then(|parent| parent.sync_all())
             .map_err(disk.io("sync the directory of"))?;
         Ok(disk)
+    }
+
+    /// The number of marks: one for each resource, and one for each slot with marks of its own.
+    pub(super) fn count(&mut self) -> Result<u64, MarksError> {
+        self.with("read", |database| {
+            let mut count = 0;
+            for record in database.begin_read()?.open_table(MARKS)?.iter()? {
+                count += format::count(record?.1.value());
+            }
+            Ok(count)
+        })
     }
 
     /// Returns the default marks for a resource never seen.

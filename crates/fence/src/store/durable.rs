@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use lockkeeper_core::Token;
 
+use super::count::{MARKS_MAX_DEFAULT, MarkCount};
 use super::disk::MarkDatabase;
 use super::error::MarksError;
 use super::group_commit::{CommitReceiver, Decision, GroupCommit, RESOURCES_IN_MEMORY_MAX};
@@ -20,7 +21,8 @@ use crate::rule::{Action, Marks, Passed, Section};
 /// Marks in one file, for one process at a time. Dropping this value blocks until all pending changes are committed and
 /// the file is closed.
 ///
-/// There may be any number of resources; the marks of at most some 100,000 are cached in memory. No acknowledged mark
+/// It keeps up to [`MARKS_MAX_DEFAULT`] marks, or another number; those of at most some 100,000 resources are cached in memory. No
+/// acknowledged mark
 /// is lost by a killed process or a power loss, provided that the disk keeps the data that it reported as synced.
 pub struct DurableMarks {
     shared: Arc<DurableShared>,
@@ -34,6 +36,7 @@ struct DurableShared {
 
 struct DurableState {
     rounds: GroupCommit,
+    count: MarkCount,
     /// True once the store is closed or its thread has ended: further checks fail with `Ended`.
     ended: bool,
 }
@@ -46,12 +49,28 @@ impl DurableMarks {
     /// [`MarksError::InUse`] if another process has the file open, [`MarksError::Damaged`] if it is damaged or not
     /// a file of marks, [`MarksError::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, MarksError> {
-        Self::with_room(path.as_ref(), RESOURCES_IN_MEMORY_MAX)
+        Self::open_with_limit(path, MARKS_MAX_DEFAULT)
     }
 
-    pub(crate) fn with_room(path: &Path, resources: usize) -> Result<Self, MarksError> {
-        let disk = MarkDatabase::open(path)?;
-        let state = Mutex::new(DurableState { rounds: GroupCommit::new(resources), ended: false });
+    /// As [`Self::open`], for up to `marks_max` marks: one for each resource, and one for each slot with marks of its own. Above that,
+    /// checks of further resources and slots fail with [`MarksError::Full`].
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with_limit(path: impl AsRef<Path>, marks_max: u64) -> Result<Self, MarksError> {
+        Self::with_room(path.as_ref(), RESOURCES_IN_MEMORY_MAX, marks_max)
+    }
+
+    /// The number of marks: one for each resource, and one for each slot with marks of its own.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.shared.lock().count.kept
+    }
+
+    pub(crate) fn with_room(path: &Path, resources: usize, marks_max: u64) -> Result<Self, MarksError> {
+        let mut disk = MarkDatabase::open(path)?;
+        let count = MarkCount { kept: disk.count()?, max: marks_max };
+        let state = Mutex::new(DurableState { rounds: GroupCommit::new(resources), count, ended: false });
         let shared = Arc::new(DurableShared { state, work: Condvar::new() });
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()
@@ -78,7 +97,8 @@ impl DurableMarks {
             // In a block, so that the mutex guard is not held across an await.
             let decision = {
                 let mut state = self.shared.open()?;
-                let decision = state.rounds.decide(resource, &change)?;
+                let DurableState { rounds, count, .. } = &mut *state;
+                let decision = rounds.decide(resource, |marks| count.bound(marks, &change))?;
                 if !matches!(decision, Decision::Now(_)) {
                     self.shared.work.notify_one();
                 }
@@ -112,7 +132,9 @@ impl MarkStore for DurableMarks {
             let decision = {
                 let mut state = self.shared.open()?;
                 let decision = state.rounds.marks(resource);
-                self.shared.work.notify_one();
+                if matches!(decision, Decision::Load(_)) {
+                    self.shared.work.notify_one();
+                }
                 decision
             };
             match decision {

@@ -65,6 +65,15 @@ pub enum MarksError {
      the cause is gone (for a `check_once` the token counts as used: acquire again)"
     )]
     NotDurable(#[source] Arc<MarksError>),
+    /// The store keeps as many marks as it may: one for each resource, and one for each slot with marks of its own.
+    #[error(
+        "{max} marks are kept, which is the limit: one for each resource, and one for each slot of permits; nothing was let \
+         through. Resources that have marks go on; raise the limit, or find out who sends tokens for so many resources"
+    )]
+    Full {
+        /// The limit.
+        max: u64,
+    },
     /// The store was closed, or its thread panicked.
     #[error("the store of marks has ended, so nothing can be let through; open it again")]
     Ended,

@@ -8,8 +8,9 @@
 //! for tests and for resources that don't survive a restart either.
 //!
 //! Reading order: `group_commit.rs` (which check waits for which commit; no disk), `disk.rs` (the file), `durable.rs`
-//! (the thread that commits the batches to the file), `error.rs`.
+//! (the thread that commits the batches to the file), `count.rs` (the bound on their number), `error.rs`.
 
+mod count;
 mod disk;
 mod durable;
 mod error;
@@ -22,6 +23,7 @@ use lockkeeper_core::Token;
 use crate::memory::MemoryFence;
 use crate::resource::Resource;
 use crate::rule::{Action, Marks, Pair, Passed, Section};
+pub use count::MARKS_MAX_DEFAULT;
 pub use durable::DurableMarks;
 pub use error::MarksError;
 

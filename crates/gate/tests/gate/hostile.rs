@@ -73,19 +73,36 @@ async fn second_spelling_of_a_path_is_refused_for_requests_that_the_gate_guards(
 }
 
 #[tokio::test]
-async fn reads_that_a_header_makes_a_write_are_refused() {
+async fn reads_that_may_become_writes_or_reach_another_path_are_refused() {
     let upstream = Upstream::start().await;
     let gate = Running::before(&upstream.url()).await;
     for method in ["put", "pUT", "patch"] {
         let refused = gate.ask(&format!("{method} /a")).await;
         assert!(refused.status == 400 && refused.body.contains("ambiguous-method"), "{refused:?}");
     }
-    for header in ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"] {
-        let refused = gate.ask(&format!("GET /a|{header}: DELETE")).await;
-        assert_eq!(refused.status, 400);
-        assert!(refused.body.contains("ambiguous-method"), "{}", refused.body);
+    for (request, kind) in [
+        ("GET /a|X-HTTP-Method-Override: DELETE", "ambiguous-method"),
+        ("GET /a?_method=DELETE", "ambiguous-method"),
+        ("GET /a|X_HTTP_Method_Override: DELETE", "ambiguous-header"),
+        ("GET /a|X.HTTP.Method.Override: DELETE", "ambiguous-header"),
+        ("GET /a|X-Original-URL: /b", "ambiguous-path"),
+        ("PUT /a|Fencing-Token: 5|X-Rewrite-URL: /b", "ambiguous-path"),
+        ("MOVE /a|Fencing-Token: 5|Destination: /b", "ambiguous-path"),
+    ] {
+        let refused = gate.ask(request).await;
+        assert_eq!(refused.status, 400, "{request}");
+        assert!(refused.body.contains(kind), "{request}: {}", refused.body);
+    }
+    for method in ["MOVE", "COPY", "PROPPATCH", "PURGE", "TRACE", "X-OWN"] {
+        assert_eq!(gate.ask(&format!("{method} /a")).await.status, 428, "{method}");
     }
     assert!(upstream.log().is_empty());
+    assert_eq!(
+        gate.ask("POST /a|Fencing-Token: 5|X-HTTP-Method-Override: PUT").await.status,
+        200,
+        "a write, and checked as one"
+    );
+    assert_eq!(gate.ask("GET /a|X-Original-URL: /a").await.status, 200, "its own path");
 }
 
 #[tokio::test]

@@ -5,5 +5,6 @@ mod hostile;
 mod order;
 mod proxying;
 mod rig;
+mod shares;
 mod tls;
 mod tokens;

@@ -55,6 +55,25 @@ async fn reads_with_a_token_enter_and_those_without_are_free() {
 }
 
 #[tokio::test]
+async fn token_that_says_another_mode_than_at_first_is_refused() {
+    let upstream = Upstream::start().await;
+    let gate = Running::before(&upstream.url()).await;
+    assert_eq!(gate.ask("GET /a|Fencing-Token: 10").await.status, 200);
+    let refused = gate.ask("PUT /a|Fencing-Token: 10|Fencing-Mode: permit;slot=0").await;
+    assert_eq!(refused.status, 400);
+    assert!(
+        refused.body.contains("gate:mode-changed") && refused.body.contains("`exclusive` first"),
+        "{refused:?}"
+    );
+    assert_eq!(gate.ask("GET /a|Fencing-Token: 10|Fencing-Mode: shared").await.status, 200, "a downgrade");
+    assert_eq!(gate.ask("PUT /a|Fencing-Token: 10").await.status, 200, "sent before the downgrade");
+    let permit = "/a|Fencing-Token: 11|Fencing-Mode: permit;slot=1";
+    assert_eq!(gate.ask(&format!("GET {permit}")).await.status, 200);
+    assert_eq!(gate.ask(&format!("PUT {permit}")).await.status, 200);
+    assert_eq!(gate.ask("PUT /a|Fencing-Token: 11").await.status, 400, "nor the other way round");
+}
+
+#[tokio::test]
 async fn marks_survive_an_orderly_end_and_nothing_settles_after_it() {
     let upstream = Upstream::start().await;
     let gate = Running::before(&upstream.url()).await;

@@ -14,7 +14,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use lockkeeper_gate::{Gate, GateOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
@@ -63,6 +63,7 @@ impl Upstream {
         let text = match parts.uri.path() {
             "/echo" => return Response::new(BoxBody::new(body)),
             "/headers" => format!("{} {:?}\n{:?}", parts.method, parts.version, parts.headers),
+            "/large" => "large".repeat(200_000),
             path => {
                 self.note(format!("begun {} {path} {token}", parts.method));
                 let Ok(body) = body.collect().await else {
@@ -199,6 +200,17 @@ pub(crate) struct Answer {
 }
 
 pub(crate) async fn ask(address: SocketAddr, request: &str) -> Answer {
+    ask_from("127.0.0.1", address, request).await
+}
+
+/// A connection from one of the loopback network's addresses.
+pub(crate) async fn connect_from(client: &str, address: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{client}:0").parse().unwrap()).unwrap();
+    socket.connect(address).await.unwrap()
+}
+
+pub(crate) async fn ask_from(client: &str, address: SocketAddr, request: &str) -> Answer {
     let (head, body) = request.split_once("|=").unwrap_or((request, ""));
     let mut lines = head.split('|');
     let mut text = format!("{} HTTP/1.1\r\nHost: gate\r\nConnection: close\r\n", lines.next().unwrap());
@@ -206,14 +218,17 @@ pub(crate) async fn ask(address: SocketAddr, request: &str) -> Answer {
         text.push_str(&format!("{header}\r\n"));
     }
     text.push_str(&format!("Content-Length: {}\r\n\r\n{body}", body.len()));
-    let mut answers = raw(address, text.as_bytes()).await;
+    let mut answers = answers_on(connect_from(client, address).await, text.as_bytes()).await;
     assert_eq!(answers.len(), 1, "{request}: {answers:?}");
     answers.remove(0)
 }
 
 /// Sends bytes, and reads the answers until the connection is closed.
 pub(crate) async fn raw(address: SocketAddr, bytes: &[u8]) -> Vec<Answer> {
-    let mut stream = TcpStream::connect(address).await.unwrap();
+    answers_on(TcpStream::connect(address).await.unwrap(), bytes).await
+}
+
+pub(crate) async fn answers_on(mut stream: TcpStream, bytes: &[u8]) -> Vec<Answer> {
     // A server that refuses the beginning may close before the end is sent.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();

@@ -31,7 +31,7 @@ async fn a_section_enters_reads_and_writes_and_a_lower_token_is_stale() {
 #[tokio::test]
 async fn guarded_method_requires_a_token_and_others_do_not() {
     let service = Service::start().await;
-    for method in ["POST", "PUT", "PATCH", "DELETE"] {
+    for method in ["POST", "PUT", "PATCH", "DELETE", "TRACE", "MOVE", "PROPPATCH", "X-OWN"] {
         let refused = service.ask(&format!("{method} /a")).await;
         assert_eq!((refused.status, refused.problem()), (428, "token-required"), "{method}");
         let refused = service.ask(&format!("{method} /a|Fencing-Mode: shared")).await;
