@@ -59,6 +59,8 @@ pub enum Event {
         /// Why.
         cause: StreamCloseCause,
     },
+    /// The client of this stream has sent nothing for a while: the stream ends if it has no session.
+    StreamSilent(StreamId),
     /// A unary call arrived.
     Asked(AskId, Question),
     /// The caller of a unary call or watch is gone.

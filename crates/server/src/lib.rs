@@ -45,8 +45,8 @@ pub use file_limit::raise_file_limit;
 pub use files::FileError;
 pub use front::LEADER_METADATA;
 pub use options::{
-    CONNECTIONS_MAX, ELECTION_TIMEOUT, HazardPlayer, HttpListen, MetricsPage, PageFile, SNAPSHOT_AFTER,
-    ServerOptions, TraceOfQuery,
+    CONNECTIONS_MAX, ELECTION_TIMEOUT, HazardPlayer, HttpListen, IDLE_TIMEOUT, MetricsPage, PageFile,
+    SNAPSHOT_AFTER, ServerOptions, TraceOfQuery,
 };
 pub use run::{Running, run};
 pub use tls::{CertificateNames, NodeName, TlsFiles};

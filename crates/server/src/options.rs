@@ -17,6 +17,9 @@ use crate::traces::TraceSink;
 /// about 32 KiB.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
+/// How long a connection stays open by default without a session, a watch or a call.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Default least log growth between snapshots, in bytes. A snapshot lets the log be truncated; replaying this much at a
 /// start takes about a second.
 pub const SNAPSHOT_AFTER: u64 = 64 << 20;
@@ -152,11 +155,28 @@ pub struct ServerOptions {
     pub election_timeout: Duration,
     /// The limit of client connections.
     pub connections_max: usize,
+    /// The limit of the connections of one identity, and of those of one network; `None`: half of `connections_max`.
+    pub connections_of_client_max: Option<usize>,
+    /// How many of the connections are kept for operators and other nodes, at most half; `None`: a sixteenth.
+    pub connections_reserved: Option<usize>,
+    /// How long a connection stays open without a session, a watch or a call.
+    pub idle_timeout: Duration,
     /// Log growth in bytes after which a snapshot is taken, unless the last snapshot was larger; then the log must grow
     /// by that snapshot's size. Only tests set another value than [`SNAPSHOT_AFTER`].
     pub snapshot_after: u64,
     /// The size of new log segments, in bytes. Only tests set another value than the storage's default.
     pub segment_bytes: u64,
+}
+
+/// How many connections there may be, and how long without use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectionLimits {
+    pub(crate) most: usize,
+    /// Of one identity, and of one network.
+    pub(crate) of_client: usize,
+    /// Kept for operators and nodes, as a part of `most`.
+    pub(crate) reserved: usize,
+    pub(crate) idle_timeout: Duration,
 }
 
 impl ServerOptions {
@@ -182,8 +202,21 @@ impl ServerOptions {
             tokens_above: None,
             election_timeout: ELECTION_TIMEOUT,
             connections_max: CONNECTIONS_MAX,
+            connections_of_client_max: None,
+            connections_reserved: None,
+            idle_timeout: IDLE_TIMEOUT,
             snapshot_after: SNAPSHOT_AFTER,
             segment_bytes: lockkeeper_replica::storage::LogOptions::default().segment_bytes,
+        }
+    }
+
+    /// The limits of connections, of which the system allows `most`.
+    pub(crate) fn connection_limits(&self, most: usize) -> ConnectionLimits {
+        ConnectionLimits {
+            most,
+            of_client: self.connections_of_client_max.unwrap_or(most.div_ceil(2)),
+            reserved: self.connections_reserved.unwrap_or(most / 16).min(most / 2),
+            idle_timeout: self.idle_timeout,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Limits on numbers, such as of connections or streams: a total, and half of it for one holder.
+//! Limits on numbers, such as of connections or streams: a total, and a part of it for one holder.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 pub(crate) struct Places<K: Eq + Hash> {
     most: usize,
+    of_holder_most: usize,
     open: Mutex<PlaceCounts<K>>,
 }
 
@@ -37,7 +38,13 @@ pub(crate) enum NoPlace {
 impl<K: Eq + Hash + Clone> Places<K> {
     /// Allows `most` at once, and half of them to one holder.
     pub(crate) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, open: Mutex::new(PlaceCounts { all: 0, by_holder: HashMap::new() }) })
+        Self::with_share(most, most.div_ceil(2))
+    }
+
+    /// Allows `most` at once, and `of_holder_most` to one holder.
+    pub(crate) fn with_share(most: usize, of_holder_most: usize) -> Arc<Self> {
+        let open = Mutex::new(PlaceCounts { all: 0, by_holder: HashMap::new() });
+        Arc::new(Self { most, of_holder_most, open })
     }
 
     /// Takes a place; `None`: for a holder that is unknown, so that only all places together are limited.
@@ -50,7 +57,7 @@ impl<K: Eq + Hash + Clone> Places<K> {
             return Err(NoPlace::InAll(self.most));
         }
         if let Some(holder) = &holder {
-            let most = self.most.div_ceil(2);
+            let most = self.of_holder_most;
             match open.by_holder.entry(holder.clone()) {
                 Entry::Occupied(count) if *count.get() >= most => return Err(NoPlace::OfHolder(most)),
                 Entry::Occupied(mut count) => *count.get_mut() += 1,

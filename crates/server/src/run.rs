@@ -167,9 +167,10 @@ pub fn run(mut options: ServerOptions, ready: impl FnOnce(Running)) -> Result<()
     };
     observe::describe();
     let node = Started::start(disk.clone(), data, &options, &advertised, peers, tls.clone())?;
-    let front = Front::new(node.inbox.clone(), node.about.clone(), tls, access, audit, node.traced.clone());
-    let result =
-        runtime.block_on(serve(node, front, (listener, address), http, connections_max, signals, ready));
+    let limits = options.connection_limits(connections_max);
+    let (inbox, about, traced) = (node.inbox.clone(), node.about.clone(), node.traced.clone());
+    let front = Front::new(inbox, about, tls, access, audit, traced, limits);
+    let result = runtime.block_on(serve(node, front, (listener, address), http, signals, ready));
     drop(entered);
     // Connections that did not end in time are dropped here.
     drop(runtime);
@@ -461,7 +462,6 @@ async fn serve(
     front: Arc<Front>,
     (listener, address): (TcpListener, SocketAddr),
     http: Option<(HttpPort, SocketAddr)>,
-    connections_max: usize,
     mut signals: Signals,
     ready: impl FnOnce(Running),
 ) -> Result<(), ServeError> {
@@ -469,7 +469,7 @@ async fn serve(
     let _ = front.snapshots.set(node.snapshots.clone());
     let (health, health_service) = tonic_health::server::health_reporter();
     let (http, http_address) = http.unzip();
-    let acceptor = Acceptor::new(listener, http, front.clone(), health_service, connections_max)
+    let acceptor = Acceptor::new(listener, http, front.clone(), health_service)
         .map_err(|error| ServeError::system("describe the interface")(io::Error::other(error)))?;
     let mut state = front.state();
     tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone()));

@@ -97,6 +97,15 @@ pub struct Serve {
     /// The largest number of connections at a time
     #[arg(long, value_name = "N", default_value_t = lockkeeper_server::CONNECTIONS_MAX, value_parser = connections)]
     pub max_connections: usize,
+    /// The largest number of connections of one identity, and of one network; by default half of all
+    #[arg(long, value_name = "N", value_parser = connections)]
+    pub max_connections_per_client: Option<usize>,
+    /// How many of the connections are kept for operators and other nodes, at most half; by default a sixteenth of all
+    #[arg(long, value_name = "N")]
+    pub reserved_connections: Option<usize>,
+    /// How long a connection stays open without a session, a watch or a call
+    #[arg(long, value_name = "DURATION", value_parser = idle_timeout, default_value = "60s")]
+    pub idle_timeout: Duration,
     /// For tests: take a snapshot after this many bytes of log
     #[arg(long, value_name = "BYTES", hide = true)]
     pub snapshot_after: Option<u64>,
@@ -162,6 +171,12 @@ fn election_timeout(typed: &str) -> Result<Duration, String> {
     let sensible = Duration::from_millis(100)..=Duration::from_secs(10);
     let duration = duration(typed)?;
     if sensible.contains(&duration) { Ok(duration) } else { Err("give 100ms to 10s".to_owned()) }
+}
+
+fn idle_timeout(typed: &str) -> Result<Duration, String> {
+    let sensible = Duration::from_secs(1)..=Duration::from_secs(86_400);
+    let duration = duration(typed)?;
+    if sensible.contains(&duration) { Ok(duration) } else { Err("give 1s to 24h".to_owned()) }
 }
 
 pub(super) fn node(typed: &str) -> Result<u64, String> {

@@ -78,6 +78,9 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         election_timeout: args.election_timeout,
         tokens_above: args.tokens_above,
         connections_max: args.max_connections,
+        connections_of_client_max: args.max_connections_per_client,
+        connections_reserved: args.reserved_connections,
+        idle_timeout: args.idle_timeout,
         ..usual
     };
     let ended = lockkeeper_server::run(options, move |running| {

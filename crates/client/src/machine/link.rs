@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::event::{Answer, CallKind, NotAcquired, Output, RunsOn};
-use super::{DRIFT_PERCENT, Machine, RETRY_MIN, Sent, pause};
+use super::{DRIFT_PERCENT, Machine, RETRY_MAX, RETRY_MIN, Sent, pause};
 use crate::error::BackendError;
 use crate::time::BootInstant;
 
@@ -23,6 +23,34 @@ pub(super) enum SessionPhase {
         tried: BootInstant,
     },
     Closing,
+}
+
+/// The sessions that were opened one soon after the other, since each has ended: a service that ends every session at once
+/// must not be called in a loop.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(test, derive(Hash))]
+pub(super) struct Opens {
+    last: Option<BootInstant>,
+    /// How many have followed an earlier one within [`SOON`].
+    soon: u32,
+}
+
+/// Longer than the longest pause.
+const SOON: Duration = RETRY_MAX.saturating_mul(2);
+/// Enough for the longest pause.
+const SOON_MAX: u32 = 7;
+
+impl Opens {
+    fn opened(&mut self, now: BootInstant) {
+        let is_soon = self.last.is_some_and(|last| now < last + SOON);
+        self.soon = if is_soon { (self.soon + 1).min(SOON_MAX) } else { 0 };
+        self.last = Some(now);
+    }
+
+    /// Not before this time; the first one may follow at once.
+    fn next(&self) -> Option<BootInstant> {
+        Some(self.last? + pause(self.soon.checked_sub(1)?))
+    }
 }
 
 impl SessionPhase {
@@ -45,9 +73,13 @@ impl SessionPhase {
 
 impl Machine {
     pub(super) fn advance_session(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        let wanted = !self.stopping && !self.pending.is_empty();
         match self.link {
-            SessionPhase::Closed if wanted => self.open(now, 0, out),
+            SessionPhase::Closed if self.wants_session() => {
+                if self.opens.next().is_none_or(|at| now >= at) {
+                    self.opens.opened(now);
+                    self.open(now, 0, out);
+                }
+            }
             SessionPhase::Opening { again: Some(at), tries } if now >= at => self.open(now, tries, out),
             SessionPhase::Live { next, .. } if self.renews() && now >= next => {
                 // A keep-alive without an answer for ttl/6 is followed by another, so that a lost answer leaves time
@@ -57,6 +89,15 @@ impl Machine {
             }
             _ => {}
         }
+    }
+
+    fn wants_session(&self) -> bool {
+        !self.stopping && !self.pending.is_empty()
+    }
+
+    /// When the next session is to be opened that has to wait.
+    pub(super) fn next_open(&self) -> Option<BootInstant> {
+        self.opens.next().filter(|_| self.link == SessionPhase::Closed && self.wants_session())
     }
 
     /// A session without renewal is kept alive only while requests are pending in it.

@@ -21,10 +21,10 @@ pub use event::{
     RunsOn,
 };
 use hold::{AcquireStage, HoldState, PendingAcquire};
-use link::SessionPhase;
+use link::{Opens, SessionPhase};
 use lockkeeper_core::Seq;
 pub use spec::Spec;
-use spec::{DRIFT_PERCENT, RETRY_MIN, pause};
+use spec::{DRIFT_PERCENT, RETRY_MAX, RETRY_MIN, pause};
 
 use crate::error::LossCause;
 use crate::time::BootInstant;
@@ -34,6 +34,7 @@ use crate::time::BootInstant;
 pub struct Machine {
     spec: Spec,
     link: SessionPhase,
+    opens: Opens,
     /// The session's lease deadline; `None` while there is no session, before the first acknowledgement, and where
     /// nothing expires.
     lease_deadline: Option<BootInstant>,
@@ -96,6 +97,7 @@ impl Machine {
         Self {
             spec,
             link: SessionPhase::Closed,
+            opens: Opens::default(),
             lease_deadline: None,
             next_seq: 1,
             next_call: 1,
@@ -143,7 +145,7 @@ impl Machine {
         let has_holds = self.requests.len() > self.pending.len();
         let lease_deadline = self.lease_deadline.filter(|_| has_holds || self.stopping);
         let link = self.link.next_wake(self.renews());
-        self.look_at.into_iter().chain(ends).chain(lease_deadline).chain(link).min()
+        self.look_at.into_iter().chain(ends).chain(lease_deadline).chain(link).chain(self.next_open()).min()
     }
 
     /// The earliest deadline of all pending requests and Finishes.

@@ -333,6 +333,7 @@ impl Replica {
                 self.early.push_back(event);
             }
             Event::StreamClosed { stream, cause } => self.stream_closed(stream, cause),
+            Event::StreamSilent(stream) => self.stream_silent(stream),
             Event::Dropped(ask) => self.dropped(ask),
             Event::Frame(stream, requests) => self.frame(stream, requests),
             Event::Asked(ask, question) => self.asked(ask, question),

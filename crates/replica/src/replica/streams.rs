@@ -69,6 +69,18 @@ impl Replica {
         }
     }
 
+    /// Ends a stream whose client has sent nothing for a while, unless it has a session, or may get one from what waits for this
+    /// node to lead.
+    pub(super) fn stream_silent(&mut self, stream: StreamId) {
+        if self.lead.is_coming() {
+            return;
+        }
+        if self.streams.get(&stream).is_some_and(|open| open.sessions.is_empty()) {
+            let text = "the stream had no session for a while; open another one for the next session";
+            self.outputs.push(Output::EndStream(stream, self.stream_end(v1::StreamEndReason::Idle, text)));
+        }
+    }
+
     pub(super) fn end_streams(&mut self, reason: v1::StreamEndReason, text: &str) {
         self.flush_streams();
         let end = self.stream_end(reason, text);

@@ -226,6 +226,20 @@ fn paged_list_has_every_stable_lock_once() {
 }
 
 #[test]
+fn silent_stream_ends_only_without_a_session() {
+    let mut node = Node::new();
+    let (used, unused) = (node.stream(1), node.stream(2));
+    let session = node.open(used, 1, 10_000, 1_000);
+    node.turn(vec![Event::StreamSilent(used), Event::StreamSilent(unused)]);
+    assert!(!node.ended.contains_key(&used));
+    assert_eq!(node.ended[&unused].reason(), v1::StreamEndReason::Idle);
+    let close = v1::client_item::What::Close(v1::CloseSession {});
+    node.send(used, vec![v1::ClientItem { session, what: Some(close) }]);
+    node.turn(vec![Event::StreamSilent(used)]);
+    assert_eq!(node.ended[&used].reason(), v1::StreamEndReason::Idle);
+}
+
+#[test]
 fn shutdown_ends_every_stream_and_keeps_holds() {
     let mut node = Node::new();
     let stream = node.stream(1);

@@ -312,6 +312,13 @@ impl Rights {
         self.quota
     }
 
+    /// Whether the caller may do what operators do: `admin`, or `break` holds of some name.
+    #[must_use]
+    pub(crate) fn is_operators(&self) -> bool {
+        let has = |action: Permission| self.names.values().any(|lines| lines[action as usize].is_some());
+        self.revoked.is_none() && (has(Permission::Admin) || has(Permission::Break))
+    }
+
     /// Whether the caller is revoked.
     #[must_use]
     pub fn is_revoked(&self) -> bool {

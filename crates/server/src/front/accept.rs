@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use lockkeeper_wire::FRAME_BYTES_MAX;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tonic::Status;
 use tonic::body::Body;
@@ -25,14 +25,14 @@ use tower_service::Service as _;
 
 use super::Front;
 use super::api::Api;
-use super::caller::{Certified, identify, is_open_to_all};
-use super::connection::{Above, Connection, Socket, Starting, TlsSocket};
+use super::arriving::{Arriving, ArrivingBody};
+use super::caller::{Certified, admit_certified, identify, is_open_to_all};
+use super::connection::{Above, Connection, Socket, TlsSocket};
 use super::forward;
 use super::http::{Hazards, HttpInterface, Metrics};
-use super::session_calls::{Arriving, SESSION_CALL};
+use super::session_calls::SESSION_CALL;
 use crate::access::Identity;
 use crate::options::{HazardPlayer, MetricsPage};
-use crate::places::{Places, network};
 use crate::tls::{ClientProtocol, NodeTls};
 
 /// The flow-control window of a stream, in bytes.
@@ -52,12 +52,10 @@ pub(super) const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// The idle time after which a connection is pinged, and the time limit for the answer.
 const PING_AFTER: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time that a new connection has for its first stream or call.
-const FIRST_CALL: Duration = Duration::from_secs(30);
-/// The life of a connection whose client has not shown who it is, on a port with TLS: enough for a health check.
-const UNAUTHENTICATED_LIFE: Duration = Duration::from_secs(30);
-/// Most connections whose client has not shown who it is, on a port with TLS; a handshake costs about a millisecond.
-pub(super) const UNAUTHENTICATED_MAX: usize = 1_024;
+/// The life of a connection whose client must show who it is, and has not: enough for a health check.
+const PROVISIONAL_LIFE: Duration = Duration::from_secs(30);
+/// The time that the calls in progress have when this node closes a connection.
+const CLOSING_TIME: Duration = Duration::from_secs(5);
 /// The limit of a message of the services that come with gRPC, in bytes. They read messages before anybody has checked
 /// who sends them.
 pub(crate) const FOREIGN_MESSAGE_BYTES_MAX: usize = 4 << 10;
@@ -74,8 +72,6 @@ pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Acceptor {
     ports: Vec<Port>,
     front: Arc<Front>,
-    connections_max: usize,
-    unauthenticated: Arc<Places<IpAddr>>,
 }
 
 /// The port for HTTP, and what its process brings for it.
@@ -105,7 +101,6 @@ impl Acceptor {
         http: Option<HttpPort>,
         front: Arc<Front>,
         health: HealthServer<impl Health>,
-        connections_max: usize,
     ) -> Result<Arc<Self>, tonic_reflection::server::Error> {
         let reflection = || {
             tonic_reflection::server::Builder::configure()
@@ -119,23 +114,20 @@ impl Acceptor {
             .add_service(reflection().build_v1()?.max_decoding_message_size(FOREIGN_MESSAGE_BYTES_MAX))
             .add_service(reflection().build_v1alpha()?.max_decoding_message_size(FOREIGN_MESSAGE_BYTES_MAX))
             .prepare();
-        let unauthenticated = Places::new(UNAUTHENTICATED_MAX.min(connections_max));
         let mut ports = vec![];
         if let Some(HttpPort { listener, metrics, hazards }) = http {
             let is_local = front.tls.is_none()
                 && listener.local_addr().is_ok_and(|it| it.ip().to_canonical().is_loopback());
-            let places = Arc::new(Semaphore::new((connections_max / 2).max(1)));
             let interface = HttpInterface::new(
                 routes.clone(),
                 is_local,
-                places,
                 metrics.map(|page| Arc::new(Metrics::new(page))),
                 hazards.map(|player| Arc::new(Hazards::new(player))),
             );
             ports.push(Port { listener, interface: Interface::Http(interface) });
         }
         ports.push(Port { listener, interface: Interface::Grpc(routes) });
-        Ok(Arc::new(Self { ports, front, connections_max, unauthenticated }))
+        Ok(Arc::new(Self { ports, front }))
     }
 
     /// Accepts until the process stops.
@@ -196,46 +188,24 @@ impl Acceptor {
 
     fn serve(&self, socket: TcpStream, address: Option<SocketAddr>, port: &Port) {
         let interface = port.interface.clone();
-        let http_place = match &interface {
-            Interface::Grpc(_) => None,
-            Interface::Http(http) => match http.places.clone().try_acquire_owned() {
-                Ok(place) => {
-                    give_up_unread(&socket);
-                    Some(place)
-                }
-                Err(_) => {
-                    tracing::warn!(
-                        "a connection for HTTP was closed at once: half of all that may be open are for HTTP"
-                    );
-                    return;
-                }
-            },
+        let is_http = matches!(interface, Interface::Http(_));
+        let (front, ip) = (&self.front, address.map(|address| address.ip()));
+        let place = match front.connection_places.accept(ip, is_http, front.tls.is_some()) {
+            Ok(place) => place,
+            Err(why) => return front.refuse_connection(address, &why),
         };
-        if self.front.connections() >= self.connections_max {
-            tracing::warn!(
-                limit = self.connections_max,
-                "a connection was closed at once: {} are open, which is the limit",
-                self.connections_max
-            );
-            return;
+        if place.is_waiting() {
+            front.close_idle();
         }
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%error, "a connection was gone before it was served");
             return;
         }
-        let mut place = None;
-        if self.front.tls.is_some() {
-            place = address.and_then(|address| self.unauthenticated.take(Some(network(address.ip()))).ok());
-            if place.is_none() {
-                tracing::debug!(
-                    ?address,
-                    "a connection was closed at once: too many are in their handshakes"
-                );
-                return;
-            }
+        if is_http {
+            give_up_unread(&socket);
         }
-        let connection = self.front.open_connection(address, place);
-        tokio::spawn(serve(socket, connection, interface, http_place));
+        let connection = front.open_connection(address, place);
+        tokio::spawn(serve(socket, connection, interface));
     }
 }
 
@@ -270,12 +240,7 @@ fn out_of_descriptors(error: &io::Error) -> bool {
 }
 
 /// Serves one connection until it ends.
-async fn serve(
-    socket: TcpStream,
-    connection: Arc<Connection>,
-    interface: Interface,
-    _http_place: Option<OwnedSemaphorePermit>,
-) {
+async fn serve(socket: TcpStream, connection: Arc<Connection>, interface: Interface) {
     match connection.front().tls.clone() {
         None => serve_on(Socket::new(socket, connection.clone(), Above::Http), &connection, interface).await,
         Some(tls) => {
@@ -316,9 +281,9 @@ async fn accept_tls(
         Ok(stream) => {
             let chain = stream.get_ref().1.peer_certificates();
             if let Some(certificate) = chain.and_then(<[_]>::first) {
-                connection.authenticated();
                 // Never fails: set only here.
                 let _ = connection.certified.set(Certified::of(certificate));
+                admit_certified(connection);
             }
             Some(stream)
         }
@@ -358,10 +323,12 @@ pub(super) async fn until_end<C>(
     C: Future<Output = hyper::Result<()>>,
 {
     let front = connection.front().clone();
-    let mut is_stopping = false;
-    let mut is_used = false;
-    let mut is_stranger = connection.is_unauthenticated();
-    let mut life = pin!(tokio::time::sleep(UNAUTHENTICATED_LIFE));
+    let idle_timeout = front.limits.idle_timeout;
+    let (mut is_stopping, mut is_closing) = (false, false);
+    let mut is_provisional = connection.is_provisional();
+    let mut life = pin!(tokio::time::sleep(PROVISIONAL_LIFE));
+    let mut idle = pin!(tokio::time::sleep(idle_timeout));
+    let mut end = pin!(tokio::time::sleep(CLOSING_TIME));
     loop {
         tokio::select! {
             ended = http.as_mut() => {
@@ -375,19 +342,26 @@ pub(super) async fn until_end<C>(
                 is_stopping = true;
                 graceful_shutdown(http.as_mut());
             }
-            () = &mut life, if is_stranger => {
-                is_stranger = connection.is_unauthenticated();
-                if is_stranger {
+            () = connection.closing.cancelled(), if !is_closing => {
+                is_closing = true;
+                end.as_mut().reset(Instant::now() + CLOSING_TIME);
+                graceful_shutdown(http.as_mut());
+            }
+            () = &mut end, if is_closing => break,
+            () = &mut life, if is_provisional => {
+                is_provisional = connection.is_provisional();
+                if is_provisional {
                     tracing::debug!(connection = connection.id, "a connection is closed: its client did not say who it is");
                     break;
                 }
             }
-            () = tokio::time::sleep(FIRST_CALL), if !is_used => {
-                is_used = connection.had_streams();
-                if !is_used {
+            () = &mut idle, if !is_closing => {
+                let ends = connection.idle_since().unwrap_or_else(Instant::now) + idle_timeout;
+                if ends <= Instant::now() {
                     tracing::debug!(connection = connection.id, "a connection is closed: it was not used");
-                    break;
+                    connection.closing.cancel();
                 }
+                idle.as_mut().reset(ends);
             }
         }
     }
@@ -406,10 +380,10 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
         let path = request.uri().path();
+        let call = self.connection.call();
         if is_open_to_all(path) {
-            // A health check counts as use of the connection.
-            drop(self.connection.starting());
-            return Box::pin(answer_anybody(self.connection.clone(), self.routes.clone(), request));
+            let answer = answer_anybody(self.connection.clone(), self.routes.clone(), request);
+            return Box::pin(async move { answer.await.map(|response| holding(call, response)) });
         }
         let caller = match identify(&self.connection, request.headers()) {
             Ok(caller) => caller,
@@ -420,31 +394,32 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
             }
         };
         request.extensions_mut().insert(caller.clone());
-        // Registered on the connection's own task, at once: no drain barrier passes before a new session stream has
-        // its reader.
-        let starting = self.connection.starting();
         let (front, routes) = (self.connection.front().clone(), self.routes.clone());
         if request.uri().path() == SESSION_CALL {
             // It may wait long, and its answer is small, so it takes no place among the unsent answers.
-            request.extensions_mut().insert(Arriving::new(starting));
+            let arriving = Arriving::new(&self.connection);
+            request.extensions_mut().insert(arriving.clone());
+            let request = request.map(|body| Body::new(ArrivingBody { body, call: arriving }));
             return Box::pin(async move {
-                Ok(forward::route(front, routes, caller, request.map(Body::new)).await)
+                Ok(holding(call, forward::route(front, routes, caller, request).await))
             });
         }
         if forward::has_one_answer(request.uri().path()) {
-            drop(starting);
             let answers = self.connection.answers.clone();
             return Box::pin(async move {
                 let slot = answers.acquire_owned().await.ok();
                 let response = forward::route(front, routes, caller, request.map(Body::new)).await;
-                Ok(holding(slot, response))
+                Ok(holding((call, slot), response))
             });
         }
         if forward::opens_session_stream(request.uri().path()) {
-            request.extensions_mut().insert(Arc::new(starting) as Arc<Starting>);
+            // Registered on the connection's own task, at once: no drain barrier passes before the stream has its reader.
+            request.extensions_mut().insert(Arc::new(self.connection.starting()));
         }
         request.extensions_mut().insert(self.connection.clone());
-        Box::pin(async move { Ok(forward::route(front, routes, caller, request.map(Body::new)).await) })
+        Box::pin(async move {
+            Ok(holding(call, forward::route(front, routes, caller, request.map(Body::new)).await))
+        })
     }
 }
 
@@ -460,15 +435,15 @@ async fn answer_anybody(
         return Ok(Status::resource_exhausted(text).into_http());
     };
     match tokio::time::timeout(OPEN_CALL, routes.call(request)).await {
-        Ok(response) => response.map(|response| holding(Some(slot), response)),
+        Ok(response) => response.map(|response| holding(slot, response)),
         Err(_) => Ok(Status::deadline_exceeded("the call did not arrive whole in its time").into_http()),
     }
 }
 
-/// The response, which keeps the permit until it is sent, or until the connection drops it.
-fn holding(slot: Option<OwnedSemaphorePermit>, response: http::Response<Body>) -> http::Response<Body> {
+/// The response, which keeps what is `held` until it is sent, or until the connection drops it.
+pub(super) fn holding(held: impl Send + 'static, response: http::Response<Body>) -> http::Response<Body> {
     let hold = move |frame| {
-        let _slot = &slot;
+        let _held = &held;
         frame
     };
     response.map(|body| Body::new(body.map_frame(hold)))

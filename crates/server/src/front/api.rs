@@ -9,11 +9,11 @@ use lockkeeper_wire::v1::lockkeeper_server::Lockkeeper;
 use lockkeeper_wire::v1::{self, StreamEndReason, change_members_request};
 use tonic::{Extensions, Request, Response, Status, Streaming};
 
+use super::arriving::Arriving;
 use super::ask::{unexpected, unrecorded};
 use super::backup::Parts;
 use super::caller::Caller;
 use super::connection::{Connection, Starting};
-use super::session_calls::Arriving;
 use super::stream::{StreamResponses, stream_end};
 use super::watch::{Watcher, Watching};
 use super::{Ask, Front};

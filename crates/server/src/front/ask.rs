@@ -168,9 +168,10 @@ impl Front {
         Ok(())
     }
 
-    /// Ends the streams and watches of callers that may do nothing any more, by the files in use now.
+    /// Ends the streams, watches and connections of callers that may do nothing any more, by the files in use now.
     pub(crate) fn end_denied(&self) {
         let registry = self.registry();
+        let connections: Vec<_> = registry.connections.values().cloned().collect();
         let streams: Vec<_> = registry.streams.values().cloned().collect();
         let watchers: Vec<_> = registry.asks.values().filter_map(Ask::watcher).collect();
         let forwarded: Vec<_> =
@@ -191,6 +192,10 @@ impl Front {
             if let Some(refusal) = self.ended(&caller) {
                 self.end_forwarded(id, Status::permission_denied(refusal));
             }
+        }
+        // After the others: they are told why they end.
+        for connection in connections {
+            connection.close_if_denied(|caller| self.access.ended(&caller.identity, caller.token.as_ref()));
         }
     }
 

@@ -7,7 +7,7 @@ use lockkeeper_core::{Command, LockName};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1;
 use prost::Message;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::Front;
 use super::api;
@@ -71,8 +71,31 @@ pub(super) fn is_open_to_all(path: &str) -> bool {
 /// anonymous.
 ///
 /// # Errors
-/// The refusal of a caller that is nobody, or not who it claims to be.
+/// The refusal of a caller that is nobody, not who it claims to be, or has too many connections.
 pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<Caller, Status> {
+    let caller = claimed(connection, headers)?;
+    let is_node = matches!(connection.certified.get(), Some(Certified::Node(_)));
+    let admitted = connection.admit(if is_node { None } else { Some(&caller) });
+    admitted.inspect_err(|refusal| {
+        connection.closing.cancel();
+        match refusal.code() {
+            Code::PermissionDenied => connection.front().refused("denied", &caller, refusal.message()),
+            _ => connection.front().over_quota("connections", &caller, refusal.message()),
+        }
+    })?;
+    Ok(caller)
+}
+
+/// Counts the connection of a client for its certificate, as soon as that is known. If that is refused, the first call is
+/// refused again, in words.
+pub(super) fn admit_certified(connection: &Connection) {
+    if let Some(Certified::Client(identity)) = connection.certified.get() {
+        let (identity, address) = (identity.clone(), connection.address());
+        let _ = connection.admit(Some(&Caller { identity, token: None, address, is_checked: false }));
+    }
+}
+
+fn claimed(connection: &Connection, headers: &HeaderMap) -> Result<Caller, Status> {
     let front = connection.front();
     let of =
         |identity, token| Ok(Caller { identity, token, address: connection.address(), is_checked: false });
@@ -87,10 +110,7 @@ pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<C
         }
         let token = value.to_str().ok().and_then(|value| value.strip_prefix("Bearer "));
         return match token.and_then(|token| front.access.caller(token.trim())) {
-            Some((identity, token)) => {
-                connection.authenticated();
-                of(identity, Some(token))
-            }
+            Some((identity, token)) => of(identity, Some(token)),
             None => Err(Status::unauthenticated(
                 "this node does not know the token: it is not in its file (`lockkeeper token add NAME` makes one)",
             )),
@@ -112,7 +132,8 @@ pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<C
     }
 }
 
-/// The caller of a call that another node passes on. The certificate of a node is not a client's.
+/// The caller of a call that another node passes on. Only members are believed: whoever may issue certificates of nodes can't
+/// name a caller by that alone. The certificate of a node is not a client's.
 fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Caller, Status> {
     let own = front.tls.as_ref().map(|tls| tls.name().cluster);
     if own.as_ref() != Some(&node.cluster) {
@@ -120,8 +141,10 @@ fn forwarded(front: &Front, node: &NodeName, headers: &HeaderMap) -> Result<Call
             "your certificate is of {node}, which is not this cluster"
         )));
     }
-    if front.directory.get().is_some_and(|directory| directory.has_removed(node.node)) {
-        return Err(Status::permission_denied(format!("your certificate is of {node}, which was removed")));
+    if !front.directory.get().is_some_and(|directory| directory.is_member(node.node)) {
+        return Err(Status::permission_denied(format!(
+            "your certificate is of {node}, which is no member of this cluster, or was removed (`lockkeeper cluster status`)"
+        )));
     }
     if !headers.contains_key(FORWARDED) {
         return Err(Status::permission_denied(format!(

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,15 +13,18 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 
 use super::Front;
 use super::accept::{OPEN_CALLS_MAX, UNREAD_MAX};
-use super::caller::Certified;
+use super::arriving::BodyProgress;
+use super::caller::{Caller, Certified};
+use super::connection_places::{ConnectionPlace, Standing};
 use super::drain_barrier::DrainBarrier;
 use super::stream::SessionStream;
-use crate::places::TakenPlace;
 
 /// Most calls of a connection whose answers are unsent; an answer has up to about 400 KiB. Further calls wait
 /// before their questions go to the replica, so a client that does not read costs some MiB, for any number of
@@ -45,22 +48,28 @@ pub(super) struct Connection {
     pub(super) certified: OnceLock<Certified>,
     /// The address at the other end, for people; empty if it is unknown.
     address: Arc<str>,
-    /// Its place among the connections without a certificate or token, on a port with TLS.
-    place: Mutex<Option<TakenPlace<IpAddr>>>,
+    /// As what the connection is counted; empty once it has ended.
+    place: Mutex<ConnectionPlace>,
+    /// Cancelled when this node closes the connection after the calls in progress.
+    pub(super) closing: CancellationToken,
     /// Cancelled when this node closes the connection.
     pub(super) kill: CancellationToken,
 }
 
-#[derive(Default)]
 struct ConnectionState {
     gate: DrainBarrier,
     /// The task that reads the socket.
     reader: Option<Waker>,
     streams: BTreeMap<StreamId, Arc<SessionStream>>,
+    /// The calls of sessions that were not handed on yet.
+    bodies: BTreeMap<StreamId, BodyProgress>,
     /// FIN or RST was read from the socket. Streams can't distinguish this from other ends of the connection, and
     /// only this starts `linger`.
     closed_by_peer: bool,
-    had_streams: bool,
+    /// The calls in progress: until their answers are sent.
+    calls: usize,
+    /// Since when there is no call in progress.
+    idle_since: Instant,
 }
 
 impl Connection {
@@ -68,18 +77,27 @@ impl Connection {
         id: u64,
         front: Arc<Front>,
         address: Option<SocketAddr>,
-        place: Option<TakenPlace<IpAddr>>,
+        place: ConnectionPlace,
     ) -> Self {
         Self {
             id,
             front,
-            state: Mutex::default(),
+            state: Mutex::new(ConnectionState {
+                gate: DrainBarrier::default(),
+                reader: None,
+                streams: BTreeMap::new(),
+                bodies: BTreeMap::new(),
+                closed_by_peer: false,
+                calls: 0,
+                idle_since: Instant::now(),
+            }),
             answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
             open_calls: Arc::new(Semaphore::new(OPEN_CALLS_MAX)),
             watched_bytes: AtomicUsize::new(0),
             certified: OnceLock::new(),
             address: address.map(|address| address.to_string()).unwrap_or_default().into(),
             place: Mutex::new(place),
+            closing: CancellationToken::new(),
             kill: CancellationToken::new(),
         }
     }
@@ -89,18 +107,56 @@ impl Connection {
         self.address.clone()
     }
 
-    /// To be called when the client has shown who it is.
-    pub(super) fn authenticated(&self) {
-        drop(self.place().take());
+    /// To be called when the client has shown who it is: counts the connection for the first of its callers, or for a node of
+    /// the cluster if there is none.
+    ///
+    /// # Errors
+    /// The connection is to be closed: the caller may do nothing any more, or has too many connections.
+    pub(super) fn admit(&self, caller: Option<&Caller>) -> Result<(), Status> {
+        let mut place = self.place();
+        if place.is_admitted() {
+            return Ok(());
+        }
+        let access = &self.front.access;
+        let standing = match caller {
+            None => Standing::Node,
+            Some(Caller { identity, token, .. }) => {
+                if let Some(refusal) = access.ended(identity, token.as_ref()) {
+                    return Err(Status::permission_denied(refusal));
+                }
+                let is_operators = access.rights(identity).is_some_and(|rights| rights.is_operators());
+                if is_operators { Standing::Operator } else { Standing::Client }
+            }
+        };
+        self.front.connection_places.admit(&mut place, caller, standing).map_err(Status::resource_exhausted)
     }
 
-    /// Whether the client has not shown who it is, as it must.
-    pub(super) fn is_unauthenticated(&self) -> bool {
-        self.place().is_some()
+    /// Closes the connection after its calls if its caller may do nothing any more, by `refusal`.
+    pub(super) fn close_if_denied(&self, refusal: impl Fn(&Caller) -> Option<String>) {
+        if self.place().caller().and_then(refusal).is_some() {
+            self.closing.cancel();
+        }
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<TakenPlace<IpAddr>>> {
+    /// Whether the client must show soon who it is.
+    pub(super) fn is_provisional(&self) -> bool {
+        self.place().is_provisional()
+    }
+
+    fn place(&self) -> MutexGuard<'_, ConnectionPlace> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call begins; it lasts until the returned value is dropped, with its answer.
+    pub(super) fn call(self: &Arc<Self>) -> OpenCall {
+        self.lock().calls += 1;
+        OpenCall(self.clone())
+    }
+
+    /// Since when no call was in progress; `None`: one is.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let state = self.lock();
+        (state.calls == 0).then_some(state.idle_since)
     }
 
     /// Adds unsent bytes of a watch; returns whether all watches of the connection are within their limit.
@@ -124,10 +180,7 @@ impl Connection {
     pub(super) fn nudge(&self, barrier: u64) {
         let mut state = self.lock();
         state.gate.want(barrier);
-        if let Some(reader) = &state.reader {
-            reader.wake_by_ref();
-        }
-        state.streams.values().for_each(|stream| stream.wake_reader());
+        state.wake();
     }
 
     pub(super) fn has_passed(&self, barrier: u64) -> bool {
@@ -138,12 +191,7 @@ impl Connection {
     pub(super) fn starting(self: &Arc<Self>) -> Starting {
         let mut state = self.lock();
         state.gate.starting();
-        state.had_streams = true;
         Starting(self.clone())
-    }
-
-    pub(super) fn had_streams(&self) -> bool {
-        self.lock().had_streams
     }
 
     pub(super) fn opened(&self, stream: &Arc<SessionStream>) {
@@ -170,6 +218,38 @@ impl Connection {
         self.lock().gate.take_moved()
     }
 
+    /// Registers a call of a session. No barrier passes before it is handed on, unless its body had not arrived whole.
+    pub(super) fn arriving(&self, call: StreamId) {
+        let mut state = self.lock();
+        state.gate.opened(call);
+        state.bodies.insert(call, BodyProgress::default());
+    }
+
+    /// To be called when the body of a call was asked for its next part; `nothing`: it had none, and wakes this then.
+    pub(super) fn body_polled(&self, call: StreamId, nothing: Option<&Waker>) {
+        let mut state = self.lock();
+        let Some(body) = state.bodies.get_mut(&call) else { return };
+        let Some(waker) = nothing else { return body.part() };
+        if body.nothing(waker) {
+            state.gate.idle(call);
+            drop(state);
+            self.front.barrier_moved();
+        } else if self.front.has_barrier()
+            && let Some(reader) = &state.reader
+        {
+            reader.wake_by_ref();
+        }
+    }
+
+    /// To be called when a call was handed on, or is over.
+    pub(super) fn arrived(&self, call: StreamId) {
+        let mut state = self.lock();
+        if state.bodies.remove(&call).is_some() {
+            state.gate.closed(call);
+            self.settle(state);
+        }
+    }
+
     pub(super) fn closed(&self, stream: StreamId) {
         let mut state = self.lock();
         state.gate.closed(stream);
@@ -183,7 +263,7 @@ impl Connection {
 
     /// To be called when the task that served the connection has ended.
     pub(super) fn over(&self) {
-        self.authenticated();
+        *self.place() = ConnectionPlace::default();
         let mut state = self.lock();
         state.gate.over();
         // Readers that wait for room in the inbox would not be woken otherwise.
@@ -220,16 +300,44 @@ impl Connection {
             Some(reader) if reader.will_wake(cx.waker()) => {}
             reader => *reader = Some(cx.waker().clone()),
         }
+        state.bodies.values_mut().for_each(BodyProgress::would_block);
         if proven {
             state.gate.seen_empty();
             state.streams.values().for_each(|stream| stream.wake_reader());
-            drop(state);
+        }
+        if self.front.has_barrier() {
+            state.bodies.values().for_each(BodyProgress::wake);
+        }
+        drop(state);
+        if proven {
             self.front.barrier_moved();
         }
     }
 
     fn wants_proof(&self) -> bool {
         self.lock().gate.wants_proof()
+    }
+}
+
+impl ConnectionState {
+    /// Wakes the tasks that read the socket, the streams and the bodies.
+    fn wake(&self) {
+        if let Some(reader) = &self.reader {
+            reader.wake_by_ref();
+        }
+        self.streams.values().for_each(|stream| stream.wake_reader());
+        self.bodies.values().for_each(BodyProgress::wake);
+    }
+}
+
+/// A call in progress.
+pub(super) struct OpenCall(Arc<Connection>);
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.calls -= 1;
+        state.idle_since = Instant::now();
     }
 }
 

@@ -19,10 +19,9 @@ use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tower_service::Service as _;
 
-use super::accept::{
-    ACCEPT_PAUSE, FOREIGN_MESSAGE_BYTES_MAX, HEADER_BYTES_MAX, STREAMS_MAX, UNAUTHENTICATED_MAX,
-};
+use super::accept::{ACCEPT_PAUSE, FOREIGN_MESSAGE_BYTES_MAX, HEADER_BYTES_MAX, STREAMS_MAX};
 use super::caller::is_open_to_all;
+use super::connection_places::UNAUTHENTICATED_MAX;
 use crate::places::{Places, TakenPlace, network};
 use crate::tls::{ClientProtocol, NodeTls};
 

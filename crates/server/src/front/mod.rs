@@ -8,10 +8,12 @@
 
 mod accept;
 mod api;
+mod arriving;
 mod ask;
 mod backup;
 mod caller;
 mod connection;
+mod connection_places;
 mod drain_barrier;
 mod forming;
 mod forward;
@@ -26,16 +28,18 @@ mod unread;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
+use std::time::Duration;
 
 use lockkeeper_replica::storage::Snapshots;
 use lockkeeper_replica::{Answer, AskId, Event, StreamId};
 use lockkeeper_wire::v1::{self, StreamEndReason};
 use tokio::sync::{Semaphore, oneshot, watch as shown};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -44,12 +48,14 @@ use crate::audit::Audit;
 use crate::disk::DataDirectory;
 use crate::inbox::{Inbox, ReplicaStatus, Source};
 use crate::observe;
+use crate::options::ConnectionLimits;
 use crate::peers::Directory;
 use crate::places::{NoPlace, Places, TakenPlace};
 use crate::tls::NodeTls;
 use crate::traces::TraceArrivals;
 use caller::Caller;
 use connection::Connection;
+use connection_places::{ConnectionPlace, ConnectionPlaces};
 use session_calls::{SharedStream, SharedStreams};
 use stream::{SessionStream, stream_end};
 use unread::Unread;
@@ -66,6 +72,11 @@ pub(crate) use pump::pump;
 const STREAMS_MAX: usize = 1 << 16;
 /// Most watches at a node; half of them of one identity. Each change is sent to each of them.
 const WATCHES_MAX: usize = 1 << 10;
+
+/// How long a connection stays open without a call while there is no place for others.
+const IDLE_WHILE_FULL: Duration = Duration::from_secs(5);
+/// How often idle connections are closed to make room, at most.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
 
 /// Facts about this process that the replica does not have.
 #[derive(Clone, Debug)]
@@ -99,6 +110,10 @@ pub(crate) struct Front {
     traced: Option<Arc<TraceArrivals>>,
     /// What clients have not read.
     unread: Unread,
+    limits: ConnectionLimits,
+    connection_places: ConnectionPlaces,
+    /// When idle connections were closed to make room.
+    room_made: Mutex<Option<Instant>>,
     /// The streams of sessions, by the identities of their clients.
     stream_places: Arc<Places<Identity>>,
     watch_places: Arc<Places<Identity>>,
@@ -107,7 +122,7 @@ pub(crate) struct Front {
     /// Limits the threads that wait for the disk to one.
     disk_looks: Arc<Semaphore>,
     /// The last measurement: its time, bytes used, bytes free.
-    disk_usage: Mutex<Option<(tokio::time::Instant, u64, u64)>>,
+    disk_usage: Mutex<Option<(Instant, u64, u64)>>,
     /// Cancelled when this node shuts down: from then on new connections, streams and calls are refused.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -214,6 +229,7 @@ impl Front {
         access: Arc<Access>,
         audit: Arc<Audit>,
         traced: Option<Arc<TraceArrivals>>,
+        limits: ConnectionLimits,
     ) -> Arc<Self> {
         Arc::new(Self {
             inbox,
@@ -226,6 +242,9 @@ impl Front {
             audit,
             traced,
             unread: Unread::default(),
+            limits,
+            connection_places: ConnectionPlaces::new(limits),
+            room_made: Mutex::default(),
             stream_places: Places::new(STREAMS_MAX),
             watch_places: Places::new(WATCHES_MAX),
             orders: Arc::new(Semaphore::new(ask::ORDERS_MAX)),
@@ -283,7 +302,7 @@ impl Front {
     fn open_connection(
         self: &Arc<Self>,
         address: Option<SocketAddr>,
-        place: Option<TakenPlace<IpAddr>>,
+        place: ConnectionPlace,
     ) -> Arc<Connection> {
         let connection = Arc::new(Connection::new(self.next_id(), self.clone(), address, place));
         let barrier = self.barrier.load(Ordering::Relaxed);
@@ -294,6 +313,30 @@ impl Front {
         registry.connections.insert(connection.id, connection.clone());
         observe::connections(registry.connections.len());
         connection
+    }
+
+    /// Records that a connection is closed at once.
+    fn refuse_connection(&self, address: Option<SocketAddr>, why: &str) {
+        observe::quota_refused("connections");
+        let address = address.map(|address| address.to_string()).unwrap_or_default();
+        self.audit.refused("quota", &Identity::ANONYMOUS, &address, why);
+        self.close_idle();
+    }
+
+    /// Makes room for other connections: closes those that have been idle for [`IDLE_WHILE_FULL`], unless that was done within
+    /// [`ROOM_EVERY`].
+    fn close_idle(&self) {
+        let now = Instant::now();
+        let mut made = self.room_made.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.is_some_and(|made| now < made + ROOM_EVERY) {
+            return;
+        }
+        *made = Some(now);
+        for connection in self.registry().connections.values() {
+            if connection.idle_since().is_some_and(|since| since + IDLE_WHILE_FULL <= now) {
+                connection.closing.cancel();
+            }
+        }
     }
 
     fn forget_connection(&self, id: u64) {

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use lockkeeper_replica::{Event, StreamCloseCause, StreamId};
 use lockkeeper_wire::request::{self, Request};
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 use prost::Message as _;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::{Status, Streaming};
 
@@ -173,25 +173,33 @@ impl SessionStream {
     pub(super) async fn read(self: Arc<Self>, mut inbound: Streaming<v1::ClientFrame>) {
         let front = self.connection.front().clone();
         let mut waiting_number = None;
-        let mut silence = Some(Box::pin(tokio::time::sleep(FIRST_FRAME)));
+        let mut silence = Box::pin(tokio::time::sleep(FIRST_FRAME));
+        let mut last_frame = None;
+        let idle_timeout = front.limits.idle_timeout;
         let ended = poll_fn(|cx| {
             loop {
                 // The unread input of a connection that this node closes is dropped.
                 if self.is_over(cx) || self.connection.kill.is_cancelled() {
                     return Poll::Ready(StreamClose::Otherwise);
                 }
-                if let Some(silence) = &mut silence
-                    && pin!(silence).poll(cx).is_ready()
-                {
-                    let text = format!("nothing was said on this stream for {} s", FIRST_FRAME.as_secs());
-                    return Poll::Ready(StreamClose::Protocol(text));
+                while silence.as_mut().poll(cx).is_ready() {
+                    let Some(last) = last_frame else {
+                        let text = format!("nothing was said on this stream for {} s", FIRST_FRAME.as_secs());
+                        return Poll::Ready(StreamClose::Protocol(text));
+                    };
+                    let now = Instant::now();
+                    let is_silent = last + idle_timeout <= now;
+                    if is_silent {
+                        front.push_from(&self.source, Event::StreamSilent(self.id));
+                    }
+                    silence.as_mut().reset(if is_silent { now } else { last } + idle_timeout);
                 }
                 if front.inbox.poll_room(&self.source, &mut waiting_number, cx).is_pending() {
                     return Poll::Pending;
                 }
                 match Pin::new(&mut inbound).poll_next(cx) {
                     Poll::Ready(Some(Ok(frame))) => {
-                        silence = None;
+                        last_frame = Some(Instant::now());
                         let bytes = front.has_barrier().then(|| frame.encoded_len());
                         let sampled = front.traced.as_ref().map(|traced| traced.sampled(&frame.items));
                         let (requests, refusals) = match request::requests(frame.items) {

@@ -26,8 +26,10 @@ use super::{About, Acceptor, Front, HttpPort, pump};
 use crate::access::{Access, AccessFiles};
 use crate::audit::Audit;
 use crate::inbox::{Inbox, Outbox, ReplicaStatus};
+use crate::options::{ConnectionLimits, ServerOptions};
 use crate::tls::NodeTls;
 
+mod connections;
 mod http_calls;
 mod session_calls;
 mod tls;
@@ -53,6 +55,16 @@ impl Rig {
     }
 
     async fn start_of(tls: Option<Arc<NodeTls>>, audit: Option<&Path>) -> Self {
+        let limits = ServerOptions::new("").connection_limits(100);
+        Self::start_limited(tls, audit, &AccessFiles::default(), limits).await
+    }
+
+    async fn start_limited(
+        tls: Option<Arc<NodeTls>>,
+        audit: Option<&Path>,
+        access: &AccessFiles,
+        limits: ConnectionLimits,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -64,12 +76,12 @@ impl Rig {
             incarnation: String::new(),
             clients: Default::default(),
         };
-        let access = Access::load(&AccessFiles::default()).unwrap();
-        let front =
-            Front::new(Arc::new(Inbox::default()), about, tls, access, Audit::open(audit).unwrap(), None);
+        let access = Access::load(access).unwrap();
+        let audit = Audit::open(audit).unwrap();
+        let front = Front::new(Arc::new(Inbox::default()), about, tls, access, audit, None, limits);
         let (_, health) = tonic_health::server::health_reporter();
         let http = HttpPort { listener: http, metrics: None, hazards: None };
-        let acceptor = Acceptor::new(listener, Some(http), front.clone(), health, 100).unwrap();
+        let acceptor = Acceptor::new(listener, Some(http), front.clone(), health).unwrap();
         let outbox = Arc::new(Outbox::default());
         tokio::spawn(pump(front.clone(), acceptor.clone(), outbox.clone()));
         acceptor.run();

@@ -137,7 +137,7 @@ impl Directory {
     }
 
     /// Whether the node is a member, as of the last applied entry.
-    pub(super) fn is_member(&self, node: u64) -> bool {
+    pub(crate) fn is_member(&self, node: u64) -> bool {
         self.known.borrow().members.nodes.contains_key(&node)
     }
 

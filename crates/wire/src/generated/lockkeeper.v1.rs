@@ -487,6 +487,8 @@ pub enum StreamEndReason {
     TooSlow = 4,
     /// The client may do nothing any more: it is revoked, or its token was removed.
     Denied = 5,
+    /// The stream had no session for a while: open another one when a session needs it.
+    Idle = 6,
 }
 impl StreamEndReason {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -501,6 +503,7 @@ impl StreamEndReason {
             Self::Protocol => "STREAM_END_REASON_PROTOCOL",
             Self::TooSlow => "STREAM_END_REASON_TOO_SLOW",
             Self::Denied => "STREAM_END_REASON_DENIED",
+            Self::Idle => "STREAM_END_REASON_IDLE",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -512,6 +515,7 @@ impl StreamEndReason {
             "STREAM_END_REASON_PROTOCOL" => Some(Self::Protocol),
             "STREAM_END_REASON_TOO_SLOW" => Some(Self::TooSlow),
             "STREAM_END_REASON_DENIED" => Some(Self::Denied),
+            "STREAM_END_REASON_IDLE" => Some(Self::Idle),
             _ => None,
         }
     }

@@ -70,6 +70,15 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
                 shared.troubled(&address, why);
                 count(&mut shared.addresses(), worked);
             }
+            Over::Ended {
+                ending: ending @ StreamEnding::Announced { reason: StreamEndReason::Idle, .. },
+                worked,
+            } => {
+                observe::stream_ended(word(&ending));
+                // No session needed it.
+                outage = Outage::default();
+                count(&mut shared.addresses(), worked);
+            }
             Over::Ended { ending, worked } => {
                 observe::stream_ended(word(&ending));
                 tracing::debug!(%address, "lockkeeper: the stream is over: {ending:?}");
@@ -88,7 +97,7 @@ pub(super) async fn drive(shared: Arc<ServiceShared>) {
                         StreamEndReason::Denied => {
                             tracing::error!(%address, "the lock service refuses this client: {text}");
                         }
-                        StreamEndReason::TooSlow | StreamEndReason::Unspecified => {}
+                        StreamEndReason::TooSlow | StreamEndReason::Idle | StreamEndReason::Unspecified => {}
                     }
                 }
             }
@@ -153,6 +162,7 @@ fn word(ending: &StreamEnding) -> &'static str {
             StreamEndReason::Protocol => "protocol",
             StreamEndReason::TooSlow => "too-slow",
             StreamEndReason::Denied => "denied",
+            StreamEndReason::Idle => "idle",
             StreamEndReason::NotLeader | StreamEndReason::Unspecified => "not-leader",
         },
     }

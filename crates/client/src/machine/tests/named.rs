@@ -331,3 +331,26 @@ fn a_grant_received_after_the_end_of_its_request_is_ignored() {
         assert_eq!(state.machine.seq_of(KEY), None);
     }
 }
+
+/// As a hostile service does, or one whose table is emptied again and again.
+#[test]
+fn service_that_ends_every_session_at_once_is_called_with_growing_pauses() {
+    let opens = |out: &[Output]| {
+        out.iter().filter(|output| matches!(output, Output::Call { kind: CallKind::Open { .. }, .. })).count()
+    };
+    let mut state = Checked::new(spec());
+    let mut now = at(100);
+    let mut opened = opens(&state.step(now, Event::Acquire { key: KEY, limits: limits() }).unwrap());
+    while now < at(110) {
+        let call = last_call(&state);
+        let _ = state.step(now, Event::Answered { call, answer: Answer::Opened }).unwrap();
+        let call = last_call(&state);
+        let mut out = state.step(now, Event::Answered { call, answer: Answer::SessionGone }).unwrap();
+        while opens(&out) == 0 {
+            now = state.machine.next_wake().expect("a time to try again");
+            out = state.step(now, Event::Wake).unwrap();
+        }
+        opened += 1;
+    }
+    assert!((10..=20).contains(&opened), "{opened} sessions in ten seconds");
+}

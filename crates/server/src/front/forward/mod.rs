@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::Full;
 use hyper::body::Bytes;
 use lockkeeper_wire::v1;
 use tokio::sync::watch as shown;
@@ -27,9 +27,10 @@ use tonic::service::Routes;
 use tower_service::Service as _;
 
 use super::Front;
+use super::arriving::{Arriving, whole};
 use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
 use super::caller::{ADDRESS, Caller, IDENTITY, authorize, count_call, message};
-use super::session_calls::{Arriving, POLL_MAX, SESSION_CALL};
+use super::session_calls::{POLL_MAX, SESSION_CALL};
 use crate::inbox::ReplicaStatus;
 pub(super) use link::Links;
 use link::{ForwardError, ForwardedStream};
@@ -158,8 +159,7 @@ impl Forwarding {
         let timeout = deadline(&MetadataMap::from_headers(parts.headers.clone()))?;
         let most = if parts.uri.path() == SESSION_CALL { PATIENCE + POLL_MAX } else { PATIENCE };
         let until = begun + timeout.map_or(most, |given| given.min(most));
-        let body = Limited::new(body, CALL_BYTES_MAX).collect();
-        let body = tokio::time::timeout_at(until, body)
+        let body = tokio::time::timeout_at(until, whole(body, CALL_BYTES_MAX))
             .await
             .map_err(|_| Status::deadline_exceeded("the call did not arrive whole in its time"))?
             .map_err(|_| {
@@ -167,7 +167,7 @@ impl Forwarding {
                     "the call did not arrive whole, or has more than {CALL_BYTES_MAX} bytes, which no call needs; send less"
                 ))
             })?;
-        Ok(Self { front, kind, caller, parts, body: body.to_bytes(), until, has_timeout: timeout.is_some() })
+        Ok(Self { front, kind, caller, parts, body, until, has_timeout: timeout.is_some() })
     }
 
     async fn answer(self, mut routes: Routes) -> Result<Response<Body>, Status> {

@@ -16,11 +16,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
+use http_body_util::BodyExt as _;
 use hyper::body::Frame;
 
 use super::*;
 use crate::front::{About, Acceptor, pump};
 use crate::inbox::{Inbox, Outbox};
+use crate::options::ServerOptions;
 
 const LEADER: u64 = 2;
 /// Far longer than any test here takes.
@@ -165,9 +167,10 @@ impl Follower {
             access,
             crate::audit::Audit::open(None).unwrap(),
             None,
+            ServerOptions::new("").connection_limits(100),
         );
         let (_, health) = tonic_health::server::health_reporter();
-        let acceptor = Acceptor::new(listener, None, front.clone(), health, 100).unwrap();
+        let acceptor = Acceptor::new(listener, None, front.clone(), health).unwrap();
         let outbox = Arc::new(Outbox::default());
         if leader.is_some() {
             outbox.put(&mut Vec::new(), ReplicaStatus::Following { leader: LEADER });

@@ -10,7 +10,7 @@ use axum::Json;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use http::request::Parts;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, header};
 use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
@@ -22,12 +22,13 @@ use tower_service::Service;
 
 use super::problem::{Problem, ProblemCode};
 use super::sessions::Notices;
-use super::{SECRET_HEADER, SECRET_HELP};
+use super::{BODY_BYTES_MAX, SECRET_HEADER, SECRET_HELP};
 use crate::access::Identity;
+use crate::front::arriving::{Arriving, BodyError, whole};
 use crate::front::caller::{Caller, authorize_session_call, identify};
 use crate::front::connection::Connection;
 use crate::front::forward;
-use crate::front::session_calls::{Arriving, SESSION_CALL};
+use crate::front::session_calls::SESSION_CALL;
 use crate::front::{Front, LEADER_METADATA};
 use crate::hex::unhex;
 use crate::inbox::ReplicaStatus;
@@ -232,20 +233,26 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        match tokio::time::timeout(BODY_TIME, Json::<T>::from_request(request, state)).await {
-            Ok(Ok(Json(body))) => Ok(Self(body)),
-            Ok(Err(JsonRejection::MissingJsonContentType(_))) => Err(Problem::new(
+        let (parts, body) = request.into_parts();
+        let late = |_| {
+            let text = format!("the body did not arrive whole within {} s", BODY_TIME.as_secs());
+            Problem::new(ProblemCode::DeadlineExceeded, text)
+        };
+        let body = tokio::time::timeout(BODY_TIME, whole(body, BODY_BYTES_MAX)).await.map_err(late)?;
+        let body = body.map_err(|error| match error {
+            BodyError::TooLarge => {
+                let text = format!("the body has more than {BODY_BYTES_MAX} bytes, which no call needs");
+                Problem::new(ProblemCode::PayloadTooLarge, text)
+            }
+            BodyError::Broken => Problem::invalid("the body did not arrive whole"),
+        })?;
+        match Json::<T>::from_request(Request::from_parts(parts, body.into()), state).await {
+            Ok(Json(body)) => Ok(Self(body)),
+            Err(JsonRejection::MissingJsonContentType(_)) => Err(Problem::new(
                 ProblemCode::UnsupportedMediaType,
                 "the body is not declared as JSON: send `Content-Type: application/json` (`curl --json` does)",
             )),
-            Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                Err(Problem::new(ProblemCode::PayloadTooLarge, rejection.body_text()))
-            }
-            Ok(Err(rejection)) => Err(Problem::invalid(rejection.body_text())),
-            Err(_) => Err(Problem::new(
-                ProblemCode::DeadlineExceeded,
-                format!("the body did not arrive whole within {} s", BODY_TIME.as_secs()),
-            )),
+            Err(rejection) => Err(Problem::invalid(rejection.body_text())),
         }
     }
 }

@@ -21,7 +21,6 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -32,14 +31,13 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tower_service::Service as _;
 
-use super::accept::until_end;
+use super::accept::{holding, until_end};
+use super::arriving::{Arriving, ArrivingBody};
 use super::connection::Connection;
-use super::session_calls::Arriving;
 use call::Origin;
 pub(super) use metrics::Metrics;
 pub(super) use pages::Hazards;
@@ -54,8 +52,6 @@ const SECRET_HELP: &str =
 const BODY_BYTES_MAX: usize = 256 << 10;
 /// The limit of a request's head, in bytes, and so of what is read ahead.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// The time that a request's head has to arrive, and the idle time after which a connection is closed.
-const IDLE: Duration = Duration::from_secs(75);
 
 /// What is served on each HTTP connection.
 #[derive(Clone)]
@@ -65,8 +61,6 @@ pub(super) struct HttpInterface {
     routes: Routes,
     /// The port is for programs on this machine only.
     is_local: bool,
-    /// Limits the connections.
-    pub(super) places: Arc<Semaphore>,
 }
 
 /// What the process of this node brings for its pages.
@@ -80,12 +74,11 @@ impl HttpInterface {
     pub(super) fn new(
         routes: Routes,
         is_local: bool,
-        places: Arc<Semaphore>,
         metrics: Option<Arc<Metrics>>,
         hazards: Option<Arc<Hazards>>,
     ) -> Self {
         let router = router().with_state(HttpState { metrics, hazards });
-        Self { router, routes, is_local, places }
+        Self { router, routes, is_local }
     }
 
     /// Why a request is refused that a web site may have sent by the browser of its visitor.
@@ -112,10 +105,11 @@ impl HttpInterface {
         io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         connection: &Arc<Connection>,
     ) {
+        let idle_timeout = connection.front().limits.idle_timeout;
         let requests = Requests { connection: connection.clone(), interface: self };
         let http = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(IDLE)
+            .header_read_timeout(idle_timeout)
             .max_buf_size(HEAD_BYTES_MAX)
             .serve_connection(TokioIo::new(io), requests);
         until_end(pin!(http), http1::Connection::graceful_shutdown, connection).await;
@@ -136,7 +130,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
         // Registered on the connection's own task, at once: no drain barrier passes before a request that may keep a
         // session alive is handed on.
-        let arriving = Arriving::new(self.connection.starting());
+        let arriving = Arriving::new(&self.connection);
+        let call = self.connection.call();
         if request.method() == Method::GET {
             arriving.handed_on();
         }
@@ -144,7 +139,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
             return Box::pin(std::future::ready(Ok(problem.into_response().map(Body::new))));
         }
         let (connection, routes) = (self.connection.clone(), self.interface.routes.clone());
-        request.extensions_mut().insert(Origin { connection, routes, arriving });
+        request.extensions_mut().insert(Origin { connection, routes, arriving: arriving.clone() });
+        let mut request = request.map(|body| ArrivingBody { body, call: arriving });
         DefaultBodyLimit::max(BODY_BYTES_MAX).apply(&mut request);
         let mut router = self.interface.router.clone();
         Box::pin(async move {
@@ -152,7 +148,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Requests {
             let headers = response.headers_mut();
             headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
             headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-            Ok(response.map(Body::new))
+            Ok(holding(call, response.map(Body::new)))
         })
     }
 }

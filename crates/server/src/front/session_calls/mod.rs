@@ -6,7 +6,7 @@
 mod shared_stream;
 
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{Command, SessionId};
@@ -18,9 +18,9 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
 use super::Front;
+use super::arriving::Arriving;
 use super::ask::{PATIENCE, shuts_down};
 use super::caller::Caller;
-use super::connection::Starting;
 #[cfg(test)]
 pub(super) use shared_stream::IDLE_MAX;
 use shared_stream::{
@@ -105,20 +105,6 @@ struct CallInProgress<'front> {
 impl Drop for CallInProgress<'_> {
     fn drop(&mut self) {
         self.front.leave_shared_stream(&self.stream, self.id, self.is_answered);
-    }
-}
-
-/// A call whose request was not handed to the replica yet: no drain barrier passes meanwhile.
-pub(super) struct Arriving(Mutex<Option<Starting>>);
-
-impl Arriving {
-    pub(super) fn new(starting: Starting) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(starting))))
-    }
-
-    /// The request was handed on, or is another node's.
-    pub(super) fn handed_on(&self) {
-        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 

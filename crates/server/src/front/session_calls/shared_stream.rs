@@ -352,7 +352,7 @@ impl SharedStream {
     pub(in crate::front) fn end(&self, end: &v1::StreamEnd) {
         let mut state = self.lock();
         let status = match end.reason() {
-            StreamEndReason::NotLeader | StreamEndReason::Unspecified => {
+            StreamEndReason::NotLeader | StreamEndReason::Idle | StreamEndReason::Unspecified => {
                 not_leader(format!("this node does not lead: {}", end.text), &end.leader)
             }
             StreamEndReason::Shutdown => shuts_down(),

@@ -69,3 +69,82 @@ async fn connection_with_calls_behind_one_that_waits_is_closed_before_a_barrier_
     let ended = tokio::task::spawn_blocking(move || pipelined.read(&mut [0; 1]));
     assert!(ended.await.unwrap().is_ok_and(|read| read == 0), "it is closed");
 }
+
+const OPEN: &str = r#"{"ttl_ms":30000}"#;
+
+fn head_of_open(body: &str) -> String {
+    format!(
+        "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         lockkeeper-secret: 07070707070707070707070707070707\r\n{body}\r\n\r\n"
+    )
+}
+
+fn is_open(event: &Event) -> bool {
+    matches!(event, Event::Frame(_, requests) if matches!(requests[..], [Request::Open(_)]))
+}
+
+async fn until_called(rig: &Rig) {
+    let called = async {
+        while !rig.front.registry().connections.values().any(|it| it.idle_since().is_none()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, called).await.expect("a call begins");
+}
+
+/// By HTTP/1 and HTTP/2. What comes later is handed on before the next barrier passes.
+#[tokio::test]
+async fn barrier_does_not_wait_for_bodies_that_had_not_arrived_whole() {
+    let mut rig = Rig::start().await;
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let (begun, rest) = OPEN.split_at(5);
+    let mut slow = connect(&rig);
+    slow.write_all(head_of_open(&format!("content-length: {}", OPEN.len())).as_bytes()).unwrap();
+    slow.write_all(begun.as_bytes()).unwrap();
+    until_called(&rig).await;
+    drain(&rig, 1);
+    assert!(matches!(rig.events(1).await[..], [Event::Drained(1)]));
+    assert_eq!(rig.front.connections(), 1, "it was not closed for that");
+    slow.write_all(rest.as_bytes()).unwrap();
+    drain(&rig, 2);
+    let events = rig.events(4).await;
+    assert!(is_open(&events[2]) && matches!(events[3], Event::Drained(2)), "{events:?}");
+    drop(slow);
+
+    let mut rig = Rig::start().await;
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let open = v1::OpenSession { secret: vec![7; 16], ttl_ms: 30_000, ..v1::OpenSession::default() };
+    let item = v1::ClientItem { session: 0, what: Some(v1::client_item::What::Open(open)) };
+    let call = message(&v1::SessionCallRequest { item: Some(item), ..v1::SessionCallRequest::default() });
+    let mut slow = std::net::TcpStream::connect(rig.address).unwrap();
+    let mut bytes = Vec::new();
+    begin(&mut bytes);
+    head(&mut bytes, 1, "/lockkeeper.v1.Lockkeeper/SessionCall");
+    put(&mut bytes, 0, 0, 1, &call[..5]);
+    slow.write_all(&bytes).unwrap();
+    until_called(&rig).await;
+    drain(&rig, 1);
+    assert!(matches!(rig.events(1).await[..], [Event::Drained(1)]));
+    bytes.clear();
+    call[5..].iter().for_each(|byte| put(&mut bytes, 0, 0, 1, &[*byte]));
+    put(&mut bytes, 0, 1, 1, &[]);
+    slow.write_all(&bytes).unwrap();
+    drain(&rig, 2);
+    let events = rig.events(4).await;
+    assert!(is_open(&events[2]) && matches!(events[3], Event::Drained(2)), "{events:?}");
+}
+
+/// The HTTP layer hands on one chunk at a time.
+#[tokio::test]
+async fn barrier_waits_for_a_body_of_small_chunks_that_had_arrived_whole() {
+    let mut rig = Rig::start().await;
+    rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
+    let mut socket = connect(&rig);
+    let chunks: String = OPEN.chars().map(|it| format!("1\r\n{it}\r\n")).collect();
+    socket.write_all(head_of_open("transfer-encoding: chunked").as_bytes()).unwrap();
+    until_called(&rig).await;
+    socket.write_all(format!("{chunks}0\r\n\r\n").as_bytes()).unwrap();
+    drain(&rig, 1);
+    let events = rig.events(3).await;
+    assert!(is_open(&events[1]) && matches!(events[2], Event::Drained(1)), "{events:?}");
+}

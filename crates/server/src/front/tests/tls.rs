@@ -5,8 +5,9 @@ use std::net::Shutdown;
 use std::path::Path;
 use std::sync::Arc;
 
-use lockkeeper_replica::StreamCloseCause;
-use lockkeeper_rig::Authority;
+use lockkeeper_replica::{Members, StreamCloseCause};
+use lockkeeper_rig::{Authority, Issued};
+use lockkeeper_wire::store::{Founding, Member};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -18,7 +19,13 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::super::caller::IDENTITY;
+use super::super::forward::FORWARDED;
 use super::{DEADLINE, Event, Frames, Rig, is_keep_alive, local};
+use crate::access::AccessFiles;
+use crate::data::Addresses;
+use crate::options::{ConnectionLimits, ServerOptions};
+use crate::peers::Directory;
 use crate::tls::{NodeName, NodeTls, TlsFiles};
 
 /// The TLS of node 1, and of a client.
@@ -27,6 +34,8 @@ struct Certificates {
     client: TlsConnector,
     /// A client without a certificate.
     stranger: TlsConnector,
+    /// Nodes 2 and 3 of the cluster, by their certificates.
+    nodes: [TlsConnector; 2],
 }
 
 fn certificates(folder: &Path) -> Certificates {
@@ -36,8 +45,12 @@ fn certificates(folder: &Path) -> Certificates {
     let [certificate, key] = node.write(folder, "node");
     let files = TlsFiles { certificate, key, ca: authority.write(folder, "ca") };
     let client = authority.issue(&["billing"], &[]);
+    let others = [2, 3].map(|node| {
+        let name = NodeName { cluster: "test".to_owned(), node };
+        authority.issue(&["localhost"], &[&name.uri()])
+    });
     let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
-    let key = PrivateKeyDer::from_pem_slice(client.key.as_bytes()).unwrap();
+    let key = |pem: &str| PrivateKeyDer::from_pem_slice(pem.as_bytes()).unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(certificate(&authority.certificate())).unwrap();
     let builder = || {
@@ -50,11 +63,15 @@ fn certificates(folder: &Path) -> Certificates {
         config.alpn_protocols = vec![b"h2".to_vec()];
         TlsConnector::from(Arc::new(config))
     };
-    let client = builder().with_client_auth_cert(vec![certificate(&client.certificate)], key).unwrap();
+    let certified = |it: Issued| {
+        let chain = vec![certificate(&it.certificate)];
+        connector(builder().with_client_auth_cert(chain, key(&it.key)).unwrap())
+    };
     Certificates {
         node: NodeTls::load(&files).unwrap(),
-        client: connector(client),
+        client: certified(client),
         stranger: connector(builder().with_no_client_auth()),
+        nodes: others.map(certified),
     }
 }
 
@@ -206,7 +223,8 @@ async fn silent_connections_of_one_address_keep_no_other_address_out() {
     let folder = tempfile::tempdir().unwrap();
     local(async {
         let tls = certificates(folder.path());
-        let mut rig = Rig::start_with(Some(tls.node)).await;
+        let limits = ConnectionLimits { of_client: 80, ..ServerOptions::new("").connection_limits(100) };
+        let mut rig = Rig::start_limited(Some(tls.node), None, &AccessFiles::default(), limits).await;
         let mut silent = Vec::new();
         for _ in 0..PLACES_OF_SOURCE {
             silent.push(TcpStream::connect(rig.address).await.unwrap());
@@ -245,8 +263,8 @@ async fn silent_connections_of_one_address_keep_no_other_address_out() {
     .await;
 }
 
-/// The status of a call without a certificate: in the headers, or in the trailers.
-async fn status_of_stranger(rig: &Rig, tls: &TlsConnector, path: &str, body: usize) -> String {
+/// The status of a call: in the headers, or in the trailers. Only nodes' calls are passed on.
+async fn status_of(rig: &Rig, tls: &TlsConnector, path: &str, body: usize) -> String {
     let socket = TcpStream::connect(rig.address).await.unwrap();
     let stream = tls.connect("localhost".try_into().unwrap(), socket).await.unwrap();
     let (requests, connection) = h2::client::handshake(stream).await.unwrap();
@@ -254,6 +272,8 @@ async fn status_of_stranger(rig: &Rig, tls: &TlsConnector, path: &str, body: usi
     let request = http::Request::post(format!("https://localhost{path}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
+        .header(FORWARDED, "0f")
+        .header(IDENTITY, "ops")
         .body(())
         .unwrap();
     let (answer, mut stream) = requests.ready().await.unwrap().send_request(request, false).unwrap();
@@ -280,8 +300,8 @@ async fn stranger_is_answered_by_the_health_service_only_and_in_small_messages()
         let tls = certificates(folder.path());
         let rig = Rig::start_with(Some(tls.node)).await;
         let health = "/grpc.health.v1.Health/Check";
-        assert_eq!(status_of_stranger(&rig, &tls.stranger, health, 0).await, "0");
-        let large = status_of_stranger(&rig, &tls.stranger, health, 5_000).await;
+        assert_eq!(status_of(&rig, &tls.stranger, health, 0).await, "0");
+        let large = status_of(&rig, &tls.stranger, health, 5_000).await;
         assert_eq!(large, (tonic::Code::OutOfRange as i32).to_string());
         let refused = (tonic::Code::Unauthenticated as i32).to_string();
         for path in [
@@ -290,8 +310,35 @@ async fn stranger_is_answered_by_the_health_service_only_and_in_small_messages()
             "/lockkeeper.v1.Lockkeeper/Session",
             "/",
         ] {
-            assert_eq!(status_of_stranger(&rig, &tls.stranger, path, 0).await, refused, "{path}");
+            assert_eq!(status_of(&rig, &tls.stranger, path, 0).await, refused, "{path}");
         }
+    })
+    .await;
+}
+
+/// Whoever can issue certificates of nodes is no member by that.
+#[tokio::test]
+async fn identity_of_a_forwarded_call_is_believed_from_members_only() {
+    let folder = tempfile::tempdir().unwrap();
+    local(async {
+        let tls = certificates(folder.path());
+        let rig = Rig::start_with(Some(tls.node)).await;
+        let [member, other] = &tls.nodes;
+        let audit = "/lockkeeper.v1.Lockkeeper/Audit";
+        let denied = (tonic::Code::PermissionDenied as i32).to_string();
+        assert_eq!(
+            status_of(&rig, member, audit, 0).await,
+            denied,
+            "a node that is alone has no other members"
+        );
+        let nodes = [1, 2].map(|node| (node, Member { node, ..Member::default() }));
+        let members = Members { nodes: nodes.into(), ..Members::default() };
+        let founding = Founding { node: 1, ..Founding::default() };
+        let addresses = Addresses { client: "", peer: "" };
+        let directory = Directory::new(founding, addresses, members, 1, crate::ELECTION_TIMEOUT, None);
+        assert!(rig.front.directory.set(directory).is_ok());
+        assert_eq!(status_of(&rig, member, audit, 0).await, "0");
+        assert_eq!(status_of(&rig, other, audit, 0).await, denied);
     })
     .await;
 }
