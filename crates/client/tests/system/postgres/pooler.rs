@@ -27,7 +27,10 @@ async fn session_locks_are_refused_through_a_transaction_pooler() {
 async fn session_locks_work_through_a_session_pooler() {
     let world = World::start();
     let pooler = PgBouncer::with(&world.server, &["pool_mode=session"]);
-    let locks = Locks::connect(&for_session(&pooler.url())).await.unwrap();
+    let url = format!("{}&keepalive=100ms", for_session(&pooler.url()));
+    let locks = Locks::connect(&url).await.unwrap();
+    let found = locks.findings().await.unwrap();
+    assert!(found.iter().any(|finding| finding.says.starts_with("a pooler lies between")), "{found:?}");
     let held = locks.mutex("a").acquire().await.unwrap();
     held.verify().await.unwrap();
     held.release().await.unwrap();
