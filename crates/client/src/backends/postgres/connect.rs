@@ -136,9 +136,9 @@ impl Connector {
     async fn one(&self, server: &Server, label: &str) -> Result<(Connection, Driver), BackendError> {
         let mut config = server.config.clone();
         config.application_name(label);
-        let timeout = self.settings.timeout;
-        // `connect_timeout` covers only the TCP connection, which a stalled server still accepts.
-        match tokio::time::timeout(timeout, config.connect(self.tls.clone())).await {
+        let (timeout, limit) = (self.settings.timeout, self.settings.connect_timeout);
+        // tokio_postgres' `connect_timeout` covers only the TCP connection, which a stalled server still accepts.
+        match tokio::time::timeout(limit, config.connect(self.tls.clone())).await {
             Ok(Ok((client, driver))) => {
                 let (tls, server) = (self.tls.clone(), server.shown.clone());
                 Ok((Connection { client, timeout, tls, server, end: Arc::default() }, driver))
@@ -146,7 +146,7 @@ impl Connector {
             Ok(Err(error)) => Err(explain(&error, server, &self.settings)),
             Err(_) => {
                 let what = format!(
-                    "the server at {} did not answer within {timeout:?}: check that it is well, or raise `timeout=`",
+                    "the server at {} did not answer within {limit:?}: check that it is well, or raise `timeout=`",
                     server.shown
                 );
                 Err(BackendError::new(BackendErrorKind::Unreachable, what))
