@@ -250,6 +250,8 @@ impl Url {
         let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
         let (hosts, path) = match rest.strip_prefix("//") {
             None => ("", rest),
+            // The ARN of a table, whose colons are no ports.
+            Some(rest) if rest.starts_with("arn:") => ("", rest),
             Some(rest) => rest.split_at(rest.find('/').unwrap_or(rest.len())),
         };
         let (login, hosts) =

@@ -126,7 +126,12 @@ async fn keep_apart(first: &Connection, others: &[Connection]) -> Result<bool, B
     let mut known = vec![None; others.len()];
     for _ in 0..ROUNDS {
         for at in 0..others.len() {
-            let number = pid(&ask(&others[at], &format!("begin; {PID}"), "begin a transaction").await?)?;
+            let begun = match ask(&others[at], &format!("begin; {PID}"), "begin a transaction").await {
+                // PgBouncer with pool_mode=statement.
+                Err(error) if error.message.contains("statement pooling mode") => return Ok(false),
+                begun => begun?,
+            };
+            let number = pid(&begun)?;
             let moved = known[at].replace(number).is_some_and(|before| before != number);
             let shared = known.iter().filter(|known| **known == Some(number)).count() > 1;
             if moved || shared || number == process || pid(&ask(first, PID, doing).await?)? != process {
@@ -168,7 +173,7 @@ pub(super) fn transaction_pooler() -> Unsupported {
     Unsupported {
         backend: "postgres",
         what: "hold a session's locks here",
-        why: "a transaction pooler lies between (PgBouncer with pool_mode=transaction, or its like): it hands the \
+        why: "a transaction pooler lies between (PgBouncer with pool_mode=transaction or statement, or its like): it hands the \
               server's session to somebody else after every statement, and the lock with it",
         instead: "use `lock=row`, or connect to the server itself; for work in one transaction of your own, `lock_in_transaction`",
     }
