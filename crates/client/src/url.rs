@@ -197,6 +197,16 @@ impl Url {
         Ok(())
     }
 
+    /// The password in the file that a parameter names, if it is given.
+    #[cfg(feature = "redis")]
+    pub(crate) fn password_in(&self, key: &str) -> Result<Option<Password>, UrlError> {
+        let Some(file) = self.query.get(key) else { return Ok(None) };
+        let found = password_in(file).map(|text| text.trim_end_matches(['\r', '\n']).to_owned());
+        let found = found.filter(|text| !text.is_empty());
+        let bad = || self.bad_part(format!("{key}={file}"), "a file that can be read, with a password");
+        found.map(Password).map(Some).ok_or_else(bad)
+    }
+
     /// Refuses every parameter that is not one of `known`.
     pub(crate) fn only_parameters(&self, known: &[&str]) -> Result<(), UrlError> {
         match self.query.keys().find(|key| !known.contains(&key.as_str())) {
@@ -240,6 +250,8 @@ impl Url {
         let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
         let (hosts, path) = match rest.strip_prefix("//") {
             None => ("", rest),
+            // The ARN of a table, whose colons are no ports.
+            Some(rest) if rest.starts_with("arn:") => ("", rest),
             Some(rest) => rest.split_at(rest.find('/').unwrap_or(rest.len())),
         };
         let (login, hosts) =

@@ -84,20 +84,32 @@ impl RedisCluster {
     /// # Panics
     /// A node refuses.
     pub fn move_slot_of(&self, key: &str, to: usize) {
-        let (from, to) = (self.node_of(key), &self.nodes[to]);
-        if from.port() == to.port() {
+        let (from, to_node) = (self.node_of(key), &self.nodes[to]);
+        if from.port() == to_node.port() {
             return;
         }
+        let slot = from.cli(&["CLUSTER", "KEYSLOT", key]);
+        let keys = from.cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "1000"]);
+        self.begin_to_move_slot_of(key, to, &keys.lines().collect::<Vec<_>>());
+        let to_id = to_node.cli(&["CLUSTER", "MYID"]);
+        for node in [to_node, from] {
+            node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+        }
+    }
+
+    /// Begins to move the slot of `key` to node `to`, and moves these of its keys. The slot stays open: both nodes serve
+    /// the keys that they have.
+    ///
+    /// # Panics
+    /// A node refuses.
+    pub fn begin_to_move_slot_of(&self, key: &str, to: usize, keys: &[&str]) {
+        let (from, to) = (self.node_of(key), &self.nodes[to]);
         let slot = from.cli(&["CLUSTER", "KEYSLOT", key]);
         let (from_id, to_id) = (from.cli(&["CLUSTER", "MYID"]), to.cli(&["CLUSTER", "MYID"]));
         to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
         from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
-        let keys = from.cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "1000"]);
-        for key in keys.lines() {
+        for key in keys {
             from.cli(&["MIGRATE", "127.0.0.1", &to.port().to_string(), key, "0", "5000"]);
-        }
-        for node in [to, from] {
-            node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
         }
     }
 

@@ -27,6 +27,8 @@ pub struct Etcd {
     cluster: String,
     /// For TLS, which asks clients for certificates.
     certificates: Option<Certificates>,
+    /// Further words of its command line.
+    further: Vec<String>,
     folder: Folder,
 }
 
@@ -38,6 +40,21 @@ impl Etcd {
     #[must_use]
     pub fn start() -> Self {
         let [etcd] = Self::prepared(|_| None);
+        etcd.start_again();
+        etcd
+    }
+
+    /// Starts a server that gives logins tokens of JWT, which end after `ttl` (`10m`).
+    ///
+    /// # Panics
+    /// As [`Etcd::start`].
+    #[must_use]
+    pub fn with_jwt(ttl: &str) -> Self {
+        let [mut etcd] = Self::prepared(|_| None);
+        let key = etcd.folder.path().join("jwt.key");
+        fs::write(&key, "a secret of at least thirty-two bytes").expect("our folder is ours");
+        let token = format!("jwt,sign-method=HS256,priv-key={},ttl={ttl}", key.display());
+        etcd.further = vec!["--auth-token".to_owned(), token];
         etcd.start_again();
         etcd
     }
@@ -69,6 +86,7 @@ impl Etcd {
                 name: format!("member-{number}"),
                 cluster: String::new(),
                 certificates: certificates(folder.path()),
+                further: Vec::new(),
                 folder,
             }
         });
@@ -166,7 +184,8 @@ impl Etcd {
             .path(&data)
             .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
             .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
-            .args(["--initial-cluster", &self.cluster, "--logger", "zap"]);
+            .args(["--initial-cluster", &self.cluster, "--logger", "zap"])
+            .args(&self.further);
         if let Some(files) = &self.certificates {
             line = line.args(["--client-cert-auth", "--trusted-ca-file"]).path(&files.ca);
             line = line.args(["--cert-file"]).path(&files.certificate).args(["--key-file"]).path(&files.key);

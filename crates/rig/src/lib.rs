@@ -42,7 +42,7 @@ pub use program::{CommandLine, Program, find};
 pub use prometheus::Prometheus;
 pub use redis::Redis;
 pub use s3::S3;
-pub use sentinel::Sentinel;
+pub use sentinel::{OneSentinel, Sentinel};
 pub use shim::{COMPILER, Number, Shim, ShimClock};
 pub use tls::{Authority, Issued};
 pub use zookeeper::ZooKeeper;

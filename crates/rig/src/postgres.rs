@@ -54,7 +54,8 @@ impl Postgres {
         Self::unstarted(args).started()
     }
 
-    /// Starts a server that accepts TLS only, with a certificate by [`Postgres::ca`] for `localhost` and `127.0.0.1`.
+    /// Starts a server that accepts TLS only, with a certificate by [`Postgres::ca`] for `localhost` and `127.0.0.1`. A user
+    /// `certified` must show a certificate of the same authority, as [`Postgres::certificate`].
     #[must_use]
     pub fn with_tls() -> Self {
         let mut postgres = Self::unstarted(&[]);
@@ -125,6 +126,16 @@ impl Postgres {
         &self.tls.as_ref().expect("only `with_tls` has certificates").ca
     }
 
+    /// The files of a certificate and its key by [`Postgres::ca`], which clients may use too.
+    ///
+    /// # Panics
+    /// The server has no TLS.
+    #[must_use]
+    pub fn certificate(&self) -> [&Path; 2] {
+        let tls = self.tls.as_ref().expect("only `with_tls` has certificates");
+        [&tls.certificate, &tls.key]
+    }
+
     /// The file of an authority that did *not* issue the server's certificate.
     ///
     /// # Panics
@@ -179,12 +190,18 @@ impl Postgres {
         let access = self.folder.path().join("access");
         let connection = if self.tls.is_some() { "hostssl" } else { "host" };
         let method = if self.password.is_some() { "scram-sha-256" } else { "trust" };
-        fs::write(&access, format!("{connection} all all 127.0.0.1/32 {method}\n"))
+        let certified = match &self.tls {
+            Some(_) => "hostssl all certified 127.0.0.1/32 trust clientcert=verify-ca\n",
+            None => "",
+        };
+        fs::write(&access, format!("{certified}{connection} all all 127.0.0.1/32 {method}\n"))
             .expect("our folder is ours");
         line = line.args(["-c", &format!("hba_file={}", access.display())]);
         if let Some(tls) = &self.tls {
             line = line.args(["-c", "ssl=on"]);
-            for (name, file) in [("ssl_cert_file", &tls.certificate), ("ssl_key_file", &tls.key)] {
+            for (name, file) in
+                [("ssl_ca_file", &tls.ca), ("ssl_cert_file", &tls.certificate), ("ssl_key_file", &tls.key)]
+            {
                 line = line.args(["-c", &format!("{name}={}", file.display())]);
             }
         }

@@ -158,6 +158,16 @@ impl Redis {
         &self.tls.as_ref().expect("only `with_tls` has certificates").ca
     }
 
+    /// The files of a certificate and its key by [`Redis::ca`], which clients may use too.
+    ///
+    /// # Panics
+    /// The server has no TLS.
+    #[must_use]
+    pub fn certificate(&self) -> [&Path; 2] {
+        let tls = self.tls.as_ref().expect("only `with_tls` has certificates");
+        [&tls.certificate, &tls.key]
+    }
+
     /// The file of an authority that did *not* issue the server's certificate.
     ///
     /// # Panics
@@ -194,6 +204,7 @@ impl Redis {
             cli.args(["-e", "-p", &self.port().to_string()]);
             if let Some(tls) = &self.tls {
                 cli.args(["--tls", "--cacert"]).arg(&tls.ca);
+                cli.arg("--cert").arg(&tls.certificate).arg("--key").arg(&tls.key);
             }
             cli.args(command).env_remove("REDISCLI_AUTH");
             if let Some(password) = self.setting("--requirepass") {
@@ -218,7 +229,8 @@ impl Redis {
         }
         if let Some(tls) = &self.tls {
             line = line.args(["--port", "0", "--tls-port", &self.port().to_string()]);
-            line = line.args(["--tls-auth-clients", "no", "--tls-ca-cert-file"]).path(&tls.ca);
+            let clients = self.setting("--tls-auth-clients").unwrap_or("no");
+            line = line.args(["--tls-auth-clients", clients, "--tls-ca-cert-file"]).path(&tls.ca);
             line = line.args(["--tls-cert-file"]).path(&tls.certificate);
             line = line.args(["--tls-key-file"]).path(&tls.key);
         }

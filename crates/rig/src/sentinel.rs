@@ -23,12 +23,12 @@ const FAILOVER_TIMEOUT_MS: u32 = 3_000;
 /// Two Redis servers and three sentinels, which promote one server when the other does not answer for two seconds.
 pub struct Sentinel {
     // Dropped in this order, so that no sentinel observes the end of a server.
-    sentinels: Vec<One>,
+    sentinels: Vec<OneSentinel>,
     servers: [Redis; 2],
 }
 
 /// One sentinel.
-struct One {
+pub struct OneSentinel {
     // The first field, so that the process is ended before its port is released and its folder removed.
     slot: ProcessSlot,
     port: Port,
@@ -54,7 +54,7 @@ impl Sentinel {
     pub fn with(settings: &[&str]) -> Self {
         let primary = Redis::with(settings);
         let replica = primary.replica();
-        let sentinels = (0..SENTINELS).map(|_| One::start(primary.port())).collect();
+        let sentinels = (0..SENTINELS).map(|_| OneSentinel::naming(primary.port(), 0, "")).collect();
         let all = Self { sentinels, servers: [primary, replica] };
         for one in &all.sentinels {
             let known = wait(|| one.knows_all());
@@ -118,14 +118,20 @@ impl Sentinel {
     }
 
     fn primary_port(&self) -> u16 {
-        let told = self.sentinels.iter().map(One::primary_port);
+        let told = self.sentinels.iter().map(OneSentinel::primary_port);
         let port = told.reduce(|first, next| first.or(next)).expect("there are sentinels");
         port.unwrap_or_else(|why| panic!("no sentinel answers: {why}"))
     }
 }
 
-impl One {
-    fn start(primary: u16) -> Self {
+impl OneSentinel {
+    /// Starts a sentinel that names the server at this port as its primary, as of this epoch. `further`: more lines of
+    /// its settings file.
+    ///
+    /// # Panics
+    /// Redis is missing or doesn't start.
+    #[must_use]
+    pub fn naming(primary: u16, epoch: u32, further: &str) -> Self {
         SERVER.path();
         let one = Self { port: Port::free(), slot: ProcessSlot::empty(), folder: Folder::new("sentinel") };
         // A sentinel stores its state in its settings file.
@@ -134,7 +140,8 @@ impl One {
             "port {}\nbind 127.0.0.1\ndir {}\n\
              sentinel monitor {NAME} 127.0.0.1 {primary} 2\n\
              sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}\n\
-             sentinel failover-timeout {NAME} {FAILOVER_TIMEOUT_MS}\n",
+             sentinel failover-timeout {NAME} {FAILOVER_TIMEOUT_MS}\n\
+             sentinel config-epoch {NAME} {epoch}\n{further}",
             one.port.number(),
             one.folder.path().display()
         );
@@ -142,10 +149,24 @@ impl One {
         let line = CommandLine::new(SERVER.name).path(&settings).args(["--sentinel"]);
         one.slot.fill(|| {
             let mut process = ServerProcess::start(&line, Signal::SIGKILL, &one.folder.log());
-            process.wait_until_ready("redis-server --sentinel", || one.ask(&["PING"]).map(|_| ()));
+            process.wait_until_ready("redis-server --sentinel", || one.answers());
             process
         });
         one
+    }
+
+    /// Its port on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Succeeds once it answers; a refused login counts as an answer.
+    fn answers(&self) -> Result<(), String> {
+        match self.ask(&["PING"]) {
+            Err(why) if !why.contains("NOAUTH") => Err(why),
+            _ => Ok(()),
+        }
     }
 
     fn ask(&self, command: &[&str]) -> Result<String, String> {

@@ -38,6 +38,8 @@ pub struct ZooKeeper {
     ensemble: Option<(String, usize)>,
     /// The port for clients with TLS, and the server's files.
     tls: Option<(Port, Certificates)>,
+    /// Further lines of its settings.
+    further: String,
     folder: Folder,
 }
 
@@ -49,6 +51,15 @@ impl ZooKeeper {
     #[must_use]
     pub fn start() -> Self {
         let zookeeper = Self::prepared();
+        zookeeper.start_again();
+        zookeeper
+    }
+
+    /// Starts a server with further lines of settings, each of which ends its line.
+    #[must_use]
+    pub fn with(further: &str) -> Self {
+        let mut zookeeper = Self::prepared();
+        zookeeper.further = further.to_owned();
         zookeeper.start_again();
         zookeeper
     }
@@ -98,6 +109,7 @@ impl ZooKeeper {
             peers: [Port::free(), Port::free()],
             ensemble: None,
             tls: None,
+            further: String::new(),
             folder: Folder::new("zookeeper"),
         }
     }
@@ -162,7 +174,7 @@ impl ZooKeeper {
         );
         let data = self.folder.data();
         fs::create_dir_all(&data).expect("our folder is ours");
-        let mut more = "maxSessionTimeout=3700000\n".to_owned();
+        let mut more = format!("maxSessionTimeout=3700000\n{}", self.further);
         if let Some((lines, number)) = &self.ensemble {
             more.push_str(lines);
             fs::write(data.join("myid"), format!("{number}\n")).expect("our folder is ours");

@@ -27,7 +27,7 @@ pub(crate) mod redis;
 pub(crate) mod redlock;
 #[cfg(feature = "service")]
 pub(crate) mod service;
-#[cfg(any(feature = "etcd", feature = "service", feature = "zookeeper"))]
+#[cfg(any(feature = "etcd", feature = "redis", feature = "service", feature = "zookeeper"))]
 pub(crate) mod tls_files;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
@@ -52,6 +52,10 @@ pub struct BackendEntry {
     pub schemes: &'static [Scheme],
     /// The port of a host without one; `None` if its URLs have no hosts.
     pub default_port: Option<u16>,
+    /// Other programs that wait for our holds, for help texts.
+    pub excludes: &'static str,
+    /// Other programs for whose holds ours wait, for help texts.
+    pub excluded_by: &'static str,
     /// Its pages in `docs/backends`, without `.md`.
     pub pages: &'static [&'static str],
     /// `None` if it is not compiled in.
@@ -98,6 +102,8 @@ pub static BACKENDS: [BackendEntry; 9] = [
         summary: "a table of Amazon DynamoDB, in the layout of other lock clients of it",
         schemes: &[scheme("dynamodb", "dynamodb")],
         default_port: None,
+        excludes: "AWS Labs' lock client (Java) and its ports; with `attributes=python` `python_dynamodb_lock`",
+        excluded_by: "AWS Labs' lock client (Java) and its ports; with `attributes=python` `python_dynamodb_lock`",
         pages: &["dynamodb"],
         connect: connect!("dynamodb", dynamodb),
     },
@@ -106,6 +112,8 @@ pub static BACKENDS: [BackendEntry; 9] = [
         summary: "etcd, in the layout of its own locks",
         schemes: &[scheme("etcd", "etcd"), scheme("etcds", "etcd-tls")],
         default_port: Some(2379),
+        excludes: "with `layout=plain` `etcdctl lock` and Go's `concurrency.Mutex`",
+        excluded_by: "with `layout=plain` `etcdctl lock` and Go's `concurrency.Mutex`",
         pages: &["etcd"],
         connect: connect!("etcd", etcd),
     },
@@ -114,6 +122,8 @@ pub static BACKENDS: [BackendEntry; 9] = [
         summary: "a directory, for the processes of this host",
         schemes: &[scheme("file", "file")],
         default_port: None,
+        excludes: "none",
+        excluded_by: "none",
         pages: &["file"],
         connect: connect!("file", file),
     },
@@ -122,6 +132,8 @@ pub static BACKENDS: [BackendEntry; 9] = [
         summary: "this process only, for tests",
         schemes: &[always("memory")],
         default_port: None,
+        excludes: "none",
+        excluded_by: "none",
         pages: &["memory"],
         connect: Some(|url| Box::pin(std::future::ready(memory::connect(url)))),
     },
@@ -130,6 +142,8 @@ pub static BACKENDS: [BackendEntry; 9] = [
         summary: "Lockkeeper's own service, one node or a cluster",
         schemes: &[scheme("lockkeeper", "service"), scheme("lockkeepers", "service-tls")],
         default_port: Some(5625),
+        excludes: "none: every client of the service is ours, also by HTTP",
+        excluded_by: "none: every client of the service is ours, also by HTTP",
         pages: &["lockkeeper"],
         connect: connect!("service", service),
     },
@@ -138,14 +152,18 @@ pub static BACKENDS: [BackendEntry; 9] = [
         summary: "PostgreSQL: lease rows (`lock=row`) or advisory locks (`lock=session`)",
         schemes: &[scheme("postgres", "postgres"), scheme("postgresql", "postgres")],
         default_port: Some(5432),
+        excludes: "`lock=session`: who locks the same advisory key (`key=`); `lock=row`: who calls its functions",
+        excluded_by: "`lock=session`: who locks the same advisory key (`key=`); `lock=row`: who calls its functions",
         pages: &["postgres-session", "postgres-row"],
         connect: connect!("postgres", postgres),
     },
     BackendEntry {
         example: "redis://host",
         summary: "Redis: one server, its replicas by sentinels, or a cluster",
-        schemes: &[scheme("redis", "redis"), scheme("rediss", "redis-tls")],
+        schemes: &[scheme("redis", "redis"), scheme("rediss", "redis-tls"), scheme("redis+unix", "redis")],
         default_port: Some(6379),
+        excludes: "clients that use `SET NX PX` on the same key: redis-py, redsync, node-redlock …; Redisson fails",
+        excluded_by: "the same; where Redisson holds, our request fails",
         pages: &["redis"],
         connect: connect!("redis", redis),
     },
@@ -154,6 +172,8 @@ pub static BACKENDS: [BackendEntry; 9] = [
         summary: "a majority of independent Redis servers",
         schemes: &[scheme("redlock", "redlock"), scheme("redlocks", "redlock")],
         default_port: Some(6379),
+        excludes: "Redlock clients of the same servers and key; a client of one server alone only there",
+        excluded_by: "Redlock clients of the same servers and key; a client of one server alone never",
         pages: &["redlock"],
         connect: connect!("redlock", redlock),
     },
@@ -162,6 +182,8 @@ pub static BACKENDS: [BackendEntry; 9] = [
         summary: "ZooKeeper, in the layout of Curator's locks",
         schemes: &[scheme("zookeeper", "zookeeper"), scheme("zookeepers", "zookeeper-tls")],
         default_port: Some(2181),
+        excludes: "with `layout=plain` Curator; kazoo only with `extra_lock_patterns=[\"-lock-\"]`",
+        excluded_by: "with `layout=plain` Curator and kazoo",
         pages: &["zookeeper"],
         connect: connect!("zookeeper", zookeeper),
     },
@@ -242,6 +264,16 @@ mod tests {
                 readme.contains(&format!("(docs/backends/{page}.md)")),
                 "README.md has no link to {page}.md"
             );
+        }
+    }
+
+    #[test]
+    fn readme_names_whom_each_backend_excludes_and_who_excludes_it() {
+        let readme = read("../../README.md");
+        for entry in &BACKENDS {
+            for text in [entry.excludes, entry.excluded_by] {
+                assert!(readme.contains(&format!("| {text} |")), "README.md, {}: {text}", entry.example);
+            }
         }
     }
 

@@ -4,6 +4,7 @@ mod directory;
 
 use std::time::{Duration, Instant};
 
+use lockkeeper::backends::BackendEntry;
 use lockkeeper::{Fencing, Finding, Wait};
 use serde_json::{Value, json};
 
@@ -15,6 +16,8 @@ use crate::settings;
 
 /// The lock that is acquired and released as a test.
 const PROBE: &str = "lockkeeper-doctor/probe";
+/// Its ttl: servers that limit ttls grant this one.
+const PROBE_TTL: Duration = Duration::from_secs(5);
 /// The time limit for closing the session; if it is not closed in time, it expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
@@ -40,9 +43,11 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let code = if spoiling.is_empty() && nodes::are_healthy(&nodes) { OK } else { UNHEALTHY };
     warnings.extend(spoiling.into_iter().map(|finding| finding.says));
     let shown = settings::shown(&url);
+    let entry = BackendEntry::of(url.split_once(':').map_or(&*url, |(scheme, _)| scheme));
 
     let began = Instant::now();
     let probe = locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5)));
+    let probe = if can.ttl { probe.ttl(PROBE_TTL) } else { probe };
     let probed = async {
         let guard = probe.acquire().await.inspect_err(|_| {
             // The warnings may explain the failure.
@@ -77,7 +82,9 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             })
             .collect();
         output::json(&json!({
-            "url": shown, "backend": can.backend, "excludes": can.reach.to_string(), "abilities": abilities,
+            "url": shown, "backend": can.backend, "excludes": can.reach.to_string(),
+            "others": entry.map(|entry| json!({ "excluded": entry.excludes, "exclude": entry.excluded_by })),
+            "abilities": abilities,
             "promises": promises, "acquire_us": acquired.as_micros() as u64, "release_us": released.as_micros() as u64,
             "token": token.map(lockkeeper::Token::get), "settings": settings, "nodes": nodes::json(&nodes),
             "warnings": warnings,
@@ -85,6 +92,10 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
         return Ok(code);
     }
     output::line(format!("{shown}: excludes {}", can.reach))?;
+    if let Some(entry) = entry {
+        output::line(format!("other programs that wait for ours: {}", entry.excludes))?;
+        output::line(format!("other programs that ours wait for: {}", entry.excluded_by))?;
+    }
     match can.fencing {
         Fencing::Tokens { source } => {
             output::line(format!("tokens: {source}; this test got {}", show(token)))?

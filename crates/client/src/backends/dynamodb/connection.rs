@@ -3,13 +3,18 @@
 use std::fmt::Debug;
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use aws_config::default_provider::credentials::DefaultCredentialsChain;
+use aws_config::default_provider::region::DefaultRegionChain;
+use aws_config::provider_config::ProviderConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_credential_types::provider::future;
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::{Credentials, ProvideCredentials};
+use aws_sdk_dynamodb::config::{Credentials, ProvideCredentials, SharedHttpClient};
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
-use aws_smithy_http_client::tls;
+use aws_smithy_http_client::proxy::ProxyConfig;
+use aws_smithy_http_client::{Connector, tls};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::settings::Settings;
@@ -22,10 +27,12 @@ use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
 const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };
 /// Time limit for finding out region and credentials.
 const CONFIGURE: Duration = Duration::from_secs(10);
+/// Credentials that tell no expiry count as expired after this time, of which AWS's library takes 10 s off: so a hold with a ttl of
+/// 30 s outlives those that another program replaces.
+const LOOK_AGAIN: Duration = Duration::from_secs(20);
 /// The codes of errors about this client's identity and permissions.
-const DENIED: [&str; 8] = [
+const DENIED: [&str; 7] = [
     "AccessDeniedException",
-    "ExpiredTokenException",
     "IncompleteSignatureException",
     "InvalidSignatureException",
     "MissingAuthenticationTokenException",
@@ -34,7 +41,9 @@ const DENIED: [&str; 8] = [
     "UnrecognizedClientException",
 ];
 /// The codes of errors after which DynamoDB has done nothing, and a later try may succeed.
-const BUSY: [&str; 5] = [
+const BUSY: [&str; 6] = [
+    // The next credentials may be there soon.
+    "ExpiredTokenException",
     "LimitExceededException",
     "ProvisionedThroughputExceededException",
     "RequestLimitExceeded",
@@ -65,7 +74,7 @@ impl Connect for ClientFactory {
     type Connection = Client;
 
     fn connect(&self) -> BoxFuture<Result<Client, BackendError>> {
-        Box::pin(std::future::ready(Ok(client(&self.0))))
+        Box::pin(std::future::ready(client(&self.0)))
     }
 
     fn is_usable(&self, _: &Client) -> bool {
@@ -74,30 +83,52 @@ impl Connect for ClientFactory {
 }
 
 /// A client with connections of its own.
-pub(super) fn client(config: &SdkConfig) -> Client {
-    let config = aws_sdk_dynamodb::config::Builder::from(config).http_client(http_client()).build();
-    Client::from_conf(config)
+pub(super) fn client(config: &SdkConfig) -> Result<Client, BackendError> {
+    let http_client = http_client()?;
+    let config = aws_sdk_dynamodb::config::Builder::from(config).http_client(http_client).build();
+    Ok(Client::from_conf(config))
 }
 
-/// Connections, with the TLS library that the rest of the program uses.
-fn http_client() -> aws_sdk_dynamodb::config::SharedHttpClient {
-    aws_smithy_http_client::Builder::new()
-        .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring))
-        .build_https()
+/// Connections, with the TLS library that the rest of the program uses, and by the proxy that `HTTPS_PROXY` names. An emulator
+/// without TLS is reached directly, and so are the addresses from which machines get their credentials.
+fn http_client() -> Result<SharedHttpClient, BackendError> {
+    let variable = |names: [&str; 2]| names.iter().find_map(|name| std::env::var(name).ok());
+    let proxy = variable(["HTTPS_PROXY", "https_proxy"]).filter(|proxy| !proxy.is_empty());
+    let excepted = variable(["NO_PROXY", "no_proxy"]).unwrap_or_default();
+    let proxy = match &proxy {
+        Some(proxy) => {
+            ProxyConfig::https(proxy.as_str()).map(|proxy| proxy.no_proxy(excepted)).map_err(|error| {
+                let what = format!("HTTPS_PROXY can't be used: {error}; write `http://host:port`");
+                BackendError::new(BackendErrorKind::Refused, what)
+            })?
+        }
+        None => ProxyConfig::disabled(),
+    };
+    Ok(aws_smithy_http_client::Builder::new().build_with_connector_fn(move |settings, components| {
+        let mut builder = Connector::builder().proxy_config(proxy.clone());
+        builder.set_connector_settings(settings.cloned());
+        builder.set_sleep_impl(components.and_then(|components| components.sleep_impl()));
+        builder.tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::Ring)).build()
+    }))
 }
 
 /// The settings of AWS's tools: environment, profile, roles; without contacting DynamoDB.
 pub(super) async fn configure(settings: &Settings) -> Result<SdkConfig, BackendError> {
-    let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http_client());
+    let http_client = http_client()?;
+    let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http_client.clone());
     if let Some(region) = &settings.region {
         loader = loader.region(Region::new(region.clone()));
     }
     if let Some(endpoint) = &settings.endpoint {
         loader = loader.endpoint_url(endpoint);
     }
-    if settings.without_credentials {
-        loader = loader.credentials_provider(Credentials::new("none", "none", None, None, "lockkeeper"));
-    }
+    loader = match settings.without_credentials {
+        true => loader.credentials_provider(Credentials::new("none", "none", None, None, "lockkeeper")),
+        false => {
+            let region = settings.region.clone().map(Region::new);
+            loader.credentials_provider(FreshCredentials { http_client, region })
+        }
+    };
     let hint = "set them in the environment or a profile, or give this machine a role";
     let config = async {
         let config = loader.load().await;
@@ -119,6 +150,37 @@ pub(super) async fn configure(settings: &Settings) -> Result<SdkConfig, BackendE
         return Err(BackendError::new(BackendErrorKind::Refused, what));
     }
     Ok(config)
+}
+
+/// The credentials of AWS's tools, found out anew whenever they may have changed: a profile's file is rewritten, and its process called
+/// again, by programs that don't always say when their credentials expire.
+#[derive(Debug)]
+struct FreshCredentials {
+    http_client: SharedHttpClient,
+    /// `None`: that of AWS's tools.
+    region: Option<Region>,
+}
+
+impl ProvideCredentials for FreshCredentials {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::new(async {
+            let configured = ProviderConfig::without_region().with_http_client(self.http_client.clone());
+            let region = match &self.region {
+                Some(region) => Some(region.clone()),
+                None => DefaultRegionChain::builder().build().region().await,
+            };
+            let chain =
+                DefaultCredentialsChain::builder().configure(configured.with_region(region)).build().await;
+            let mut found = chain.provide_credentials().await?;
+            if found.expiry().is_none() {
+                *found.expiry_mut() = SystemTime::now().checked_add(LOOK_AGAIN);
+            }
+            Ok(found)
+        })
+    }
 }
 
 impl DynamoClients {

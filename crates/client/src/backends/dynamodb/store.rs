@@ -164,7 +164,7 @@ impl DynamoTable {
             return Err(DynamoFailure::NOT_DONE);
         }
         let items: &[Item] =
-            read.responses().and_then(|tables| tables.get(&self.link.table)).map_or(&[], Vec::as_slice);
+            read.responses().and_then(|tables| tables.values().next()).map_or(&[], Vec::as_slice);
         let is_lock = |item: &&Item| {
             item.get(&self.attributes.key) == self.attributes.lock(name).get(&self.attributes.key)
         };

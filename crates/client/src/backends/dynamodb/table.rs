@@ -55,7 +55,7 @@ pub async fn init(url: &str) -> Result<bool, ConnectError> {
 /// A client for a `dynamodb://` URL, on the current runtime, with the names of the table and of its partition key.
 pub(crate) async fn client(url: &str) -> Result<(Client, String, String), ConnectError> {
     let settings = settings(url)?;
-    Ok((connection::client(&configure(&settings).await?), settings.table, settings.attributes.key))
+    Ok((connection::client(&configure(&settings).await?)?, settings.table, settings.attributes.key))
 }
 
 fn settings(url: &str) -> Result<Settings, ConnectError> {

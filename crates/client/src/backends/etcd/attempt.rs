@@ -8,8 +8,10 @@ use super::api::request_op::Request as Op;
 use super::api::{Compare, KeyValue, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest};
 use super::connection::{EtcdFailure, NoLease};
 use super::layout::{key, kind, obstacles, permits};
-use super::leases::EntryLease;
-use super::store::{Inner, created_at, delete, owner, put_unchanged, ranges, read, sorted, unreadable};
+use super::leases::{EntryLease, RestingWait};
+use super::store::{
+    Inner, created_at, delete, owner, put_unchanged, ranges, read, sorted, unchanged, unreadable,
+};
 use super::watcher::Watched;
 use crate::backends::leased::{
     Attempt, Entry, Note, NotePermit, PermitTurn, SLOT_PAUSE, Tried, broken_at_grant, is_revoked,
@@ -137,6 +139,12 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Option<Tried>, EtcdFailure> {
         let entry = &*attempt.entry;
+        if let Some(wait) = self.leases.wait_of(&entry.id)
+            && self.is_unchanged(&wait, deadline).await?
+        {
+            self.watcher.watch(&entry.id, wait.watched, wait.is_near);
+            return Ok(Some(Tried::Waits { ahead: wait.ahead, again: AGAIN }));
+        }
         let folder = self.layout.folder(&entry.name);
         let own = key(&folder, entry.mode, lease.id);
         // Of a permit's request only the number of permits is relevant, which its own key has.
@@ -184,10 +192,27 @@ impl Inner {
                 self.withdraw(attempt, lease, &own, created, deadline).await?;
                 return Ok(Some(Tried::Busy(busy(&before))));
             }
-            self.leases.set(&entry.id, EntryLease { holds: false, ..lease });
+            let wait = before.kvs.iter().find(|key| watched.is_of(&key.key)).map(|awaited| RestingWait {
+                own: own.clone(),
+                unchanged: [unchanged(&mine), unchanged(awaited)],
+                watched: watched.clone(),
+                ahead,
+                is_near,
+            });
+            self.leases.wait(&entry.id, lease, wait);
             self.watcher.watch(&entry.id, watched, is_near);
             return Ok(Some(Tried::Waits { ahead, again: AGAIN }));
         }
+    }
+
+    /// Whether neither a waiter's key nor the one that it waits for has changed: so a crowd of waiters at rest reads two keys each, and
+    /// not all keys before its own.
+    async fn is_unchanged(&self, wait: &RestingWait, deadline: Instant) -> Result<bool, EtcdFailure> {
+        // A member that is cut off from the others answers comparisons alone, but no read.
+        let own = RangeRequest { key: wait.own.clone(), count_only: true, ..RangeRequest::default() };
+        let compare = wait.unchanged.to_vec();
+        let txn = TxnRequest { compare, success: vec![range(own)], ..TxnRequest::default() };
+        Ok(self.txn(deadline, txn).await?.succeeded)
     }
 
     /// For what an entry waits, by the keys before its own. A request for a permit takes its slot if it waits for nothing.

@@ -39,6 +39,8 @@ pub(super) async fn follow(
         let mut messages = connection.watch().watch(request).await?.into_inner();
         match messages.message().await? {
             Some(first) if first.created && !first.canceled => Ok(messages),
+            // The login has ended: the next watch begins with another.
+            Some(first) if first.watch_id < 0 => Err(Status::unavailable(first.cancel_reason)),
             Some(first) => Err(Status::failed_precondition(first.cancel_reason)),
             None => Err(Status::unavailable("the stream has ended")),
         }

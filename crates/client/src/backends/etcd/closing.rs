@@ -112,8 +112,9 @@ impl Inner {
     /// What is left of a lease; zero if it has ended.
     pub(super) async fn left(&self, lease: i64, deadline: Instant) -> Result<Duration, EtcdFailure> {
         let asked = LeaseTimeToLiveRequest { id: lease };
-        let left = self.link.call(deadline, async |connection| {
-            connection.lease().lease_time_to_live(connection.request(asked)).await
+        let left = self.link.call(deadline, asked, |connection, request| {
+            let mut lease = connection.lease();
+            Box::pin(async move { lease.lease_time_to_live(request).await })
         });
         Ok(Duration::from_secs(u64::try_from(left.await?.ttl).unwrap_or_default()))
     }

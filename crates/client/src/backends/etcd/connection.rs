@@ -36,6 +36,9 @@ const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs
 /// Largest answer: a page of 1,000 keys, each with a value of the largest size in Base64.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
+/// A runtime's connection, in use.
+pub(super) type LinkConnection = Used<MemberConnector>;
+
 /// Why a call has no usable answer.
 pub(super) type EtcdFailure = StoreFailure<NoLease>;
 
@@ -46,6 +49,7 @@ pub(super) struct NoLease;
 /// The connections to one cluster.
 pub(super) struct Link {
     pool: Pool<MemberConnector>,
+    has_login: bool,
 }
 
 impl Link {
@@ -56,7 +60,8 @@ impl Link {
             tls: settings.tls.clone(),
             next: Arc::default(),
         };
-        Self { pool: Pool::new(connector, LIMITS, lease_thread) }
+        let has_login = settings.login.is_some();
+        Self { pool: Pool::new(connector, LIMITS, lease_thread), has_login }
     }
 
     /// Opens the current runtime's connection, to check that the cluster answers.
@@ -69,32 +74,53 @@ impl Link {
         self.pool.trouble()
     }
 
-    /// Calls the member of the current runtime's connection. If there is no answer, for whatever reason, this connection
-    /// is not used again.
-    pub(super) async fn call<T>(
+    /// Calls the member of the current runtime's connection with a message. If there is no answer, for whatever reason, this
+    /// connection is not used again. If the member does not accept the login any more, nothing was done: the call is repeated once
+    /// on another connection, which logs in again.
+    pub(super) async fn call<M: Clone, T>(
         &self,
         deadline: Instant,
-        call: impl AsyncFnOnce(&MemberConnection) -> Result<Response<T>, Status>,
+        message: M,
+        call: impl Fn(&MemberConnection, Request<M>) -> BoxFuture<Result<Response<T>, Status>>,
     ) -> Result<T, EtcdFailure> {
-        let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| EtcdFailure::NOT_DONE)?;
-        let unanswered = DiscardOnDrop(&used);
-        let answer = timeout_at(deadline, call(&used)).await.map_err(|_| EtcdFailure::IN_DOUBT)?;
-        let failure = match answer {
-            Ok(answer) => {
-                mem::forget(unanswered);
-                return Ok(answer.into_inner());
+        let mut logged_in_again = false;
+        loop {
+            let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| EtcdFailure::NOT_DONE)?;
+            let unanswered = DiscardOnDrop(&used);
+            let calling = call(&used, used.request(message.clone()));
+            let status = match timeout_at(deadline, calling).await.map_err(|_| EtcdFailure::IN_DOUBT)? {
+                Ok(answer) => {
+                    mem::forget(unanswered);
+                    return Ok(answer.into_inner());
+                }
+                Err(status) => status,
+            };
+            if wants_login(&status) && self.has_login && !logged_in_again {
+                logged_in_again = true;
+                continue;
             }
-            Err(status) => failure(&status),
-        };
-        if !matches!(failure, EtcdFailure::Silent(_)) {
-            mem::forget(unanswered);
+            let failure = failure(&status);
+            if !matches!(failure, EtcdFailure::Silent(_)) {
+                mem::forget(unanswered);
+            }
+            return Err(failure);
         }
-        Err(failure)
     }
 
     /// The current runtime's connection, for a stream.
-    pub(super) async fn connection(&self) -> Used<impl Connect<Connection = MemberConnection> + use<>> {
+    pub(super) async fn connection(&self) -> LinkConnection {
         self.pool.shared().await
+    }
+}
+
+/// Whether nothing was done because the member does not accept the connection's login any more: its token has expired, users were
+/// changed since (with tokens of JWT), or logins are required only now.
+fn wants_login(status: &Status) -> bool {
+    let outdated = ["revision of auth store is old", "user name is empty"];
+    match status.code() {
+        Code::Unauthenticated => true,
+        Code::InvalidArgument => outdated.iter().any(|text| status.message().contains(text)),
+        _ => false,
     }
 }
 
@@ -106,8 +132,12 @@ pub(super) fn failure(status: &Status) -> EtcdFailure {
         // Only the local transport attaches a source.
         _ if std::error::Error::source(status).is_some() => EtcdFailure::IN_DOUBT,
         Code::NotFound if text.contains("lease not found") => EtcdFailure::Answered(NoLease),
-        // The login's token has expired: the next connection logs in again.
-        Code::Unauthenticated => EtcdFailure::NOT_DONE,
+        Code::InvalidArgument if text.contains("user name is empty") => {
+            let what = "etcd requires a login by now: write `etcd://user:password@host`";
+            EtcdFailure::Refused(BackendError::new(BackendErrorKind::Denied, what))
+        }
+        // The next connection logs in again.
+        _ if wants_login(status) => EtcdFailure::NOT_DONE,
         Code::PermissionDenied => refused(BackendErrorKind::Denied),
         Code::ResourceExhausted if text.contains("too many requests") => EtcdFailure::NOT_DONE,
         Code::ResourceExhausted => refused(BackendErrorKind::Operator),
@@ -119,7 +149,7 @@ pub(super) fn failure(status: &Status) -> EtcdFailure {
 }
 
 /// Opens connections, to one member after the other.
-struct MemberConnector {
+pub(super) struct MemberConnector {
     endpoints: Arc<[String]>,
     login: Option<Login>,
     tls: Option<GrpcTls>,
@@ -202,6 +232,10 @@ impl From<Status> for MemberFailure {
     fn from(status: Status) -> Self {
         let text = status.message();
         match status.code() {
+            // Users were changed since this login.
+            Code::InvalidArgument if text.contains("revision of auth store is old") => {
+                Self::Silent(text.to_owned())
+            }
             Code::InvalidArgument
             | Code::Unauthenticated
             | Code::PermissionDenied
@@ -236,8 +270,12 @@ async fn open(
     let mut connection = MemberConnection { channel, token: None };
     if let Some(Login { user, password }) = login {
         let login = AuthenticateRequest { name: user.clone(), password: password.reveal().to_owned() };
-        let token = AuthClient::new(connection.channel.clone()).authenticate(login).await?.into_inner().token;
-        connection.token = token.parse().ok();
+        match AuthClient::new(connection.channel.clone()).authenticate(login).await {
+            Ok(answer) => connection.token = answer.into_inner().token.parse().ok(),
+            // Logins are not required (`etcdctl auth disable`). Once they are, calls fail, and the next connection logs in.
+            Err(status) if status.message().contains("authentication is not enabled") => {}
+            Err(status) => return Err(status.into()),
+        }
     }
     let any = RangeRequest { key: b"lockkeeper".to_vec(), count_only: true, ..RangeRequest::default() };
     match connection.kv().range(connection.request(any)).await {

@@ -36,9 +36,10 @@ const BREAKS_MAX: usize = 5;
 impl Inner {
     async fn range(&self, range: RangeRequest) -> Result<RangeResponse, BackendError> {
         let deadline = Instant::now() + LIMIT;
-        let call = self
-            .link
-            .call(deadline, async |connection| connection.kv().range(connection.request(range)).await);
+        let call = self.link.call(deadline, range, |connection, request| {
+            let mut kv = connection.kv();
+            Box::pin(async move { kv.range(request).await })
+        });
         call.await.map_err(|failure| self.explained(failure))
     }
 

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::api::Compare;
+use super::watcher::Watched;
 use crate::backends::leased::{EndedEntries, Entry, EntryId};
 use crate::time::BootInstant;
 
@@ -30,6 +32,20 @@ impl EntryLease {
     }
 }
 
+/// What a waiter waits for, as of its last attempt.
+#[derive(Clone, Debug)]
+pub(super) struct RestingWait {
+    /// Its own key.
+    pub(super) own: Vec<u8>,
+    /// The conditions that neither its own key nor the one that it waits for has changed.
+    pub(super) unchanged: [Compare; 2],
+    pub(super) watched: Watched,
+    /// How many waiters are ahead.
+    pub(super) ahead: u64,
+    /// Whether its turn may come soon.
+    pub(super) is_near: bool,
+}
+
 /// A lease without an entry.
 struct Unused {
     id: i64,
@@ -46,6 +62,8 @@ pub(super) struct Leases(Mutex<LeaseState>);
 #[derive(Default)]
 struct LeaseState {
     of_entries: HashMap<EntryId, EntryLease>,
+    /// Of entries that wait.
+    waits: HashMap<EntryId, RestingWait>,
     /// The one that was used last is last.
     unused: Vec<Unused>,
     /// Entries that were ended while they had no lease.
@@ -104,7 +122,23 @@ impl Leases {
     }
 
     pub(super) fn set(&self, entry: &EntryId, lease: EntryLease) {
-        self.state().of_entries.insert(entry.clone(), lease);
+        let mut state = self.state();
+        state.waits.remove(entry);
+        state.of_entries.insert(entry.clone(), lease);
+    }
+
+    /// Records that an entry waits with this lease.
+    pub(super) fn wait(&self, entry: &EntryId, lease: EntryLease, wait: Option<RestingWait>) {
+        let mut state = self.state();
+        state.of_entries.insert(entry.clone(), EntryLease { holds: false, ..lease });
+        match wait {
+            Some(wait) => drop(state.waits.insert(entry.clone(), wait)),
+            None => drop(state.waits.remove(entry)),
+        }
+    }
+
+    pub(super) fn wait_of(&self, entry: &EntryId) -> Option<RestingWait> {
+        self.state().waits.get(entry).cloned()
     }
 
     /// Records that an entry's lease was renewed.
@@ -116,7 +150,9 @@ impl Leases {
 
     /// Takes the entry's lease away: it has ended, or is about to be ended.
     pub(super) fn remove(&self, entry: &EntryId) -> Option<EntryLease> {
-        self.state().of_entries.remove(entry)
+        let mut state = self.state();
+        state.waits.remove(entry);
+        state.of_entries.remove(entry)
     }
 
     /// Keeps the lease of an ended entry, whose key is deleted for certain, for as long as it has a third of its ttl left.

@@ -15,7 +15,7 @@ use super::api::{
     Compare, DeleteRangeRequest, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest,
     PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
 };
-use super::connection::{EtcdFailure, Link, NoLease};
+use super::connection::{EtcdFailure, Link, MemberConnection, NoLease};
 use super::layout::{Layout, key};
 use super::leases::{EntryLease, Leases, seconds};
 use super::watcher::KeyWatcher;
@@ -99,8 +99,9 @@ impl Inner {
         let asked = LeaseGrantRequest { ttl: seconds(ttl), id: 0 };
         let granted = self
             .link
-            .call(deadline, async |connection| {
-                connection.lease().lease_grant(connection.request(asked)).await
+            .call(deadline, asked, |connection, request| {
+                let mut lease = connection.lease();
+                Box::pin(async move { lease.lease_grant(request).await })
             })
             .await;
         // A lease whose answer is lost has no key, and expires.
@@ -114,14 +115,19 @@ impl Inner {
     /// Ends a lease, and with it the keys that have it.
     pub(super) async fn end_lease(&self, lease: i64, deadline: Instant) -> Result<(), EtcdFailure> {
         let asked = LeaseRevokeRequest { id: lease };
-        let ended = self.link.call(deadline, async |connection| {
-            connection.lease().lease_revoke(connection.request(asked)).await
+        let ended = self.link.call(deadline, asked, |connection, request| {
+            let mut lease = connection.lease();
+            Box::pin(async move { lease.lease_revoke(request).await })
         });
         ended.await.map(drop)
     }
 
     pub(super) async fn txn(&self, deadline: Instant, txn: TxnRequest) -> Result<TxnResponse, EtcdFailure> {
-        self.link.call(deadline, async |connection| connection.kv().txn(connection.request(txn)).await).await
+        let call = |connection: &MemberConnection, request| -> BoxFuture<_> {
+            let mut kv = connection.kv();
+            Box::pin(async move { kv.txn(request).await })
+        };
+        self.link.call(deadline, txn, call).await
     }
 
     /// Renews leases; returns for each whether it exists.
@@ -131,21 +137,22 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Vec<bool>, EtcdFailure> {
         let requests: Vec<_> = leases.iter().map(|&id| LeaseKeepAliveRequest { id }).collect();
-        let count = requests.len();
-        let mut live = Vec::with_capacity(count);
-        let called = self.link.call(deadline, async |connection| {
-            let request = connection.request(tokio_stream::iter(requests));
-            let mut answers = connection.lease().lease_keep_alive(request).await?.into_inner();
-            while live.len() < count {
-                match answers.message().await? {
-                    Some(answer) => live.push(answer.ttl > 0),
-                    None => return Err(tonic::Status::unavailable("the stream of renewals has ended")),
+        let called = self.link.call(deadline, requests, |connection, request| {
+            let mut lease = connection.lease();
+            Box::pin(async move {
+                let count = request.get_ref().len();
+                let mut live = Vec::with_capacity(count);
+                let mut answers = lease.lease_keep_alive(request.map(tokio_stream::iter)).await?.into_inner();
+                while live.len() < count {
+                    match answers.message().await? {
+                        Some(answer) => live.push(answer.ttl > 0),
+                        None => return Err(tonic::Status::unavailable("the stream of renewals has ended")),
+                    }
                 }
-            }
-            Ok(tonic::Response::new(()))
+                Ok(tonic::Response::new(live))
+            })
         });
-        called.await?;
-        Ok(live)
+        called.await
     }
 
     async fn renew(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, EtcdFailure> {

@@ -18,13 +18,15 @@ use tonic::{Status, Streaming};
 use super::api::watch_create_request::FilterType;
 use super::api::watch_request::RequestUnion;
 use super::api::{WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse};
-use super::connection::Link;
+use super::connection::{Link, LinkConnection};
 use super::layout::wake_key;
 use crate::backends::leased::{EntryId, Wake, Wakes};
 use crate::io::LeaseThread;
 
 /// The pause before the stream is opened again.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The same after the end of a login: another costs the member the hash of the password.
+const LOGIN_PAUSE: Duration = Duration::from_secs(1);
 /// The pauses between the first attempts of the first in a queue, in milliseconds: together longer than those 100.
 const LOOKS: [u64; 5] = [5, 10, 20, 40, 80];
 /// The id of the watch of the wake key. Entries have higher ones.
@@ -62,6 +64,11 @@ impl Watched {
     /// The key is deleted or written.
     pub(super) fn change(key: Vec<u8>) -> Self {
         Self { key, range_end: Vec::new(), ends_only: false }
+    }
+
+    /// Whether it is of this key alone.
+    pub(super) fn is_of(&self, key: &[u8]) -> bool {
+        self.range_end.is_empty() && self.key == key
     }
 
     /// A key of the range is deleted.
@@ -111,8 +118,8 @@ struct EntryWatch {
     looks: usize,
 }
 
-/// A stream, and its sending side.
-type Opened = (Streaming<WatchResponse>, UnboundedSender<WatchRequest>);
+/// A stream, its sending side, and its connection.
+type Opened<C> = (Streaming<WatchResponse>, UnboundedSender<WatchRequest>, C);
 
 /// Runs until the client is gone.
 async fn watch(
@@ -122,11 +129,12 @@ async fn watch(
     mut watches: Watches,
 ) {
     loop {
+        let mut pause = PAUSE;
         let opened = tokio::select! {
             opened = open(&link, &wake_key) => opened,
             () = watches.follow_until_gone(&mut orders) => return,
         };
-        if let Ok((mut stream, sender)) = opened {
+        if let Ok((mut stream, sender, connection)) = opened {
             watches.stream = Some(sender);
             watches.create_all();
             // What happened meanwhile is not known.
@@ -138,6 +146,12 @@ async fn watch(
                         None => return,
                     },
                     answer = stream.message() => match answer {
+                        // Not the answer to one watch: the stream's login has ended. The next stream has another.
+                        Ok(Some(answer)) if answer.watch_id < 0 => {
+                            connection.discard();
+                            pause = LOGIN_PAUSE;
+                            break;
+                        }
                         Ok(Some(answer)) => watches.heard(answer),
                         _ => break,
                     },
@@ -146,21 +160,21 @@ async fn watch(
             watches.stream = None;
         }
         tokio::select! {
-            () = tokio::time::sleep(PAUSE) => {}
+            () = tokio::time::sleep(pause) => {}
             () = watches.follow_until_gone(&mut orders) => return,
         }
     }
 }
 
 /// Opens a stream, with the watch of the wake key: etcd answers only once there is a first request.
-async fn open(link: &Link, wake_key: &[u8]) -> Result<Opened, Status> {
+async fn open(link: &Link, wake_key: &[u8]) -> Result<Opened<LinkConnection>, Status> {
     let (sender, requests) = unbounded_channel();
     // The receiver exists.
     let _ = sender.send(create(WAKE_ID, &Watched::change(wake_key.to_vec())));
     let connection = link.connection().await;
     let request = connection.request_with_leader(UnboundedReceiverStream::new(requests));
     match connection.watch().watch(request).await {
-        Ok(stream) => Ok((stream.into_inner(), sender)),
+        Ok(stream) => Ok((stream.into_inner(), sender, connection)),
         Err(status) => {
             // Another member may do.
             connection.discard();

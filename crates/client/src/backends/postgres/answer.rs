@@ -120,7 +120,7 @@ fn is_read_only(error: &Error) -> bool {
 }
 
 fn no_tls(at: &str, said: &str, settings: &Settings) -> String {
-    let verify = settings.tls == TlsMode::VerifyFull;
+    let verify = matches!(settings.tls, TlsMode::VerifyCa | TlsMode::VerifyFull);
     let hint = if verify { "; `tls-ca=FILE` names whom to trust" } else { "" };
     format!("no TLS with the server at {at}: {said}{hint}")
 }

@@ -38,6 +38,8 @@ pub(super) struct Connection {
     client: Client,
     timeout: Duration,
     tls: Tls,
+    /// `host:port`, as the address names it.
+    server: String,
     end: Arc<End>,
 }
 
@@ -134,16 +136,17 @@ impl Connector {
     async fn one(&self, server: &Server, label: &str) -> Result<(Connection, Driver), BackendError> {
         let mut config = server.config.clone();
         config.application_name(label);
-        let timeout = self.settings.timeout;
-        // `connect_timeout` covers only the TCP connection, which a stalled server still accepts.
-        match tokio::time::timeout(timeout, config.connect(self.tls.clone())).await {
+        let (timeout, limit) = (self.settings.timeout, self.settings.connect_timeout);
+        // tokio_postgres' `connect_timeout` covers only the TCP connection, which a stalled server still accepts.
+        match tokio::time::timeout(limit, config.connect(self.tls.clone())).await {
             Ok(Ok((client, driver))) => {
-                Ok((Connection { client, timeout, tls: self.tls.clone(), end: Arc::default() }, driver))
+                let (tls, server) = (self.tls.clone(), server.shown.clone());
+                Ok((Connection { client, timeout, tls, server, end: Arc::default() }, driver))
             }
             Ok(Err(error)) => Err(explain(&error, server, &self.settings)),
             Err(_) => {
                 let what = format!(
-                    "the server at {} did not answer within {timeout:?}: check that it is well, or raise `timeout=`",
+                    "the server at {} did not answer within {limit:?}: check that it is well, or raise `timeout=`",
                     server.shown
                 );
                 Err(BackendError::new(BackendErrorKind::Unreachable, what))
@@ -185,6 +188,11 @@ impl Connection {
     /// The client, for statements that need more than [`Self::ask`].
     pub(super) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// `host:port`, as the address names it.
+    pub(super) fn server(&self) -> &str {
+        &self.server
     }
 
     /// Cancelled when the connection has ended, for any reason.
@@ -241,6 +249,14 @@ impl Connection {
     /// The server process that the peer reported when the connection was opened; a pooler invents one.
     pub(super) async fn process(&self) -> Option<i32> {
         process_of(&self.client.cancel_token()).await
+    }
+
+    /// Sends a message that has no effect at the server, without waiting for its answer: also while a statement runs,
+    /// whose end the server waits for before it reads the message. Proxies on the way count it as activity. Unlike an
+    /// empty statement it leaves the last statement in `pg_stat_activity`.
+    pub(super) async fn send_sign_of_life(&self) {
+        // One poll sends the message. Its answer goes to nobody; the end of the connection is reported by `ended`.
+        let _ = tokio::time::timeout(Duration::ZERO, self.client.check_connection()).await;
     }
 
     /// Requests cancellation of the running statement. The statement's answer shows whether it was cancelled. A cancel

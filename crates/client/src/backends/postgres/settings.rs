@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+use tokio_postgres::config::{ChannelBinding, SslMode, TargetSessionAttrs};
 
 use crate::error::{ConnectError, Unsupported};
-use crate::url::Url;
+use crate::url::{Host, Url};
 
 /// The mechanism that holds a lock (`?lock=`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,8 +29,47 @@ const KINDS: &str = "`lock=session` or `lock=row`:\n  \
 const NOT_IN_TRANSACTION: &str = "a kind of lock for an address: to lock in a transaction of your own, call \
     `lock_in_transaction` there; where a lock must last longer, use `lock=session`, or `lock=row` behind a transaction pooler";
 
-/// Parameters common to all kinds of lock.
-const COMMON: &[&str] = &["lock", "socket", "sslmode", "timeout", "tls-ca"];
+/// Parameters common to all kinds of lock; most are libpq's.
+const COMMON: &[&str] = &[
+    "channel_binding",
+    "connect_timeout",
+    "dbname",
+    "host",
+    "lock",
+    "options",
+    "password",
+    "port",
+    "socket",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "target_session_attrs",
+    "timeout",
+    "tls-ca",
+    "tls-cert",
+    "tls-key",
+    "user",
+];
+
+/// Parameters of libpq and of other clients that URLs of providers have and this one can't take, with what to write instead.
+const REFUSED: &[(&str, &str)] = &[
+    (
+        "application_name",
+        "possible: it shows whose a lock is; name the client instead (`run --owner`, `Locks::connect_as`)",
+    ),
+    ("connection_limit", "a parameter here: write `connections=`"),
+    ("hostaddr", "a parameter here: write the address as the host"),
+    ("passfile", "readable here: write `password-file=FILE`, a file with the password alone"),
+    ("pgbouncer", "needed: leave it out; poolers are recognized"),
+    ("service", "readable here: write host, port and database into the URL"),
+    ("sslcrl", "checked here: leave it out, or use certificates that end soon"),
+    ("sslnegotiation", "a parameter here: leave it out, TLS is negotiated as of old"),
+    (
+        "sslpassword",
+        "of use: encrypted keys are not read; decrypt it (`openssl pkey`) into a file of mode 0600",
+    ),
+];
 
 const PORT: u16 = 5432;
 /// Default of `timeout=`.
@@ -49,6 +88,8 @@ pub(super) enum TlsMode {
     Prefer,
     /// Encrypts without authenticating the server.
     Require,
+    /// Encrypts and verifies the server's certificate, for whatever host.
+    VerifyCa,
     /// Encrypts and verifies the server's certificate and host name.
     VerifyFull,
 }
@@ -62,7 +103,12 @@ pub(super) struct Settings {
     /// PEM file with trusted certificates, instead of the system's store.
     #[cfg_attr(not(feature = "postgres-tls"), allow(dead_code, reason = "read, and of no use without TLS"))]
     pub(super) tls_ca: Option<PathBuf>,
-    /// `timeout=`: limit for opening a connection and for most statements. Others wait for a lock, or have a limit of
+    /// PEM files with this client's certificate and its key.
+    #[cfg_attr(not(feature = "postgres-tls"), allow(dead_code, reason = "read, and of no use without TLS"))]
+    pub(super) identity: Option<(PathBuf, PathBuf)>,
+    /// Limit for opening a connection.
+    pub(super) connect_timeout: Duration,
+    /// `timeout=`: limit for most statements. Others wait for a lock, or have a limit of
     /// their own.
     pub(super) timeout: Duration,
 }
@@ -98,6 +144,13 @@ impl Settings {
     pub(super) fn of(url: &Url, own: &[&str]) -> Result<Self, ConnectError> {
         let mut known = [COMMON, own].concat();
         known.sort_unstable();
+        for (key, instead) in REFUSED {
+            if let Some(value) = url.parameter::<String>(key, "text")? {
+                let part =
+                    if *key == "sslpassword" { "sslpassword=".to_owned() } else { format!("{key}={value}") };
+                return Err(url.bad_part(part, instead).into());
+            }
+        }
         url.only_parameters(&known)?;
         Self::of_any(url)
     }
@@ -108,10 +161,16 @@ impl Settings {
     /// As [`Self::of`].
     pub(super) fn of_any(url: &Url) -> Result<Self, ConnectError> {
         let timeout = duration(url, "timeout", TIMEOUT, TIMEOUTS, "a time from `100ms` to `60s`")?;
+        let connect_timeout = match url.parameter::<u64>("connect_timeout", SECONDS)? {
+            None => timeout,
+            Some(seconds) if (1..=TIMEOUTS.1.as_secs()).contains(&seconds) => Duration::from_secs(seconds),
+            Some(seconds) => return Err(url.bad_part(format!("connect_timeout={seconds}"), SECONDS).into()),
+        };
         let (tls, tls_ca) = tls_of(url)?;
-        let socket: Option<PathBuf> = url.parameter("socket", "the directory of the server's socket")?;
+        let identity = identity_of(url, tls)?;
+        check_that_primary(url)?;
         let mut base = Config::new();
-        base.connect_timeout(timeout)
+        base.connect_timeout(connect_timeout)
             .tcp_user_timeout(timeout)
             .keepalives(true)
             .keepalives_idle(KEEPALIVE_IDLE)
@@ -122,38 +181,67 @@ impl Settings {
             .ssl_mode(match tls {
                 TlsMode::Disable => SslMode::Disable,
                 TlsMode::Prefer => SslMode::Prefer,
-                TlsMode::Require | TlsMode::VerifyFull => SslMode::Require,
+                TlsMode::Require | TlsMode::VerifyCa | TlsMode::VerifyFull => SslMode::Require,
             });
-        if let Some(user) = &url.user {
+        match url.parameter::<String>("channel_binding", BINDINGS)?.as_deref() {
+            None | Some("prefer") => {}
+            Some("disable") => drop(base.channel_binding(ChannelBinding::Disable)),
+            Some("require") => drop(base.channel_binding(ChannelBinding::Require)),
+            Some(other) => return Err(url.bad_part(format!("channel_binding={other}"), BINDINGS).into()),
+        }
+        if let Some(options) = url.parameter::<String>("options", "options of the server")? {
+            base.options(options);
+        }
+        if let Some(user) = once(url, "user", url.user.clone())? {
             base.user(user);
         }
-        if let Some(password) = &url.password {
-            base.password(password.reveal());
+        let password = url.password.as_ref().map(|password| password.reveal().to_owned());
+        if let Some(password) = once(url, "password", password)? {
+            base.password(password);
         }
-        match url.path.strip_prefix('/') {
-            None | Some("") => {}
-            Some(database) => drop(base.dbname(database)),
+        let database = url.path.strip_prefix('/').filter(|database| !database.is_empty());
+        if let Some(database) = once(url, "dbname", database.map(str::to_owned))? {
+            base.dbname(database);
+        }
+        let port: Option<u16> = url.parameter("port", "the number of a port")?;
+        let host: Option<String> =
+            url.parameter("host", "a host, or the directory of the server's socket")?;
+        let mut socket: Option<PathBuf> = url.parameter("socket", "the directory of the server's socket")?;
+        let mut hosts = url.hosts.clone();
+        if let Some(host) = host {
+            if !hosts.is_empty() || socket.is_some() {
+                let wanted = "given together with hosts or `socket=`: leave one of the two out";
+                return Err(url.bad_part(format!("host={host}"), wanted).into());
+            }
+            match host.starts_with('/') {
+                true => socket = Some(host.into()),
+                false => hosts = host.split(',').map(|name| Host { name: name.to_owned(), port }).collect(),
+            }
+        } else if let Some(port) = port.filter(|_| socket.is_none()) {
+            let wanted = "of use without `host=` or `socket=`: write it after the host, as in `host:5433`";
+            return Err(url.bad_part(format!("port={port}"), wanted).into());
         }
         let mut servers = Vec::new();
-        for host in &url.hosts {
+        for host in &hosts {
             let mut config = base.clone();
             config.host(&host.name).port(host.port.unwrap_or(PORT));
             servers.push(Server { config, shown: host.address(PORT) });
         }
         if let Some(directory) = socket {
-            if !url.hosts.is_empty() {
+            if !hosts.is_empty() {
                 let wanted = "given together with hosts: leave one of the two out";
                 return Err(url.bad_part("socket", wanted).into());
             }
+            let port = port.unwrap_or(PORT);
             let mut config = base.clone();
-            config.host_path(&directory).port(PORT);
-            servers.push(Server { config, shown: format!("{}/.s.PGSQL.{PORT}", directory.display()) });
+            config.host_path(&directory).port(port);
+            servers.push(Server { config, shown: format!("{}/.s.PGSQL.{port}", directory.display()) });
         }
         if servers.is_empty() {
             let wanted = "a host: write `postgres://user@host/database`, or `?socket=/var/run/postgresql`";
             return Err(url.bad_part("//", wanted).into());
         }
-        Ok(Self { servers, tls, tls_ca, timeout })
+        Ok(Self { servers, tls, tls_ca, identity, connect_timeout, timeout })
     }
 
     /// The database, as shown to users.
@@ -185,24 +273,72 @@ pub(super) fn duration(
     }
 }
 
+const SECONDS: &str = "a number of seconds from 1 to 60";
+const BINDINGS: &str = "`channel_binding=disable`, `prefer` or `require`";
+
+/// A value that a URL has in its usual place, or as a parameter.
+fn once(url: &Url, key: &str, usual: Option<String>) -> Result<Option<String>, ConnectError> {
+    match (usual, url.parameter::<String>(key, "text")?) {
+        (Some(_), Some(_)) => Err(url.bad_part(key, "given twice: leave one of the two out").into()),
+        (usual, parameter) => Ok(usual.or(parameter)),
+    }
+}
+
+/// Locks need a server that takes writes, whatever a URL says: one that asks for another is an error.
+fn check_that_primary(url: &Url) -> Result<(), ConnectError> {
+    let wanted = "a server for locks: they need the primary, `target_session_attrs=read-write`";
+    match url.parameter::<String>("target_session_attrs", wanted)? {
+        Some(other) if !["any", "primary", "read-write"].contains(&other.as_str()) => {
+            Err(url.bad_part(format!("target_session_attrs={other}"), wanted).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The files of this client's certificate and key, by libpq's names or ours.
+fn identity_of(url: &Url, tls: TlsMode) -> Result<Option<(PathBuf, PathBuf)>, ConnectError> {
+    let file = |key| url.parameter::<PathBuf>(key, "a file in PEM");
+    let certificate = file("sslcert")?.map_or_else(|| file("tls-cert"), |file| Ok(Some(file)))?;
+    let key = file("sslkey")?.map_or_else(|| file("tls-key"), |file| Ok(Some(file)))?;
+    match (certificate, key) {
+        (Some(_), Some(_)) if tls == TlsMode::Disable => {
+            Err(url.bad_part("sslcert", "of use with `sslmode=disable`").into())
+        }
+        (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+        (None, None) => Ok(None),
+        _ => Err(url.bad_part("sslcert", "complete: give both `sslcert` and `sslkey`").into()),
+    }
+}
+
 fn tls_of(url: &Url) -> Result<(TlsMode, Option<PathBuf>), ConnectError> {
-    const WANTED: &str =
-        "`sslmode=disable`, `prefer`, `require` (encrypts, checks no certificate) or `verify-full`";
-    let ca: Option<PathBuf> = url.parameter("tls-ca", "a file of PEM certificates")?;
+    const WANTED: &str = "`sslmode=disable`, `prefer`, `require` (encrypts, checks no certificate unless `sslrootcert` \
+                          is given), `verify-ca` or `verify-full`";
+    let ours: Option<PathBuf> = url.parameter("tls-ca", "a file of PEM certificates")?;
+    let given = url.parameter::<PathBuf>("sslrootcert", "a file of PEM certificates, or `system`")?;
+    if ours.is_some() && given.is_some() {
+        return Err(url.bad_part("sslrootcert", "of use beside `tls-ca`: give one of them").into());
+    }
+    // `system` names the system's store, which is the default here.
+    let is_checked = ours.is_some() || given.is_some();
+    let ca = ours.or(given.filter(|file| file.as_os_str() != "system"));
     let given: Option<String> = url.parameter("sslmode", WANTED)?;
     let mode = match given.as_deref() {
-        None if ca.is_some() => TlsMode::VerifyFull,
+        None if is_checked => TlsMode::VerifyFull,
         None | Some("prefer") => TlsMode::Prefer,
         Some("disable") => TlsMode::Disable,
+        // As libpq does.
+        Some("require") if is_checked => TlsMode::VerifyCa,
         Some("require") => TlsMode::Require,
+        Some("verify-ca") => TlsMode::VerifyCa,
         Some("verify-full") => TlsMode::VerifyFull,
         Some(other) => return Err(url.bad_part(format!("sslmode={other}"), WANTED).into()),
     };
-    if ca.is_some() && mode != TlsMode::VerifyFull {
-        let wanted = "of use: only `sslmode=verify-full` checks certificates";
+    if is_checked && !matches!(mode, TlsMode::VerifyCa | TlsMode::VerifyFull) {
+        let wanted =
+            "of use with this `sslmode`: only `require`, `verify-ca` and `verify-full` check certificates";
         return Err(url.bad_part("tls-ca", wanted).into());
     }
-    if cfg!(not(feature = "postgres-tls")) && matches!(mode, TlsMode::Require | TlsMode::VerifyFull) {
+    if cfg!(not(feature = "postgres-tls")) && !matches!(mode, TlsMode::Disable | TlsMode::Prefer) {
         return Err(Unsupported {
             backend: "postgres",
             what: "encrypt its connections",
@@ -265,7 +401,17 @@ mod tests {
             ("postgres:///db", "a host"),
             ("postgres://h/db?timeout=1h", "timeout=1h"),
             ("postgres://h/db?timeout=soon", "timeout=soon"),
-            ("postgres://h/db?sslmode=verify-ca", "sslmode=verify-ca"),
+            ("postgres://h/db?sslmode=allow", "sslmode=allow"),
+            ("postgres://h/db?channel_binding=maybe", "channel_binding=maybe"),
+            ("postgres://h/db?connect_timeout=0", "connect_timeout=0"),
+            ("postgres://h/db?target_session_attrs=standby", "need the primary"),
+            ("postgres://h/db?application_name=app", "connect_as"),
+            ("postgres://h/db?passfile=/x", "password-file=FILE"),
+            ("postgres://h/db?sslpassword=secret", "decrypt it"),
+            ("postgres://h/db?sslcert=/x", "sslkey"),
+            ("postgres://h/db?port=7", "after the host"),
+            ("postgres://h/db?host=/run", "host=/run"),
+            ("postgres://me@h/db?user=you", "given twice"),
             ("postgres://h/db?sslmode=prefer&tls-ca=/x", "tls-ca"),
             ("postgres://h/db?socket=/run", "socket"),
             ("postgres://h/db?kei=raw", "did you mean `key`"),
@@ -273,7 +419,34 @@ mod tests {
             let error = settings(text).unwrap_err();
             assert!(error.contains(quoted), "{text}: {error}");
         }
-        assert_eq!(settings("postgres:///db?socket=/run").unwrap().servers[0].shown, "/run/.s.PGSQL.5432");
+        assert!(!settings("postgres://h/db?sslpassword=secret").unwrap_err().contains("secret"));
+    }
+
+    #[test]
+    fn parameters_of_libpq_are_taken() {
+        let shown = |text: &str| settings(text).unwrap().servers.remove(0).shown;
+        assert_eq!(shown("postgres:///db?socket=/run"), "/run/.s.PGSQL.5432");
+        assert_eq!(shown("postgres:///db?host=/run&port=5433"), "/run/.s.PGSQL.5433");
+        assert_eq!(shown("postgres:///?host=db1&port=5433&dbname=shop"), "db1:5433");
+        let text = "postgres://h/?user=me&password=secret&dbname=shop&options=-c%20search_path%3Dx&connect_timeout=7\
+                    &channel_binding=require&target_session_attrs=primary";
+        let found = settings(text).unwrap();
+        let config = &found.servers[0].config;
+        assert_eq!((config.get_user(), config.get_dbname()), (Some("me"), Some("shop")));
+        assert_eq!(config.get_password(), Some(&b"secret"[..]));
+        assert_eq!(config.get_options(), Some("-c search_path=x"));
+        assert_eq!(config.get_channel_binding(), ChannelBinding::Require);
+        assert_eq!((found.connect_timeout, found.timeout), (Duration::from_secs(7), TIMEOUT));
+        if cfg!(feature = "postgres-tls") {
+            for (query, mode) in [
+                ("sslmode=verify-ca", TlsMode::VerifyCa),
+                ("sslmode=require&sslrootcert=/x", TlsMode::VerifyCa),
+                ("sslrootcert=system", TlsMode::VerifyFull),
+                ("sslmode=require", TlsMode::Require),
+            ] {
+                assert_eq!(settings(&format!("postgres://h/db?{query}")).unwrap().tls, mode, "{query}");
+            }
+        }
     }
 
     #[test]

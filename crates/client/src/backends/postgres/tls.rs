@@ -2,13 +2,17 @@
 
 #[cfg(feature = "postgres-tls")]
 mod with {
+    use std::path::PathBuf;
     use std::sync::Arc;
 
+    use rustls::client::WebPkiServerVerifier;
     use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
     use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
     use rustls::pki_types::pem::PemObject;
-    use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-    use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+    use rustls::{
+        CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    };
     use tokio_postgres_rustls::MakeRustlsConnect;
 
     use super::super::settings::{Settings, TlsMode};
@@ -24,12 +28,38 @@ mod with {
         let builder = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(|error| operator(format!("TLS can't be set up: {error}")))?;
-        let config = match settings.tls {
-            TlsMode::VerifyFull => builder.with_root_certificates(roots(settings)?).with_no_client_auth(),
-            _ => builder
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
-                .with_no_client_auth(),
+        let builder = match settings.tls {
+            TlsMode::VerifyFull => builder.with_root_certificates(roots(settings)?),
+            mode => {
+                let verified = match mode {
+                    TlsMode::VerifyCa => {
+                        let roots = Arc::new(roots(settings)?);
+                        let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone());
+                        Some(
+                            verifier
+                                .build()
+                                .map_err(|error| operator(format!("TLS can't be set up: {error}")))?,
+                        )
+                    }
+                    _ => None,
+                };
+                let verifier = Arc::new(AnyHost { verified, provider });
+                builder.dangerous().with_custom_certificate_verifier(verifier)
+            }
+        };
+        let config = match &settings.identity {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let unusable = |file: &PathBuf, error: &dyn std::fmt::Display| {
+                    operator(format!("`{}` can't be used: {error}; name a file in PEM", file.display()))
+                };
+                let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
+                let chain = chain.map_err(|error| unusable(certificate, &error))?;
+                let private = PrivateKeyDer::from_pem_file(key).map_err(|error| unusable(key, &error))?;
+                builder
+                    .with_client_auth_cert(chain, private)
+                    .map_err(|error| unusable(certificate, &error))?
+            }
         };
         Ok(MakeRustlsConnect::new(config))
     }
@@ -59,19 +89,31 @@ mod with {
     }
 
     /// `prefer` and `require` accept any certificate, as libpq does: they protect against passive eavesdroppers only.
-    /// The handshake signature is still verified.
+    /// `verify-ca` accepts those of trusted authorities, for any host. The handshake signature is verified by all.
     #[derive(Debug)]
-    struct Anybody(Arc<CryptoProvider>);
+    struct AnyHost {
+        /// `None`: any certificate.
+        verified: Option<Arc<WebPkiServerVerifier>>,
+        provider: Arc<CryptoProvider>,
+    }
 
-    impl ServerCertVerifier for Anybody {
+    impl ServerCertVerifier for AnyHost {
         fn verify_server_cert(
             &self,
-            _end_entity: &CertificateDer<'_>,
-            _intermediates: &[CertificateDer<'_>],
-            _server_name: &ServerName<'_>,
-            _ocsp_response: &[u8],
-            _now: UnixTime,
+            end_entity: &CertificateDer<'_>,
+            intermediates: &[CertificateDer<'_>],
+            server_name: &ServerName<'_>,
+            ocsp_response: &[u8],
+            now: UnixTime,
         ) -> Result<ServerCertVerified, Error> {
+            use CertificateError::{NotValidForName, NotValidForNameContext};
+            let Some(verified) = &self.verified else { return Ok(ServerCertVerified::assertion()) };
+            match verified.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+                // The name is checked last.
+                Err(Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })) => {}
+                Err(error) => return Err(error),
+                Ok(_) => {}
+            }
             Ok(ServerCertVerified::assertion())
         }
 
@@ -81,7 +123,12 @@ mod with {
             certificate: &CertificateDer<'_>,
             signed: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+            verify_tls12_signature(
+                message,
+                certificate,
+                signed,
+                &self.provider.signature_verification_algorithms,
+            )
         }
 
         fn verify_tls13_signature(
@@ -90,11 +137,16 @@ mod with {
             certificate: &CertificateDer<'_>,
             signed: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+            verify_tls13_signature(
+                message,
+                certificate,
+                signed,
+                &self.provider.signature_verification_algorithms,
+            )
         }
 
         fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            self.0.signature_verification_algorithms.supported_schemes()
+            self.provider.signature_verification_algorithms.supported_schemes()
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::settings::{PORT, Settings, Topology};
-use super::slots::{Range, ranges, slot_of};
+use super::slots::{Range, SLOTS, ranges, slot_of};
 use super::store::{RedisStore, Role};
 use super::target::Target;
 use crate::backend::{BoxFuture, CallError};
@@ -47,6 +47,20 @@ struct Map {
     slots: BTreeMap<u16, (u16, String)>,
 }
 
+impl Map {
+    /// The first slot that no reachable node has.
+    fn first_gap(&self) -> Option<u16> {
+        let mut next = 0;
+        for (last, (first, _)) in &self.slots {
+            if *first > next {
+                break;
+            }
+            next = last + 1;
+        }
+        (next < SLOTS).then_some(next)
+    }
+}
+
 /// No reachable node has the slot.
 const NOBODY: CallError = CallError { sent: false };
 
@@ -78,6 +92,21 @@ impl Cluster {
             let what = format!("no node of the cluster that can be reached has the slot of `{name}`");
             BackendError::new(BackendErrorKind::Unreachable, what)
         })
+    }
+
+    /// All nodes, if they have all slots together: for reads that claim to be complete.
+    pub(super) fn all_nodes(&self) -> Result<Vec<Arc<RedisStore>>, BackendError> {
+        let gap = self.0.map().first_gap();
+        match gap {
+            None => Ok(self.nodes()),
+            Some(slot) => {
+                self.0.look_again();
+                let what = format!(
+                    "no node of the cluster that can be reached has slot {slot}: locks in it are not seen"
+                );
+                Err(BackendError::new(BackendErrorKind::Unreachable, what))
+            }
+        }
     }
 
     /// All nodes that have slots and could be reached.
@@ -181,7 +210,7 @@ impl ClusterInner {
     }
 
     async fn connect(&self, host: &Host) -> Result<Arc<RedisStore>, ConnectError> {
-        let target = Target::new(self.settings.clone(), Topology::Single(host.clone()));
+        let target = Target::new(self.settings.clone(), Topology::Member(host.clone()));
         let wakes = self.wakes.clone();
         RedisStore::open(Role::ClusterNode, target, &self.lease_thread, wakes, &self.client).await
     }
@@ -242,14 +271,24 @@ impl Store for Cluster {
         })
     }
 
+    /// A slot that has moved is no reason to leave a release without an answer: the map is read again, and the call repeated.
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
-        let (inner, node) = (self.0.clone(), self.0.node_of(&entry.name));
+        let inner = self.0.clone();
         Box::pin(async move {
-            let ended = match node {
-                Some(node) => node.finish(entry, doubt).await,
-                None => Err(NOBODY),
-            };
-            ended.inspect_err(|_| inner.look_again())
+            let until = Instant::now() + entry.limit();
+            loop {
+                let ended = match inner.node_of(&entry.name) {
+                    Some(node) => node.finish(entry.clone(), doubt).await,
+                    None => Err(NOBODY),
+                };
+                match ended {
+                    Err(CallError { sent: false }) if Instant::now() + PAUSE < until => {
+                        inner.look_again();
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                    ended => return ended.inspect_err(|_| inner.look_again()),
+                }
+            }
         })
     }
 }

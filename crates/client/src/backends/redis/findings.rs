@@ -91,13 +91,15 @@ impl Settings {
         let mut findings = Vec::new();
         findings.push(match (self.appendonly.as_str(), self.appendfsync.as_str()) {
             ("yes", "always") => finding(false, "appendonly yes, appendfsync always: locks outlive a crash".into()),
-            ("yes", sync) => finding(
-                true,
-                format!(
-                    "appendonly yes, appendfsync {sync}: a crash of the host may forget locks of its last second; set \
+            ("yes", sync) => {
+                // `no` leaves it to the kernel, which writes after 30 s (`vm.dirty_expire_centisecs`) and later.
+                let forgets = if sync == "no" { "of its last half minute or more" } else { "of its last second" };
+                let says = format!(
+                    "appendonly yes, appendfsync {sync}: a crash of the host may forget locks {forgets}; set \
                      `appendfsync always`"
-                ),
-            ),
+                );
+                finding(true, says)
+            }
             (_, _) if self.save.is_empty() => finding(
                 true,
                 "appendonly no, no save: a restart forgets every lock while its holder works on; set `appendonly yes`"
@@ -155,6 +157,8 @@ mod tests {
         let bad = settings("no", "everysec", "100", "allkeys-lru");
         let spoiled: Vec<bool> = bad.findings().iter().map(|finding| finding.spoils).collect();
         assert_eq!((bad.spoil_tokens().len(), spoiled), (2, vec![true, true]));
+        let never = settings("yes", "no", "0", "noeviction").findings();
+        assert!(never[0].spoils && never[0].says.contains("half minute"), "{never:?}");
         // Without a `maxmemory`, eviction may begin later, and tokens must outlast that.
         let unlimited = settings("yes", "everysec", "0", "allkeys-lru");
         assert_eq!(unlimited.spoil_tokens().len(), 1);

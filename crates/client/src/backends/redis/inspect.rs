@@ -8,9 +8,10 @@ use tokio::time::Instant;
 
 use super::answers::Items;
 use super::layout::{self, Hold, KeySet, foreign_holder};
-use super::link::{Failure, Over};
-use super::scripts::SCRIPTS;
+use super::link::{Failure, Over, PASSING_PAUSE};
+use super::scripts::{SCRIPTS, Script};
 use super::store::{Inner, RedisStore};
+use super::{refusal, role};
 use crate::backend::{BreakOrder, Broken};
 use crate::backends::leased::EntryId;
 use crate::error::{BackendError, BackendErrorKind};
@@ -82,8 +83,9 @@ impl RedisStore {
     pub(crate) async fn look(&self, name: &LockName) -> Result<Look, BackendError> {
         let inner = self.inner();
         inner.check_name(name)?;
-        let answer = inner.link.run(&SCRIPTS.inspect, &inner.look_call(name), deadline()).await;
-        inner.looked(name, answer.map_err(|failure| inner.unanswered(failure))?)
+        let answer = inner.run(&SCRIPTS.inspect, &inner.look_call(name)).await?;
+        inner.refuse_replica().await?;
+        inner.looked(name, answer)
     }
 
     /// The names at and below `below` that clients of this library use, in order.
@@ -91,8 +93,14 @@ impl RedisStore {
         let inner = self.inner();
         let names = inner.names(below).await?;
         let calls: Vec<Cmd> = names.iter().map(|name| inner.look_call(name)).collect();
-        let answers = inner.link.run_all(Over::Runtime, &SCRIPTS.inspect, &calls, LIMIT).await;
-        let answers = answers.map_err(|failure| inner.unanswered(failure))?;
+        let until = deadline();
+        let answers = loop {
+            match inner.link.run_all(Over::Runtime, &SCRIPTS.inspect, &calls, LIMIT).await {
+                Ok(answers) => break answers,
+                Err(failure) => inner.pause_after(failure, until).await?,
+            }
+        };
+        inner.refuse_replica().await?;
         let mut list = Vec::with_capacity(names.len());
         for (name, answer) in names.into_iter().zip(answers) {
             let look = inner.looked(&name, answer)?;
@@ -132,8 +140,7 @@ impl RedisStore {
         let mut call = SCRIPTS.break_hold.call(&inner.keys(&order.name), KeySet::All, &NO_ENTRY);
         call.arg(order.token.get()).arg(if order.now { "now" } else { "" });
         call.arg(layout::one_line(&order.reason)).arg(layout::one_line(&order.by));
-        let answer = inner.link.run(&SCRIPTS.break_hold, &call, deadline()).await;
-        let mut items = Items::from(answer.map_err(|failure| inner.unanswered(failure))?);
+        let mut items = Items::from(inner.run(&SCRIPTS.break_hold, &call).await?);
         Ok(match &*items.word() {
             "done" => Broken::Done,
             "closed" => Broken::StillClosed,
@@ -256,15 +263,64 @@ impl Inner {
 
     /// Sends one plain command.
     pub(super) async fn ask(&self, command: Cmd) -> Result<Value, BackendError> {
-        self.link.command(&command, deadline()).await.map_err(|failure| self.unanswered(failure))
+        let until = deadline();
+        loop {
+            match self.link.command(&command, until).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => self.pause_after(failure, until).await?,
+            }
+        }
+    }
+
+    /// Runs a script.
+    async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, BackendError> {
+        let until = deadline();
+        loop {
+            match self.link.run(script, call, until).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => self.pause_after(failure, until).await?,
+            }
+        }
+    }
+
+    /// Waits before the repeat of a call that the server refused for a reason that passes soon.
+    ///
+    /// # Errors
+    /// It failed for another reason, or there is no time left.
+    async fn pause_after(&self, failure: Failure, until: Instant) -> Result<(), BackendError> {
+        match failure {
+            Failure::TryAgain(_) if Instant::now() + PASSING_PAUSE < until => {
+                tokio::time::sleep(PASSING_PAUSE).await;
+                Ok(())
+            }
+            failure => Err(self.unanswered(failure)),
+        }
+    }
+
+    /// A replica may lack locks: what it shows must not pass for all there are. Asked after the call, so that it covers
+    /// a server that was demoted before.
+    async fn refuse_replica(&self) -> Result<(), BackendError> {
+        let asked = self.link.send_all(Over::Runtime, &[role::ask()], deadline()).await;
+        let answers = asked.map_err(|failure| self.unanswered(failure))?;
+        match answers.first() {
+            Some(answer) if role::is_replica(answer) => {
+                self.link.replace();
+                Err(refusal::replica(self.link.server()))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn unanswered(&self, failure: Failure) -> BackendError {
         match failure {
             Failure::Refused(refusal) => refusal.into_error(),
+            Failure::TryAgain(why) => BackendError::new(BackendErrorKind::Unreachable, why),
             Failure::Silent(_) => {
-                let what = format!("{} does not answer; is it running?", self.link.server());
-                BackendError::new(BackendErrorKind::Unreachable, what)
+                let silent = || format!("{} does not answer; is it running?", self.link.server());
+                BackendError::new(
+                    BackendErrorKind::Unreachable,
+                    self.link.last_error().unwrap_or_else(silent),
+                )
             }
         }
     }

@@ -40,6 +40,7 @@ const SUFFIXES: [&str; 7] = ["queue", "gone:", "token", "waiters", "permits", "s
 /// one by one, and a key that has migrated must not be taken for a missing one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum KeySet {
+    LockOnly = 1,
     WithoutPermits = 5,
     All = 8,
 }

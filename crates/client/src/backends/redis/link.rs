@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, PushInfo, PushKind, RedisResult, ServerError, Value};
+use redis::{Cmd, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisResult, ServerError, Value};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::main_connection::{CONNECT_LIMIT, MainConnection, config};
@@ -22,6 +22,7 @@ use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::Wakes;
 use crate::error::{BackendError, ConnectError};
 use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
+use crate::url::Host;
 
 /// Each runtime has one connection, closed after a minute without use. The limit on the total only matters for programs
 /// that create more and more runtimes.
@@ -32,11 +33,16 @@ const BATCH: usize = 500;
 /// Time limit of the `PING` on the main connection after another connection could not be opened.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
+/// Pause between attempts of a call that the server refuses for a reason that passes soon.
+pub(super) const PASSING_PAUSE: Duration = Duration::from_millis(50);
+
 /// Why a call has no usable reply.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
     /// No reply, or an error after which the call may be repeated since nothing was done.
     Silent(CallError),
+    /// Nothing was done, and a repeat may succeed soon. The error reply, formatted for users.
+    TryAgain(String),
     /// Redis refused it.
     Refused(Refusal),
 }
@@ -85,6 +91,11 @@ impl Link {
         self.main.number().is_some()
     }
 
+    /// Replaces the connections: the server is not the right one any more.
+    pub(super) fn replace(&self) {
+        self.main.number().into_iter().for_each(|number| self.main.replace(number));
+    }
+
     /// Why there is no connection, if known.
     pub(super) fn last_error(&self) -> Option<String> {
         self.main.last_error().or_else(|| self.pool.trouble().map(|error| error.to_string()))
@@ -96,7 +107,7 @@ impl Link {
             Value::ServerError(error) if is_unknown(&error) => {
                 self.command(&script.in_full(call), deadline).await
             }
-            value => self.checked(value),
+            value => self.settled(value, || script.in_full(call), deadline).await,
         }
     }
 
@@ -118,8 +129,8 @@ impl Link {
             for (at, answer) in again.into_iter().zip(self.send_all(over, &in_full, deadline).await?) {
                 answers[at] = answer;
             }
-            for answer in answers {
-                values.push(self.checked(answer)?);
+            for (answer, call) in answers.into_iter().zip(calls) {
+                values.push(self.settled(answer, || script.in_full(call), deadline).await?);
             }
         }
         Ok(values)
@@ -127,7 +138,41 @@ impl Link {
 
     /// Sends a plain command.
     pub(super) async fn command(&self, command: &Cmd, deadline: Instant) -> Result<Value, Failure> {
-        self.checked(self.send(command, deadline).await?)
+        self.settled(self.send(command, deadline).await?, || command.clone(), deadline).await
+    }
+
+    /// Returns the reply, or converts an error reply. If the key's slot migrates and the key is not here (`ASK`), returns
+    /// the reply of the other node.
+    async fn settled(
+        &self,
+        value: Value,
+        call: impl FnOnce() -> Cmd,
+        deadline: Instant,
+    ) -> Result<Value, Failure> {
+        match &value {
+            Value::ServerError(error) if error.code() == "ASK" => match refusal::of(error, &self.server) {
+                refusal::Meaning::Ask(there) => {
+                    let asking = timeout_at(deadline, self.ask_there(&there, call()));
+                    self.checked(asking.await.map_err(|_| IN_DOUBT)??)
+                }
+                _ => self.checked(value),
+            },
+            _ => self.checked(value),
+        }
+    }
+
+    /// Sends a command to the node to which its slot migrates, on a connection for this command alone: migrations are
+    /// rare and short.
+    async fn ask_there(&self, address: &str, call: Cmd) -> Result<Value, Failure> {
+        let (name, port) = address.rsplit_once(':').ok_or(NOT_DONE)?;
+        let host = Host { name: name.trim_matches(['[', ']']).to_owned(), port: port.parse().ok() };
+        let client = self.main.target().settings().client(&host).map_err(|_| NOT_DONE)?;
+        let opened = client.get_multiplexed_async_connection_with_config(&config()).await;
+        let mut connection = opened.map_err(|_| NOT_DONE)?;
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("ASKING").add_command(call);
+        let answers = connection.send_packed_commands(&pipeline, 1, 1).await.map_err(|_| IN_DOUBT)?;
+        answers.into_iter().next().ok_or(IN_DOUBT)
     }
 
     /// Sends plain commands in one pipeline. Error replies are returned as values.
@@ -178,9 +223,10 @@ impl Link {
     fn checked(&self, value: Value) -> Result<Value, Failure> {
         let Value::ServerError(error) = value else { return Ok(value) };
         match refusal::of(&error, &self.server) {
-            refusal::Meaning::TryAgain => Err(NOT_DONE),
+            refusal::Meaning::Ask(_) => Err(NOT_DONE),
+            refusal::Meaning::TryAgain(why) => Err(Failure::TryAgain(why)),
             refusal::Meaning::ElsewhereNow => {
-                self.main.number().into_iter().for_each(|number| self.main.replace(number));
+                self.replace();
                 Err(NOT_DONE)
             }
             refusal::Meaning::Refused(refusal) => Err(Failure::Refused(refusal)),
@@ -221,10 +267,14 @@ impl Connector {
         let main = self.0.established().await?;
         let has_ended = Arc::<AtomicBool>::default();
         let ended = has_ended.clone();
-        let config = config().set_push_sender(move |push: PushInfo| {
-            ended.fetch_or(push.kind == PushKind::Disconnection, Ordering::Relaxed);
-            Ok::<(), ()>(())
-        });
+        let mut config = config();
+        // Over RESP2 the end shows by the next call.
+        if main.client.get_connection_info().redis_settings().protocol() != ProtocolVersion::RESP2 {
+            config = config.set_push_sender(move |push: PushInfo| {
+                ended.fetch_or(push.kind == PushKind::Disconnection, Ordering::Relaxed);
+                Ok::<(), ()>(())
+            });
+        }
         let connecting = main.client.get_multiplexed_async_connection_with_config(&config);
         let connection = connecting.await.map_err(|error| refusal::of_connecting(&error, self.0.target()))?;
         Ok(RuntimeConnection { connection, beside: main.number, has_ended })

@@ -1,19 +1,22 @@
 //! The main connection to a server, on the lease thread: for renewals, and for messages about entries, which Redis
-//! sends as pushes (RESP3). It is replaced when it ends, and when a call on it has no answer. Messages may be lost
+//! sends as pushes (RESP3; over RESP2, on a connection of their own). It is replaced when it ends, and when a call on it has no answer. Messages may be lost
 //! while there is none, so each new connection wakes all waiters.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value};
+use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::layout;
-use super::refusal;
+use super::link::PASSING_PAUSE;
 use super::target::Target;
+use super::{refusal, role};
 use crate::backends::leased::{EntryId, Wake, Wakes};
 use crate::error::{BackendError, ConnectError};
 use crate::io::LeaseThread;
@@ -40,6 +43,8 @@ pub(super) struct Connected {
     pub(super) number: u64,
     /// Opens further connections to the same address.
     pub(super) client: redis::Client,
+    /// Receives messages, if they arrive on a connection of their own.
+    _messages: Option<Arc<AbortOnDropHandle<()>>>,
 }
 
 impl MainConnection {
@@ -94,6 +99,19 @@ pub(super) fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
 }
 
+/// Why an attempt to connect failed.
+enum NotConnected {
+    /// A repeat may succeed soon.
+    Passing(BackendError),
+    Failed(ConnectError),
+}
+
+impl From<ConnectError> for NotConnected {
+    fn from(error: ConnectError) -> Self {
+        Self::Failed(error)
+    }
+}
+
 /// Keeps a connection up.
 struct Keeper {
     target: Arc<Target>,
@@ -103,27 +121,117 @@ struct Keeper {
 }
 
 impl Keeper {
+    /// Connects, and repeats that while it fails for a reason that passes soon, up to the time limit.
     async fn connect(&self, number: u64) -> Result<Connected, ConnectError> {
-        let connected = async {
-            let client = self.target.client().await?;
-            let (wakes, suspects) = (self.wakes.clone(), self.suspects.clone());
-            let config = config().set_push_sender(move |push: PushInfo| match push.kind {
-                PushKind::Disconnection => suspects.send(number).map_err(drop),
-                _ => {
-                    deliver(&wakes, &push);
-                    Ok(())
+        let mut passing = None;
+        let connecting = async {
+            loop {
+                match self.attempt(number).await {
+                    Err(NotConnected::Passing(error)) => passing = Some(error),
+                    Err(NotConnected::Failed(error)) => return Err(error),
+                    Ok(connected) => return Ok(connected),
                 }
-            });
-            let opened = async {
-                let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-                connection.subscribe(&self.channel).await?;
-                Ok(connection)
-            };
-            let connection = opened.await.map_err(|error| refusal::of_connecting(&error, &self.target))?;
-            Ok(Connected { connection, number, client })
+                sleep(PASSING_PAUSE).await;
+            }
         };
-        let late = |_| refusal::connecting_took_too_long(&self.target, CONNECT_LIMIT);
-        timeout(CONNECT_LIMIT, connected).await.map_err(late)?
+        let connected = timeout(CONNECT_LIMIT, connecting).await;
+        connected.unwrap_or_else(|_| {
+            let late = || refusal::connecting_took_too_long(&self.target, CONNECT_LIMIT);
+            Err(passing.unwrap_or_else(late).into())
+        })
+    }
+
+    async fn attempt(&self, number: u64) -> Result<Connected, NotConnected> {
+        let client = self.target.client().await?;
+        let (connected, error) = match self.open(&client, number).await {
+            Ok(connected) => (connected, None),
+            Err(error) if refusal::is_of_protocol(&error) => {
+                let info = client.get_connection_info();
+                let login = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+                let older = info.clone().set_redis_settings(login);
+                let older = redis::Client::open(older).map_err(|error| self.failed(&error))?;
+                match self.open(&older, number).await {
+                    Ok(connected) => (connected, Some(error)),
+                    Err(_) => return Err(self.failed(&error)),
+                }
+            }
+            Err(error) => return Err(self.failed(&error)),
+        };
+        self.check(connected.connection.clone(), error).await?;
+        Ok(connected)
+    }
+
+    fn failed(&self, error: &RedisError) -> NotConnected {
+        let passing = refusal::is_passing(error);
+        let error = refusal::of_connecting(error, &self.target);
+        if passing { NotConnected::Passing(error) } else { NotConnected::Failed(error.into()) }
+    }
+
+    /// Opens a connection that receives the messages about entries. Over RESP2, which has no pushes, they arrive on
+    /// another connection, whose end ends this one.
+    async fn open(&self, client: &redis::Client, number: u64) -> RedisResult<Connected> {
+        let (wakes, suspects) = (self.wakes.clone(), self.suspects.clone());
+        let client = client.clone();
+        if client.get_connection_info().redis_settings().protocol() == ProtocolVersion::RESP2 {
+            let connection = client.get_multiplexed_async_connection_with_config(&config()).await?;
+            let mut subscribed = client.get_async_pubsub().await?;
+            subscribed.subscribe(&self.channel).await?;
+            let mut messages = subscribed.into_on_message();
+            let receiving = tokio::spawn(async move {
+                while let Some(message) = messages.next().await {
+                    deliver(&wakes, message.get_payload_bytes());
+                }
+                let _ = suspects.send(number);
+            });
+            let messages = Some(Arc::new(AbortOnDropHandle::new(receiving)));
+            return Ok(Connected { connection, number, client, _messages: messages });
+        }
+        let config = config().set_push_sender(move |push: PushInfo| match (&push.kind, &push.data[..]) {
+            (PushKind::Disconnection, _) => suspects.send(number).map_err(drop),
+            (PushKind::Message, [_, Value::BulkString(message)]) => {
+                deliver(&wakes, message);
+                Ok(())
+            }
+            _ => Ok(()),
+        });
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        connection.subscribe(&self.channel).await?;
+        Ok(Connected { connection, number, client, _messages: None })
+    }
+
+    /// Checks that the server can have locks: it runs scripts, and is no replica. `no_resp3`: why RESP2 is used; `INFO`
+    /// then has the role, and the version.
+    async fn check(
+        &self,
+        mut connection: MultiplexedConnection,
+        no_resp3: Option<RedisError>,
+    ) -> Result<(), NotConnected> {
+        let about = if no_resp3.is_some() { redis::cmd("INFO") } else { role::ask() };
+        let mut checks = redis::pipe();
+        checks.cmd("EVAL").arg("return 1").arg(0).add_command(about);
+        let answers = connection.send_packed_commands(&checks, 0, 2).await;
+        let answers = answers.map_err(|error| self.failed(&error))?;
+        let [script, about] = &answers[..] else { return Ok(()) };
+        if let Value::ServerError(error) = script
+            && let Some(refused) = refusal::of_first_script(error, &self.target)
+        {
+            return Err(NotConnected::Failed(refused.into()));
+        }
+        if role::is_replica(about) && !self.target.may_be_replica() {
+            let error = refusal::replica(&self.target.to_string());
+            let passes = self.target.has_sentinels();
+            return Err(if passes {
+                NotConnected::Passing(error)
+            } else {
+                NotConnected::Failed(error.into())
+            });
+        }
+        match no_resp3 {
+            Some(error) if role::is_too_old(about) => {
+                Err(NotConnected::Failed(refusal::of_connecting(&error, &self.target).into()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Runs until the last [`MainConnection`] is dropped.
@@ -161,12 +269,9 @@ impl Keeper {
 }
 
 /// Delivers a message on an entry: revoked, or the ms after which to try again.
-fn deliver(wakes: &Wakes, push: &PushInfo) {
-    let (PushKind::Message, [_, Value::BulkString(message)]) = (&push.kind, &push.data[..]) else { return };
-    let Some((id, what)) = std::str::from_utf8(message).ok().and_then(|message| message.split_once(' '))
-    else {
-        return;
-    };
+fn deliver(wakes: &Wakes, message: &[u8]) {
+    let message = std::str::from_utf8(message).ok();
+    let Some((id, what)) = message.and_then(|message| message.split_once(' ')) else { return };
     let wake = match what.parse() {
         Ok(ms) => Wake::Try(Duration::from_millis(ms)),
         Err(_) if what == "revoked" => Wake::Revoked,

@@ -16,6 +16,7 @@ mod layout;
 mod link;
 mod main_connection;
 mod refusal;
+mod role;
 mod scripts;
 mod servers;
 mod settings;

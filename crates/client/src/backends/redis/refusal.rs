@@ -9,8 +9,10 @@ use crate::error::{BackendError, BackendErrorKind};
 
 /// Consequence of an error reply.
 pub(super) enum Meaning {
-    /// Nothing was done; a repeat may succeed soon.
-    TryAgain,
+    /// Nothing was done; a repeat may succeed soon. The error, formatted for users.
+    TryAgain(String),
+    /// Nothing was done: the key, if it exists, is at this address of a cluster, where its slot moves to.
+    Ask(String),
     /// Nothing was done, and this server is no longer the primary.
     ElsewhereNow,
     Refused(Refusal),
@@ -45,10 +47,14 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
         return Meaning::ElsewhereNow;
     }
     if PASSING.iter().any(|passing| is(passing)) {
-        return Meaning::TryAgain;
+        return Meaning::TryAgain(format!("{server} refused: {code} {details}"));
     }
-    // `ASK`: a slot that is migrating. Callers repeat the call.
-    let moved = code == "MOVED" || code == "ASK";
+    if code == "ASK"
+        && let Some(address) = details.split(' ').nth(1)
+    {
+        return Meaning::Ask(address.to_owned());
+    }
+    let moved = code == "MOVED";
     let (kind, hint) = if moved {
         (BackendErrorKind::Operator, "it is a node of a cluster: write `?cluster=true`")
     } else if is("WRONGTYPE") {
@@ -67,6 +73,54 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     };
     let text = format!("{server} refused: {code} {details}; {hint}");
     Meaning::Refused(Refusal { kind, text, moved })
+}
+
+/// Whether a failed attempt to connect may succeed soon: the server loads its data, or runs a script.
+pub(super) fn is_passing(error: &RedisError) -> bool {
+    // The client library replaces the code of an error in its own handshake.
+    let wordings = ["busy running a script", "loading the dataset"];
+    error.code().is_some_and(|code| PASSING.contains(&code))
+        || error.detail().is_some_and(|detail| wordings.iter().any(|wording| detail.contains(wording)))
+}
+
+/// Whether the server, or a proxy, knows no RESP3. Some proxies close the connection after an unknown command.
+pub(super) fn is_of_protocol(error: &RedisError) -> bool {
+    let is_hello = |detail: &str| {
+        let detail = detail.to_ascii_lowercase();
+        detail.contains("hello") || UNKNOWN_COMMAND.iter().any(|unknown| detail.contains(unknown))
+    };
+    error.kind() == ErrorKind::RESP3NotSupported
+        || error.code() == Some("NOPROTO")
+        || error.code() == Some("ERR") && error.detail().is_some_and(is_hello)
+        || error.is_connection_dropped()
+}
+
+/// Wordings of an error for a command that is not there, in lower case.
+const UNKNOWN_COMMAND: [&str; 2] = ["unknown command", "unsupported command"];
+
+/// The error if the server runs no scripts. Other errors may pass, or come from a proxy that wants a key.
+pub(super) fn of_first_script(error: &ServerError, target: &Target) -> Option<BackendError> {
+    let (code, details) = (error.code(), error.details().unwrap_or_default());
+    let lower = details.to_ascii_lowercase();
+    let (kind, hint) = if lacks_permission(code, details) {
+        (BackendErrorKind::Denied, PERMISSION)
+    } else if UNKNOWN_COMMAND.iter().any(|unknown| lower.contains(unknown)) {
+        (
+            BackendErrorKind::Unsupported,
+            "locks need scripts: allow `EVAL` and `EVALSHA`, or use another server",
+        )
+    } else {
+        return None;
+    };
+    Some(BackendError::new(kind, format!("{target} can't be used: {code} {details}; {hint}")))
+}
+
+/// The server is a replica: it can't grant, and may not have every lock of its primary.
+pub(super) fn replica(server: &str) -> BackendError {
+    let what = format!(
+        "{server} is a replica, and may lack locks: name its primary, or its sentinels (`?sentinel=NAME`)"
+    );
+    BackendError::new(BackendErrorKind::Unreachable, what)
 }
 
 /// The error for a failed attempt to connect.
@@ -104,7 +158,8 @@ fn lacks_permission(code: &str, details: &str) -> bool {
 /// A remedy for a server that gave no Redis error.
 fn not_redis(target: &Target) -> &'static str {
     if target.settings().has_tls() {
-        "does it speak TLS on this port, and is its certificate trusted (`?tls-ca=`)?"
+        "does it speak TLS on this port, and is its certificate trusted (`?tls-ca=`)? if it asks for one of yours: \
+         `?tls-cert=` and `tls-key=`"
     } else {
         "is it a Redis server, and does it want TLS (`rediss://`)?"
     }
@@ -170,7 +225,7 @@ mod tests {
             "-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.\r\n",
             "-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.\r\n",
         ] {
-            assert!(matches!(of(&error(answer), "db1"), Meaning::TryAgain), "{answer}");
+            assert!(matches!(of(&error(answer), "db1"), Meaning::TryAgain(_)), "{answer}");
         }
     }
 

@@ -19,6 +19,7 @@ pub(super) struct Scripts {
     pub(super) acquire: Script,
     pub(super) permit: Script,
     pub(super) renew: Script,
+    pub(super) renew_alone: Script,
     pub(super) finish: Script,
     pub(super) break_hold: Script,
     pub(super) inspect: Script,
@@ -42,6 +43,7 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| {
     Scripts {
         acquire: Script::new(&[TIME, VALUE, FREE, COMMON, ASKED, WAY, QUEUE, WAIT, acquire]),
         permit: Script::new(&[TIME, VALUE, COMMON, ASKED, WAY, QUEUE, WAIT, PERMITS, permit]),
+        renew_alone: Script::new(&[include_str!("scripts/renew_alone.lua")]),
         renew: Script::new(&[TIME, COMMON, QUEUE, PERMITS, renew]),
         finish: Script::new(&[RELEASE, TIME, COMMON, QUEUE, PERMITS, finish]),
         break_hold: Script::new(&[TIME, COMMON, QUEUE, PERMITS, break_hold]),

@@ -63,8 +63,12 @@ impl Servers {
 
     /// The names in use on all servers, in order.
     pub(super) async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, Look)>, BackendError> {
+        let all = match self {
+            Self::One(store) => vec![store.clone()],
+            Self::Cluster(cluster) => cluster.all_nodes()?,
+        };
         let mut list = Vec::new();
-        for store in self.all() {
+        for store in all {
             list.extend(store.list(below).await?);
         }
         list.sort_by(|(one, _), (other, _)| one.cmp(other));

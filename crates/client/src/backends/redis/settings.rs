@@ -1,6 +1,7 @@
 //! Settings from a URL: servers, login, and how locks are stored.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,11 +9,14 @@ use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
 
+use crate::backends::tls_files::TlsFiles;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::{Host, Url, UrlError};
 
 /// The default port.
 pub(crate) const PORT: u16 = 6379;
+/// The default port of a sentinel.
+pub(super) const SENTINEL_PORT: u16 = 26379;
 
 /// TCP keep-alive: idle time before the first probe, and the interval between probes.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
@@ -33,21 +37,33 @@ pub(crate) struct Settings {
     pub(super) force: bool,
     login: RedisConnectionInfo,
     tls: Option<Tls>,
+    /// A login of the sentinels' own.
+    sentinel_login: Option<RedisConnectionInfo>,
+    sentinel_tls: Option<Tls>,
 }
 
-/// Trusted certificates.
-#[derive(Clone, Debug)]
+/// Trusted certificates, and this client's own.
+#[derive(Clone)]
 struct Tls {
-    /// Certificates of authorities in PEM, instead of the system's.
     #[cfg_attr(not(feature = "redis-tls"), allow(dead_code, reason = "there is no TLS"))]
-    authorities: Option<Vec<u8>>,
+    files: Arc<TlsFiles>,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tls")
+    }
 }
 
 /// How the hosts of a URL form one service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Topology {
-    /// One server.
+    /// One server: a primary.
     Single(Host),
+    /// One server by its Unix socket.
+    Socket(PathBuf),
+    /// One of several servers, which may be a replica: its user checks that.
+    Member(Host),
     /// Sentinels, and the name of their primary.
     Sentinel { sentinels: Vec<Host>, primary: String },
     /// Some nodes of a cluster.
@@ -55,18 +71,43 @@ pub(super) enum Topology {
 }
 
 /// The parameters of `redis://`.
-const PARAMETERS: &[&str] = &["cluster", "fencing", "force", "prefix", "sentinel", "tls-ca"];
+const PARAMETERS: &[&str] = &[
+    "cluster",
+    "db",
+    "fencing",
+    "force",
+    "prefix",
+    "sentinel",
+    SENTINEL_PASSWORD_FILE,
+    SENTINEL_TLS,
+    SENTINEL_USER,
+    "tls-ca",
+    "tls-cert",
+    "tls-key",
+];
+const SENTINEL_PASSWORD_FILE: &str = "sentinel-password-file";
+const SENTINEL_TLS: &str = "sentinel-tls";
+const SENTINEL_USER: &str = "sentinel-user";
+/// The scheme of a server's Unix socket.
+const SOCKET: &str = "redis+unix";
 
 impl Settings {
     /// The settings that all schemes over Redis share: login, database, prefix, TLS. `tls`: whether the scheme requires
     /// TLS. The caller checks which parameters the URL may have.
     pub(crate) fn of(url: &Url, tls: bool) -> Result<Self, ConnectError> {
+        let by_socket = url.scheme == SOCKET;
         let db = match url.path.trim_matches('/') {
+            _ if by_socket => url.parameter("db", "the number of a database")?.unwrap_or(0),
             "" => 0,
             text => text
                 .parse::<u16>()
                 .map_err(|_| url.bad_part(url.path.clone(), "the number of a database, as in `/0`"))?,
         };
+        if !by_socket && let Some(db) = url.parameter::<String>("db", "text")? {
+            return Err(url
+                .bad_part(format!("db={db}"), "of use without a socket: write `/NUMBER` after the host")
+                .into());
+        }
         let version = env!("CARGO_PKG_VERSION");
         let mut login = RedisConnectionInfo::default()
             .set_protocol(ProtocolVersion::RESP3)
@@ -78,17 +119,19 @@ impl Settings {
         if let Some(password) = &url.password {
             login = login.set_password(password.reveal());
         }
-        let tls_ca = url.parameter::<String>("tls-ca", "the path of a file")?;
-        if tls_ca.is_some() && !tls {
-            return Err(url.bad_part("tls-ca", "of use without TLS: write the scheme with an `s`").into());
-        }
+        let sentinel_tls = url.parameter(SENTINEL_TLS, "`true` or `false`")?.unwrap_or(tls);
+        let scheme = if tls || sentinel_tls { &url.scheme } else { "rediss" };
+        let files = TlsFiles::of(url, scheme, "of use without TLS: write the scheme with an `s`")?;
+        let files = files.map(|files| Tls::of(url, files)).transpose()?;
         let prefix = url.parameter::<String>("prefix", "text")?.unwrap_or_default();
         Ok(Self {
             prefix: prefix.into(),
             fencing: false,
             force: false,
             login,
-            tls: if tls { Some(Tls::of(url, tls_ca.as_deref())?) } else { None },
+            tls: files.clone().filter(|_| tls),
+            sentinel_login: sentinel_login(url)?,
+            sentinel_tls: files.filter(|_| sentinel_tls),
         })
     }
 
@@ -114,28 +157,37 @@ impl Settings {
 
     /// A client for one host.
     pub(super) fn client(&self, host: &Host) -> Result<redis::Client, ConnectError> {
+        let (name, port) = (host.name.clone(), host.port.unwrap_or(PORT));
+        self.client_at(match &self.tls {
+            None => ConnectionAddr::Tcp(name, port),
+            Some(_) => ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None },
+        })
+    }
+
+    /// A client for one address.
+    pub(super) fn client_at(&self, address: ConnectionAddr) -> Result<redis::Client, ConnectError> {
+        let shown = address.to_string();
         let wrong = |error| {
-            let what = format!("`{}` can't be used as a Redis server's address: {error}", host.address(PORT));
+            let what = format!("`{shown}` can't be used as a Redis server's address: {error}");
             ConnectError::from(BackendError::new(BackendErrorKind::Refused, what))
         };
-        let info = self.address(host).into_connection_info().map_err(wrong)?;
+        let info = address.into_connection_info().map_err(wrong)?;
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
         let info = info.set_redis_settings(self.login.clone()).set_tcp_settings(tcp);
         self.open(info).map_err(wrong)
     }
 
-    /// A client for a sentinel, with the same login as for its servers, or without one.
-    pub(super) fn sentinel(&self, host: &Host, login: bool) -> Result<redis::Client, ConnectError> {
-        let own = if login { self.login.clone().set_db(0) } else { RedisConnectionInfo::default() };
-        Self { login: own, ..self.clone() }.client(host)
+    /// Whether sentinels have a login of their own.
+    pub(super) fn has_sentinel_login(&self) -> bool {
+        self.sentinel_login.is_some()
     }
 
-    fn address(&self, host: &Host) -> ConnectionAddr {
-        let (name, port) = (host.name.clone(), host.port.unwrap_or(PORT));
-        match &self.tls {
-            None => ConnectionAddr::Tcp(name, port),
-            Some(_) => ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None },
-        }
+    /// A client for a sentinel, with its own login, or else with the one of its servers; or without one.
+    pub(super) fn sentinel(&self, host: &Host, login: bool) -> Result<redis::Client, ConnectError> {
+        let own = || self.sentinel_login.clone().unwrap_or_else(|| self.login.clone().set_db(0));
+        let login = if login { own() } else { RedisConnectionInfo::default() };
+        let host = Host { name: host.name.clone(), port: Some(host.port.unwrap_or(SENTINEL_PORT)) };
+        Self { login, tls: self.sentinel_tls.clone(), ..self.clone() }.client(&host)
     }
 
     #[cfg(not(feature = "redis-tls"))]
@@ -148,8 +200,13 @@ impl Settings {
         match &self.tls {
             None => redis::Client::open(info),
             Some(tls) => {
-                let root_cert = tls.authorities.clone();
-                redis::Client::build_with_tls(info, redis::TlsCertificates { client_tls: None, root_cert })
+                let root_cert = tls.files.ca.as_ref().map(|ca| ca.clone().into_bytes());
+                let client_tls =
+                    tls.files.identity.as_ref().map(|(certificate, key)| redis::ClientTlsConfig {
+                        client_cert: certificate.clone().into_bytes(),
+                        client_key: key.clone().into_bytes(),
+                    });
+                redis::Client::build_with_tls(info, redis::TlsCertificates { client_tls, root_cert })
             }
         }
     }
@@ -160,25 +217,38 @@ impl Settings {
     }
 }
 
+/// The login of sentinels, if the URL has one.
+fn sentinel_login(url: &Url) -> Result<Option<RedisConnectionInfo>, UrlError> {
+    let user = url.parameter::<String>(SENTINEL_USER, "a user")?;
+    let Some(password) = url.password_in(SENTINEL_PASSWORD_FILE)? else {
+        return match user {
+            Some(user) => {
+                Err(url
+                    .bad_part(format!("{SENTINEL_USER}={user}"), "of use without `sentinel-password-file`"))
+            }
+            None => Ok(None),
+        };
+    };
+    let login = RedisConnectionInfo::default().set_password(password.reveal());
+    Ok(Some(match user {
+        Some(user) => login.set_username(user),
+        None => login,
+    }))
+}
+
 impl Tls {
     #[cfg(not(feature = "redis-tls"))]
-    fn of(url: &Url, _file: Option<&str>) -> Result<Self, ConnectError> {
+    fn of(url: &Url, _files: TlsFiles) -> Result<Self, ConnectError> {
         Err(UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature: "redis-tls" }.into())
     }
 
     #[cfg(feature = "redis-tls")]
-    fn of(_url: &Url, file: Option<&str>) -> Result<Self, ConnectError> {
+    #[expect(clippy::unnecessary_wraps, reason = "without TLS it is an error")]
+    fn of(_url: &Url, files: TlsFiles) -> Result<Self, ConnectError> {
         // The Redis client library uses the process's default crypto provider; one that the program has installed
         // stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let read = |path: &str| {
-            std::fs::read(path).map_err(|error| {
-                let what =
-                    format!("`tls-ca={path}` can't be read: {error}; name a file with certificates in PEM");
-                BackendError::caused(BackendErrorKind::Operator, what, error)
-            })
-        };
-        Ok(Self { authorities: file.map(read).transpose()? })
+        Ok(Self { files: Arc::new(files) })
     }
 }
 
@@ -186,6 +256,21 @@ impl Topology {
     fn of(url: &Url) -> Result<Self, UrlError> {
         let sentinel = url.parameter::<String>("sentinel", "the primary's name")?;
         let cluster = url.parameter::<bool>("cluster", "`true` or `false`")?.unwrap_or(false);
+        let of_sentinel = [SENTINEL_PASSWORD_FILE, SENTINEL_TLS, SENTINEL_USER];
+        for key in of_sentinel.iter().filter(|_| sentinel.is_none()) {
+            if let Some(value) = url.parameter::<String>(key, "text")? {
+                return Err(url.bad_part(format!("{key}={value}"), "of use without `sentinel=NAME`"));
+            }
+        }
+        if url.scheme == SOCKET {
+            return match (sentinel.is_none() && !cluster && url.hosts.is_empty(), url.path.len()) {
+                (true, 2..) => Ok(Self::Socket(PathBuf::from(&url.path))),
+                _ => Err(url.bad_part(
+                    url.path.clone(),
+                    "the path of one server's socket: `redis+unix:///run/redis.sock`",
+                )),
+            };
+        }
         let Some(first) = url.hosts.first().cloned() else {
             return Err(url.bad_part("", "a host: write `redis://127.0.0.1:6379`"));
         };
@@ -206,14 +291,20 @@ impl Topology {
 
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list =
-            |hosts: &[Host]| hosts.iter().map(|host| host.address(PORT)).collect::<Vec<_>>().join(", ");
+        let list = |hosts: &[Host], port: u16| {
+            hosts.iter().map(|host| host.address(port)).collect::<Vec<_>>().join(", ")
+        };
         match self {
-            Self::Single(host) => write!(f, "Redis at {}", host.address(PORT)),
+            Self::Single(host) | Self::Member(host) => write!(f, "Redis at {}", host.address(PORT)),
+            Self::Socket(path) => write!(f, "Redis at {}", path.display()),
             Self::Sentinel { sentinels, primary } => {
-                write!(f, "the Redis primary `{primary}` of the sentinels at {}", list(sentinels))
+                write!(
+                    f,
+                    "the Redis primary `{primary}` of the sentinels at {}",
+                    list(sentinels, SENTINEL_PORT)
+                )
             }
-            Self::Cluster(hosts) => write!(f, "the Redis cluster at {}", list(hosts)),
+            Self::Cluster(hosts) => write!(f, "the Redis cluster at {}", list(hosts, PORT)),
         }
     }
 }
@@ -235,8 +326,10 @@ mod tests {
         assert_eq!((settings.login.db(), settings.login.username()), (3, Some("me")));
         assert_eq!(settings.login.password(), Some("secret"));
         assert!(!format!("{settings:?}").contains("secret"), "{settings:?}");
+        let (settings, topology) = parse("redis+unix://:secret@/run/redis.sock?db=2").unwrap();
+        assert_eq!((topology.to_string().as_str(), settings.login.db()), ("Redis at /run/redis.sock", 2));
         let (_, topology) = parse("redis://a:1,b?sentinel=main").unwrap();
-        assert_eq!(topology.to_string(), "the Redis primary `main` of the sentinels at a:1, b:6379");
+        assert_eq!(topology.to_string(), "the Redis primary `main` of the sentinels at a:1, b:26379");
         assert!(
             matches!(parse("redis://a,b?cluster=true").unwrap().1, Topology::Cluster(hosts) if hosts.len() == 2)
         );
@@ -253,6 +346,11 @@ mod tests {
             ("redis://a?fencing=yes", "fencing=counter"),
             ("redis://a?force=true", "fencing=counter"),
             ("redis://a?tls-ca=/x", "without TLS"),
+            ("redis://a?sentinel-tls=false", "sentinel=NAME"),
+            ("redis://a?sentinel=m&sentinel-user=me", "sentinel-password-file"),
+            ("redis://a?sentinel=m&sentinel-password-file=/no/such", "/no/such"),
+            ("redis://a?db=1", "`/NUMBER`"),
+            ("redis+unix://a/x", "redis+unix:///run"),
             ("redis://a?prefx=a", "did you mean `prefix`"),
         ] {
             let error = parse(text).unwrap_err().to_string();

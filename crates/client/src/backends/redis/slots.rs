@@ -7,7 +7,7 @@ use super::settings::PORT;
 use crate::url::Host;
 
 /// The number of slots of every cluster.
-const SLOTS: u16 = 16_384;
+pub(super) const SLOTS: u16 = 16_384;
 
 /// The slot of a key: of its hash tag, if it has one.
 pub(super) fn slot_of(key: &str) -> u16 {

@@ -24,8 +24,8 @@ use tokio::time::Instant;
 
 use super::answers::Items;
 use super::layout::{self, KeySet, Keys};
-use super::link::{Failure, Link, Over};
-use super::scripts::SCRIPTS;
+use super::link::{Failure, Link, Over, PASSING_PAUSE};
+use super::scripts::{SCRIPTS, Script};
 use super::settings::{Settings, Topology};
 use super::target::Target;
 use crate::backend::{BoxFuture, CallError};
@@ -72,7 +72,7 @@ pub(crate) async fn open_store(
     wakes: Wakes,
     client: &str,
 ) -> Result<Arc<RedisStore>, ConnectError> {
-    let target = Target::new(settings.clone(), Topology::Single(host.clone()));
+    let target = Target::new(settings.clone(), Topology::Member(host.clone()));
     RedisStore::open(Role::OfMajority, target, lease_thread, wakes, client).await
 }
 
@@ -125,8 +125,13 @@ impl Store for RedisStore {
         Box::pin(async move {
             let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
             let calls: Vec<Cmd> = entries.iter().map(|entry| inner.renew_call(entry)).collect();
-            let answers =
-                inner.link.run_all(Over::Main, &SCRIPTS.renew, &calls, limit).await.map_err(not_known)?;
+            let answers = match inner.link.run_all(Over::Main, &SCRIPTS.renew, &calls, limit).await {
+                Err(Failure::TryAgain(_)) if inner.is_in_cluster() => {
+                    inner.renew_apart(&entries, limit).await
+                }
+                answers => answers,
+            };
+            let answers = answers.map_err(not_known)?;
             let renewed = |answer: &Value| match answer {
                 Value::Int(0) => Ok(Renewed::Gone),
                 Value::Int(1) => Ok(Renewed::Kept),
@@ -141,7 +146,15 @@ impl Store for RedisStore {
         let inner = self.0.clone();
         Box::pin(async move {
             let deadline = Instant::now() + entry.limit();
-            let answer = inner.link.run(&SCRIPTS.finish, &inner.finish_call(&entry, doubt), deadline).await;
+            let call = inner.finish_call(&entry, doubt);
+            let answer = loop {
+                match inner.link.run(&SCRIPTS.finish, &call, deadline).await {
+                    Err(Failure::TryAgain(_)) if Instant::now() + PASSING_PAUSE < deadline => {
+                        tokio::time::sleep(PASSING_PAUSE).await;
+                    }
+                    answer => break answer,
+                }
+            };
             match answer.map_err(not_known)? {
                 Value::Int(0) => Ok(End::Gone),
                 Value::Int(1) => Ok(End::Released),
@@ -161,6 +174,7 @@ impl Store for RedisStore {
 fn not_known(failure: Failure) -> CallError {
     match failure {
         Failure::Silent(error) => error,
+        Failure::TryAgain(_) => CallError { sent: false },
         Failure::Refused(refusal) if refusal.moved => CallError { sent: false },
         Failure::Refused(refusal) => {
             tracing::warn!(error = %refusal.into_error(), "a renewal or an end is tried again");
@@ -196,6 +210,7 @@ impl Inner {
         match answer {
             Ok(answer) => self.tried(&attempt.entry, answer),
             Err(Failure::Silent(error)) => Err(error),
+            Err(Failure::TryAgain(_)) => Err(CallError { sent: false }),
             // The key is on another node now: nothing was done here.
             Err(Failure::Refused(refusal)) if self.is_in_cluster() && refusal.moved => {
                 Err(CallError { sent: false })
@@ -273,8 +288,29 @@ impl Inner {
         call
     }
 
+    /// Renews one entry after the other, exclusive holds by their own keys: a slot that migrates must not end them, nor
+    /// hold up entries in other slots. A waiter counts as gone, and tries again.
+    async fn renew_apart(&self, entries: &[Arc<Entry>], limit: Duration) -> Result<Vec<Value>, Failure> {
+        let mut answers = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let (script, call) = match entry.mode {
+                Mode::Permit { .. } => (&SCRIPTS.renew, self.renew_call(entry)),
+                _ => {
+                    let alone = &SCRIPTS.renew_alone;
+                    (alone, self.renew_call_of(alone, entry, KeySet::LockOnly))
+                }
+            };
+            answers.extend(self.link.run_all(Over::Main, script, &[call], limit).await?);
+        }
+        Ok(answers)
+    }
+
     fn renew_call(&self, entry: &Entry) -> Cmd {
-        let mut call = SCRIPTS.renew.call(&self.keys(&entry.name), key_set(entry), &entry.id);
+        self.renew_call_of(&SCRIPTS.renew, entry, key_set(entry))
+    }
+
+    fn renew_call_of(&self, script: &Script, entry: &Entry, keys: KeySet) -> Cmd {
+        let mut call = script.call(&self.keys(&entry.name), keys, &entry.id);
         call.arg(&entry.id.0).arg(lives_ms(entry)).arg(ms(entry.ttl));
         call
     }

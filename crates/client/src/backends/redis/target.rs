@@ -1,22 +1,32 @@
 //! Finds the server to connect to: the URL's host, or the primary that the sentinels name.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, ErrorKind, RedisError, RedisResult};
+use redis::{AsyncConnectionConfig, ConnectionAddr, ErrorKind, RedisError, RedisResult};
+use tokio::task::JoinSet;
 
 use super::refusal;
-use super::settings::{PORT, Settings, Topology};
+use super::settings::{SENTINEL_PORT, Settings, Topology};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Host;
 
-/// Time limit for one sentinel; after it, the next one is queried.
+/// Time limit for the answers of all sentinels.
 const SENTINEL_LIMIT: Duration = Duration::from_secs(1);
 
 /// The destination of a link.
 pub(super) struct Target {
     settings: Settings,
     topology: Topology,
+}
+
+/// A primary, as one sentinel names it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Named {
+    primary: Host,
+    /// Rises with every fail-over.
+    epoch: u64,
 }
 
 impl Target {
@@ -27,7 +37,8 @@ impl Target {
     /// A client for the present server.
     pub(super) async fn client(&self) -> Result<redis::Client, ConnectError> {
         match &self.topology {
-            Topology::Single(host) => self.settings.client(host),
+            Topology::Single(host) | Topology::Member(host) => self.settings.client(host),
+            Topology::Socket(path) => self.settings.client_at(ConnectionAddr::Unix(path.clone())),
             Topology::Sentinel { sentinels, primary } => {
                 self.settings.client(&self.primary(sentinels, primary).await?)
             }
@@ -40,48 +51,103 @@ impl Target {
         &self.settings
     }
 
-    /// Queries the sentinels one after the other. After a fail-over some may still name the former primary. It is
-    /// detected by its `READONLY` errors, and the sentinels are queried again.
+    /// Whether the server may be a replica.
+    pub(super) fn may_be_replica(&self) -> bool {
+        matches!(self.topology, Topology::Member(_))
+    }
+
+    /// Whether another server may be named soon.
+    pub(super) fn has_sentinels(&self) -> bool {
+        matches!(self.topology, Topology::Sentinel { .. })
+    }
+
+    /// Queries all sentinels. During a fail-over, and if it was cut off, a sentinel names the former primary: the answer
+    /// with the newest epoch is used, and no other one, even if its server can't be reached.
     async fn primary(&self, sentinels: &[Host], name: &str) -> Result<Host, ConnectError> {
-        let mut troubles = Vec::new();
+        let mut asking = JoinSet::new();
         for sentinel in sentinels {
-            match self.ask(sentinel, name).await {
-                Ok(Some((name, port))) => return Ok(Host { name, port: Some(port) }),
-                Ok(None) => {
-                    troubles.push(format!("{} knows no primary of that name", sentinel.address(PORT)))
-                }
-                Err(error) => troubles.push(format!("{}: {error}", sentinel.address(PORT))),
+            let (settings, sentinel, name) = (self.settings.clone(), sentinel.clone(), name.to_owned());
+            asking.spawn(async move {
+                let answer = tokio::time::timeout(SENTINEL_LIMIT, ask(&settings, &sentinel, &name)).await;
+                let trouble = match answer {
+                    Ok(Ok(Some(named))) => return Ok(named),
+                    Ok(Ok(None)) => format!("knows no primary `{name}`"),
+                    Ok(Err(error)) => error.to_string(),
+                    Err(_) => format!("no answer within {SENTINEL_LIMIT:?}"),
+                };
+                Err(format!("{}: {trouble}", sentinel.address(SENTINEL_PORT)))
+            });
+        }
+        let (mut named, mut troubles) = (Vec::new(), Vec::new());
+        while let Some(answer) = asking.join_next().await {
+            match answer {
+                Ok(Ok(answer)) => named.push(answer),
+                Ok(Err(trouble)) => troubles.push(trouble),
+                Err(error) => troubles.push(error.to_string()),
             }
         }
-        let what = format!("{self} is not to be found: {}", troubles.join("; "));
-        Err(BackendError::new(BackendErrorKind::Unreachable, what).into())
+        newest(named).ok_or_else(|| {
+            let what = format!("{self} is not to be found: {}", troubles.join("; "));
+            BackendError::new(BackendErrorKind::Unreachable, what).into()
+        })
     }
+}
 
-    /// Sentinels often have no password: the first attempt is without one.
-    async fn ask(&self, sentinel: &Host, name: &str) -> RedisResult<Option<(String, u16)>> {
-        let without = self.ask_as(sentinel, name, false).await;
-        match without {
-            Err(error) if refusal::wants_login(&error) => self.ask_as(sentinel, name, true).await,
-            answer => answer,
+fn newest(named: Vec<Named>) -> Option<Host> {
+    named.into_iter().max_by_key(|named| named.epoch).map(|named| named.primary)
+}
+
+/// Sentinels often have no password: without a login of their own, the first attempt is without one.
+async fn ask(settings: &Settings, sentinel: &Host, name: &str) -> RedisResult<Option<Named>> {
+    if !settings.has_sentinel_login() {
+        match ask_as(settings, sentinel, name, false).await {
+            Err(error) if refusal::wants_login(&error) => {}
+            answer => return answer,
         }
     }
+    ask_as(settings, sentinel, name, true).await
+}
 
-    async fn ask_as(&self, sentinel: &Host, name: &str, login: bool) -> RedisResult<Option<(String, u16)>> {
-        let client = self.settings.sentinel(sentinel, login).map_err(|error| {
-            RedisError::from((ErrorKind::InvalidClientConfig, "no sentinel's address", error.to_string()))
-        })?;
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(SENTINEL_LIMIT))
-            .set_response_timeout(Some(SENTINEL_LIMIT));
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        let mut ask = redis::cmd("SENTINEL");
-        ask.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-        ask.query_async(&mut connection).await
+async fn ask_as(settings: &Settings, sentinel: &Host, name: &str, login: bool) -> RedisResult<Option<Named>> {
+    let client = settings.sentinel(sentinel, login).map_err(|error| {
+        RedisError::from((ErrorKind::InvalidClientConfig, "no sentinel's address", error.to_string()))
+    })?;
+    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let mut ask = redis::cmd("SENTINEL");
+    ask.arg("MASTER").arg(name);
+    match ask.query_async::<BTreeMap<String, String>>(&mut connection).await {
+        Ok(fields) => Ok(read(&fields)),
+        Err(error) if error.detail().is_some_and(|detail| detail.contains("No such master")) => Ok(None),
+        Err(error) => Err(error),
     }
+}
+
+/// Reads the answer to `SENTINEL MASTER`.
+fn read(fields: &BTreeMap<String, String>) -> Option<Named> {
+    let primary = Host { name: fields.get("ip")?.clone(), port: Some(fields.get("port")?.parse().ok()?) };
+    let epoch = fields.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
+    Some(Named { primary, epoch })
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.topology.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn primary_of_the_newest_epoch_is_used_whoever_answers_first() {
+        let named = |port: &str, epoch: &str| {
+            let fields = [("ip", "10.0.0.1"), ("port", port), ("config-epoch", epoch)];
+            read(&fields.map(|(key, value)| (key.to_owned(), value.to_owned())).into()).unwrap()
+        };
+        let chosen = newest(vec![named("1", "3"), named("2", "11"), named("1", "3")]).unwrap();
+        assert_eq!(chosen.port, Some(2));
+        assert_eq!(newest(Vec::new()), None);
     }
 }

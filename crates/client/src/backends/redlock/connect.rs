@@ -41,7 +41,7 @@ fn settings(url: &Url) -> Result<redis::Settings, ConnectError> {
     if url.parameter::<String>("fencing", "left out")?.is_some() {
         return Err(CAPABILITIES.lacks_tokens("draw tokens (`?fencing=`)").into());
     }
-    url.only_parameters(&["prefix", "tls-ca"])?;
+    url.only_parameters(&["prefix", "tls-ca", "tls-cert", "tls-key"])?;
     let shown: Vec<String> = url.hosts.iter().map(|host| host.address(redis::PORT)).collect();
     if shown.len() < SERVERS_MIN {
         let wanted = "a list of 3 or more independent servers, better an odd number: with fewer none may fail; use \

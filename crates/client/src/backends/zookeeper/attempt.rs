@@ -10,7 +10,7 @@ use zookeeper_client::{Client, CreateMode, Error};
 
 use super::inspect::{SeenNode, read};
 use super::layout::Contender;
-use super::places::Node;
+use super::places::{Node, RestingWait};
 use super::session::{ZooKeeperFailure, by, by_if_exists};
 use super::store::{StoreInner, children, find, is_broken, observe, owner};
 use crate::backends::leased::{
@@ -20,7 +20,7 @@ use crate::backends::leased::{
 use crate::error::{BackendError, BackendErrorKind, Busy};
 
 /// A waiter attempts again after this time, even if no message came.
-const AGAIN: Duration = Duration::from_secs(3);
+const AGAIN: Duration = Duration::from_secs(5);
 /// How often an attempt reads the queue again because the contender before it has just left.
 const LOOKS_MAX: usize = 16;
 /// How often a node's parent is created because it was removed in between.
@@ -157,6 +157,12 @@ impl StoreInner {
         deadline: Instant,
     ) -> Result<Tried, ZooKeeperFailure> {
         let entry = &attempt.entry;
+        if let Some(wait) = self.places.wait_of(&entry.id) {
+            if is_unchanged(client, &wait, deadline).await? {
+                return Ok(Tried::Waits { ahead: wait.ahead, again: AGAIN });
+            }
+            self.places.end_wait(&entry.id);
+        }
         for _ in 0..LOOKS_MAX {
             let children = children(client, folder, deadline).await?;
             let place = match entry.mode {
@@ -226,18 +232,23 @@ impl StoreInner {
             by_if_exists(deadline, client.get_and_watch_data(&format!("{folder}/{node}"))).await
         };
         let mut changes = Vec::with_capacity(queued.awaited.len());
-        for watched in join_all(queued.awaited.iter().map(watch)).await {
-            let Some((data, _, watcher)) = watched? else { return Ok(false) };
+        let mut awaited = Vec::with_capacity(queued.awaited.len());
+        for (node, watched) in queued.awaited.iter().zip(join_all(queued.awaited.iter().map(watch)).await) {
+            let Some((data, stat, watcher)) = watched? else { return Ok(false) };
             if queued.data.as_ref().is_some_and(|before| *before != data) {
                 return Ok(false);
             }
+            awaited.push((format!("{folder}/{node}"), stat.version));
             changes.push(Box::pin(watcher.changed()));
         }
-        let cancelled = self.places.wait(&entry.id);
-        let (id, wakes) = (entry.id.clone(), self.wakes.clone());
+        let cancelled = self.places.wait(&entry.id, RestingWait { awaited, ahead: queued.waiters_ahead });
+        let (id, wakes, places) = (entry.id.clone(), self.wakes.clone(), self.places.clone());
         self.sessions.run(async move {
             tokio::select! {
-                _ = select_all(changes) => wakes.deliver(&id, Wake::Try(Duration::ZERO)),
+                _ = select_all(changes) => {
+                    places.end_wait(&id);
+                    wakes.deliver(&id, Wake::Try(Duration::ZERO));
+                }
                 _ = cancelled => {}
             }
         });
@@ -383,6 +394,25 @@ fn place(children: &[String], node: &Node) -> Standing {
             first: queue[0].node.to_owned(),
         }),
     }
+}
+
+/// Whether what a waiter waits for is still there as it was: its watch may have been lost. A crowd of waiters at rest so reads one node
+/// each, and not the whole queue.
+async fn is_unchanged(
+    client: &Client,
+    wait: &RestingWait,
+    deadline: Instant,
+) -> Result<bool, ZooKeeperFailure> {
+    let read = async |(path, version): &(String, i32)| {
+        let stat = by(deadline, client.check_stat(path)).await?;
+        Ok::<bool, ZooKeeperFailure>(stat.is_some_and(|stat| stat.version == *version))
+    };
+    for unchanged in join_all(wait.awaited.iter().map(read)).await {
+        if !unchanged? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 async fn busy(client: &Client, first: &str, count: usize, deadline: Instant) -> Busy {

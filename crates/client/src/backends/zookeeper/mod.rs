@@ -14,7 +14,6 @@ mod settings;
 mod store;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
@@ -24,7 +23,7 @@ use crate::backends::changes::watch_by_inspection;
 use crate::backends::leased::{LeasedConn, Wake, Wakes};
 use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
 use crate::error::{BackendError, ConnectError};
-use crate::info::LockInfo;
+use crate::info::{Finding, LockInfo};
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
@@ -38,16 +37,13 @@ use session::{CurrentSession, Ensemble};
 use settings::Settings;
 use store::ZooKeeperStore;
 
-/// The ttl of the session that inspects, which holds nothing.
-const INSPECTION: Duration = Duration::from_secs(10);
-
 /// Creates a client, after checking that the servers answer.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     let settings = Settings::parse(url)?;
     let lease_thread = WORKER.get("lockkeeper-zookeeper")?;
     let ensemble = Arc::new(Ensemble::connect(&settings, &lease_thread).await?);
-    let sessions = Arc::new(CurrentSession::new(ensemble.clone(), INSPECTION, |_| {}));
+    let sessions = Arc::new(CurrentSession::new(ensemble.clone(), None, |_| {}));
     let inspector = Arc::new(Inspector { sessions, layout: settings.layout.clone() });
     Ok(Arc::new(ZooKeeperBackend {
         ensemble,
@@ -117,9 +113,7 @@ impl Backend for ZooKeeperBackend {
                 }
             }
         };
-        // Every session here has a ttl.
-        let ttl = spec.ttl.unwrap_or(INSPECTION);
-        let sessions = Arc::new(CurrentSession::new(self.ensemble.clone(), ttl, ended));
+        let sessions = Arc::new(CurrentSession::new(self.ensemble.clone(), spec.ttl, ended));
         let store = ZooKeeperStore::new(sessions, self.layout.clone(), places, wakes.clone());
         LeasedConn::new(Arc::new(store), wakes, spec, label, pushes)
     }
@@ -151,6 +145,11 @@ impl Backend for ZooKeeperBackend {
     fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
         let inspector = self.inspector.clone();
         Box::pin(async move { inspector.check_token(&name, token).await })
+    }
+
+    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+        let ensemble = self.ensemble.clone();
+        Box::pin(async move { Ok(vec![ensemble.finding().await?]) })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {

@@ -52,8 +52,19 @@ impl Drop for Sweeping {
     }
 }
 
+/// What a waiter waits for, as of the last time that it read the queue.
+#[derive(Clone, Debug)]
+pub(super) struct RestingWait {
+    /// The nodes of which one has to change or end first, each with the version of its data.
+    pub(super) awaited: Vec<(String, i32)>,
+    /// How many waiters are ahead.
+    pub(super) ahead: u64,
+}
+
 struct WatchedPlace {
     place: QueuePlace,
+    /// While its watch has not fired.
+    wait: Option<RestingWait>,
     /// Cancels the entry's watch when dropped.
     _watch: Option<oneshot::Sender<()>>,
 }
@@ -75,7 +86,7 @@ impl QueuePlaces {
         }
         let guid = guid(entry);
         let place = QueuePlace { session, guid: guid.clone(), node: None, holds: false };
-        state.of_entries.insert(entry.clone(), WatchedPlace { place, _watch: None });
+        state.of_entries.insert(entry.clone(), WatchedPlace { place, wait: None, _watch: None });
         Some((guid, None))
     }
 
@@ -86,19 +97,32 @@ impl QueuePlaces {
     }
 
     /// Records that the entry waits. The receiver ends when its watch is not needed any more.
-    pub(super) fn wait(&self, entry: &EntryId) -> oneshot::Receiver<()> {
-        self.watch(entry, false)
+    pub(super) fn wait(&self, entry: &EntryId, wait: RestingWait) -> oneshot::Receiver<()> {
+        self.watch(entry, Some(wait))
+    }
+
+    /// What the entry waits for; `None` if it has to read the queue.
+    pub(super) fn wait_of(&self, entry: &EntryId) -> Option<RestingWait> {
+        self.state().of_entries.get(entry)?.wait.clone()
+    }
+
+    /// Records that the entry has to read the queue: its watch has fired, or its own node is gone.
+    pub(super) fn end_wait(&self, entry: &EntryId) {
+        if let Some(known) = self.state().of_entries.get_mut(entry) {
+            known.wait = None;
+        }
     }
 
     /// Records that the entry holds.
     pub(super) fn hold(&self, entry: &EntryId) -> oneshot::Receiver<()> {
-        self.watch(entry, true)
+        self.watch(entry, None)
     }
 
-    fn watch(&self, entry: &EntryId, holds: bool) -> oneshot::Receiver<()> {
+    fn watch(&self, entry: &EntryId, wait: Option<RestingWait>) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         if let Some(known) = self.state().of_entries.get_mut(entry) {
-            known.place.holds = holds;
+            known.place.holds = wait.is_none();
+            known.wait = wait;
             known._watch = Some(sender);
         }
         receiver
@@ -132,7 +156,11 @@ impl QueuePlaces {
 
     /// Puts a place back that was taken out, unless there is another by now.
     pub(super) fn put_back(&self, entry: &EntryId, place: QueuePlace) {
-        self.state().of_entries.entry(entry.clone()).or_insert(WatchedPlace { place, _watch: None });
+        self.state().of_entries.entry(entry.clone()).or_insert(WatchedPlace {
+            place,
+            wait: None,
+            _watch: None,
+        });
     }
 
     /// Records that the nodes of a GUID are being deleted; `None` if they are already.

@@ -15,6 +15,7 @@ use zookeeper_client::{Acls, Client, Connector, CreateMode, CreateOptions, Error
 use super::settings::{Settings, ZooKeeperTls};
 use crate::backends::leased::StoreFailure;
 use crate::error::{BackendError, BackendErrorKind};
+use crate::info::Finding;
 use crate::io::LeaseThread;
 use crate::url::Login;
 
@@ -26,6 +27,10 @@ const OPEN_LIMIT: Duration = Duration::from_secs(10);
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
 /// The session timeout of the first session: less than servers usually grant, so they answer with their shortest.
 const SHORT: Duration = Duration::from_secs(2);
+/// The session timeout of a session that inspects, which holds nothing.
+const INSPECTION: Duration = Duration::from_secs(10);
+/// The session timeout to which servers answer with their longest: more than the longest ttl.
+const LONG: Duration = Duration::from_secs(2 * 3600);
 
 /// Why a call has no usable answer, or the answer: no such node, another version, ….
 pub(super) type ZooKeeperFailure = StoreFailure<Error>;
@@ -78,6 +83,8 @@ pub(super) struct Ensemble {
     /// How much earlier the servers may end a session than its timeout after an answer: the server that answers reports to
     /// the leader who was active only twice in a tick, and may die before.
     tick: Duration,
+    /// The shortest session that the servers grant.
+    pub(super) shortest: Duration,
     lease_thread: LeaseThread,
 }
 
@@ -92,12 +99,26 @@ impl Ensemble {
             login: settings.login.clone(),
             tls: settings.tls.clone(),
             tick: Duration::ZERO,
+            shortest: Duration::ZERO,
             lease_thread: lease_thread.clone(),
         };
         let (_, granted) = ensemble.open(SHORT).await?;
         // Unless configured otherwise, the shortest session is of two ticks.
-        ensemble.tick = settings.tick.unwrap_or(granted / 2);
+        (ensemble.tick, ensemble.shortest) = (settings.tick.unwrap_or(granted / 2), granted);
         Ok(ensemble)
+    }
+
+    /// What the servers' limits mean for a ttl.
+    pub(super) async fn finding(&self) -> Result<Finding, BackendError> {
+        let (_, longest) = self.open(LONG).await?;
+        let (shortest, tick) = (self.shortest, self.tick);
+        let (least, most) = (shortest.saturating_sub(tick), longest.saturating_sub(tick));
+        let says = format!(
+            "sessions last {shortest:?} to {longest:?} (`minSessionTimeout`, `maxSessionTimeout`), of which {tick:?} are kept in \
+             reserve: a ttl above {most:?} is refused; with one below {least:?} the locks of a process that crashes stay taken for \
+             {shortest:?}"
+        );
+        Ok(Finding { spoils: false, says })
     }
 
     /// The options of a node, with access for everybody or for this user.
@@ -168,8 +189,8 @@ async fn connect(connector: Connector, servers: &str, tls: Option<ZooKeeperTls>)
 /// One session at a time: when it has ended, the next call opens another.
 pub(super) struct CurrentSession {
     pub(super) ensemble: Arc<Ensemble>,
-    /// For how long entries of the session outlive its last renewal.
-    ttl: Duration,
+    /// For how long entries of the session outlive its last renewal. `None` if it has no entries: any session will do.
+    ttl: Option<Duration>,
     current: Mutex<Option<Client>>,
     trouble: std::sync::Mutex<Option<BackendError>>,
     on_end: Box<dyn Fn(SessionId) + Send + Sync>,
@@ -179,7 +200,7 @@ impl CurrentSession {
     /// `on_end` is called when a session has ended by the servers' or the network's fault.
     pub(super) fn new(
         ensemble: Arc<Ensemble>,
-        ttl: Duration,
+        ttl: Option<Duration>,
         on_end: impl Fn(SessionId) + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -203,7 +224,8 @@ impl CurrentSession {
         }
         *current = None;
         let reserve = self.ensemble.tick;
-        let (client, granted) = match self.ensemble.open(self.ttl + reserve).await {
+        let wanted = self.ttl.unwrap_or(INSPECTION) + reserve;
+        let (client, granted) = match self.ensemble.open(wanted).await {
             Ok(opened) => opened,
             Err(error) if error.kind == BackendErrorKind::Unreachable => {
                 self.set_trouble(Some(error));
@@ -211,9 +233,18 @@ impl CurrentSession {
             }
             Err(error) => return Err(ZooKeeperFailure::Refused(error)),
         };
-        // Milliseconds are rounded down on the way.
-        if granted + Duration::from_millis(1) < self.ttl + reserve {
-            return Err(ZooKeeperFailure::Refused(too_long(self.ttl, granted, reserve)));
+        if let Some(ttl) = self.ttl {
+            // Milliseconds are rounded on the way.
+            if granted + Duration::from_millis(1) < wanted {
+                return Err(ZooKeeperFailure::Refused(too_long(ttl, granted, reserve)));
+            }
+            if granted > wanted + Duration::from_millis(1) {
+                tracing::warn!(
+                    ?ttl,
+                    ?granted,
+                    "the servers' `minSessionTimeout` is longer than the ttl: if this process crashes, its locks stay taken for that long"
+                );
+            }
         }
         self.set_trouble(None);
         self.observe(&client);

@@ -149,7 +149,10 @@ impl StoreInner {
             };
             let found = by_if_exists(deadline, client.get_data(&node.path)).await?;
             renewed.push(match found {
-                None => Renewed::Gone,
+                None => {
+                    self.places.end_wait(&entry.id);
+                    Renewed::Gone
+                }
                 Some((data, _)) if is_broken(&data) => Renewed::Revoked,
                 Some((_, stat)) => {
                     let _ = self.places.set(&entry.id, Node { version: stat.version, ..node });

@@ -47,6 +47,7 @@ async fn throttled_requests_and_conflicts_are_tried_again() {
         "UpdateItem",
         [
             Fault::Refused("TransactionConflictException"),
+            Fault::Refused("ExpiredTokenException"),
             Fault::Refused("ProvisionedThroughputExceededException"),
         ],
     );

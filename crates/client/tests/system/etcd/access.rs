@@ -1,7 +1,11 @@
 //! TLS, and users.
 
-use lockkeeper::{AcquireError, Locks, Wait};
+use std::time::Duration;
+
+use lockkeeper::{AcquireError, Guard, Locks, Unfenced, Wait};
 use lockkeeper_rig::Etcd;
+
+use crate::etcd::until;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_asks_for_both_certificates() {
@@ -24,9 +28,8 @@ async fn tls_asks_for_both_certificates() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn users_need_their_password_and_the_permission() {
-    let etcd = Etcd::start();
+/// Makes the users `root` (password `secret`) and `ana` (`hers`), who may use locks, and requires logins.
+fn require_logins(etcd: &Etcd) {
     for command in [
         &["user", "add", "root:secret"][..],
         &["user", "grant-role", "root", "root"],
@@ -34,7 +37,6 @@ async fn users_need_their_password_and_the_permission() {
         &["role", "add", "locks"],
         &["role", "grant-permission", "locks", "--prefix=true", "readwrite", "lockkeeper"],
         &["user", "grant-role", "ana", "locks"],
-        &["user", "add", "bob:his"],
         &["auth", "enable"],
     ] {
         // A role `root` must exist before it is given to the user.
@@ -43,6 +45,64 @@ async fn users_need_their_password_and_the_permission() {
         }
         etcd.cli(command);
     }
+}
+
+async fn until_renewed(held: &Guard<Unfenced>) {
+    let before = held.valid_until().unwrap();
+    until("it is renewed", async || (held.valid_until().unwrap() > before).then_some(())).await;
+}
+
+/// A token of JWT is refused as soon as any user was changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_of_users_and_of_required_logins_end_no_hold() {
+    let etcd = Etcd::with_jwt("10m");
+    let plain = Locks::connect(&etcd.url()).await.unwrap();
+    require_logins(&etcd);
+    let ana = format!("etcd://ana:hers@127.0.0.1:{}", etcd.port());
+    let (locks, waits) = (Locks::connect(&ana).await.unwrap(), Locks::connect(&ana).await.unwrap());
+    let held = locks.mutex("x").ttl(Duration::from_secs(3)).acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { waits.mutex("x").acquire().await });
+    until("it waits", async || (locks.inspect("x").await.unwrap().waiter_count == 1).then_some(())).await;
+    let root = |command: &[&str]| etcd.cli(&[&["--user", "root:secret"], command].concat());
+    root(&["user", "add", "eve:hers"]);
+    until_renewed(&held).await;
+    until_renewed(&held).await;
+    let error = plain.mutex("y").acquire().await.expect_err("it has no login").to_string();
+    assert!(error.contains("etcd://user:password@host"), "{error}");
+    root(&["auth", "disable"]);
+    until_renewed(&held).await;
+    let early = Locks::connect(&ana).await.expect("a login that is not required");
+    let free = early.mutex("y").acquire().await.unwrap();
+    etcd.cli(&["auth", "enable"]);
+    until_renewed(&held).await;
+    free.release().await.unwrap();
+    held.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_that_end_are_replaced_before_the_answer() {
+    let etcd = Etcd::with_jwt("1s");
+    require_logins(&etcd);
+    let ana = format!("etcd://ana:hers@127.0.0.1:{}", etcd.port());
+    let (locks, waits) = (Locks::connect(&ana).await.unwrap(), Locks::connect(&ana).await.unwrap());
+    for name in ["x", "y"] {
+        let held = locks.mutex(name).ttl(Duration::from_secs(3)).acquire().await.unwrap();
+        let lock = waits.mutex(name);
+        let waiting = tokio::spawn(async move { lock.acquire().await });
+        // Renewals are a second apart, so that the tokens have ended.
+        until_renewed(&held).await;
+        until_renewed(&held).await;
+        held.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn users_need_their_password_and_the_permission() {
+    let etcd = Etcd::start();
+    require_logins(&etcd);
+    etcd.cli(&["--user", "root:secret", "user", "add", "bob:his"]);
     let as_user = |login: &str| format!("etcd://{login}@127.0.0.1:{}", etcd.port());
     let ana = Locks::connect(&as_user("ana:hers")).await.unwrap();
     ana.mutex("x").acquire().await.unwrap().release().await.unwrap();

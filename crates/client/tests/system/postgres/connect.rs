@@ -108,6 +108,7 @@ async fn tls_works_with_and_without_certificate_verification() {
         "sslmode=require".to_owned(),
         "sslmode=prefer".to_owned(),
         format!("tls-ca={}", server.ca().display()),
+        format!("sslmode=verify-ca&sslrootcert={}&channel_binding=prefer", server.ca().display()),
     ] {
         let locks = Locks::connect(&url(&more)).await.unwrap();
         locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
@@ -117,8 +118,16 @@ async fn tls_works_with_and_without_certificate_verification() {
         assert!(matches!(waiting.acquire().await, Err(AcquireError::TimedOut { .. })));
         held.release().await.unwrap();
     }
-    let stranger = format!("sslmode=verify-full&tls-ca={}", server.stranger_ca().display());
-    says(&error(&url(&stranger)).await, &["no TLS with the server", "`tls-ca=FILE`"]);
+    for mode in ["verify-full", "verify-ca"] {
+        let stranger = format!("sslmode={mode}&tls-ca={}", server.stranger_ca().display());
+        says(&error(&url(&stranger)).await, &["no TLS with the server", "`tls-ca=FILE`"]);
+    }
+    server.psql("create role certified login");
+    let certified = format!("{}?lock=session&sslmode=require", server.url_as("certified"));
+    says(&error(&certified).await, &["certificate"]);
+    let [certificate, key] = server.certificate().map(|file| file.display().to_string());
+    let locks = Locks::connect(&format!("{certified}&sslcert={certificate}&sslkey={key}")).await.unwrap();
+    locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
     says(&error(&url("tls-ca=/nowhere")).await, &["`tls-ca=/nowhere` can't be read"]);
 }
 

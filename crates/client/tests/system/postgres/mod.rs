@@ -7,6 +7,7 @@ mod in_transaction;
 mod keys;
 mod loss;
 mod pooler;
+mod proxy;
 mod runtimes;
 mod settings;
 mod tokens;

@@ -55,14 +55,16 @@ async fn a_waiter_behind_a_pooler_polls_and_the_findings_report_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_connection_behind_the_pooler_is_enough_for_all_clients() {
     let server = server();
-    let bouncer = PgBouncer::with(&server, &["default_pool_size=1"]);
-    let (one, two) = (client(&bouncer.url(), "one").await, client(&bouncer.url(), "two").await);
-    let held = one.mutex("pooled").acquire().await.unwrap();
-    let next = two.mutex("pooled");
-    let next = tokio::spawn(async move { next.acquire().await.unwrap() });
-    until_waiting(&one, "pooled", 1).await;
-    held.release().await.unwrap();
-    next.await.unwrap().release().await.unwrap();
+    for mode in ["pool_mode=transaction", "pool_mode=statement"] {
+        let bouncer = PgBouncer::with(&server, &["default_pool_size=1", mode]);
+        let (one, two) = (client(&bouncer.url(), "one").await, client(&bouncer.url(), "two").await);
+        let held = one.mutex("pooled").acquire().await.unwrap();
+        let next = two.mutex("pooled");
+        let next = tokio::spawn(async move { next.acquire().await.unwrap() });
+        until_waiting(&one, "pooled", 1).await;
+        held.release().await.unwrap();
+        next.await.unwrap().release().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -175,6 +175,79 @@ async fn a_server_that_runs_out_of_memory_still_renews_and_releases() {
     .await;
 }
 
+/// As behind a proxy that knows no RESP3: messages to waiters arrive on another connection.
+#[tokio::test]
+async fn without_hello_resp2_is_used() {
+    let redis = Redis::with(&["--rename-command", "HELLO", ""]);
+    let (holds, waits) =
+        (Locks::connect(&redis.url()).await.unwrap(), Locks::connect(&redis.url()).await.unwrap());
+    let held = holds.mutex("jobs").ttl(600 * SECOND).acquire().await.unwrap();
+    let waiting =
+        tokio::spawn(async move { waits.mutex("jobs").acquire().await.unwrap().release().await.unwrap() });
+    crate::redis::support::until_waiting(&holds, "jobs", 1).await;
+    held.release().await.unwrap();
+    tokio::time::timeout(20 * SECOND, waiting).await.expect("woken by a message").unwrap();
+    redis.restart();
+    holds.mutex("jobs").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_without_scripts_is_refused_at_connect() {
+    let redis = Redis::with(&["--rename-command", "EVAL", ""]);
+    let error = why(&redis.url()).await;
+    assert!(error.contains("allow `EVAL` and `EVALSHA`"), "{error}");
+    let redis = Redis::start();
+    grant(&redis, "silent", "&lockkeeper:wake:*", "+eval");
+    let error = why(&redis.url_as("silent", "pass")).await;
+    assert!(error.contains("docs/backends/redis.md"), "{error}");
+}
+
+/// Connections, inspections and acquires wait for the end of a script that runs for long.
+#[tokio::test]
+async fn a_busy_server_is_waited_for() {
+    let redis = std::sync::Arc::new(Redis::with(&["--busy-reply-threshold", "1"]));
+    let early = Locks::connect(&redis.url()).await.unwrap();
+    early.list(None).await.unwrap();
+    let busy = redis.clone();
+    let script = std::thread::spawn(move || busy.try_cli(&["EVAL", "while true do end", "0"]));
+    let is_busy = async || redis.try_cli(&["PING"]).err().filter(|why| why.contains("BUSY"));
+    crate::redis::support::until("the script runs", is_busy).await;
+    let url = format!("{}/1", redis.url());
+    let mut listing = tokio::spawn(async move { early.list(None).await.map(drop) });
+    let connecting = tokio::spawn(async move { Locks::connect(&url).await.map(drop) });
+    assert!(tokio::time::timeout(SECOND / 2, &mut listing).await.is_err(), "it waits");
+    redis.cli(&["SCRIPT", "KILL"]);
+    listing.await.unwrap().unwrap();
+    connecting.await.unwrap().unwrap();
+    script.join().unwrap().unwrap_err();
+}
+
+#[tokio::test]
+async fn a_unix_socket_is_an_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("redis.sock");
+    let redis = Redis::with(&["--unixsocket", socket.to_str().unwrap(), "--requirepass", "right"]);
+    let url = format!("redis+unix://:right@{}?db=3", socket.display());
+    let held = Locks::connect(&url).await.unwrap().mutex("jobs").acquire().await.unwrap();
+    assert_eq!(redis.cli(&["-n", "3", "EXISTS", "jobs"]), "1");
+    held.release().await.unwrap();
+    redis.kill();
+    let error = why(&url).await;
+    assert!(error.contains(socket.to_str().unwrap()), "{error}");
+}
+
+#[cfg(feature = "redis-tls")]
+#[tokio::test]
+async fn a_server_that_asks_for_certificates_is_shown_one() {
+    let redis = Redis::with_tls_and(&["--tls-auth-clients", "yes"]);
+    let [certificate, key] = redis.certificate().map(|file| file.display().to_string());
+    let url = format!("{}?tls-ca={}", redis.url(), redis.ca().display());
+    let locks = Locks::connect(&format!("{url}&tls-cert={certificate}&tls-key={key}")).await.unwrap();
+    locks.mutex("jobs").acquire().await.unwrap().release().await.unwrap();
+    let without = why(&url).await;
+    assert!(without.contains("tls-cert"), "{without}");
+}
+
 #[cfg(feature = "redis-tls")]
 #[tokio::test]
 async fn tls_mismatches_and_untrusted_certificates_are_reported() {

@@ -1,7 +1,7 @@
 //! Several servers that act as one: a primary with its replica and sentinels, and a cluster.
 
 use lockkeeper::{Locks, LossCause, Wait};
-use lockkeeper_rig::{RedisCluster, Sentinel};
+use lockkeeper_rig::{OneSentinel, Redis, RedisCluster, Sentinel};
 
 use crate::redis::support::{SECOND, loss, until, until_waiting};
 
@@ -28,6 +28,36 @@ async fn after_a_fail_over_the_new_primary_is_found() {
     next.release().await.unwrap();
     new.cli(&["DEL", "copied"]);
     assert_eq!(loss(&copied).await, LossCause::Forgotten);
+}
+
+/// A sentinel that was cut off names the former primary. The sentinels have a password of their own.
+#[tokio::test]
+async fn the_newest_sentinel_answer_is_used_and_a_replica_is_refused() {
+    let (former, primary) = (Redis::start(), Redis::start());
+    let password = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(password.path(), "sentinels-own\n").unwrap();
+    let settings = "requirepass sentinels-own\n";
+    let stale = OneSentinel::naming(former.port(), 3, settings);
+    let newest = OneSentinel::naming(primary.port(), 7, settings);
+    let sentinels = format!("127.0.0.1:{},127.0.0.1:{}", stale.port(), newest.port());
+    let url =
+        format!("redis://{sentinels}?sentinel=main&sentinel-password-file={}", password.path().display());
+    let locks = Locks::connect(&url).await.unwrap();
+    let held = locks.mutex("jobs").acquire().await.unwrap();
+    assert_eq!((former.cli(&["EXISTS", "jobs"]), primary.cli(&["EXISTS", "jobs"])), ("0".into(), "1".into()));
+    assert_eq!(locks.list(None).await.unwrap().len(), 1);
+
+    // A demoted primary that has none of the new one's locks must not pass for one where nothing is locked.
+    let (direct, port) = (Locks::connect(&primary.url()).await.unwrap(), former.port().to_string());
+    primary.cli(&["REPLICAOF", "127.0.0.1", &port]);
+    for error in [
+        direct.list(None).await.map(drop).unwrap_err().to_string(),
+        Locks::connect(&primary.url()).await.map(drop).unwrap_err().to_string(),
+        Locks::connect(&url).await.map(drop).unwrap_err().to_string(),
+    ] {
+        assert!(error.contains("is a replica"), "{error}");
+    }
+    drop(held);
 }
 
 #[tokio::test]
@@ -88,6 +118,39 @@ async fn a_lock_whose_slot_moves_is_kept() {
         .await;
     held.release().await.unwrap();
     bob.mutex("jobs").acquire().await.unwrap().release().await.unwrap();
+}
+
+/// A slot that stays open for a long time, as after an interrupted `redis-cli --cluster reshard`.
+#[tokio::test]
+async fn holds_are_made_and_renewed_while_their_slot_migrates() {
+    let cluster = RedisCluster::start(3);
+    let url = format!("redis://{}?cluster=true", cluster.addresses());
+    let locks = Locks::connect(&url).await.unwrap();
+    let to = cluster.nodes().iter().position(|node| node.port() != cluster.node_of("{s}/a").port()).unwrap();
+    let stays = locks.mutex("{s}/a").ttl(3 * SECOND).acquire().await.unwrap();
+    let moves = locks.mutex("{s}/b").ttl(3 * SECOND).acquire().await.unwrap();
+    cluster.begin_to_move_slot_of("{s}", to, &["{s}/b"]);
+    // A key that is not there yet is made at the new node.
+    let new = locks.mutex("{s}/c").ttl(3 * SECOND).acquire().await.unwrap();
+    let there = &cluster.nodes()[to];
+    assert_eq!(there.cli(&["CLUSTER", "COUNTKEYSINSLOT", &there.cli(&["CLUSTER", "KEYSLOT", "{s}"])]), "2");
+    let held = [stays, moves, new];
+    for _ in 0..2 {
+        let before: Vec<_> = held.iter().map(|held| held.valid_until().unwrap()).collect();
+        until("all are renewed", async || {
+            let renewed =
+                held.iter().zip(&before).all(|(held, before)| held.valid_until().unwrap() > *before);
+            renewed.then_some(())
+        })
+        .await;
+    }
+    for held in &held {
+        assert_eq!(held.loss(), None);
+    }
+    cluster.move_slot_of("{s}", to);
+    for held in held {
+        held.release().await.unwrap();
+    }
 }
 
 #[tokio::test]

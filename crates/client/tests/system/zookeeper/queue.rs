@@ -235,3 +235,19 @@ async fn server_that_is_missing_is_named_with_the_reason() {
     let text = error.to_string();
     assert!(text.contains("127.0.0.1:1: Connection refused"), "{text}");
 }
+
+/// Inspection takes what it gets; a ttl that is too long is refused with the longest one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_of_sessions_are_reported_and_hinder_no_inspection() {
+    let server = ZooKeeper::with("minSessionTimeout=3000\nmaxSessionTimeout=6000\n");
+    let locks = client(&server, "?tick_ms=500").await;
+    assert!(locks.list(None).await.unwrap().is_empty());
+    let found = locks.findings().await.unwrap();
+    let says = &found[0].says;
+    for part in ["3s to 6s", "above 5.5s is refused", "below 2.5s", "stay taken for 3s"] {
+        assert!(says.contains(part), "{part}: {says}");
+    }
+    let error = locks.mutex("x").ttl(Duration::from_secs(30)).acquire().await.unwrap_err().to_string();
+    assert!(error.contains("at most 5.5s"), "{error}");
+    locks.mutex("x").ttl(Duration::from_secs(5)).acquire().await.unwrap().release().await.unwrap();
+}

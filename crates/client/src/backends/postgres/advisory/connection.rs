@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::timeout;
 use tokio_postgres::{Notification, SimpleQueryRow};
 
 use super::monitor::Monitor;
@@ -61,6 +62,8 @@ pub(super) struct LockConnector {
     pub(super) connector: Connector,
     pub(super) common: Common,
     pub(super) monitor: Arc<Monitor>,
+    /// The interval of signs of life on each connection.
+    pub(super) keepalive: Duration,
     /// The server processes of all connections.
     pub(super) taken: Taken,
 }
@@ -96,8 +99,12 @@ impl LockConnector {
         let id = random()?;
         let (monitor, ended) = (self.monitor.clone(), connection.ended().clone());
         let report = EndReport { monitor, id: id.clone(), connection: Arc::downgrade(&connection) };
+        let keepalive = self.keepalive;
         tokio::spawn(async move {
-            ended.cancelled().await;
+            while timeout(keepalive, ended.cancelled()).await.is_err() {
+                let Some(connection) = report.connection.upgrade() else { break };
+                connection.send_sign_of_life().await;
+            }
             drop(report);
         });
         Ok(LockConnection { connection, process, direct, id })

@@ -60,9 +60,14 @@ const CONNECTIONS_MAX: usize = 10_000;
 const PROBE: Duration = Duration::from_secs(2);
 const PROBES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(600));
 
+/// Default of `?keepalive=`: the interval at which each connection that holds or waits sends something. Below the idle
+/// timeouts that proxies have in practice (HAProxy's examples: 30 s to 1 min; Azure: 4 min).
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
 /// State shared by all sessions of a client.
 struct Shared {
     key: PgKey,
+    keepalive: Duration,
     probe: Duration,
     timeout: Duration,
     connections: usize,
@@ -84,13 +89,14 @@ struct Advisory {
 
 /// Opens a client. Fails if the server does not answer, or if a pooler in between would break the locks.
 pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
-    let settings = Settings::of(url, &["connections", "key", "probe"])?;
+    let settings = Settings::of(url, &["connections", "keepalive", "key", "probe"])?;
     let wanted = "a number of connections from 1 to 10000";
     let connections = url.parameter("connections", wanted)?.unwrap_or(CONNECTIONS);
     if !(1..=CONNECTIONS_MAX).contains(&connections) {
         return Err(url.bad_part(format!("connections={connections}"), wanted).into());
     }
     let probe = duration(url, "probe", PROBE, PROBES, "a time from `100ms` to `10min`")?;
+    let keepalive = duration(url, "keepalive", KEEPALIVE, PROBES, "a time from `100ms` to `10min`")?;
     let key = url.parameter("key", keys::WANTED)?.unwrap_or_default();
     let timeout = settings.timeout;
     let connector = Connector::new(settings)?;
@@ -101,12 +107,14 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let queries = Arc::new(QueryConnection::new(connector.clone(), contact.clone(), notices_in));
     queries.connection().await?;
     let monitor = Arc::new(Monitor::new(queries.clone(), probe));
-    let lock_connector = LockConnector { connector, common, monitor: monitor.clone(), taken: Arc::default() };
+    let lock_connector =
+        LockConnector { connector, common, monitor: monitor.clone(), keepalive, taken: Arc::default() };
     let limits = PoolLimits { shared_each: 0, total: connections, idle: IDLE_FOR };
     let pool = Pool::new(lock_connector, limits, &lease_thread);
     let stop = CancellationToken::new();
     let shared = Arc::new(Shared {
         key,
+        keepalive,
         probe,
         timeout,
         connections,

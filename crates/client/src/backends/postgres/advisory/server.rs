@@ -1,5 +1,6 @@
 //! Properties of the server: whether it can issue tokens, whether a pooler lies in between, and harmful settings.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use tokio_postgres::SimpleQueryRow;
@@ -125,7 +126,12 @@ async fn keep_apart(first: &Connection, others: &[Connection]) -> Result<bool, B
     let mut known = vec![None; others.len()];
     for _ in 0..ROUNDS {
         for at in 0..others.len() {
-            let number = pid(&ask(&others[at], &format!("begin; {PID}"), "begin a transaction").await?)?;
+            let begun = match ask(&others[at], &format!("begin; {PID}"), "begin a transaction").await {
+                // PgBouncer with pool_mode=statement.
+                Err(error) if error.message.contains("statement pooling mode") => return Ok(false),
+                begun => begun?,
+            };
+            let number = pid(&begun)?;
             let moved = known[at].replace(number).is_some_and(|before| before != number);
             let shared = known.iter().filter(|known| **known == Some(number)).count() > 1;
             if moved || shared || number == process || pid(&ask(first, PID, doing).await?)? != process {
@@ -167,7 +173,7 @@ pub(super) fn transaction_pooler() -> Unsupported {
     Unsupported {
         backend: "postgres",
         what: "hold a session's locks here",
-        why: "a transaction pooler lies between (PgBouncer with pool_mode=transaction, or its like): it hands the \
+        why: "a transaction pooler lies between (PgBouncer with pool_mode=transaction or statement, or its like): it hands the \
               server's session to somebody else after every statement, and the lock with it",
         instead: "use `lock=row`, or connect to the server itself; for work in one transaction of your own, `lock_in_transaction`",
     }
@@ -232,6 +238,14 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
             "track_activities is off: whose a lock is, and what it is called, is not shown; set it to `on`";
         say(true, says.to_owned());
     }
+    if let Some(way) = in_between(shared).await? {
+        let sends = shared.keepalive;
+        let says = format!(
+            "{way}: it must leave connections open on which something is sent every {sends:?} (`keepalive=`), and must \
+             not limit how long a connection or a statement lasts"
+        );
+        say(false, says);
+    }
     let probe = shared.probe;
     say(
         false,
@@ -242,6 +256,32 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         ),
     );
     Ok(found)
+}
+
+/// What lies between this client and the server, as shown to users, if anything can be found. A proxy that forwards
+/// bytes shows only by the server's own address.
+async fn in_between(shared: &Shared) -> Result<Option<String>, BackendError> {
+    let doing = "say on which address it was reached";
+    let connection = shared.queries.connection().await?;
+    let statement = "select pg_catalog.pg_backend_pid(), pg_catalog.host(pg_catalog.inet_server_addr()), \
+                     pg_catalog.inet_server_port()";
+    let rows = ask(&connection, statement, doing).await?;
+    let row = rows.last().ok_or_else(|| unreadable(doing))?;
+    if connection.process().await != Some(pid(&rows)?) {
+        return Ok(Some("a pooler lies between".to_owned()));
+    }
+    // A Unix socket has no address.
+    let (Some(host), Some(port)) = (row.get(1), row.get(2)) else { return Ok(None) };
+    let own = host.parse::<IpAddr>().ok().zip(port.parse().ok()).map(SocketAddr::from);
+    let named = connection.server();
+    let is_named = match tokio::net::lookup_host(named).await {
+        Ok(mut addresses) => addresses.any(|address| Some(address) == own),
+        Err(_) => true,
+    };
+    let found = || {
+        format!("a proxy, or an address translation, lies between: {named} is {host}:{port} to the server")
+    };
+    Ok((!is_named).then(found))
 }
 
 /// Time limit for the answer to a probe; after it the connection counts as lost.

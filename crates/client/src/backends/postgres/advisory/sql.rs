@@ -44,8 +44,8 @@ pub(in super::super) fn draw_in_transaction() -> String {
 
 /// Timeouts to disable, so that they do not end a hold or a wait.
 const PATIENT: &[&str] = &["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"];
-/// The first version with a limit for idle sessions.
-const SESSION_TIMEOUT_SINCE: u32 = 140_000;
+/// Further ones, with the first version that has them.
+const PATIENT_SINCE: &[(&str, u32)] = &[("idle_session_timeout", 140_000), ("transaction_timeout", 170_000)];
 
 /// Name of the prepared statement that tries a lock.
 const TRY: &str = "lockkeeper_try";
@@ -247,7 +247,7 @@ pub(super) fn is_process(pid: i32, began: &str) -> String {
 /// (DistributedLock issue 230). Commits wait for the disk even with `synchronous_commit = off`. The row: the server
 /// process, and its start time.
 pub(super) fn prepare_session(version: u32) -> String {
-    let newer = (version >= SESSION_TIMEOUT_SINCE).then_some("idle_session_timeout");
+    let newer = PATIENT_SINCE.iter().filter(|(_, since)| version >= *since).map(|(setting, _)| *setting);
     let patient = PATIENT.iter().copied().chain(newer).map(|setting| (setting, "0"));
     // `tcp_user_timeout` covers a network that is cut while an answer is in flight.
     let watchful = [

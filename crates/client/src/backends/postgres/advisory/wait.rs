@@ -33,7 +33,13 @@ pub(super) async fn wait(claim: Claim) -> Acquired {
         biased;
         answer = &mut waiting => match answer {
             Ok(rows) => rows,
-            Err(none) => return claim.unanswered(none, doing),
+            Err(none) => {
+                if let NoAnswer::Ended(why) = &none {
+                    let name = request.name().as_str();
+                    tracing::warn!(name, why, "a waiter has lost its place with its connection: it waits again, last");
+                }
+                return claim.unanswered(none, doing);
+            }
         },
         () = request.over.cancelled() => return abandon(claim, waiting).await,
     };
