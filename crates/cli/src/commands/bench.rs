@@ -97,7 +97,8 @@ fn progress(seconds: u64) -> ProgressBar {
         bar.set_style(style);
     }
     let ticking = bar.clone();
-    std::thread::spawn(move || {
+    // Without a thread the bar stands still.
+    let _ = std::thread::Builder::new().spawn(move || {
         while !ticking.is_finished() && ticking.position() < seconds * 10 {
             std::thread::sleep(Duration::from_millis(100));
             ticking.inc(1);

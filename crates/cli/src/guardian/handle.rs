@@ -218,7 +218,7 @@ impl Guarded {
             argv: spec.argv,
         };
         let passed = startup.lock_fds.iter().copied().chain([startup.socket]).collect();
-        let mut command = own_program("lockkeeper", GUARDIAN_ARGUMENT, passed);
+        let mut command = own_program("lk-guardian", GUARDIAN_ARGUMENT, passed);
         command.args(startup.to_arguments());
         for (name, value) in spec.env {
             match value {
@@ -392,9 +392,9 @@ impl Guarded {
 
     /// The guardian has received a signal that ends programs.
     fn guardian_got(&mut self, signal: i32, sender: i32) {
-        let is_for_all = [0, 1, getppid().as_raw()].contains(&sender);
-        if let (true, Ok(signal)) = (is_for_all, Signal::try_from(signal)) {
-            self.relay.all_got(signal, boot_now());
+        let from_manager = [0, 1, getppid().as_raw()].contains(&sender);
+        if let Ok(signal) = Signal::try_from(signal) {
+            self.relay.guardian_got(signal, from_manager, boot_now());
         }
     }
 

@@ -4,9 +4,9 @@
 //! Whoever signals more processes than the wrapper signals the command, too, and one signal must stay one. There is evidence of two
 //! kinds. The *witness* has the signal: then the wrapper's process group was sent it (a key of the terminal, `kill -- -GROUP`,
 //! `timeout`), and the command has it if it is in that group. The *guardian* has it, which is in no group with others: then each
-//! process was sent it (`systemctl stop`). That is believed only if it came from the wrapper's parent, from process 1 or from
-//! outside of this process's PID namespace: a signal to all processes of a program's name looks the same, and does not reach the
-//! command.
+//! process was sent it (`systemctl stop`). If both have it, it may have been sent to all processes of one program (`killall
+//! /usr/bin/lockkeeper`), and the command has not got it. That is ruled out for a sender that is the wrapper's parent, process 1 or
+//! outside of this process's PID namespace.
 //!
 //! All times are nanoseconds of `CLOCK_BOOTTIME`.
 
@@ -56,8 +56,8 @@ pub(crate) struct Relay {
     asked: Option<(usize, u64)>,
     /// Signals that the group was sent while the command ran, and the wrapper has not received so far.
     group: u64,
-    /// The last signals that the guardian got, and when.
-    guardian: VecDeque<(Signal, u64)>,
+    /// The last signals that the guardian got, when, and whether their sender manages services.
+    guardian: VecDeque<(Signal, u64, bool)>,
 }
 
 impl Relay {
@@ -67,9 +67,9 @@ impl Relay {
         self.ask_at.get_or_insert(now.saturating_add(WINDOW_NS));
     }
 
-    /// Everybody was sent a signal, as the guardian reports.
-    pub(crate) fn all_got(&mut self, signal: Signal, now: u64) {
-        self.guardian.push_back((signal, now));
+    /// The guardian has received a signal. `from_manager`: from the wrapper's parent, process 1, or outside of this PID namespace.
+    pub(crate) fn guardian_got(&mut self, signal: Signal, from_manager: bool, now: u64) {
+        self.guardian.push_back((signal, now, from_manager));
         if self.guardian.len() > GUARDIAN_MAX {
             self.guardian.pop_front();
         }
@@ -110,10 +110,11 @@ impl Relay {
         let is_to_relay = |(signal, received): &(Signal, u64)| {
             seen |= self.group & bit(*signal as i32);
             let group_got = self.group & bit(*signal as i32) != 0;
-            let is_the_same =
-                |(got, at): &(Signal, u64)| got == signal && at.abs_diff(*received) < GUARDIAN_NS;
-            let all_got = self.guardian.iter().any(is_the_same);
-            !(all_got || group_got && command != CommandPlace::Elsewhere)
+            let is_same = |(got, at, _): &&(_, u64, _)| got == signal && at.abs_diff(*received) < GUARDIAN_NS;
+            match self.guardian.iter().rfind(is_same) {
+                Some((.., from_manager)) => group_got && !from_manager,
+                None => !group_got || command == CommandPlace::Elsewhere,
+            }
         };
         let relayed = covered.into_iter().filter(is_to_relay).map(|(signal, _)| signal).collect();
         self.group &= !seen;
@@ -134,13 +135,19 @@ mod tests {
     }
 
     /// The wrapper receives these signals at time 0; returns what is relayed.
-    fn relayed(received: &[Signal], got: &[Signal], all: &[Signal], command: CommandPlace) -> Vec<Signal> {
+    fn relayed(
+        received: &[Signal],
+        got: &[Signal],
+        guardian: &[Signal],
+        from_manager: bool,
+        command: CommandPlace,
+    ) -> Vec<Signal> {
         let mut relay = Relay::default();
         for signal in received {
             relay.received(*signal, 0);
         }
-        for signal in all {
-            relay.all_got(*signal, 50 * MS);
+        for signal in guardian {
+            relay.guardian_got(*signal, from_manager, 50 * MS);
         }
         assert_eq!(relay.poll(50 * MS), RelayStep::Wait(Some(WINDOW_NS)));
         assert_eq!(relay.poll(WINDOW_NS), RelayStep::Ask);
@@ -151,7 +158,7 @@ mod tests {
 
     #[test]
     fn signal_is_relayed_unless_the_command_has_it() {
-        for (got, all, command, expected) in [
+        for (got, guardian, command, expected) in [
             (&[][..], &[][..], WithWrapper, &[SIGTERM][..]),
             (&[], &[], Elsewhere, &[SIGTERM]),
             (&[SIGTERM], &[], WithWrapper, &[]),
@@ -161,11 +168,19 @@ mod tests {
             (&[], &[SIGTERM], Elsewhere, &[]),
             (&[], &[SIGINT], WithWrapper, &[SIGTERM]),
         ] {
-            assert_eq!(relayed(&[SIGTERM], got, all, command), expected, "{got:?} {all:?} {command:?}");
+            for from_manager in [false, true] {
+                let relayed = relayed(&[SIGTERM], got, guardian, from_manager, command);
+                assert_eq!(relayed, expected, "{got:?} {guardian:?} {from_manager} {command:?}");
+            }
         }
-        assert_eq!(relayed(&[SIGUSR1, SIGTERM, SIGUSR1], &[SIGTERM], &[], WithWrapper), [SIGUSR1, SIGUSR1]);
+        for command in [WithWrapper, Elsewhere] {
+            assert_eq!(relayed(&[SIGTERM], &[SIGTERM], &[SIGTERM], true, command), []);
+            assert_eq!(relayed(&[SIGTERM], &[SIGTERM], &[SIGTERM], false, command), [SIGTERM]);
+        }
+        let several = [SIGUSR1, SIGTERM, SIGUSR1];
+        assert_eq!(relayed(&several, &[SIGTERM], &[], true, WithWrapper), [SIGUSR1, SIGUSR1]);
         // `timeout` signals the wrapper, and then the group.
-        assert_eq!(relayed(&[SIGTERM, SIGTERM], &[SIGTERM], &[], WithWrapper), []);
+        assert_eq!(relayed(&[SIGTERM, SIGTERM], &[SIGTERM], &[], true, WithWrapper), []);
     }
 
     #[test]
@@ -208,7 +223,7 @@ mod tests {
     #[test]
     fn old_signals_to_the_guardian_are_no_evidence() {
         let mut relay = Relay::default();
-        relay.all_got(SIGTERM, 0);
+        relay.guardian_got(SIGTERM, true, 0);
         relay.received(SIGTERM, GUARDIAN_NS);
         assert_eq!(relay.poll(GUARDIAN_NS + WINDOW_NS), RelayStep::Ask);
         assert_eq!(relay.answered(0, WithWrapper, GUARDIAN_NS + WINDOW_NS), [SIGTERM]);

@@ -4,7 +4,8 @@
 //! signal to the group has reached the command as well, and must not be relayed. The witness has the wrapper's group and session,
 //! blocks all signals and does nothing, so its pending signals are the evidence. It ends with the wrapper.
 //!
-//! Its name and arguments differ from the wrapper's, so that `pkill -f lockkeeper` does not look like a signal to the group.
+//! Its name and arguments do not contain the program's, and the guardian's neither, so that `pkill -f lockkeeper` does not look like a
+//! signal to the group or to all processes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -36,6 +36,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             }));
         }
     }
+    trials.push(Trial::test("signal_by_a_stranger_to_several_processes_reaches_the_command_once", || {
+        by_a_stranger();
+        Ok(())
+    }));
     trials
 }
 
@@ -120,6 +124,27 @@ fn ending(to: To, cell: &str) {
         assert_eq!(scenario.reported("terminating"), None);
         scenario.signal_wrapper(Signal::SIGUSR2);
         assert_eq!(scenario.wait().code(), Some(9), "{role}");
+    }
+}
+
+/// To wrapper, guardian and command, and to all processes of the wrapper's program, of which the command is none.
+fn by_a_stranger() {
+    for has_command in [true, false] {
+        let mut scenario = listening("role:tell-all", |_| {});
+        let (wrapper, command) = (scenario.wrapper_pid(), command(&scenario));
+        let mut all = if has_command {
+            vec![command.as_raw(), scenario.guardian_pid().as_raw()]
+        } else {
+            scenario.processes().into_iter().filter(|pid| *pid != command.as_raw()).collect()
+        };
+        all.push(wrapper.as_raw());
+        let pids: Vec<String> = all.iter().map(i32::to_string).collect();
+        let kill = format!("kill -TERM {}", pids.join(" "));
+        assert!(std::process::Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+        wait_until("the command gets it", || scenario.read("out").contains("had SIGTERM"));
+        scenario.signal_wrapper(Signal::SIGUSR2);
+        assert_eq!(scenario.wait().code(), Some(9));
+        assert_eq!(scenario.read("out").matches("had SIGTERM").count(), 1, "{has_command}");
     }
 }
 

@@ -142,13 +142,13 @@ impl Crew {
         };
         go.write_all(format!("{}\n", orders.to_line()).as_bytes())?;
         let tell = self.tell.clone();
-        std::thread::spawn(move || {
+        std::thread::Builder::new().spawn(move || {
             // Sending fails only if the conductor has ended.
             for line in BufReader::new(says).lines().map_while(Result::ok) {
                 let _ = tell.send(event(serial, &line));
             }
             let _ = tell.send(CrewEvent::Gone(serial));
-        });
+        })?;
         self.workers.insert(serial, worker);
         self.next += 1;
         Ok(())
