@@ -3,8 +3,9 @@
 //! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the drain
 //! barrier, which lets the replica expire a session only after all input that had arrived was handed to it (P9).
 //! Contains no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `drain_barrier.rs`
-//! and `connection.rs` (the drain barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`,
-//! `session_calls/mod.rs` (sessions without a stream), `http/mod.rs`, `forming.rs` (a node whose cluster does not exist yet).
+//! and `connection.rs` (the drain barrier), `accept.rs`, `connection_places.rs` (who gets a connection),
+//! `forward/mod.rs` (calls at a follower), `api.rs`, `arriving.rs` and `session_calls/mod.rs` (sessions without a stream),
+//! `http/mod.rs`, `forming.rs` (a node whose cluster does not exist yet).
 
 mod accept;
 mod api;
