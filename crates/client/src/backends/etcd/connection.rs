@@ -33,6 +33,9 @@ const MEMBER_LIMIT: Duration = Duration::from_secs(2);
 /// Interval of HTTP/2 pings, and the time limit of their answers.
 const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
+/// How often one call logs in again: the login's token may end before the call arrives.
+const LOGINS_MAX: usize = 3;
+
 /// Largest answer: a page of 1,000 keys, each with a value of the largest size in Base64.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
@@ -75,7 +78,7 @@ impl Link {
     }
 
     /// Calls the member of the current runtime's connection with a message. If there is no answer, for whatever reason, this
-    /// connection is not used again. If the member does not accept the login any more, nothing was done: the call is repeated once
+    /// connection is not used again. If the member does not accept the login any more, nothing was done: the call is repeated
     /// on another connection, which logs in again.
     pub(super) async fn call<M: Clone, T>(
         &self,
@@ -83,7 +86,7 @@ impl Link {
         message: M,
         call: impl Fn(&MemberConnection, Request<M>) -> BoxFuture<Result<Response<T>, Status>>,
     ) -> Result<T, EtcdFailure> {
-        let mut logged_in_again = false;
+        let mut logins = 0;
         loop {
             let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| EtcdFailure::NOT_DONE)?;
             let unanswered = DiscardOnDrop(&used);
@@ -95,8 +98,8 @@ impl Link {
                 }
                 Err(status) => status,
             };
-            if wants_login(&status) && self.has_login && !logged_in_again {
-                logged_in_again = true;
+            if wants_login(&status) && self.has_login && logins < LOGINS_MAX {
+                logins += 1;
                 continue;
             }
             let failure = failure(&status);

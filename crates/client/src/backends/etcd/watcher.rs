@@ -26,7 +26,7 @@ use crate::io::LeaseThread;
 /// The pause before the stream is opened again.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The same after the end of a login: another costs the member the hash of the password.
-const LOGIN_PAUSE: Duration = Duration::from_secs(1);
+const LOGIN_PAUSE: Duration = Duration::from_secs(2);
 /// The pauses between the first attempts of the first in a queue, in milliseconds: together longer than those 100.
 const LOOKS: [u64; 5] = [5, 10, 20, 40, 80];
 /// The id of the watch of the wake key. Entries have higher ones.
@@ -146,8 +146,9 @@ async fn watch(
                         None => return,
                     },
                     answer = stream.message() => match answer {
-                        // Not the answer to one watch: the stream's login has ended. The next stream has another.
-                        Ok(Some(answer)) if answer.watch_id < 0 => {
+                        // The watch was not begun, since the stream's login has ended (of later versions without the watch's
+                        // id). The next stream has another.
+                        Ok(Some(answer)) if answer.watch_id < 0 || answer.created && answer.canceled => {
                             connection.discard();
                             pause = LOGIN_PAUSE;
                             break;
