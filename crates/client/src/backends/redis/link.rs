@@ -42,15 +42,20 @@ pub(super) enum Failure {
     /// No reply, or an error after which the call may be repeated since nothing was done.
     Silent(CallError),
     /// Nothing was done, and a repeat may succeed soon. The error reply, formatted for users.
-    TryAgain(String),
+    TryAgain(Refusal),
     /// Redis refused it.
     Refused(Refusal),
 }
 
 /// Nothing was sent, or the server did nothing.
-const NOT_DONE: Failure = Failure::Silent(CallError { sent: false });
+const NOT_DONE: Failure = Failure::Silent(CallError::NOT_SENT);
 /// The server may have executed it.
-const IN_DOUBT: Failure = Failure::Silent(CallError { sent: true });
+const IN_DOUBT: Failure = Failure::Silent(CallError::IN_DOUBT);
+
+/// The server did nothing, and may do it later.
+fn passing(refusal: Refusal) -> Failure {
+    Failure::Silent(CallError::refused(refusal.into_error()))
+}
 
 /// The connections to one server.
 pub(super) struct Link {
@@ -224,10 +229,10 @@ impl Link {
         let Value::ServerError(error) = value else { return Ok(value) };
         match refusal::of(&error, &self.server) {
             refusal::Meaning::Ask(_) => Err(NOT_DONE),
-            refusal::Meaning::TryAgain(why) => Err(Failure::TryAgain(why)),
-            refusal::Meaning::ElsewhereNow => {
+            refusal::Meaning::TryAgain(refusal) => Err(Failure::TryAgain(refusal)),
+            refusal::Meaning::ElsewhereNow(refusal) => {
                 self.replace();
-                Err(NOT_DONE)
+                Err(passing(refusal))
             }
             refusal::Meaning::Refused(refusal) => Err(Failure::Refused(refusal)),
         }

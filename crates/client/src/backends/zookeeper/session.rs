@@ -48,7 +48,7 @@ impl From<Error> for ZooKeeperFailure {
             Error::QuotaExceeded => refused(BackendErrorKind::Operator, ""),
             Error::Unimplemented => refused(BackendErrorKind::Operator, "; ZooKeeper 3.6 or later is needed"),
             Error::BadArguments(_) => refused(BackendErrorKind::Refused, ""),
-            Error::Throttled | Error::NotReadOnly => ZooKeeperFailure::NOT_DONE,
+            Error::Throttled | Error::NotReadOnly => Self::passing(format!("ZooKeeper refuses: {error}")),
             Error::NoNode | Error::NodeExists | Error::BadVersion | Error::NotEmpty => Self::Answered(error),
             _ => ZooKeeperFailure::IN_DOUBT,
         }
