@@ -276,7 +276,7 @@ async fn open(
         .map_err(silent)?;
     let mut connection = MemberConnection { channel, token: None };
     if let Some(Login { user, password }) = login {
-        let login = AuthenticateRequest { name: user.clone(), password: password.reveal().to_owned() };
+        let login = AuthenticateRequest { name: user.clone(), password: password.reveal() };
         match AuthClient::new(connection.channel.clone()).authenticate(login).await {
             Ok(answer) => connection.token = answer.into_inner().token.parse().ok(),
             // Logins are not required (`etcdctl auth disable`). Once they are, calls fail, and the next connection logs in.

@@ -270,6 +270,9 @@ struct RuntimeConnection {
 impl Connector {
     async fn open(&self) -> Result<RuntimeConnection, BackendError> {
         let main = self.0.established().await?;
+        // The password may have been changed since the main connection was opened.
+        let address = main.client.get_connection_info().addr().clone();
+        let client = self.0.target().settings().client_at(address)?;
         let has_ended = Arc::<AtomicBool>::default();
         let ended = has_ended.clone();
         let mut config = config();
@@ -280,7 +283,7 @@ impl Connector {
                 Ok::<(), ()>(())
             });
         }
-        let connecting = main.client.get_multiplexed_async_connection_with_config(&config);
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
         let connection = connecting.await.map_err(|error| refusal::of_connecting(&error, self.0.target()))?;
         Ok(RuntimeConnection { connection, beside: main.number, has_ended })
     }

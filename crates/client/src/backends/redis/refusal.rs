@@ -93,9 +93,8 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
 pub(super) fn is_passing(error: &RedisError) -> bool {
     // The client library replaces the code of an error in its own handshake.
     let wordings = ["busy running a script", "loading the dataset"];
-    let passes = |code| {
-        ERRORS.iter().any(|(known, kind, _)| *known == code && *kind == BackendErrorKind::Unreachable)
-    };
+    let passes =
+        |code| ERRORS.iter().any(|(known, kind, _)| *known == code && *kind == BackendErrorKind::Unreachable);
     error.code().is_some_and(passes)
         || error.detail().is_some_and(|detail| wordings.iter().any(|wording| detail.contains(wording)))
 }

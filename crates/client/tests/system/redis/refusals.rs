@@ -1,12 +1,13 @@
 //! Refusals of the server that may pass: what they end, and that their reason is reported.
 
+use std::fs;
 use std::sync::Arc;
 
 use lockkeeper::{AcquireError, BackendErrorKind, Locks, LossCause, Wait};
 use lockkeeper_rig::Redis;
 use tokio::sync::Notify;
 
-use crate::redis::support::{SECOND, client, loss, until_waiting};
+use crate::redis::support::{SECOND, client, loss, until, until_waiting};
 
 fn set(redis: &Redis, setting: &str, value: &str) {
     redis.cli(&["CONFIG", "SET", setting, value]);
@@ -76,4 +77,22 @@ async fn a_waiter_keeps_its_place_while_the_server_is_out_of_memory() {
     assert!(!second.is_finished(), "its place is behind");
     first.release().await.unwrap();
     second.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_password_is_read_again_for_each_connection() {
+    let redis = Redis::start();
+    redis.cli(&["ACL", "SETUSER", "app", "on", ">one", "~*", "&*", "+@all"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    fs::write(&file, "one\n").unwrap();
+    let url = format!("redis://app@127.0.0.1:{}?password-file={}", redis.port(), file.display());
+    let locks = Locks::connect(&url).await.unwrap();
+    let held = locks.mutex("jobs").ttl(6 * SECOND).acquire().await.unwrap();
+    let before = held.valid_until().unwrap();
+    fs::write(&file, "two\n").unwrap();
+    redis.cli(&["ACL", "SETUSER", "app", "<one", ">two"]);
+    redis.cli(&["CLIENT", "KILL", "USER", "app"]);
+    until("it is renewed", async || (held.valid_until().unwrap() > before).then_some(())).await;
+    held.release().await.unwrap();
 }
