@@ -76,12 +76,14 @@ pub struct Failure {
     pub code: u8,
     /// The problem, the offending value, and the remedy.
     pub message: String,
+    /// Whether the same may succeed later: see [`BackendErrorKind::may_pass`].
+    pub may_pass: bool,
 }
 
 impl Failure {
     /// A failure with an exit code and a message.
     pub fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), may_pass: false }
     }
 
     /// The failure of something for a URL scheme whose cargo feature is off; it names the command that builds it in.
@@ -166,9 +168,9 @@ impl From<BackendError> for Failure {
             _ => code_below(&error).unwrap_or(IO),
         };
         // The library does not know where this program has its addresses from.
-        let text = chain(&error)
+        let message = chain(&error)
             .replace("correct the address", "correct the address in `--locks` or LOCKKEEPER_URL");
-        Self::new(code, text)
+        Self { code, message, may_pass: error.kind.may_pass() }
     }
 }
 
@@ -207,7 +209,7 @@ impl From<AcquireError> for Failure {
             | AcquireError::Unsupported(_) => USAGE,
             _ => UNAVAILABLE,
         };
-        Self::new(code, chain(&error))
+        Self { code, message: chain(&error), may_pass: error.may_pass() }
     }
 }
 

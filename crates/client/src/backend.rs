@@ -142,7 +142,7 @@ pub(crate) trait Conn: Send + Sync + 'static {
     /// is answered when the request is granted or has ended.
     fn submit(&self, call: Call, responder: Responder);
 
-    /// The error of the latest call without an answer, for users: the node and its message.
+    /// Why there is no connection, or the latest call on it has no answer, for users: the node and its message.
     fn trouble(&self) -> Option<String> {
         None
     }
@@ -226,12 +226,37 @@ impl AcquireRequest {
     }
 }
 
-/// The call got no answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The call got no answer, or a refusal that may pass.
+#[derive(Clone, Debug)]
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub struct CallError {
-    /// Whether the service may have seen the call (P12).
+    /// Whether the service may have executed the call (P12).
     pub sent: bool,
+    /// The service's refusal, if it gave one.
+    pub refusal: Option<Arc<BackendError>>,
+}
+
+impl CallError {
+    /// Nothing was sent, or the service did nothing.
+    pub(crate) const NOT_SENT: Self = Self::new(false);
+    /// The service may have executed the call, or may still execute it.
+    pub(crate) const IN_DOUBT: Self = Self::new(true);
+
+    pub(crate) const fn new(sent: bool) -> Self {
+        Self { sent, refusal: None }
+    }
+
+    /// The service did nothing, and said why.
+    pub(crate) fn refused(refusal: BackendError) -> Self {
+        Self { sent: false, refusal: Some(Arc::new(refusal)) }
+    }
+}
+
+#[cfg(test)]
+impl PartialEq for CallError {
+    fn eq(&self, other: &Self) -> bool {
+        self.sent == other.sent
+    }
 }
 
 /// An operator's order to end a hold (B1–B3).

@@ -82,18 +82,22 @@ pub struct Lost {
     pub cause: LossCause,
     /// Who broke the hold, and why; `None` if it was not broken, or if the lock service did not say.
     pub broken: Option<Arc<BreakNotice>>,
+    /// Why its lease was not renewed: what the lock service, or the connection to it, said last.
+    pub trouble: Option<Arc<str>>,
 }
 
 impl Lost {
     pub(crate) fn new(cause: LossCause) -> Self {
-        Self { cause, broken: None }
+        Self { cause, broken: None, trouble: None }
     }
 
-    /// The cause as a text, with the operator's reason.
-    fn why(&self) -> String {
-        match self.broken.as_deref() {
-            Some(BreakNotice { by, reason }) => format!("{by} broke it: {reason:?}"),
-            None => self.cause.to_string(),
+    /// The cause as a text, with the operator's or the lock service's reason.
+    #[must_use]
+    pub fn why(&self) -> String {
+        match (self.broken.as_deref(), &self.trouble) {
+            (Some(BreakNotice { by, reason }), _) => format!("{by} broke it: {reason:?}"),
+            (None, Some(trouble)) => format!("{}: {trouble}", self.cause),
+            (None, None) => self.cause.to_string(),
         }
     }
 }
@@ -180,7 +184,7 @@ pub struct BackendError {
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
-/// The reaction that a [`BackendError`] needs.
+/// The reaction that a [`BackendError`] needs. Each lock service decides it in one table of its errors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum BackendErrorKind {
@@ -194,8 +198,17 @@ pub enum BackendErrorKind {
     Operator,
     /// The service, or this client there (its quota), has reached a limit: end something, or try again later.
     LimitReached,
-    /// The service is unreachable: a later retry may succeed.
+    /// The service is unreachable, or does not serve at the moment: a later retry may succeed.
     Unreachable,
+}
+
+impl BackendErrorKind {
+    /// Whether the same request may succeed later: by itself, or after an operator has acted on the lock service. Otherwise
+    /// the request is wrong, and must be changed.
+    #[must_use]
+    pub const fn may_pass(self) -> bool {
+        !matches!(self, Self::Refused | Self::Unsupported)
+    }
 }
 
 impl BackendError {
@@ -270,11 +283,13 @@ pub enum AcquireError {
     /// The lock is not free, and the caller did not want to wait.
     #[error("the lock is busy: {0}")]
     Busy(Busy),
-    /// The lock did not become free in time.
-    #[error("the lock did not become free within {}", brief(.waited))]
+    /// The lock did not become free in time: the service said that it is not free.
+    #[error("the lock did not become free within {}{}", brief(.waited), because(.why))]
     TimedOut {
         /// The duration of the wait.
         waited: Duration,
+        /// The refusal of the latest attempt, if it was refused.
+        why: Option<String>,
     },
     /// The backend lacks the ability (P11).
     #[error(transparent)]
@@ -282,8 +297,8 @@ pub enum AcquireError {
     /// The backend refused or failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The backend didn't answer, and nothing was sent.
-    #[error("the lock service did not answer for {}; nothing was acquired{}", brief(.waited), because(.why))]
+    /// The backend did not answer, or refused every attempt for a reason that passes by itself. Nothing was acquired.
+    #[error("{}", unserved(.waited, .why))]
     Unreachable {
         /// The duration of the attempts.
         waited: Duration,
@@ -292,7 +307,7 @@ pub enum AcquireError {
     },
     /// A request was sent and no answer arrived: the lock may be held by this client for up to its ttl (P12). The
     /// client keeps trying to release it.
-    #[error("the lock service did not answer for {}; the lock may be held until its ttl has passed{}", brief(.waited), because(.why))]
+    #[error("the lock service gave no certain answer for {}; the lock may be held until its ttl has passed{}", brief(.waited), because(.why))]
     Ambiguous {
         /// The duration of the attempts.
         waited: Duration,
@@ -304,9 +319,30 @@ pub enum AcquireError {
     ShuttingDown,
 }
 
+impl AcquireError {
+    /// Whether the same acquire may succeed later, although the lock service did not serve it: see
+    /// [`BackendErrorKind::may_pass`].
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        match self {
+            Self::Backend(error) => error.kind.may_pass(),
+            Self::Unreachable { .. } | Self::Ambiguous { .. } => true,
+            _ => false,
+        }
+    }
+}
+
 /// A duration in whole milliseconds: finer digits say nothing about a wait.
 fn brief(waited: &Duration) -> String {
     format!("{:?}", Duration::from_millis(waited.as_millis() as u64))
+}
+
+fn unserved(waited: &Duration, why: &Option<String>) -> String {
+    let waited = brief(waited);
+    match why {
+        Some(why) => format!("nothing was acquired within {waited}: {why}"),
+        None => format!("the lock service did not answer for {waited}; nothing was acquired"),
+    }
 }
 
 /// The reason as a suffix of an error message.

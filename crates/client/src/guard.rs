@@ -65,6 +65,18 @@ impl<F: Kind> Guard<F> {
         self.inner.hold.valid_until_changes(known).await
     }
 
+    /// Why the hold's lease is not renewed at present, as the lock service or the connection to it said last: the hold is lost at
+    /// its deadline if this does not pass. `None` while renewals succeed.
+    #[must_use]
+    pub fn trouble(&self) -> Option<Arc<str>> {
+        self.inner.hold.trouble()
+    }
+
+    /// Waits until [`Guard::trouble`] differs from `known`, and returns it. Cancel-safe.
+    pub async fn trouble_changes(&self, known: Option<&str>) -> Option<Arc<str>> {
+        self.inner.hold.trouble_changes(known).await
+    }
+
     /// Checks that the hold remains valid for at least `need`, by the state of this process. No I/O.
     ///
     /// # Errors

@@ -105,6 +105,7 @@ mod observe;
 pub mod once;
 mod recipes;
 mod responder;
+mod rotated;
 mod session;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]

@@ -12,13 +12,14 @@ use tracing::{Instrument, Span};
 
 use crate::backend::AcquireRequest;
 use crate::capabilities::Capabilities;
-use crate::error::{AcquireError, HoldError, LossCause, Lost, ReleaseError};
+use crate::error::{AcquireError, BackendError, BackendErrorKind, HoldError, LossCause, Lost, ReleaseError};
 use crate::guard::{Guard, Held};
 use crate::info::encode_meta;
 use crate::kind::{Kind, Unfenced};
 use crate::locks::Core;
 use crate::machine::{AcquireLimits, NotAcquired, Spec};
 use crate::observe;
+use crate::session::{Callbacks, NotHeld};
 use crate::time::BootInstant;
 
 /// How long an acquire waits for a lock that isn't free.
@@ -76,6 +77,7 @@ struct Options {
     value: Vec<u8>,
     meta: Vec<(String, String)>,
     on_queued: Option<Arc<dyn Fn(u64) + Send + Sync>>,
+    on_refused: Option<Arc<dyn Fn(&BackendError) + Send + Sync>>,
 }
 
 impl<F: Kind> fmt::Debug for Lock<F> {
@@ -110,6 +112,7 @@ impl<F: Kind> Lock<F> {
             value: Vec::new(),
             meta: Vec::new(),
             on_queued: None,
+            on_refused: None,
         };
         Self { core, names, mode, options, kind: PhantomData }
     }
@@ -207,6 +210,11 @@ impl<F: Kind> Lock<F> {
     /// Callback for the number of waiters ahead: called on every report of the backend, and at least once when queued.
     pub fn on_queued(self, tell: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.with(|options| options.on_queued = Some(Arc::new(tell)))
+    }
+
+    /// Calls `tell` with each refusal of the lock service that may pass: the acquire goes on.
+    pub fn on_refused(self, tell: impl Fn(&BackendError) + Send + Sync + 'static) -> Self {
+        self.with(|options| options.on_refused = Some(Arc::new(tell)))
     }
 
     /// Acquires the lock, and waits for it as configured by [`Lock::wait`].
@@ -383,20 +391,32 @@ impl<F: Kind> Lock<F> {
                 GRACE_WITHOUT_TTL
             }),
         };
-        let result = session.acquire(request, limits, options.on_queued.as_deref()).await;
+        let on = Callbacks { queued: options.on_queued.as_deref(), refused: options.on_refused.as_deref() };
+        let result = session.acquire(request, limits, on).await;
         let waited = session.now() - since;
         let backend = self.core.backend_name();
         let result = result.map(|mut hold| {
             hold.hold_at_least(options.min_hold);
             Guard::new(backend, hold)
         });
-        let result = result.map_err(|why| match why {
-            NotAcquired::Busy(busy) => AcquireError::Busy(busy),
-            NotAcquired::TimedOut => AcquireError::TimedOut { waited },
-            NotAcquired::Refused(error) => AcquireError::Backend(error),
-            NotAcquired::Unreachable => AcquireError::Unreachable { waited, why: session.trouble() },
-            NotAcquired::Ambiguous => AcquireError::Ambiguous { waited, why: session.trouble() },
-            NotAcquired::ShuttingDown => AcquireError::ShuttingDown,
+        let result = result.map_err(|NotHeld { why, refusal }| match (why, refusal) {
+            (NotAcquired::Busy(busy), _) => AcquireError::Busy(busy),
+            (NotAcquired::TimedOut, refusal) => {
+                AcquireError::TimedOut { waited, why: refusal.map(|refusal| refusal.to_string()) }
+            }
+            (NotAcquired::Refused(error), _) => AcquireError::Backend(error),
+            (NotAcquired::Unreachable, Some(refusal)) if refusal.kind != BackendErrorKind::Unreachable => {
+                AcquireError::Backend((*refusal).clone())
+            }
+            (NotAcquired::Unreachable, refusal) => {
+                let why = refusal.map(|refusal| refusal.to_string()).or_else(|| session.trouble());
+                AcquireError::Unreachable { waited, why }
+            }
+            (NotAcquired::Ambiguous, refusal) => {
+                let why = refusal.map(|refusal| refusal.to_string()).or_else(|| session.trouble());
+                AcquireError::Ambiguous { waited, why }
+            }
+            (NotAcquired::ShuttingDown, _) => AcquireError::ShuttingDown,
         });
         observe::acquired(backend, outcome(&result), waited);
         result

@@ -49,7 +49,7 @@ impl Responder {
             match receiver.await {
                 Ok(CallState::Answered(result)) => result,
                 Ok(CallState::Running(call)) => call.await,
-                Err(_) => Err(CallError { sent: true }),
+                Err(_) => Err(CallError::IN_DOUBT),
             }
         });
         (Self(Some(RespondTo::Caller(sender))), answer)
@@ -99,7 +99,7 @@ impl Responder {
 impl Drop for Responder {
     fn drop(&mut self) {
         if let Some(RespondTo::Session { session, call, .. }) = self.0.take() {
-            session.answered(call, Err(CallError { sent: true }));
+            session.answered(call, Err(CallError::IN_DOUBT));
         }
     }
 }

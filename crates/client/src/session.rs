@@ -11,17 +11,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-pub(crate) use hold::HoldHandle;
-use hold::HoldStatus;
+pub(crate) use hold::{HoldHandle, NotHeld};
+use hold::{HoldStatus, LeaseTrouble};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{AcquireRequest, Backend, Call, Conn};
+use crate::backend::{AcquireRequest, Backend, Call, CallError, Conn};
+use crate::error::BackendError;
 use crate::io::{LeaseThread, Place};
 use crate::machine::{
-    AcquireLimits, CallId, CallKind, Event, Granted, Key, Machine, NotAcquired, Output, Push, Releasing,
-    RunsOn, Spec,
+    AcquireLimits, Answer, CallId, CallKind, Event, Granted, Key, Machine, NotAcquired, Output, Push,
+    Releasing, RunsOn, Spec,
 };
 use crate::responder::{CallOrigin, CallResult, Responder};
 use crate::time::{Alarm, BootInstant, Clock};
@@ -41,8 +42,10 @@ struct SessionInner {
     has_ttl: bool,
     /// The session's lease deadline in nanoseconds; 0 before there is one.
     lease_deadline: AtomicU64,
-    /// Notified when `lease_deadline` changes.
-    deadline_moved: Notify,
+    /// Why the lease is not renewed at present.
+    trouble: LeaseTrouble,
+    /// Notified when `lease_deadline` or `trouble` changes.
+    lease_changed: Notify,
     /// Cancelled when the session has closed for good, after a shutdown.
     closed: CancellationToken,
     /// Counter for the keys of callers.
@@ -70,6 +73,7 @@ enum Input {
     Abandon(Key),
     /// A push of the backend for the session of this generation, which may have ended since.
     Pushed(u64, Push),
+    Answered(CallId, CallResult),
     Event(Event),
 }
 
@@ -102,9 +106,20 @@ struct Caller {
 /// A step of a caller's request. A caller that is late sees only the latest one.
 enum RequestProgress {
     Queued(u64),
+    /// An attempt was refused, and is repeated.
+    Refused(Arc<BackendError>),
     Granted(Granted),
     NotAcquired(NotAcquired),
     Released(Releasing),
+}
+
+/// What a caller that waits for a hold is to be called with.
+#[derive(Clone, Copy)]
+pub(crate) struct Callbacks<'a> {
+    /// Its position in the queue.
+    pub(crate) queued: Option<&'a (dyn Fn(u64) + Send + Sync)>,
+    /// The refusal of an attempt, which is repeated.
+    pub(crate) refused: Option<&'a (dyn Fn(&BackendError) + Send + Sync)>,
 }
 
 impl Session {
@@ -136,7 +151,8 @@ impl Session {
             lease_thread,
             has_ttl: spec.ttl.is_some(),
             lease_deadline: AtomicU64::new(0),
-            deadline_moved: Notify::new(),
+            trouble: LeaseTrouble::default(),
+            lease_changed: Notify::new(),
             closed: CancellationToken::new(),
             last_key: AtomicU64::new(0),
             state: Mutex::new(state),
@@ -155,24 +171,26 @@ impl Session {
         self: &Arc<Self>,
         request: Arc<AcquireRequest>,
         limits: AcquireLimits,
-        on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
-    ) -> Result<HoldHandle, NotAcquired> {
-        let hold = Arc::new(HoldStatus::new(request.clone()));
+        on: Callbacks<'_>,
+    ) -> Result<HoldHandle, NotHeld> {
+        let hold = Arc::new(HoldStatus::new(request.clone(), self.0.trouble.clone()));
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
         let place = Place::here(&self.0.lease_thread);
         let caller = Caller { request, hold: hold.clone(), place };
         // From here on, dropping `handle` abandons the request.
         let mut handle = HoldHandle::new(self.clone(), key, hold);
         self.0.input(Input::Acquire(key, caller, limits));
-        handle.until_held(&limits, on_queued).await?;
-        Ok(handle)
+        match handle.until_held(&limits, on).await {
+            Ok(()) => Ok(handle),
+            Err(why) => Err(NotHeld { why, refusal: handle.hold.refusal() }),
+        }
     }
 
     pub(crate) fn now(&self) -> BootInstant {
         self.0.clock.now()
     }
 
-    /// The error of the latest call without an answer, if the backend reports one.
+    /// Why there is no connection, or the latest call has no answer, if the backend reports it.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.0.with_state(|state| state.conn.clone()).trouble()
     }
@@ -288,17 +306,56 @@ impl SessionInner {
             }
             Input::Pushed(generation, _) if generation != state.generation => return,
             Input::Pushed(_, mut push) => {
-                if let Push::Revoked { seq, notice } = &mut push
-                    && let Some(notice) = notice.take()
-                    && let Some(caller) = state.machine.key_of(*seq).and_then(|key| state.callers.get(&key))
-                {
-                    caller.hold.break_ordered(notice);
+                let holder =
+                    |seq| state.machine.key_of(seq).and_then(|key| Some(&*state.callers.get(&key)?.hold));
+                match &mut push {
+                    Push::Revoked { seq, notice: notice @ Some(_) } => {
+                        holder(*seq).zip(notice.take()).map(|(hold, notice)| hold.break_ordered(notice));
+                    }
+                    Push::HoldLost { seq, why: why @ Some(_), .. } => {
+                        holder(*seq).zip(why.take()).map(|(hold, why)| hold.lost_because(why));
+                    }
+                    _ => {}
                 }
                 Event::Pushed(push)
+            }
+            Input::Answered(call, result) => {
+                self.note(state, call, &result);
+                match result {
+                    Ok(answer) => Event::Answered { call, answer },
+                    Err(error) => Event::Failed { call, sent: error.sent },
+                }
             }
             Input::Event(event) => event,
         };
         self.feed(state, event);
+    }
+
+    /// Records why the lease is not renewed, and why an acquire is not served: the machine knows only that it is not.
+    fn note(&self, state: &SessionState, call: CallId, result: &CallResult) {
+        match (state.machine.kind_of(call), result) {
+            (Some(CallKind::Open { .. } | CallKind::KeepAlive), result) => {
+                let trouble = match result {
+                    Ok(Answer::Refused(error)) => Some(error.to_string()),
+                    Ok(_) => None,
+                    Err(CallError { refusal: Some(refusal), .. }) => Some(refusal.to_string()),
+                    // Without a reason, the last one stays.
+                    Err(_) => match state.conn.trouble() {
+                        None => return,
+                        trouble => trouble,
+                    },
+                };
+                if self.trouble.replace(trouble) {
+                    self.lease_changed.notify_waiters();
+                }
+            }
+            (Some(CallKind::Acquire { key, .. }), Err(CallError { refusal: Some(refusal), .. })) => {
+                if let Some(caller) = state.callers.get(key) {
+                    caller.hold.refused(refusal.clone());
+                }
+            }
+            _ => {}
+        }
     }
 
     fn name(&self) -> &'static str {
@@ -347,7 +404,7 @@ impl SessionInner {
             }
             Output::LeaseDeadline(until) => {
                 self.lease_deadline.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);
-                self.deadline_moved.notify_waiters();
+                self.lease_changed.notify_waiters();
             }
             Output::Queued { key, position } => state.tell(key, RequestProgress::Queued(position)),
             Output::Granted { key, grant } => state.tell(key, RequestProgress::Granted(grant)),
@@ -370,10 +427,7 @@ impl Drop for Caller {
 
 impl CallOrigin for SessionInner {
     fn answered(self: Arc<Self>, call: CallId, result: CallResult) {
-        self.input(Input::Event(match result {
-            Ok(answer) => Event::Answered { call, answer },
-            Err(error) => Event::Failed { call, sent: error.sent },
-        }));
+        self.input(Input::Answered(call, result));
     }
 }
 

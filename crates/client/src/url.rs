@@ -5,6 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::rotated::Rotated;
 
 /// A parsed URL. The backend decides which parts have a meaning.
 #[derive(Clone, PartialEq, Eq)]
@@ -23,16 +26,51 @@ pub struct Url {
 }
 
 /// A password, never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Password(String);
+#[derive(Clone)]
+pub struct Password(PasswordSource);
+
+#[derive(Clone)]
+enum PasswordSource {
+    Text(String),
+    File { file: Arc<str>, rotated: Arc<Rotated<String>> },
+}
 
 impl Password {
-    /// The password itself, for the connection to the service.
+    pub(crate) fn of(text: String) -> Self {
+        Self(PasswordSource::Text(text))
+    }
+
+    /// The password in a file; `None` if it can't be read, or has none.
+    fn in_file(file: &str) -> Option<Self> {
+        let rotated = Arc::new(Rotated::new(password_in(file)?));
+        Some(Self(PasswordSource::File { file: file.into(), rotated }))
+    }
+
+    /// The password itself, for a new connection to the service: one in a file is read again.
     #[must_use]
-    pub fn reveal(&self) -> &str {
-        &self.0
+    pub fn reveal(&self) -> String {
+        match &self.0 {
+            PasswordSource::Text(text) => text.clone(),
+            PasswordSource::File { file, rotated } => rotated.latest("password", |_| {
+                password_in(file).ok_or_else(|| format!("`{file}` can't be read, or has no password"))
+            }),
+        }
     }
 }
+
+impl PartialEq for Password {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (PasswordSource::Text(one), PasswordSource::Text(other)) => one == other,
+            (PasswordSource::File { file: one, .. }, PasswordSource::File { file: other, .. }) => {
+                one == other
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Password {}
 
 impl std::fmt::Debug for Password {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -181,8 +219,11 @@ impl Url {
         let variable = self.query.remove(PASSWORD_ENV);
         let (part, found) = match (file, variable) {
             (None, None) => return Ok(()),
-            (Some(file), None) => (format!("{PASSWORD_FILE}={file}"), password_in(&file)),
-            (None, Some(variable)) => (format!("{PASSWORD_ENV}={variable}"), std::env::var(&variable).ok()),
+            (Some(file), None) => (format!("{PASSWORD_FILE}={file}"), Password::in_file(&file)),
+            (None, Some(variable)) => {
+                let text = std::env::var(&variable).ok().and_then(password);
+                (format!("{PASSWORD_ENV}={variable}"), text.map(Password::of))
+            }
             (Some(_), Some(_)) => {
                 return Err(self.bad_part(PASSWORD_ENV, "of use beside `password-file`: give one of them"));
             }
@@ -190,10 +231,8 @@ impl Url {
         if self.password.is_some() || self.query.contains_key(SECRET[0]) {
             return Err(self.bad_part(part, "of use in a URL with a password: give one of them"));
         }
-        let found =
-            found.map(|text| text.trim_end_matches(['\r', '\n']).to_owned()).filter(|text| !text.is_empty());
         let wanted = "a file that can be read, or a variable that is set, with a password";
-        self.password = Some(Password(found.ok_or_else(|| self.bad_part(part, wanted))?));
+        self.password = Some(found.ok_or_else(|| self.bad_part(part, wanted))?);
         Ok(())
     }
 
@@ -201,10 +240,8 @@ impl Url {
     #[cfg(feature = "redis")]
     pub(crate) fn password_in(&self, key: &str) -> Result<Option<Password>, UrlError> {
         let Some(file) = self.query.get(key) else { return Ok(None) };
-        let found = password_in(file).map(|text| text.trim_end_matches(['\r', '\n']).to_owned());
-        let found = found.filter(|text| !text.is_empty());
         let bad = || self.bad_part(format!("{key}={file}"), "a file that can be read, with a password");
-        found.map(Password).map(Some).ok_or_else(bad)
+        Password::in_file(file).map(Some).ok_or_else(bad)
     }
 
     /// Refuses every parameter that is not one of `known`.
@@ -281,7 +318,7 @@ impl Url {
         Ok(Self {
             scheme: scheme.to_ascii_lowercase(),
             user: user.filter(given),
-            password: password.filter(given).map(Password),
+            password: password.filter(given).map(Password::of),
             hosts: hosts?,
             path: percent_decode(path).ok_or_else(|| bad(path, "percent-encoded UTF-8"))?,
             query: parameters,
@@ -328,10 +365,16 @@ impl std::fmt::Display for Url {
     }
 }
 
-/// The text of a file of at most [`PASSWORD_BYTES_MAX`] bytes.
+/// The password in a file of at most [`PASSWORD_BYTES_MAX`] bytes.
 fn password_in(file: &str) -> Option<String> {
     let text = read_begin(file, PASSWORD_BYTES_MAX).ok()?;
-    (text.len() <= PASSWORD_BYTES_MAX).then_some(text)
+    Some(text).filter(|text| text.len() <= PASSWORD_BYTES_MAX).and_then(password)
+}
+
+/// The text without the line's end; `None` if nothing is left.
+fn password(text: String) -> Option<String> {
+    let text = text.trim_end_matches(['\r', '\n']);
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
 /// The begin of a file's text: one byte more than `bytes_max`, so that the caller can recognize a longer file.
@@ -497,7 +540,7 @@ mod tests {
         assert_eq!(url.hosts.len(), 2);
         let bad = parse("lockkeeper://me:secret@h:99999/x").unwrap_err().to_string();
         let only = parse("lockkeeper://:secret@h").unwrap();
-        assert_eq!((only.user, only.password.unwrap().reveal()), (None, "secret"));
+        assert_eq!((only.user, only.password.unwrap().reveal()), (None, "secret".to_owned()));
         let cut = parse("lockkeeper://me:sec/a:b@c@h").unwrap_err().to_string();
         let parameter = parse("lockkeeper://h/db?user=u&password=secret").unwrap();
         for shown in

@@ -79,7 +79,7 @@ impl Redlock {
             CallKind::Close => Answer::Closed,
             CallKind::KeepAlive => {
                 if let Some(seq) = self.renew(now, client) {
-                    let lost = Push::HoldLost { seq, cause: LossCause::Forgotten };
+                    let lost = Push::HoldLost { seq, cause: LossCause::Forgotten, why: None };
                     out.push(Sent::to(client, Event::Pushed(lost)));
                 }
                 Answer::KeptAlive

@@ -22,6 +22,7 @@ mod node;
 mod once;
 mod others;
 mod partitions;
+mod refusals;
 mod serving;
 #[path = "../command/support.rs"]
 #[allow(dead_code, reason = "shared with the tests of `command`")]

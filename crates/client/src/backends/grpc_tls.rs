@@ -9,6 +9,8 @@ use super::tls_files::TlsFiles;
 use crate::error::ConnectError;
 #[cfg(feature = "grpc-tls")]
 use crate::error::{BackendError, BackendErrorKind};
+#[cfg(feature = "grpc-tls")]
+use crate::rotated::Rotated;
 use crate::url::Url;
 
 /// The TLS settings of a client.
@@ -21,7 +23,7 @@ pub(crate) struct GrpcTls(Settings);
 enum Settings {}
 
 #[cfg(feature = "grpc-tls")]
-type Settings = std::sync::Arc<std::sync::Mutex<TlsFiles>>;
+type Settings = std::sync::Arc<Rotated<TlsFiles>>;
 
 impl fmt::Debug for GrpcTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -48,24 +50,16 @@ impl GrpcTls {
                 BackendError::caused(BackendErrorKind::Operator, what, error)
             })?;
         }
-        Ok(files.map(|files| Self(std::sync::Arc::new(std::sync::Mutex::new(files)))))
+        Ok(files.map(|files| Self(std::sync::Arc::new(Rotated::new(files)))))
     }
 
-    /// Sets TLS for a new connection. Files that have changed are read again; if they can't be used (they may be half
-    /// written), those that were read before are.
+    /// Sets TLS for a new connection. The files are read again.
     fn apply(&self, endpoint: Endpoint) -> Result<Endpoint, tonic::transport::Error> {
-        let mut files = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let error: Box<dyn std::error::Error> = match files.read_again() {
-            Ok(new) => match endpoint.clone().tls_config(configuration(&new)) {
-                Ok(endpoint) => {
-                    *files = new;
-                    return Ok(endpoint);
-                }
-                Err(error) => error.into(),
-            },
-            Err(error) => error.into(),
-        };
-        tracing::warn!(%error, "lockkeeper: the TLS files in use stay in use: {error}");
+        let files = self.0.latest("files of TLS", |files| -> Result<TlsFiles, Box<dyn std::error::Error>> {
+            let new = files.read_again()?;
+            endpoint.clone().tls_config(configuration(&new))?;
+            Ok(new)
+        });
         endpoint.tls_config(configuration(&files))
     }
 }

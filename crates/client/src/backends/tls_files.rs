@@ -7,6 +7,7 @@ use crate::url::Url;
 pub(crate) const TLS_PARAMETERS: [&str; 3] = ["tls-ca", "tls-cert", "tls-key"];
 
 /// The contents of the files.
+#[derive(Clone)]
 pub(crate) struct TlsFiles {
     /// Trusted certificates, in place of the system's.
     pub(crate) ca: Option<String>,
@@ -43,7 +44,7 @@ impl TlsFiles {
     }
 
     /// Reads the same files once more.
-    #[cfg(feature = "grpc-tls")]
+    #[cfg(any(feature = "grpc-tls", feature = "zookeeper-tls"))]
     pub(crate) fn read_again(&self) -> Result<Self, BackendError> {
         Self::read(self.paths.clone())
     }

@@ -281,6 +281,7 @@ impl<F: Kind> Lock<F> {
         value(value: impl Into<Vec<u8>>),
         meta(key: impl Into<String>, value: impl Into<String>),
         on_queued(tell: impl Fn(u64) + Send + Sync + 'static),
+        on_refused(tell: impl Fn(&BackendError) + Send + Sync + 'static),
     }
 
     /// See [`crate::Lock::acquire`].

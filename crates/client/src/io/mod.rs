@@ -10,12 +10,16 @@
 //!
 //! A caller without a runtime, such as a guard that is dropped outside of one, is served by the lease thread.
 
+#[cfg(feature = "postgres")]
+mod happy_eyeballs;
 mod lease_thread;
 #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "postgres", feature = "redis"))]
 mod pool;
 
 use tokio::runtime::Handle;
 
+#[cfg(feature = "postgres")]
+pub(crate) use happy_eyeballs::{HEAD_START, first_success};
 pub(crate) use lease_thread::{LeaseThread, SharedLeaseThread, start_runtime_thread};
 #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "postgres", feature = "redis"))]
 pub(crate) use pool::{Connect, Pool, PoolLimits, Used};

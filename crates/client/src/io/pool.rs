@@ -284,7 +284,7 @@ impl<C: Connect> PoolInner<C> {
                  or raise `connections=` and the server's limit of connections",
                 self.limits.total
             );
-            BackendError::new(BackendErrorKind::Refused, what)
+            BackendError::new(BackendErrorKind::LimitReached, what)
         })
     }
 

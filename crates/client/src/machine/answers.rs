@@ -144,6 +144,7 @@ impl Machine {
             Push::Queued { seq, position } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
                 let Some(request) = self.requests.get_mut(&key) else { return };
+                request.is_known_busy = true;
                 // If the call has failed (`again` is set), it is repeated nevertheless: no call waits for the grant
                 // otherwise.
                 if let AcquireStage::Sent { seq, again: None, .. } = request.stage {
@@ -174,7 +175,7 @@ impl Machine {
                 }
             }
             Push::Ended { seq, end } => self.hold_over(now, seq, end, cause_of(end), out),
-            Push::HoldLost { seq, cause } => self.hold_over(now, seq, End::Gone, cause, out),
+            Push::HoldLost { seq, cause, .. } => self.hold_over(now, seq, End::Gone, cause, out),
             Push::Detached { at } => self.detached(now, at, out),
             Push::Lost(cause) => self.session_gone(now, cause, out),
         }
@@ -250,6 +251,7 @@ impl Finishing {
         let Some((key, outcome)) = self.waiting else { return };
         out.push(match outcome {
             FinishReply::TimedOut => Output::NotAcquired { key, why: NotAcquired::TimedOut },
+            FinishReply::Unserved => Output::NotAcquired { key, why: NotAcquired::Unreachable },
             FinishReply::Release => Output::Released {
                 key,
                 how: match answer {

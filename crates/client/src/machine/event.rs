@@ -1,5 +1,6 @@
 //! The machine's inputs and outputs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{End, PermitGrant, Seq, Token};
@@ -90,6 +91,8 @@ pub enum Push {
     HoldLost {
         seq: Seq,
         cause: LossCause,
+        /// The reason, for the caller.
+        why: Option<Arc<str>>,
     },
     /// The session is gone: its connection or directory is gone, or the service has ended it.
     Lost(LossCause),

@@ -9,16 +9,14 @@ use super::{FinishReply, Finishing, Machine, Spec, pause};
 use crate::error::LossCause;
 use crate::time::BootInstant;
 
-/// If a wait ends before its request could be sent, it ends as `Unreachable` if the backend has not answered for this
-/// long, and otherwise as `TimedOut`: a shorter silence proves nothing.
-const SILENCE: Duration = Duration::from_secs(1);
-
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct PendingAcquire {
     pub(super) limits: AcquireLimits,
     /// From when the backend's silence counts: the time of the request, of the backend's latest answer to it, or of its
     /// restart.
     pub(super) since: BootInstant,
+    /// The backend has said that the lock is not free.
+    pub(super) is_known_busy: bool,
     pub(super) stage: AcquireStage,
 }
 
@@ -65,10 +63,19 @@ impl HoldState {
 }
 
 impl PendingAcquire {
+    pub(super) fn new(limits: AcquireLimits, now: BootInstant) -> Self {
+        Self { limits, since: now, is_known_busy: false, stage: AcquireStage::Unsent }
+    }
+
     /// Requests the lock again. The limit for the backend's silence begins again.
     pub(super) fn restart(&mut self, now: BootInstant) {
         self.since = now;
         self.stage = AcquireStage::Unsent;
+    }
+
+    /// Whether the backend has answered that the lock is not free, or no attempt has failed.
+    fn was_served(&self) -> bool {
+        self.is_known_busy || !matches!(self.stage, AcquireStage::Sent { tries: 1.., .. })
     }
 
     /// The time at which the backend counts as unreachable if it does not answer.
@@ -105,11 +112,18 @@ impl Machine {
             let Some(request) = self.requests.get(&key) else { continue };
             let waited = request.limits.wait_until.is_some_and(|until| now >= until);
             let silent = now >= request.silent_at(&self.spec);
-            let unheard = !is_heard && now >= request.since + SILENCE;
             match request.stage {
                 AcquireStage::Held(_) => {}
                 // Not `TimedOut`: that would mean that the lock was busy, which the backend has not answered.
-                AcquireStage::Unsent if waited && unheard => over.push((key, None, NotAcquired::Unreachable)),
+                AcquireStage::Unsent if waited && !is_heard => {
+                    over.push((key, None, NotAcquired::Unreachable));
+                }
+                // Every attempt was refused, or not even sent.
+                AcquireStage::Sent { seq, again: Some(_), doubt: false, .. }
+                    if waited && !request.is_known_busy =>
+                {
+                    over.push((key, Some(seq), NotAcquired::Unreachable));
+                }
                 AcquireStage::Unsent if waited => over.push((key, None, NotAcquired::TimedOut)),
                 AcquireStage::Unsent if silent => over.push((key, None, NotAcquired::Unreachable)),
                 AcquireStage::Early { seq, .. } if !waited && silent => {
@@ -130,7 +144,7 @@ impl Machine {
             }
         }
         for (key, seq, why) in over {
-            self.remove(key);
+            let was_served = self.remove(key).is_some_and(|request| request.was_served());
             let Some(seq) = seq else {
                 out.push(Output::NotAcquired { key, why });
                 continue;
@@ -138,7 +152,8 @@ impl Machine {
             self.calls.retain(|_, sent| !matches!(sent.kind, CallKind::Acquire { key: k, .. } if k == key));
             if let NotAcquired::TimedOut = why {
                 // Only the answer to the Finish shows for certain that nothing is held.
-                self.finish(seq, Some((key, FinishReply::TimedOut)));
+                let reply = if was_served { FinishReply::TimedOut } else { FinishReply::Unserved };
+                self.finish(seq, Some((key, reply)));
             } else {
                 self.finish(seq, None);
                 out.push(Output::NotAcquired { key, why });
@@ -238,7 +253,9 @@ impl Machine {
                 if let Some((key, outcome)) = finishing.waiting.take() {
                     out.push(match outcome {
                         FinishReply::Release => Output::Released { key, how: Releasing::Ambiguous },
-                        FinishReply::TimedOut => Output::NotAcquired { key, why: NotAcquired::Ambiguous },
+                        FinishReply::TimedOut | FinishReply::Unserved => {
+                            Output::NotAcquired { key, why: NotAcquired::Ambiguous }
+                        }
                     });
                 }
                 self.look_by(again);

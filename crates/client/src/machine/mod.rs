@@ -84,6 +84,8 @@ enum FinishReply {
     Release,
     /// The caller's wait has ended.
     TimedOut,
+    /// The caller's wait has ended, and no attempt was answered.
+    Unserved,
 }
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
@@ -125,7 +127,7 @@ impl Machine {
                 out.push(Output::NotAcquired { key, why: NotAcquired::ShuttingDown });
             }
             Event::Acquire { key, limits } => {
-                self.requests.insert(key, PendingAcquire { limits, since: now, stage: AcquireStage::Unsent });
+                self.requests.insert(key, PendingAcquire::new(limits, now));
                 self.index(key);
             }
             Event::Abandon { key } => self.abandon(key),
@@ -230,6 +232,11 @@ impl Machine {
     /// A change is answered, or its caller waits for it no more.
     pub fn end_change(&mut self, seq: Seq) {
         self.unanswered.remove(&seq);
+    }
+
+    /// The kind of a call without an answer yet.
+    pub fn kind_of(&self, call: CallId) -> Option<&CallKind> {
+        self.calls.get(&call).map(|sent| &sent.kind)
     }
 
     /// Whether there is no request and no unanswered Finish.

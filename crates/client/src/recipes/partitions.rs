@@ -207,7 +207,7 @@ impl<F: Kind> PartitionMember<F> {
                 seen = self.feed.next() => match seen {
                     Ok(seen) => self.seen(seen),
                     // As long as the membership lasts, it changes nothing if the others are not known.
-                    Err(error) if error.kind == BackendErrorKind::Unreachable => {}
+                    Err(error) if error.kind.may_pass() => {}
                     Err(error) => return Err(AcquireError::Backend(error).into()),
                 },
             }

@@ -8,10 +8,10 @@ use lockkeeper_core::Seq;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{Input, RequestProgress, Session, SessionInner};
+use super::{Callbacks, Input, RequestProgress, Session, SessionInner};
 use crate::backend::{AcquireRequest, BoxFuture, Call, HoldChange};
 use crate::capabilities::Capabilities;
-use crate::error::{BreakNotice, ChangeError, LossCause, Lost, VerifyError};
+use crate::error::{BackendError, BreakNotice, ChangeError, LossCause, Lost, VerifyError};
 use crate::io::Place;
 use crate::machine::{AcquireLimits, Answer, Granted, Key, NotAcquired, Push, Releasing};
 use crate::observe;
@@ -25,6 +25,9 @@ pub(crate) struct HoldStatus {
     cause: OnceLock<LossCause>,
     /// Set before the loss is signalled, if the service says who broke the hold.
     broken: OnceLock<Arc<BreakNotice>>,
+    /// Set before a loss is signalled that has a reason: why the lease was not renewed, or the connection has ended.
+    trouble: OnceLock<Arc<str>>,
+    lease_trouble: LeaseTrouble,
     /// The hold's own deadline (`max_hold`), in nanoseconds.
     ends_at: AtomicU64,
     reports: Mutex<Reports>,
@@ -39,6 +42,35 @@ struct Reports {
     latest: Option<RequestProgress>,
     /// No further one will come.
     over: bool,
+    /// The refusal of the last attempt that was refused.
+    refusal: Option<Arc<BackendError>>,
+}
+
+/// Why a request is not held.
+pub(crate) struct NotHeld {
+    pub(crate) why: NotAcquired,
+    /// The last refusal of the service, after which the request was repeated.
+    pub(crate) refusal: Option<Arc<BackendError>>,
+}
+
+/// Why the lease of a session is not renewed at present, as the service or the connection to it said last.
+#[derive(Clone, Default)]
+pub(super) struct LeaseTrouble(Arc<Mutex<Option<Arc<str>>>>);
+
+impl LeaseTrouble {
+    fn latest(&self) -> Option<Arc<str>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns whether it has changed.
+    pub(super) fn replace(&self, trouble: Option<String>) -> bool {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = known.as_deref() != trouble.as_deref();
+        if changes {
+            *known = trouble.map(Into::into);
+        }
+        changes
+    }
 }
 
 /// A request and, once granted, its hold. Dropping the handle abandons or releases it.
@@ -54,12 +86,14 @@ pub(crate) struct HoldHandle {
 }
 
 impl HoldStatus {
-    pub(super) fn new(request: Arc<AcquireRequest>) -> Self {
+    pub(super) fn new(request: Arc<AcquireRequest>, lease_trouble: LeaseTrouble) -> Self {
         Self {
             request,
             lost: CancellationToken::new(),
             cause: OnceLock::new(),
             broken: OnceLock::new(),
+            trouble: OnceLock::new(),
+            lease_trouble,
             ends_at: AtomicU64::new(u64::MAX),
             reports: Mutex::default(),
             reported: Notify::new(),
@@ -73,6 +107,16 @@ impl HoldStatus {
     pub(super) fn report(&self, progress: RequestProgress) {
         self.reports().latest = Some(progress);
         self.reported.notify_one();
+    }
+
+    /// An attempt was refused, and is repeated.
+    pub(super) fn refused(&self, refusal: Arc<BackendError>) {
+        self.reports().refusal = Some(refusal.clone());
+        self.report(RequestProgress::Refused(refusal));
+    }
+
+    pub(super) fn refusal(&self) -> Option<Arc<BackendError>> {
+        self.reports().refusal.clone()
     }
 
     /// The session forgets the request.
@@ -106,10 +150,20 @@ impl HoldStatus {
     fn loss(&self, cause: LossCause) -> Lost {
         let cause = self.cause.get().copied().unwrap_or(cause);
         let broken = self.broken.get().filter(|_| cause == LossCause::Broken).cloned();
-        Lost { broken, ..Lost::new(cause) }
+        Lost { cause, broken, trouble: self.trouble.get().cloned() }
+    }
+
+    /// The reason of a loss that is about to be signalled.
+    pub(super) fn lost_because(&self, why: Arc<str>) {
+        let _ = self.trouble.set(why);
     }
 
     pub(super) fn lose(&self, cause: LossCause, backend: &'static str) {
+        if cause == LossCause::Expired
+            && let Some(why) = self.lease_trouble.latest()
+        {
+            self.lost_because(why);
+        }
         if self.cause.set(cause).is_ok() {
             observe::lost(backend, &self.request.names, cause);
         }
@@ -152,14 +206,15 @@ impl HoldHandle {
     pub(super) async fn until_held(
         &mut self,
         limits: &AcquireLimits,
-        on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
+        on: Callbacks<'_>,
     ) -> Result<(), NotAcquired> {
         loop {
             match self.hold.next_report().await {
                 RequestProgress::Queued(position) => {
-                    if let Some(on_queued) = on_queued {
-                        on_queued(position);
-                    }
+                    on.queued.inspect(|on_queued| on_queued(position));
+                }
+                RequestProgress::Refused(refusal) => {
+                    on.refused.inspect(|on_refused| on_refused(&refusal));
                 }
                 RequestProgress::Granted(granted) => {
                     self.since = self.now();
@@ -197,18 +252,37 @@ impl HoldHandle {
         known: Option<BootInstant>,
     ) -> Result<Option<BootInstant>, Lost> {
         loop {
-            let moved = self.session.0.deadline_moved.notified();
-            tokio::pin!(moved);
+            let changed = self.session.0.lease_changed.notified();
+            tokio::pin!(changed);
             // From here on no notification is missed.
-            moved.as_mut().enable();
+            changed.as_mut().enable();
             let until = self.valid_until()?;
             if until != known {
                 return Ok(until);
             }
             tokio::select! {
-                () = moved => {}
+                () = changed => {}
                 () = self.hold.lost.cancelled() => {}
             }
+        }
+    }
+
+    /// Why the lease is not renewed at present.
+    pub(crate) fn trouble(&self) -> Option<Arc<str>> {
+        self.session.0.trouble.latest()
+    }
+
+    /// Waits until [`Self::trouble`] differs from `known`, and returns it.
+    pub(crate) async fn trouble_changes(&self, known: Option<&str>) -> Option<Arc<str>> {
+        loop {
+            let changed = self.session.0.lease_changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let trouble = self.trouble();
+            if trouble.as_deref() != known {
+                return trouble;
+            }
+            changed.await;
         }
     }
 
@@ -255,7 +329,7 @@ impl HoldHandle {
                 }
                 // The session has ended without an answer.
                 RequestProgress::NotAcquired(_) => return Releasing::Ambiguous,
-                RequestProgress::Queued(_) | RequestProgress::Granted(_) => {}
+                RequestProgress::Queued(_) | RequestProgress::Refused(_) | RequestProgress::Granted(_) => {}
             }
         }
     }
@@ -378,7 +452,7 @@ mod tests {
     /// The machine signals a loss before it moves the deadline; a caller may read between the two.
     #[test]
     fn a_loss_is_visible_to_a_reader_of_the_later_deadline() {
-        let hold = HoldStatus::new(AcquireRequest::of_a_test());
+        let hold = HoldStatus::new(AcquireRequest::of_a_test(), LeaseTrouble::default());
         let deadline = || {
             hold.lose(LossCause::Broken, "memory");
             2_000

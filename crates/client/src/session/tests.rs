@@ -78,7 +78,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         grace: Duration::ZERO,
     };
     let place = Place::LeaseThread(inner.lease_thread.clone());
-    let hold = Arc::new(HoldStatus::new(AcquireRequest::of_a_test()));
+    let hold = Arc::new(HoldStatus::new(AcquireRequest::of_a_test(), LeaseTrouble::default()));
     let caller = Caller { request, hold: hold.clone(), place };
     inner.with_state(|state| {
         elsewhere(vec![Input::Acquire(Key(1), caller, limits), Input::Abandon(Key(1))]);

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use lockkeeper::{BackendError, BackendErrorKind, Leader, LeaderWatch, LockName, Token};
+use lockkeeper::{BackendError, Leader, LeaderWatch, LockName, Token};
 use serde_json::{Value, json};
 
 use super::outage::OutageReport;
 use super::{PAUSE, RunEnd, install_signals, pause, under_lock};
 use crate::args::{Elect, LeaderArgs, Run};
-use crate::exit::{BUSY, Failure, NO, OK, UNAVAILABLE};
+use crate::exit::{BUSY, Failure, NO, OK};
 use crate::guardian::Left;
 use crate::output::{self, say};
 use crate::settings;
@@ -43,7 +43,7 @@ pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
     let mut signals = install_signals()?;
     let mut outage = OutageReport::default();
     loop {
-        let end = under_lock(&run, &mut signals, |hold| {
+        let end = under_lock(&run, &mut signals, &mut outage, |hold| {
             let token = hold.token.map(|token| format!(", with token {token}")).unwrap_or_default();
             tell(format_args!("`{name}`: elected{token}"));
         })
@@ -55,7 +55,7 @@ pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
         // Others have their turn, and a command that always fails does not keep the lock service busy.
         let until_next = match end {
             Ok(end) if is_over => return Ok(end.exit_code(&run)),
-            Ok(RunEnd::Lost(..)) => Duration::ZERO,
+            Ok(RunEnd::Lost { .. }) => Duration::ZERO,
             Ok(RunEnd::Ran(command)) => {
                 let code = command.exit_code();
                 tell(format_args!(
@@ -72,8 +72,8 @@ pub(in crate::commands) async fn elect(mut args: Elect) -> Result<u8, Failure> {
                 | RunEnd::Interrupted(_),
             ) => PAUSE,
             // Also with `--once`: it has not led yet.
-            Err(failure) if failure.code == UNAVAILABLE && signals.ended_by().is_none() => {
-                outage.failed(failure);
+            Err(failure) if failure.may_pass && signals.ended_by().is_none() => {
+                outage.failed(&failure.message);
                 PAUSE
             }
             Err(failure) => return Err(failure),
@@ -112,7 +112,7 @@ async fn follow(name: &LockName, mut observed: LeaderWatch, json: bool) -> Failu
                     return failure;
                 }
             }
-            Err(error) if error.kind == BackendErrorKind::Unreachable => {
+            Err(error) if error.kind.may_pass() => {
                 if !is_interrupted {
                     is_interrupted = true;
                     say(interruption(&error));

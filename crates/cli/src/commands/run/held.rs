@@ -7,6 +7,7 @@ use std::ffi::OsString;
 
 use lockkeeper::{AcquireError, Guard, Lock, LockName, Locks, Unfenced, Wait};
 
+use super::outage::OutageReport;
 use super::waiting::{self, Talk, Waited};
 use crate::exit::Failure;
 use crate::guardian::Signals;
@@ -45,13 +46,14 @@ pub(super) async fn acquire(
     name: &LockName,
     token: String,
     signals: &mut Signals,
+    outage: &mut OutageReport,
     talk: Talk,
 ) -> Result<Waited, Failure> {
     match lock.clone().wait(Wait::No).acquire().await {
         Ok(guard) => return Ok(Waited::Acquired(guard)),
         Err(AcquireError::Busy(_)) => {}
         // The usual way has the words for it.
-        Err(_) => return waiting::acquire(locks, lock, name, signals, talk).await,
+        Err(_) => return waiting::acquire(locks, lock, name, signals, outage, talk).await,
     }
     // Without a token, or a look at the lock, the list is believed.
     let is_held = locks.inspect(name).await.map_or(true, |info| {
@@ -61,7 +63,7 @@ pub(super) async fn acquire(
     if is_held {
         return Ok(Waited::ForItself);
     }
-    waiting::acquire(locks, lock, name, signals, talk).await
+    waiting::acquire(locks, lock, name, signals, outage, talk).await
 }
 
 #[cfg(test)]

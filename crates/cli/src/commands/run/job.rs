@@ -2,6 +2,7 @@
 //! starts the command and ends it by the lock's deadline), events of the lock, and signals that this process receives.
 
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{
@@ -9,6 +10,7 @@ use lockkeeper::{
 };
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::outage::OutageReport;
 use super::{RunEnd, held};
 use crate::args::JobArgs;
 use crate::guardian::{
@@ -136,9 +138,11 @@ pub(super) async fn supervise(
     let mut told_until = spec.valid_until;
     let mut guarded = Guarded::spawn(spec).await?;
     let mut outcome: Option<CommandEnd> = None;
-    let mut cause: Option<LossCause> = None;
+    let mut lost: Option<(LossCause, String)> = None;
     let (mut stop_at, mut is_stopped) = (None, false);
-    let lost = guard.lost();
+    let signalled = guard.lost();
+    let mut outage = OutageReport::default();
+    let mut trouble: Option<Arc<str>> = None;
     // The lease deadline that this loop has last seen. Initially `None`, so that the first `valid_until_changes`
     // returns at once, with any renewal that came during the spawn.
     let mut lease = None;
@@ -150,17 +154,18 @@ pub(super) async fn supervise(
                 GuardianEvent::LeftBehind { total, pids } => left_behind(name, total, &pids, left),
                 GuardianEvent::Terminating(Reason::ValidUntil) => {
                     let held_too_long = told_until.is_some() && told_until == limits.latest;
-                    let (why, text) = if held_too_long {
-                        (LossCause::MaxHold, "--max-hold is over")
+                    let (cause, text) = if held_too_long {
+                        (LossCause::MaxHold, "--max-hold is over".to_owned())
                     } else {
-                        (LossCause::Expired, "its lease is about to end without a renewal")
+                        let why = guard.trouble().map(|why| format!(": {why}")).unwrap_or_default();
+                        (LossCause::Expired, format!("its lease is about to end without a renewal{why}"))
                     };
-                    cause = Some(cause.unwrap_or(why));
                     say(format_args!("`{name}`: {text}; ending the command"));
+                    lost.get_or_insert((cause, text));
                 }
                 GuardianEvent::Terminating(Reason::Asked | Reason::WrapperGone) => {}
-                GuardianEvent::Gone { .. } => return Ok(match (cause, outcome) {
-                    (Some(cause), outcome) => RunEnd::Lost(cause, outcome),
+                GuardianEvent::Gone { .. } => return Ok(match (lost, outcome) {
+                    (Some((cause, why)), command) => RunEnd::Lost { cause, why, command },
                     (None, Some(outcome)) => RunEnd::Ran(outcome),
                     (None, None) => RunEnd::GuardianDied,
                 }),
@@ -169,16 +174,24 @@ pub(super) async fn supervise(
                     return Ok(RunEnd::GuardianDied);
                 }
             },
-            () = lost.cancelled(), if cause.is_none() => {
-                let why = guard.loss().unwrap_or(LossCause::Expired);
-                cause = Some(why);
+            () = signalled.cancelled(), if lost.is_none() => {
+                let loss = guard.valid_until().err();
+                let cause = loss.as_ref().map_or(LossCause::Expired, |loss| loss.cause);
                 // Only a break leaves the holder time to stop: in the other cases another client may hold the lock
                 // already.
-                let grace = if why == LossCause::Broken { nanos(limits.grace) } else { 0 };
+                let grace = if cause == LossCause::Broken { nanos(limits.grace) } else { 0 };
                 guarded.end(boot_now().saturating_add(grace));
-                let text = if why == LossCause::Broken { broken(locks, lock, guard).await } else { None };
-                let text = text.unwrap_or_else(|| why.to_string());
+                let text = if cause == LossCause::Broken { broken(locks, lock, guard).await } else { None };
+                let text = text.unwrap_or_else(|| loss.map_or_else(|| cause.to_string(), |loss| loss.why()));
                 say(format_args!("the lock `{name}` was lost: {text}; ending the command"));
+                lost = Some((cause, text));
+            }
+            now = guard.trouble_changes(trouble.as_deref()), if lost.is_none() => {
+                trouble = now;
+                match &trouble {
+                    Some(trouble) => outage.failed(&format!("`{name}`: its lease is not renewed: {trouble}")),
+                    None => outage.over(),
+                }
             }
             received = next_signal() => {
                 if let Some(limit) = limits.stop_after.filter(|_| ends(received)) {
@@ -195,7 +208,7 @@ pub(super) async fn supervise(
             // longest grace (half the ttl), SIGTERM is due only about 15 % of the ttl after the keep-alive at a third
             // of the ttl. After a loss nothing more is sent, so the guardian ends the command by the deadline that it
             // knows.
-            Ok(until) = guard.valid_until_changes(lease), if cause.is_none() => {
+            Ok(until) = guard.valid_until_changes(lease), if lost.is_none() => {
                 lease = until;
                 if let Some(until) = limits.deadline(until).filter(|until| Some(*until) != told_until) {
                     told_until = Some(until);

@@ -19,11 +19,13 @@ mod waiting;
 use std::ffi::OsString;
 use std::io::{IsTerminal, stderr};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::{Capabilities, Lock, LockName, Locks, LossCause, ReleaseError, Unfenced};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use self::once::CommandRecord;
+use self::outage::OutageReport;
 use self::status::{RunOutcome, Status, StatusFile};
 use self::waiting::Talk;
 use crate::args::{JobArgs, Run};
@@ -33,8 +35,8 @@ use crate::{output, settings};
 
 /// The default ttl.
 const TTL: Duration = Duration::from_secs(30);
-/// The pause before another attempt to reach the lock service.
-const CONNECT_AGAIN: Duration = Duration::from_millis(500);
+/// The pause before another attempt to connect, or to acquire, after one has failed.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// The default grace for locks without a lease; the library has the same default.
 const GRACE_WITHOUT_LEASE: Duration = Duration::from_secs(5);
 /// After a break, the library ends the hold when the hold's grace is over. That grace is this much longer than the
@@ -58,8 +60,14 @@ enum RunEnd {
     Busy(String),
     /// The lock did not become free in time.
     TimedOut(String),
-    /// The lock was lost, before the command was started or while it ran. With the command's outcome, if there is one.
-    Lost(LossCause, Option<guardian::CommandEnd>),
+    /// The lock was lost, before the command was started or while it ran.
+    Lost {
+        cause: LossCause,
+        /// The cause, with the lock service's reason.
+        why: String,
+        /// The command's outcome, if there is one.
+        command: Option<guardian::CommandEnd>,
+    },
     /// A signal arrived during the wait.
     Interrupted(guardian::Signal),
     /// The guardian was killed; the command and all its descendants have ended.
@@ -102,7 +110,8 @@ pub(super) async fn run(mut args: Run) -> Result<u8, Failure> {
     let traces = traces::start(&args);
     let end = match install_signals() {
         Ok(mut signals) => {
-            let work = under_lock(&args, &mut signals, |hold| held = hold);
+            let mut outage = OutageReport::default();
+            let work = under_lock(&args, &mut signals, &mut outage, |hold| held = hold);
             #[cfg(feature = "otlp")]
             let work = traces::traced(&args, traces.as_ref(), work);
             work.await
@@ -153,7 +162,7 @@ impl RunEnd {
             Self::Ran(outcome) => outcome.exit_code(),
             Self::AlreadyDone(_) => exit::OK,
             Self::Busy(_) | Self::TimedOut(_) => args.busy_exit,
-            Self::Lost(..) => args.command.lost_exit,
+            Self::Lost { .. } => args.command.lost_exit,
             Self::Interrupted(signal) | Self::LeftOpen(signal, _) => 128 + *signal as u8,
             Self::GuardianDied => exit::INTERNAL,
         }
@@ -167,14 +176,14 @@ fn status_of(end: &Result<RunEnd, Failure>) -> Status {
         Ok(RunEnd::AlreadyDone(_)) => (RunOutcome::AlreadyDone, None, None),
         Ok(RunEnd::Busy(text)) => (RunOutcome::Busy, None, Some(text.clone())),
         Ok(RunEnd::TimedOut(text)) => (RunOutcome::TimedOut, None, Some(text.clone())),
-        Ok(RunEnd::Lost(cause, child)) => (RunOutcome::Lost, *child, Some(cause.to_string())),
+        Ok(RunEnd::Lost { why, command, .. }) => (RunOutcome::Lost, *command, Some(why.clone())),
         Ok(RunEnd::Interrupted(signal)) => {
             (RunOutcome::Failed, None, Some(format!("{signal} while it waited")))
         }
         Ok(RunEnd::GuardianDied) => (RunOutcome::Failed, None, Some("the guardian was killed".to_owned())),
         Err(_) => (RunOutcome::Failed, None, None),
     };
-    let lost = if let Ok(RunEnd::Lost(cause, _)) = end { Some(*cause) } else { None };
+    let lost = if let Ok(RunEnd::Lost { cause, .. }) = end { Some(*cause) } else { None };
     Status { outcome, child, lost, error, ..Status::default() }
 }
 
@@ -183,10 +192,12 @@ fn left_open(signal: guardian::Signal) -> String {
     format!("{signal} came before the command had ended, so it is not recorded as done: it will run again")
 }
 
-/// Runs the command under its lock. Calls `tell` once the lock is held.
+/// Runs the command under its lock. Calls `tell` once the lock is held. With `--wait`, what may pass is waited for until then;
+/// otherwise it is a failure.
 async fn under_lock(
     args: &Run,
     signals: &mut Signals,
+    outage: &mut OutageReport,
     tell: impl FnOnce(HoldStatus),
 ) -> Result<RunEnd, Failure> {
     if args.command.argv.is_empty() {
@@ -204,14 +215,12 @@ async fn under_lock(
     if let Some(done) = already_done(record.as_ref()).await? {
         return Ok(done);
     }
-    let began = Instant::now();
+    let end = args.wait.map(|limit| Instant::now() + limit);
     let locks = tokio::select! {
-        connected = connect_patiently(args, &url) => connected?,
+        connected = connect_patiently(args, &url, end, outage) => connected?,
         signal = signals.until_end() => return Ok(RunEnd::Interrupted(signal)),
     };
-    // What connecting took is not left for the queue.
-    let wait = args.wait.map(|limit| limit.saturating_sub(began.elapsed()));
-    let ended = under_lock_of(args, &locks, &url, &name, wait, record.as_ref(), signals, tell).await;
+    let ended = under_lock_of(args, &locks, &url, &name, end, record.as_ref(), signals, outage, tell).await;
     // On every way out, since a session that is left counts in its user's quota until its ttl is over. The shutdown also ends
     // a hold that has some of its `min_hold` left.
     if !matches!(ended, Ok(SessionEnd::Expires(_))) {
@@ -234,26 +243,44 @@ async fn under_lock_of(
     locks: &Locks,
     url: &str,
     name: &LockName,
-    wait: Option<Duration>,
+    end: Option<Instant>,
     record: Option<&CommandRecord>,
     signals: &mut Signals,
+    outage: &mut OutageReport,
     tell: impl FnOnce(HoldStatus),
 ) -> Result<SessionEnd, Failure> {
     let times = JobTimes::of(&args.job, locks.capabilities())?;
-    let lock = lock(locks, name, args, wait, times);
     let talk = Talk::of(&args.command);
-    let waited = match held::by_ancestor(url, name) {
-        Some(token) => held::acquire(locks, &lock, name, token, signals, talk).await,
-        None => waiting::acquire(locks, &lock, name, signals, talk).await,
+    let waited = loop {
+        // What connecting took is not left for the queue.
+        let wait = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let lock = lock(locks, name, args, wait, times);
+        let waited = match held::by_ancestor(url, name) {
+            Some(token) => held::acquire(locks, &lock, name, token, signals, outage, talk).await,
+            None => waiting::acquire(locks, &lock, name, signals, outage, talk).await,
+        };
+        match waited {
+            Err(failure) if is_waited_for(&failure, end) => {
+                outage.failed(&failure.message);
+                tokio::select! {
+                    () = sleep(TRY_AGAIN) => {}
+                    signal = signals.until_end() => return Ok(SessionEnd::Closed(RunEnd::Interrupted(signal))),
+                }
+            }
+            waited => break waited?,
+        }
     };
-    let guard = match waited? {
+    let guard = match waited {
         waiting::Waited::Acquired(guard) => guard,
         waiting::Waited::Busy(busy) => {
             let why = waiting::why_busy(locks, name, Some(&busy)).await.unwrap_or_default();
             return Ok(SessionEnd::Closed(RunEnd::Busy(format!("`{}` is busy: {why}", name.as_str()))));
         }
-        waiting::Waited::TimedOut(waited) => {
-            let why = waiting::why_busy(locks, name, None).await;
+        waiting::Waited::TimedOut(waited, refused) => {
+            let why = match refused {
+                Some(refused) => Some(refused),
+                None => waiting::why_busy(locks, name, None).await,
+            };
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
             let text =
                 format!("`{}` did not become free within {}{why}", name.as_str(), output::human(waited));
@@ -269,6 +296,7 @@ async fn under_lock_of(
         }
         waiting::Waited::Interrupted(signal) => return Ok(SessionEnd::Closed(RunEnd::Interrupted(signal))),
     };
+    outage.over();
     let held_since = Instant::now();
     if let Some(done) = already_done(record).await? {
         return Ok(SessionEnd::Closed(done));
@@ -284,7 +312,7 @@ async fn under_lock_of(
     let lock = job::LockOf { url, name, partition: None };
     let mut ended = match job::spec(argv, lock, &guard, &limits, args.left, epilogue) {
         Ok(spec) => job::supervise(spec, locks, name, &guard, &limits, async || signals.next().await).await,
-        Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
+        Err(lost) => Ok(RunEnd::Lost { cause: lost.cause, why: lost.why(), command: None }),
     };
     let recorded = match (record, &ended) {
         (Some(record), Ok(RunEnd::Ran(command))) if command.exit_code() == exit::OK => {
@@ -329,7 +357,7 @@ async fn already_done(record: Option<&CommandRecord>) -> Result<Option<RunEnd>, 
 /// Prints the error of a release if there is one, unless the command's outcome already implies it.
 fn given_back(released: Result<(), ReleaseError>, name: &LockName, ended: &Result<RunEnd, SpawnError>) {
     match (released, ended) {
-        (Ok(()), _) | (Err(ReleaseError::AlreadyLost(_)), Ok(RunEnd::Lost(..)) | Err(_)) => {}
+        (Ok(()), _) | (Err(ReleaseError::AlreadyLost(_)), Ok(RunEnd::Lost { .. }) | Err(_)) => {}
         (Err(error), _) => output::say(format_args!("`{}`: {error}", name.as_str())),
     }
 }
@@ -344,8 +372,8 @@ fn not_started(error: SpawnError) -> Result<RunEnd, Failure> {
         SpawnError::NotFound { .. } => exit::NOT_FOUND,
         SpawnError::NotExecutable { .. } | SpawnError::Other { .. } => exit::NOT_EXECUTABLE,
         SpawnError::TooLate { .. } => {
-            output::say(text);
-            return Ok(RunEnd::Lost(LossCause::Expired, None));
+            output::say(&text);
+            return Ok(RunEnd::Lost { cause: LossCause::Expired, why: text, command: None });
         }
         _ => exit::INTERNAL,
     };
@@ -365,21 +393,30 @@ fn program(argv: &[OsString]) -> String {
     program.to_string_lossy().into_owned()
 }
 
-/// Connects. With `--wait`, tries again for that long if nobody answers: the service may be starting.
-async fn connect_patiently(args: &Run, url: &str) -> Result<Locks, Failure> {
-    let Some(limit) = args.wait else { return connect(&args.job, &args.command.argv, url).await };
-    let end = tokio::time::Instant::now() + limit;
-    let mut last = None;
+/// Whether another attempt is made before the end of `--wait`.
+fn is_waited_for(failure: &Failure, end: Option<Instant>) -> bool {
+    failure.may_pass && end.is_some_and(|end| Instant::now() + TRY_AGAIN < end)
+}
+
+/// Connects. With `--wait`, tries again until its end: the service may be starting, or refuse for a while.
+async fn connect_patiently(
+    args: &Run,
+    url: &str,
+    end: Option<Instant>,
+    outage: &mut OutageReport,
+) -> Result<Locks, Failure> {
+    let Some(end) = end else { return connect(&args.job, &args.command.argv, url).await };
     loop {
-        match tokio::time::timeout_at(end, connect(&args.job, &args.command.argv, url)).await {
-            Ok(Err(failure)) if failure.code == exit::UNAVAILABLE => last = Some(failure),
+        match timeout_at(end, connect(&args.job, &args.command.argv, url)).await {
+            Ok(Err(failure)) if is_waited_for(&failure, Some(end)) => outage.failed(&failure.message),
             Ok(connected) => return connected,
             Err(_) => {
-                let text = format!("the lock service did not answer within {}", output::human(limit));
-                return Err(last.unwrap_or_else(|| Failure::new(exit::UNAVAILABLE, text)));
+                let limit = output::human(args.wait.unwrap_or_default());
+                let text = format!("the lock service did not answer within {limit}");
+                return Err(Failure::new(exit::UNAVAILABLE, text));
             }
         }
-        tokio::time::sleep_until((tokio::time::Instant::now() + CONNECT_AGAIN).min(end)).await;
+        sleep(TRY_AGAIN).await;
     }
 }
 

@@ -1,8 +1,8 @@
-//! The messages about a lock service that does not answer, while a command tries again and again.
+//! The messages about a lock service that does not serve, while a command tries again and again.
 
 use std::time::{Duration, Instant};
 
-use crate::exit::Failure;
+use crate::output::say;
 
 /// How often an unchanged failure is reported.
 const REPEAT: Duration = Duration::from_secs(60);
@@ -16,9 +16,9 @@ pub(super) struct OutageReport {
 
 impl OutageReport {
     /// A further attempt has failed.
-    pub(super) fn failed(&mut self, failure: Failure) {
-        if self.is_due(&failure.message, Instant::now()) {
-            let _ = failure.report(false);
+    pub(super) fn failed(&mut self, message: &str) {
+        if self.is_due(message, Instant::now()) {
+            say(format_args!("{message}; trying again"));
         }
     }
 

@@ -14,7 +14,7 @@ use super::{
     with_options,
 };
 use crate::args::PartitionsArgs;
-use crate::exit::{self, Failure, UNAVAILABLE};
+use crate::exit::{self, Failure};
 use crate::guardian::{Left, Signal, Signals, stop_self};
 use crate::output::say;
 use crate::settings;
@@ -41,21 +41,27 @@ pub(in crate::commands) async fn partitions(args: PartitionsArgs) -> Result<u8, 
     let name = settings::lock_name(&args.name)?;
     let mut signals = install_signals()?;
     let url = settings::locks_url(args.job.service.locks.as_deref(), args.job.service.local)?;
-    let locks = connect(&args.job, &args.argv, &url).await?;
+    let mut outage = OutageReport::default();
+    let locks = loop {
+        match connect(&args.job, &args.argv, &url).await {
+            Err(failure) if failure.may_pass => outage.failed(&failure.message),
+            connected => break connected?,
+        }
+        if let Some(code) = pause(&mut signals, PAUSE).await {
+            return Ok(code);
+        }
+    };
     let times = JobTimes::of(&args.job, locks.capabilities())?;
     let group = Arc::new(Group { args, url, name, locks, times, signals: channel(SIGNALS).0 });
-    let mut outage = OutageReport::default();
     let ended = loop {
         // All on this thread: the supervision of a command is no future that may move between threads.
-        match LocalSet::new().run_until(member(&group, &mut signals)).await {
+        match LocalSet::new().run_until(member(&group, &mut signals, &mut outage)).await {
             Ok(signal) => break Ok(128 + signal as u8),
             Err(MemberEnd::Lost(lost)) => {
                 outage.over();
                 say(format_args!("`{}`: {lost}; joining again", group.name.as_str()));
             }
-            Err(MemberEnd::Failed(failure)) if failure.code == UNAVAILABLE => {
-                outage.failed(failure);
-            }
+            Err(MemberEnd::Failed(failure)) if failure.may_pass => outage.failed(&failure.message),
             Err(MemberEnd::Failed(failure)) => break Err(failure),
         }
         if let Some(code) = pause(&mut signals, PAUSE).await {
@@ -80,7 +86,11 @@ impl From<Failure> for MemberEnd {
 }
 
 /// Runs the commands of this member's partitions until a signal ends this program.
-async fn member(group: &Arc<Group>, signals: &mut Signals) -> Result<Signal, MemberEnd> {
+async fn member(
+    group: &Arc<Group>,
+    signals: &mut Signals,
+    outage: &mut OutageReport,
+) -> Result<Signal, MemberEnd> {
     let (options, times) = (group.args.job.clone(), group.times);
     let partitions = group
         .locks
@@ -95,8 +105,13 @@ async fn member(group: &Arc<Group>, signals: &mut Signals) -> Result<Signal, Mem
         tokio::select! {
             next = member.next() => match next {
                 Ok(partition) => {
+                    outage.over();
                     say(format_args!("`{}`: owns partition {}", group.name.as_str(), partition.index()));
                     works.spawn_local(work(group.clone(), partition, group.signals.subscribe()));
+                }
+                // What is owned is still held.
+                Err(HoldError::NotAcquired(error)) if error.may_pass() => {
+                    outage.failed(&Failure::from(error).message);
                 }
                 Err(HoldError::NotAcquired(error)) => break Err(Failure::from(error).into()),
                 Err(lost) => break Err(MemberEnd::Lost(lost)),

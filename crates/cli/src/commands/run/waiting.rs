@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper::{AcquireError, Busy, Guard, HolderInfo, HolderState, Lock, LockName, Locks, Unfenced};
+use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
+use super::outage::OutageReport;
 use crate::args::CommandArgs;
 use crate::exit::Failure;
 use crate::guardian::{Signal, Signals};
@@ -19,7 +21,8 @@ use crate::progress::ProgressLine;
 pub(super) enum Waited {
     Acquired(Guard<Unfenced>),
     Busy(Busy),
-    TimedOut(Duration),
+    /// With the refusal of the last attempt, if it was refused.
+    TimedOut(Duration, Option<String>),
     Interrupted(Signal),
     /// An ancestor of this process has the lock, and ends only after it.
     ForItself,
@@ -60,6 +63,7 @@ pub(super) async fn acquire(
     lock: &Lock<Unfenced>,
     name: &LockName,
     signals: &mut Signals,
+    outage: &mut OutageReport,
     talk: Talk,
 ) -> Result<Waited, Failure> {
     let ahead = Arc::new(AtomicU64::new(UNKNOWN));
@@ -67,6 +71,8 @@ pub(super) async fn acquire(
         let ahead = ahead.clone();
         move |waiters| ahead.store(waiters, Ordering::Relaxed)
     });
+    let (refused, mut refusals) = unbounded_channel();
+    let lock = lock.on_refused(move |refusal| drop(refused.send(refusal.to_string())));
     let on_terminal = stderr().is_terminal();
     let mut line: Option<ProgressLine> = None;
     let first = if on_terminal || talk == Talk::Verbose { FIRST_LOOK } else { FIRST_REPORT };
@@ -86,11 +92,15 @@ pub(super) async fn acquire(
                 return match acquired {
                     Ok(guard) => Ok(Waited::Acquired(guard)),
                     Err(AcquireError::Busy(busy)) => Ok(Waited::Busy(busy)),
-                    Err(AcquireError::TimedOut { waited }) => Ok(Waited::TimedOut(waited)),
+                    Err(AcquireError::TimedOut { waited, why }) => Ok(Waited::TimedOut(waited, why)),
                     Err(error) => Err(error.into()),
                 };
             }
             signal = signals.until_end() => return Ok(Waited::Interrupted(signal)),
+            Some(refusal) = refusals.recv() => {
+                drop(line.take());
+                outage.failed(&refusal);
+            }
             _ = looks.tick(), if reports => {
                 let text = tokio::select! {
                     biased;

@@ -227,7 +227,7 @@ impl DynamoClients {
         let mut pause = BUSY_PAUSE;
         loop {
             match self.by(deadline, send()).await {
-                Err(DynamoFailure::Silent(CallError { sent: false }))
+                Err(DynamoFailure::Silent(CallError { sent: false, .. }))
                     if Instant::now() + pause < deadline =>
                 {
                     sleep(pause.mul_f64(fastrand::f64())).await;
@@ -256,7 +256,7 @@ where
     let told = format!("DynamoDB refuses: {code}: {text}");
     match code {
         "ConditionalCheckFailedException" => DynamoFailure::Answered(UnmetCondition),
-        code if BUSY.contains(&code) => DynamoFailure::NOT_DONE,
+        code if BUSY.contains(&code) => DynamoFailure::passing(told),
         code if DENIED.contains(&code) => refused(BackendErrorKind::Denied, told),
         "ResourceNotFoundException" => {
             refused(BackendErrorKind::Operator, format!("{told} (the table, in this region)"))

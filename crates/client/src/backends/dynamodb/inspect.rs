@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::connection::DynamoFailure;
 use super::items::{Attributes, Item, ItemHolder, LockItem, shown_owner};
 use super::store::DynamoTable;
-use crate::backend::{BreakOrder, Broken};
+use crate::backend::{BreakOrder, Broken, CallError};
 use crate::backends::leased::{Revocation, shown_holder};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, LockInfo};
@@ -27,6 +27,7 @@ impl DynamoTable {
                 BackendErrorKind::Operator,
                 "the hold changed as it was to be broken; try again",
             ),
+            DynamoFailure::Silent(CallError { refusal: Some(refusal), .. }) => (*refusal).clone(),
             DynamoFailure::Silent(_) => self.link.trouble().unwrap_or_else(|| {
                 let what = format!("DynamoDB did not answer within {LIMIT:?}, or its capacity is used up");
                 BackendError::new(BackendErrorKind::Unreachable, what)

@@ -49,7 +49,7 @@ impl Store for DynamoStore {
             match inner.attempt(&attempt).await {
                 Ok(tried) => Ok(tried),
                 Err(DynamoFailure::Silent(error)) => Err(error),
-                Err(DynamoFailure::Answered(_)) => Err(CallError { sent: true }),
+                Err(DynamoFailure::Answered(_)) => Err(CallError::IN_DOUBT),
                 Err(DynamoFailure::Refused(error)) => Ok(Tried::Refused(error)),
             }
         })

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::connection::{self, DynamoClients, DynamoFailure, configure};
 use super::items::{Attributes, TOKEN};
 use super::settings::Settings;
+use crate::backend::CallError;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::url::{Url, UrlError};
@@ -127,6 +128,7 @@ pub(super) async fn check(link: &DynamoClients, attributes: &Attributes) -> Resu
 fn failed(link: &DynamoClients, failure: DynamoFailure) -> BackendError {
     match failure {
         DynamoFailure::Refused(error) => error,
+        DynamoFailure::Silent(CallError { refusal: Some(refusal), .. }) => (*refusal).clone(),
         DynamoFailure::Answered(_) | DynamoFailure::Silent(_) => link.trouble().unwrap_or_else(|| {
             let what = format!("DynamoDB did not answer within {LIMIT:?}");
             BackendError::new(BackendErrorKind::Unreachable, what)

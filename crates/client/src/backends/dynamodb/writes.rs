@@ -172,8 +172,7 @@ impl DynamoTable {
         match self.link.by(deadline, taking).await {
             Ok(taking) => taking,
             // The SDK may have repeated it after a try without an answer.
-            Err(DynamoFailure::Silent(_)) => Err(DynamoFailure::IN_DOUBT),
-            Err(failure) => Err(failure),
+            Err(failure) => Err(failure.in_doubt()),
         }
     }
 

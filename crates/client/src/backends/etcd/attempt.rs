@@ -107,8 +107,7 @@ impl Inner {
         match tried {
             Ok(tried) => tried.ok_or(EtcdFailure::IN_DOUBT),
             // The key exists.
-            Err(EtcdFailure::Silent(_)) => Err(EtcdFailure::IN_DOUBT),
-            Err(failure) => Err(failure),
+            Err(failure) => Err(failure.in_doubt()),
         }
     }
 

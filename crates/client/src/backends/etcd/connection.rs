@@ -127,10 +127,17 @@ fn wants_login(status: &Status) -> bool {
     }
 }
 
+/// What members answer without having done anything, and which passes by itself. What all else means is decided by the code of the
+/// error.
+fn passes(status: &Status) -> bool {
+    wants_login(status) || status.message().contains("too many requests")
+}
+
 /// What an error means.
 pub(super) fn failure(status: &Status) -> EtcdFailure {
     let text = status.message();
-    let refused = |kind| EtcdFailure::Refused(BackendError::new(kind, format!("etcd refuses: {text}")));
+    let told = format!("etcd refuses: {text}");
+    let refused = |kind| EtcdFailure::Refused(BackendError::new(kind, told.clone()));
     match status.code() {
         // Only the local transport attaches a source.
         _ if std::error::Error::source(status).is_some() => EtcdFailure::IN_DOUBT,
@@ -139,15 +146,15 @@ pub(super) fn failure(status: &Status) -> EtcdFailure {
             let what = "etcd requires a login by now: write `etcd://user:password@host`";
             EtcdFailure::Refused(BackendError::new(BackendErrorKind::Denied, what))
         }
-        // The next connection logs in again.
-        _ if wants_login(status) => EtcdFailure::NOT_DONE,
+        // After an outdated login, the next connection logs in again.
+        _ if passes(status) => EtcdFailure::passing(told),
         Code::PermissionDenied => refused(BackendErrorKind::Denied),
-        Code::ResourceExhausted if text.contains("too many requests") => EtcdFailure::NOT_DONE,
         Code::ResourceExhausted => refused(BackendErrorKind::Operator),
         Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition | Code::Unimplemented => {
             refused(BackendErrorKind::Refused)
         }
-        _ => EtcdFailure::IN_DOUBT,
+        // A change of leaders, say.
+        _ => EtcdFailure::passing(told).in_doubt(),
     }
 }
 
@@ -243,7 +250,7 @@ impl From<Status> for MemberFailure {
             | Code::Unauthenticated
             | Code::PermissionDenied
             | Code::FailedPrecondition
-                if std::error::Error::source(&status).is_none() =>
+                if std::error::Error::source(&status).is_none() && !passes(&status) =>
             {
                 let what = format!("etcd refuses the login: {text}; correct user and password in the URL");
                 Self::Refused(BackendError::new(BackendErrorKind::Denied, what))
@@ -272,7 +279,7 @@ async fn open(
         .map_err(silent)?;
     let mut connection = MemberConnection { channel, token: None };
     if let Some(Login { user, password }) = login {
-        let login = AuthenticateRequest { name: user.clone(), password: password.reveal().to_owned() };
+        let login = AuthenticateRequest { name: user.clone(), password: password.reveal() };
         match AuthClient::new(connection.channel.clone()).authenticate(login).await {
             Ok(answer) => connection.token = answer.into_inner().token.parse().ok(),
             // Logins are not required (`etcdctl auth disable`). Once they are, calls fail, and the next connection logs in.

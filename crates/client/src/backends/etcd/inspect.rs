@@ -13,7 +13,7 @@ use super::attempt::permit_of;
 use super::connection::EtcdFailure;
 use super::layout::{kind, obstacles, wake_key};
 use super::store::{Inner, created_at, delete, owner, sorted, unchanged};
-use crate::backend::{BreakOrder, Broken};
+use crate::backend::{BreakOrder, Broken, CallError};
 use crate::backends::leased::{
     Note, PERMITS_MAX, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder,
 };
@@ -49,6 +49,7 @@ impl Inner {
             EtcdFailure::Answered(_) => {
                 BackendError::new(BackendErrorKind::Operator, "etcd knows no such lease")
             }
+            EtcdFailure::Silent(CallError { refusal: Some(refusal), .. }) => (*refusal).clone(),
             EtcdFailure::Silent(_) => self.link.trouble().unwrap_or_else(|| {
                 BackendError::new(
                     BackendErrorKind::Unreachable,

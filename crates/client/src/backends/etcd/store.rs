@@ -49,7 +49,7 @@ impl Store for EtcdStore {
                 // The next attempt begins with another lease.
                 Err(EtcdFailure::Answered(NoLease)) => {
                     inner.leases.remove(&attempt.entry.id);
-                    Err(CallError { sent: false })
+                    Err(CallError::NOT_SENT)
                 }
                 Err(EtcdFailure::Refused(error)) => {
                     // Its key may exist. If the lease can't be ended, it expires.
@@ -105,11 +105,7 @@ impl Inner {
             })
             .await;
         // A lease whose answer is lost has no key, and expires.
-        let granted = granted.map_err(|failure| match failure {
-            EtcdFailure::Silent(_) => EtcdFailure::NOT_DONE,
-            failure => failure,
-        })?;
-        Ok(granted.id)
+        Ok(granted.map_err(EtcdFailure::not_done)?.id)
     }
 
     /// Ends a lease, and with it the keys that have it.

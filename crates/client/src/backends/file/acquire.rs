@@ -65,7 +65,7 @@ pub(super) async fn acquire(
         Err(OsError::Stuck(error)) => {
             tracing::warn!(%error, "an acquire will be tried again");
             let sent = request.progress().parts.iter().any(|part| part.seq.is_some());
-            return Err(CallError { sent });
+            return Err(CallError::new(sent));
         }
         Err(OsError::Error(error)) => Answer::Refused(error),
     };
@@ -74,7 +74,7 @@ pub(super) async fn acquire(
         if let Err(fault) = finish::end_parts(session, request).await {
             let error = BackendError::from(fault);
             tracing::warn!(%error, "what a failed acquire had taken could not be given back yet");
-            return Err(CallError { sent: true });
+            return Err(CallError::IN_DOUBT);
         }
         session.ended(request, lockkeeper_core::End::NotAcquired, request.seq);
     }

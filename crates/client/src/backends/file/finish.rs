@@ -31,7 +31,7 @@ pub(super) async fn finish(
         Err(fault) => {
             let error = BackendError::from(fault);
             tracing::warn!(%error, "a release failed and will be tried again");
-            Err(CallError { sent: true })
+            Err(CallError::IN_DOUBT)
         }
     }
 }

@@ -174,7 +174,7 @@ impl FileConn {
                 *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
                 Ok(Answer::Opened)
             }
-            Err(OsError::Stuck(_) | OsError::Gone) => Err(CallError { sent: false }),
+            Err(OsError::Stuck(_) | OsError::Gone) => Err(CallError::NOT_SENT),
             Err(OsError::Error(error)) => Ok(Answer::Refused(error)),
         }
     }
@@ -208,7 +208,7 @@ impl Conn for FileConn {
                 }
             }
             // Refused before: the capability is missing.
-            Call::Change { .. } => responder.send(Err(CallError { sent: false })),
+            Call::Change { .. } => responder.send(Err(CallError::NOT_SENT)),
             Call::Close => {
                 let live = Arc::clone(&self.live);
                 responder.send_when(Box::pin(async move {

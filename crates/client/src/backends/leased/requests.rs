@@ -10,7 +10,6 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::store::{Entry, EntryId, Renewed};
 use super::wakes::{Wake, WakeUp};
-use crate::backend::CallError;
 use crate::machine::{Granted, Push};
 use crate::time::BootInstant;
 
@@ -141,23 +140,24 @@ impl LeasedRequests {
         }
     }
 
-    /// Begins an attempt. Returns the attempts before it, and [`Attempt::ttl_from`](super::Attempt::ttl_from) for this
-    /// one; `None` if the request is over. Until the attempt has ended, also if its call is dropped, it counts as sent
+    /// Begins an attempt. Returns the attempts before it, whether it waits in the queue, and
+    /// [`Attempt::ttl_from`](super::Attempt::ttl_from) for this one; `None` if the request is over. Until the attempt has ended, also if its call is dropped, it counts as sent
     /// and not answered.
-    pub(super) fn begin_attempt(&self, seq: Seq) -> Option<(Attempts, BootInstant)> {
+    pub(super) fn begin_attempt(&self, seq: Seq) -> Option<(Attempts, bool, BootInstant)> {
         let mut state = self.state();
         let ttl_from = state.renewed_at;
         let request = state.requests.get_mut(&seq).filter(|request| !request.is_over())?;
-        Some((mem::replace(&mut request.attempts, Attempts { sent: true, doubt: true }), ttl_from))
+        let before = mem::replace(&mut request.attempts, Attempts { sent: true, doubt: true });
+        Some((before, request.stage == Stage::Waits, ttl_from))
     }
 
-    /// Ends an attempt. `before`: the attempts before it.
-    pub(super) fn end_attempt(&self, seq: Seq, before: Attempts, error: Option<CallError>) {
+    /// Ends an attempt. `before`: the attempts before it; `failed`: whether one that failed may have arrived.
+    pub(super) fn end_attempt(&self, seq: Seq, before: Attempts, failed: Option<bool>) {
         if let Some(request) = self.state().requests.get_mut(&seq) {
-            match error {
+            match failed {
                 None => request.attempts.doubt = before.doubt,
-                Some(CallError { sent: false }) => request.attempts = before,
-                Some(CallError { sent: true }) => {}
+                Some(false) => request.attempts = before,
+                Some(true) => {}
             }
         }
     }

@@ -111,9 +111,7 @@ impl Conn for LeasedConn {
                 }
             }
             // Refused before: the capability is missing.
-            Call::Change { change: HoldChange::Downgrade, .. } => {
-                responder.send(Err(CallError { sent: false }))
-            }
+            Call::Change { change: HoldChange::Downgrade, .. } => responder.send(Err(CallError::NOT_SENT)),
             Call::Close => responder.send_when(Box::pin(async move { inner.close().await })),
         }
     }
@@ -183,7 +181,7 @@ impl LeasedInner {
         }
         // The deadline must not be extended before the session processes the loss, which arrives as a push. The next
         // keep-alive renews the other entries soon.
-        if lost { Err(CallError { sent: true }) } else { Ok(Answer::KeptAlive) }
+        if lost { Err(CallError::IN_DOUBT) } else { Ok(Answer::KeptAlive) }
     }
 
     async fn renew_one(&self, entry: &Arc<Entry>) -> Result<Renewed, CallError> {
@@ -224,15 +222,19 @@ impl LeasedInner {
         loop {
             // Wake-ups that came before this attempt need no further one.
             wake_up.clear();
-            let Some((before, ttl_from)) = self.requests.begin_attempt(seq) else { return Ok(OVER) };
+            let Some((before, waits, ttl_from)) = self.requests.begin_attempt(seq) else { return Ok(OVER) };
             (attempt.first, attempt.ttl_from) = (!before.sent, ttl_from);
             let tried = self.store.attempt(attempt.clone()).await;
-            self.requests.end_attempt(seq, before, tried.as_ref().err().copied());
+            self.requests.end_attempt(seq, before, tried.as_ref().err().map(|error| error.sent));
             match tried? {
                 Tried::Granted(granted) => return self.hand_out(seq, &attempt.entry, granted).await,
                 Tried::Busy(busy) => {
                     self.refused(seq).await?;
                     return Ok(Answer::Busy(busy));
+                }
+                // It keeps its place in the queue.
+                Tried::Refused(error) if waits && error.kind.may_pass() => {
+                    return Err(CallError::refused(error));
                 }
                 Tried::Refused(error) => {
                     self.refused(seq).await?;
@@ -269,7 +271,7 @@ impl LeasedInner {
                 }
             };
             // The entry was granted, so even a renewal that was not sent leaves a hold behind: `sent` is always true.
-            match self.renew_one(entry).await.map_err(|_| CallError { sent: true })? {
+            match self.renew_one(entry).await.map_err(|_| CallError::IN_DOUBT)? {
                 Renewed::Kept => made_up_for = missed,
                 Renewed::Revoked => {
                     self.requests.advance(seq, Stage::Revoked);

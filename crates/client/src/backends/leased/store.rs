@@ -34,7 +34,7 @@ pub(crate) trait Store: Send + Sync + 'static {
     /// Replaces the value of a hold, unless it is broken. Made twice, it does no harm. Called only if the capabilities
     /// declare values.
     fn set_value(&self, _entry: Arc<Entry>, _value: Arc<[u8]>) -> BoxFuture<Result<Renewed, CallError>> {
-        Box::pin(std::future::ready(Err(CallError { sent: false })))
+        Box::pin(std::future::ready(Err(CallError::NOT_SENT)))
     }
 
     /// The latest cause of a call without an answer, for display: a refused connection, or errors by node.

@@ -49,7 +49,7 @@ impl Script {
     /// The next attempt without a scripted answer gets the one that is sent through the returned channel.
     fn will_later(&self) -> oneshot::Sender<Tried> {
         let (sender, receiver) = oneshot::channel();
-        let tried = Box::pin(async { receiver.await.map_err(|_| CallError { sent: true }) });
+        let tried = Box::pin(async { receiver.await.map_err(|_| CallError::IN_DOUBT) });
         self.tries.lock().unwrap().push_back(tried);
         sender
     }
@@ -71,7 +71,7 @@ impl Store for Script {
         entries.iter().for_each(|entry| self.note("renew", entry));
         let lost = |left: usize| left.checked_sub(1);
         if self.unanswered_renewals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lost).is_ok() {
-            return Box::pin(async { Err(CallError { sent: true }) });
+            return Box::pin(async { Err(CallError::IN_DOUBT) });
         }
         let mut scripted = self.renewals.lock().unwrap();
         let renewed = entries.iter().map(|_| scripted.pop_front().unwrap_or(Renewed::Kept)).collect();
@@ -210,7 +210,7 @@ async fn a_hold_that_a_keep_alive_does_not_find_is_reported_lost_and_not_renewed
     session.held(2).await;
     session.store.renewals.lock().unwrap().extend([Renewed::Gone, Renewed::Kept]);
     // The deadline must not be extended before the session processes the loss.
-    assert!(matches!(session.call(Call::KeepAlive).await, Err(CallError { sent: true })));
+    assert!(matches!(session.call(Call::KeepAlive).await, Err(CallError { sent: true, .. })));
     assert!(matches!(session.pushes.recv().await, Some(Push::Ended { seq: Seq(1), end: End::Gone })));
     session.store.asked();
     session.call(Call::KeepAlive).await.unwrap();
@@ -269,11 +269,11 @@ async fn a_waiter_tries_again_when_it_is_woken_and_when_its_pause_ends() {
 async fn an_end_is_in_doubt_if_any_attempt_went_unanswered() {
     let session = Session::open().await;
     session.held(1).await;
-    session.store.will(Err(CallError { sent: true }));
-    assert!(matches!(session.acquire(2).await, Err(CallError { sent: true })));
+    session.store.will(Err(CallError::IN_DOUBT));
+    assert!(matches!(session.acquire(2).await, Err(CallError { sent: true, .. })));
     session.held(2).await;
-    session.store.will(Err(CallError { sent: false }));
-    assert!(matches!(session.acquire(3).await, Err(CallError { sent: false })));
+    session.store.will(Err(CallError::NOT_SENT));
+    assert!(matches!(session.acquire(3).await, Err(CallError { sent: false, .. })));
     session.held(3).await;
     let mut unanswered = session.acquire(4);
     start(&mut unanswered).await;
@@ -287,7 +287,7 @@ async fn an_end_is_in_doubt_if_any_attempt_went_unanswered() {
 #[tokio::test]
 async fn a_refusal_after_an_unanswered_try_or_in_the_queue_leaves_nothing_behind() {
     let mut session = Session::open().await;
-    session.store.will(Err(CallError { sent: true }));
+    session.store.will(Err(CallError::IN_DOUBT));
     assert!(session.acquire(1).await.is_err());
     session.store.will(Ok(Tried::Busy(Busy::default())));
     assert!(matches!(session.acquire(1).await, Ok(Answer::Busy(_))));
@@ -350,7 +350,7 @@ async fn a_grant_that_arrives_after_its_end_is_ended_again() {
 #[tokio::test]
 async fn ending_a_request_that_was_never_sent_makes_no_call() {
     let session = Session::open().await;
-    session.store.will(Err(CallError { sent: false }));
+    session.store.will(Err(CallError::NOT_SENT));
     assert!(session.acquire(1).await.is_err());
     session.store.asked();
     assert!(matches!(session.finish(1).await, Answer::Finished(End::Gone)));

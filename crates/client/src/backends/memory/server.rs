@@ -57,7 +57,7 @@ enum CallOutcome {
     Later(oneshot::Receiver<Answer>),
 }
 
-const LOST: CallError = CallError { sent: true };
+const LOST: CallError = CallError::IN_DOUBT;
 
 pub(super) struct MemoryConn {
     service: Arc<MemoryService>,

@@ -76,10 +76,42 @@ fn ends_the_connection(error: &Error) -> bool {
     error.as_db_error().is_some_and(|error| matches!(error.severity(), "FATAL" | "PANIC"))
 }
 
+/// The errors of the server, by the beginning of the SQLSTATE: the reaction. Those of kind `Unreachable` and `LimitReached` pass
+/// by themselves; an error that is not listed is the request's own.
+const ERRORS: &[(&str, BackendErrorKind)] = &[
+    ("08", BackendErrorKind::Unreachable),
+    // A standby, or a server that may write later.
+    ("25006", BackendErrorKind::Unreachable),
+    ("28", BackendErrorKind::Denied),
+    // Conflicts.
+    ("40", BackendErrorKind::Unreachable),
+    ("42501", BackendErrorKind::Denied),
+    // The schema is missing.
+    ("3F000", BackendErrorKind::Operator),
+    ("42883", BackendErrorKind::Operator),
+    ("42P01", BackendErrorKind::Operator),
+    // A full disk, and too few of any other resource.
+    ("53100", BackendErrorKind::Operator),
+    ("53", BackendErrorKind::LimitReached),
+    // A locked row.
+    ("55P03", BackendErrorKind::Unreachable),
+    // The operator's interventions: a restart, a cancelled statement.
+    ("57", BackendErrorKind::Unreachable),
+    // Of the system, and of the server itself.
+    ("58", BackendErrorKind::Operator),
+    ("XX", BackendErrorKind::Operator),
+];
+
+/// The reaction to an error of the server.
+pub(super) fn kind_of(code: Option<&SqlState>) -> BackendErrorKind {
+    let known = ERRORS.iter().find(|(begin, _)| code.is_some_and(|code| code.code().starts_with(begin)));
+    known.map_or(BackendErrorKind::Refused, |(_, kind)| *kind)
+}
+
 /// Formats the refusal of a statement for users.
 fn refused(error: &Error, doing: &str) -> BackendError {
     let privilege = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
-    let kind = if privilege { BackendErrorKind::Denied } else { BackendErrorKind::Refused };
+    let kind = kind_of(error.code());
     let instead =
         if privilege { "; `lockkeeper postgres init URL --role NAME` grants what is needed" } else { "" };
     BackendError::new(kind, format!("the server refuses to {doing}: {}{instead}", chain(error)))
@@ -127,7 +159,7 @@ fn no_tls(at: &str, said: &str, settings: &Settings) -> String {
 
 /// Kind and message for a failed connection attempt, except to a read-only server.
 fn refusal(error: &Error, at: &str, settings: &Settings) -> (BackendErrorKind, String) {
-    use BackendErrorKind::{Denied, Operator, Refused, Unreachable};
+    use BackendErrorKind::{Denied, LimitReached, Refused, Unreachable};
     let said = chain(error);
     let (user, database) = (settings.user(), settings.database());
     match error.code().cloned() {
@@ -157,7 +189,7 @@ fn refusal(error: &Error, at: &str, settings: &Settings) -> (BackendErrorKind, S
             format!("the user {user} may not use the database {database} at {at}: {said}; grant it CONNECT"),
         ),
         Some(SqlState::TOO_MANY_CONNECTIONS) => (
-            Operator,
+            LimitReached,
             format!(
                 "the server at {at} has no connection left: {said}; raise its max_connections, or lower \
                  `connections=` in the addresses of its clients"

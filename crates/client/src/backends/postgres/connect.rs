@@ -2,11 +2,13 @@
 //! or on the lease thread.
 
 use std::future::poll_fn;
-use std::sync::{Arc, OnceLock};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
+use tokio_postgres::config::Host;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{AsyncMessage, Client, Notification, SimpleQueryRow, Socket};
 use tokio_util::sync::CancellationToken;
@@ -14,10 +16,11 @@ use tokio_util::sync::CancellationToken;
 pub(super) use super::answer::{NoAnswer, chain};
 use super::answer::{answered_by, explain, rows};
 use super::direct::process_of;
-use super::settings::{Server, Settings};
+use super::settings::Settings;
 use super::tls::{Tls, tls};
 use crate::error::{BackendError, BackendErrorKind};
-use crate::io::{LeaseThread, SharedLeaseThread};
+use crate::io::{HEAD_START, LeaseThread, SharedLeaseThread, first_success};
+use crate::rotated::Rotated;
 
 /// One lease thread for all PostgreSQL clients of the process.
 static IO: SharedLeaseThread = SharedLeaseThread::new();
@@ -29,9 +32,14 @@ type Driver = tokio_postgres::Connection<Socket, <Tls as MakeTlsConnect<Socket>>
 #[derive(Clone)]
 pub(super) struct Connector {
     settings: Arc<Settings>,
-    tls: Tls,
+    tls: Arc<Rotated<Tls>>,
     lease_thread: LeaseThread,
+    /// The address to which a connection was opened last.
+    last_good: Arc<Mutex<Option<Address>>>,
 }
+
+/// One address of a server: the server's index, and the address unless its name stands for one only.
+type Address = (usize, Option<IpAddr>);
 
 /// A connection. Calls can share it. Closed on drop.
 pub(super) struct Connection {
@@ -54,9 +62,9 @@ impl Connector {
     /// # Errors
     /// TLS can't be set up, or the thread can't be started.
     pub(super) fn new(settings: Settings) -> Result<Self, BackendError> {
-        let tls = tls(&settings)?;
+        let tls = Arc::new(Rotated::new(tls(&settings)?));
         let lease_thread = IO.get("lockkeeper-postgres")?;
-        Ok(Self { settings: Arc::new(settings), tls, lease_thread })
+        Ok(Self { settings: Arc::new(settings), tls, lease_thread, last_good: Arc::default() })
     }
 
     /// The lease thread.
@@ -64,7 +72,7 @@ impl Connector {
         &self.lease_thread
     }
 
-    /// Connects to the first host that accepts; the connection belongs to the lease thread. `label` becomes the
+    /// Connects to the first address that accepts, the last good one first; the connection belongs to the lease thread. `label` becomes the
     /// `application_name`; `notices` receives notifications. May be awaited on any runtime.
     ///
     /// # Errors
@@ -113,15 +121,25 @@ impl Connector {
         label: &str,
         notices: Option<UnboundedSender<Notification>>,
     ) -> Result<(Connection, impl Future<Output = ()> + use<>), BackendError> {
-        let mut errors = Vec::new();
-        for server in &self.settings.servers {
-            match self.one(server, label).await {
-                Ok((connection, driver)) => {
-                    let ended = EndOnDrop(connection.end.clone());
-                    return Ok((connection, drive(driver, notices, ended)));
-                }
-                Err(error) => errors.push(error),
+        let addresses = self.addresses().await;
+        let attempts = addresses.into_iter().map(|address| {
+            let (this, label) = (self.clone(), label.to_owned());
+            async move { Ok((address, this.one(address, &label).await?)) }
+        });
+        let head_start = HEAD_START.min(self.settings.connect_timeout / 3);
+        let mut errors: Vec<BackendError> = match first_success(attempts, head_start).await {
+            Ok((address, (connection, driver))) => {
+                *self.last_good() = Some(address);
+                let ended = EndOnDrop(connection.end.clone());
+                return Ok((connection, drive(driver, notices, ended)));
             }
+            Err(errors) => errors,
+        };
+        // The addresses of one name.
+        errors.dedup_by(|one, other| one.message == other.message);
+        if errors.is_empty() {
+            let what = "no connection is opened: this tokio runtime is shutting down";
+            return Err(BackendError::new(BackendErrorKind::Operator, what));
         }
         let unreachable = errors.iter().any(|error| error.kind == BackendErrorKind::Unreachable);
         let first = errors.swap_remove(0);
@@ -133,14 +151,50 @@ impl Connector {
         Err(BackendError::new(kind, format!("no host of the address can be used: {first}{others}")))
     }
 
-    async fn one(&self, server: &Server, label: &str) -> Result<(Connection, Driver), BackendError> {
-        let mut config = server.config.clone();
+    fn last_good(&self) -> MutexGuard<'_, Option<Address>> {
+        self.last_good.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All addresses, in the order of attempts. A name that can't be resolved in time is left to the attempt, for its error.
+    async fn addresses(&self) -> Vec<Address> {
+        let mut addresses = Vec::new();
+        for index in 0..self.settings.servers.len() {
+            let found = match self.settings.hosts(index) {
+                [Host::Tcp(name)] if name.parse::<IpAddr>().is_err() => {
+                    let resolving = tokio::net::lookup_host((name.as_str(), 0));
+                    let resolved = tokio::time::timeout(self.settings.connect_timeout / 3, resolving).await;
+                    resolved.ok().and_then(Result::ok).map_or_else(Vec::new, Iterator::collect)
+                }
+                _ => Vec::new(),
+            };
+            match found.as_slice() {
+                [] | [_] => addresses.push((index, None)),
+                several => addresses.extend(several.iter().map(|address| (index, Some(address.ip())))),
+            }
+        }
+        let last_good = *self.last_good();
+        addresses.sort_by_key(|address| Some(*address) != last_good);
+        addresses
+    }
+
+    async fn one(
+        &self,
+        (index, address): Address,
+        label: &str,
+    ) -> Result<(Connection, Driver), BackendError> {
+        let server = &self.settings.servers[index];
+        let mut config = self.settings.config(index);
         config.application_name(label);
+        if let Some(address) = address {
+            // The name stays, for the certificate.
+            config.hostaddr(address);
+        }
         let (timeout, limit) = (self.settings.timeout, self.settings.connect_timeout);
+        let tls = self.tls.latest("files of TLS", |_| tls(&self.settings));
         // tokio_postgres' `connect_timeout` covers only the TCP connection, which a stalled server still accepts.
-        match tokio::time::timeout(limit, config.connect(self.tls.clone())).await {
+        match tokio::time::timeout(limit, config.connect(tls.clone())).await {
             Ok(Ok((client, driver))) => {
-                let (tls, server) = (self.tls.clone(), server.shown.clone());
+                let server = server.shown.clone();
                 Ok((Connection { client, timeout, tls, server, end: Arc::default() }, driver))
             }
             Ok(Err(error)) => Err(explain(&error, server, &self.settings)),

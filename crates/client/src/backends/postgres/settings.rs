@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::{ChannelBinding, SslMode, TargetSessionAttrs};
+use tokio_postgres::config::{ChannelBinding, Host as ServerHost, SslMode, TargetSessionAttrs};
 
 use crate::error::{ConnectError, Unsupported};
-use crate::url::{Host, Url};
+use crate::url::{Host, Password, Url};
 
 /// The mechanism that holds a lock (`?lock=`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +99,7 @@ pub(super) enum TlsMode {
 pub(super) struct Settings {
     /// One per host, in the order of the address.
     pub(super) servers: Vec<Server>,
+    password: Option<Password>,
     pub(super) tls: TlsMode,
     /// PEM file with trusted certificates, instead of the system's store.
     #[cfg_attr(not(feature = "postgres-tls"), allow(dead_code, reason = "read, and of no use without TLS"))]
@@ -116,7 +117,8 @@ pub(super) struct Settings {
 /// One host.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
-    pub(super) config: Config,
+    /// Without the password.
+    config: Config,
     /// `host:port`, as shown to users.
     pub(super) shown: String,
 }
@@ -195,10 +197,8 @@ impl Settings {
         if let Some(user) = once(url, "user", url.user.clone())? {
             base.user(user);
         }
-        let password = url.password.as_ref().map(|password| password.reveal().to_owned());
-        if let Some(password) = once(url, "password", password)? {
-            base.password(password);
-        }
+        let given = once(url, "password", url.password.as_ref().map(Password::reveal))?;
+        let password = url.password.clone().or_else(|| given.map(Password::of));
         let database = url.path.strip_prefix('/').filter(|database| !database.is_empty());
         if let Some(database) = once(url, "dbname", database.map(str::to_owned))? {
             base.dbname(database);
@@ -241,7 +241,21 @@ impl Settings {
             let wanted = "a host: write `postgres://user@host/database`, or `?socket=/var/run/postgresql`";
             return Err(url.bad_part("//", wanted).into());
         }
-        Ok(Self { servers, tls, tls_ca, identity, connect_timeout, timeout })
+        Ok(Self { servers, password, tls, tls_ca, identity, connect_timeout, timeout })
+    }
+
+    /// The configuration of one server, for a new connection: with the present password.
+    pub(super) fn config(&self, server: usize) -> Config {
+        let mut config = self.servers[server].config.clone();
+        if let Some(password) = &self.password {
+            config.password(password.reveal());
+        }
+        config
+    }
+
+    /// The hosts of one server's configuration: one.
+    pub(super) fn hosts(&self, server: usize) -> &[ServerHost] {
+        self.servers[server].config.get_hosts()
     }
 
     /// The database, as shown to users.

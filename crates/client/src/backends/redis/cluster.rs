@@ -62,7 +62,7 @@ impl Map {
 }
 
 /// No reachable node has the slot.
-const NOBODY: CallError = CallError { sent: false };
+const NOBODY: CallError = CallError::NOT_SENT;
 
 impl Cluster {
     /// Discovers the nodes through the hosts of the URL.
@@ -258,7 +258,7 @@ impl Store for Cluster {
                         places.into_iter().zip(part).for_each(|(at, answer)| renewed[at] = answer);
                     }
                     Ok((_, Err(error))) => failed = Some(error),
-                    Err(_) => failed = Some(CallError { sent: true }),
+                    Err(_) => failed = Some(CallError::IN_DOUBT),
                 }
             }
             match failed {
@@ -282,7 +282,7 @@ impl Store for Cluster {
                     None => Err(NOBODY),
                 };
                 match ended {
-                    Err(CallError { sent: false }) if Instant::now() + PAUSE < until => {
+                    Err(CallError { sent: false, .. }) if Instant::now() + PAUSE < until => {
                         inner.look_again();
                         tokio::time::sleep(PAUSE).await;
                     }

@@ -12,7 +12,7 @@ use super::link::{Failure, Over, PASSING_PAUSE};
 use super::scripts::{SCRIPTS, Script};
 use super::store::{Inner, RedisStore};
 use super::{refusal, role};
-use crate::backend::{BreakOrder, Broken};
+use crate::backend::{BreakOrder, Broken, CallError};
 use crate::backends::leased::EntryId;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo};
@@ -313,8 +313,8 @@ impl Inner {
 
     fn unanswered(&self, failure: Failure) -> BackendError {
         match failure {
-            Failure::Refused(refusal) => refusal.into_error(),
-            Failure::TryAgain(why) => BackendError::new(BackendErrorKind::Unreachable, why),
+            Failure::Refused(refusal) | Failure::TryAgain(refusal) => refusal.into_error(),
+            Failure::Silent(CallError { refusal: Some(refusal), .. }) => (*refusal).clone(),
             Failure::Silent(_) => {
                 let silent = || format!("{} does not answer; is it running?", self.link.server());
                 BackendError::new(

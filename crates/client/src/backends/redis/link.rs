@@ -42,15 +42,20 @@ pub(super) enum Failure {
     /// No reply, or an error after which the call may be repeated since nothing was done.
     Silent(CallError),
     /// Nothing was done, and a repeat may succeed soon. The error reply, formatted for users.
-    TryAgain(String),
+    TryAgain(Refusal),
     /// Redis refused it.
     Refused(Refusal),
 }
 
 /// Nothing was sent, or the server did nothing.
-const NOT_DONE: Failure = Failure::Silent(CallError { sent: false });
+const NOT_DONE: Failure = Failure::Silent(CallError::NOT_SENT);
 /// The server may have executed it.
-const IN_DOUBT: Failure = Failure::Silent(CallError { sent: true });
+const IN_DOUBT: Failure = Failure::Silent(CallError::IN_DOUBT);
+
+/// The server did nothing, and may do it later.
+fn passing(refusal: Refusal) -> Failure {
+    Failure::Silent(CallError::refused(refusal.into_error()))
+}
 
 /// The connections to one server.
 pub(super) struct Link {
@@ -224,10 +229,10 @@ impl Link {
         let Value::ServerError(error) = value else { return Ok(value) };
         match refusal::of(&error, &self.server) {
             refusal::Meaning::Ask(_) => Err(NOT_DONE),
-            refusal::Meaning::TryAgain(why) => Err(Failure::TryAgain(why)),
-            refusal::Meaning::ElsewhereNow => {
+            refusal::Meaning::TryAgain(refusal) => Err(Failure::TryAgain(refusal)),
+            refusal::Meaning::ElsewhereNow(refusal) => {
                 self.replace();
-                Err(NOT_DONE)
+                Err(passing(refusal))
             }
             refusal::Meaning::Refused(refusal) => Err(Failure::Refused(refusal)),
         }
@@ -265,6 +270,9 @@ struct RuntimeConnection {
 impl Connector {
     async fn open(&self) -> Result<RuntimeConnection, BackendError> {
         let main = self.0.established().await?;
+        // The password may have been changed since the main connection was opened.
+        let address = main.client.get_connection_info().addr().clone();
+        let client = self.0.target().settings().client_at(address)?;
         let has_ended = Arc::<AtomicBool>::default();
         let ended = has_ended.clone();
         let mut config = config();
@@ -275,7 +283,7 @@ impl Connector {
                 Ok::<(), ()>(())
             });
         }
-        let connecting = main.client.get_multiplexed_async_connection_with_config(&config);
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
         let connection = connecting.await.map_err(|error| refusal::of_connecting(&error, self.0.target()))?;
         Ok(RuntimeConnection { connection, beside: main.number, has_ended })
     }

@@ -7,14 +7,14 @@ use redis::{ErrorKind, RedisError, ServerError};
 use super::target::Target;
 use crate::error::{BackendError, BackendErrorKind};
 
-/// Consequence of an error reply.
+/// Consequence of an error reply: nothing was done.
 pub(super) enum Meaning {
-    /// Nothing was done; a repeat may succeed soon. The error, formatted for users.
-    TryAgain(String),
-    /// Nothing was done: the key, if it exists, is at this address of a cluster, where its slot moves to.
+    /// A repeat may succeed soon.
+    TryAgain(Refusal),
+    /// The key, if it exists, is at this address of a cluster, where its slot moves to.
     Ask(String),
-    /// Nothing was done, and this server is no longer the primary.
-    ElsewhereNow,
+    /// This server is no longer the primary.
+    ElsewhereNow(Refusal),
     Refused(Refusal),
 }
 
@@ -33,8 +33,34 @@ impl Refusal {
     }
 }
 
-/// Transient errors.
-const PASSING: &[&str] = &["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN"];
+/// The errors of Redis, by their codes: the reaction and a remedy. Those of kind `Unreachable` pass by themselves; an error
+/// that is not listed needs an operator.
+const ERRORS: &[(&str, BackendErrorKind, &str)] = &[
+    ("BUSY", BackendErrorKind::Unreachable, "it is executing somebody's script"),
+    ("CLUSTERDOWN", BackendErrorKind::Unreachable, "a part of the cluster has no primary"),
+    ("LOADING", BackendErrorKind::Unreachable, "it is reading its data"),
+    ("MASTERDOWN", BackendErrorKind::Unreachable, "it is a replica without its primary"),
+    (
+        "NOREPLICAS",
+        BackendErrorKind::Unreachable,
+        "fewer replicas follow it than `min-replicas-to-write` wants",
+    ),
+    ("READONLY", BackendErrorKind::Unreachable, "it is a replica: name the primary, or its sentinels"),
+    ("TRYAGAIN", BackendErrorKind::Unreachable, "a slot of the cluster is moving"),
+    ("MOVED", BackendErrorKind::Operator, CLUSTER),
+    // A slot that is migrating.
+    ("ASK", BackendErrorKind::Operator, CLUSTER),
+    (
+        "WRONGTYPE",
+        BackendErrorKind::Refused,
+        "something else uses a key of this lock: choose another name or `?prefix=`",
+    ),
+    ("OOM", BackendErrorKind::Operator, "it is at its `maxmemory`: give it more, or fewer keys"),
+    ("MISCONF", BackendErrorKind::Operator, "it can't save to its disk, and takes no writes until it can"),
+    ("NOPERM", BackendErrorKind::Denied, PERMISSION),
+    ("NOAUTH", BackendErrorKind::Denied, "it wants a login: write `redis://user:password@host`"),
+];
+const CLUSTER: &str = "it is a node of a cluster: write `?cluster=true`";
 
 pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
@@ -43,43 +69,33 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     let wrapped =
         |wanted: &str| details.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == wanted);
     let is = |wanted: &str| code == wanted || code == "ERR" && wrapped(wanted);
-    if is("READONLY") {
-        return Meaning::ElsewhereNow;
-    }
-    if PASSING.iter().any(|passing| is(passing)) {
-        return Meaning::TryAgain(format!("{server} refused: {code} {details}"));
-    }
     if code == "ASK"
         && let Some(address) = details.split(' ').nth(1)
     {
         return Meaning::Ask(address.to_owned());
     }
-    let moved = code == "MOVED";
-    let (kind, hint) = if moved {
-        (BackendErrorKind::Operator, "it is a node of a cluster: write `?cluster=true`")
-    } else if is("WRONGTYPE") {
-        let hint = "something else uses a key of this lock: choose another name or `?prefix=`";
-        (BackendErrorKind::Operator, hint)
-    } else if is("OOM") {
-        (BackendErrorKind::Operator, "it is at its `maxmemory`: give it more, or fewer keys")
-    } else if is("MISCONF") {
-        (BackendErrorKind::Operator, "it can't save to its disk, and takes no writes until it can")
-    } else if lacks_permission(code, details) {
-        (BackendErrorKind::Denied, PERMISSION)
-    } else if is("NOAUTH") {
-        (BackendErrorKind::Denied, "it wants a login: write `redis://user:password@host`")
+    let (known, kind, hint) = if lacks_permission(code, details) {
+        ("NOPERM", BackendErrorKind::Denied, PERMISSION)
     } else {
-        (BackendErrorKind::Operator, "look into the server's log")
+        let known = ERRORS.iter().find(|(known, ..)| is(known)).copied();
+        known.unwrap_or(("", BackendErrorKind::Operator, "look into the server's log"))
     };
-    let text = format!("{server} refused: {code} {details}; {hint}");
-    Meaning::Refused(Refusal { kind, text, moved })
+    let text = format!("{server} refused: {code} {}; {hint}", details.trim_end());
+    let refusal = Refusal { kind, text, moved: code == "MOVED" || code == "ASK" };
+    match kind {
+        BackendErrorKind::Unreachable if known == "READONLY" => Meaning::ElsewhereNow(refusal),
+        BackendErrorKind::Unreachable => Meaning::TryAgain(refusal),
+        _ => Meaning::Refused(refusal),
+    }
 }
 
 /// Whether a failed attempt to connect may succeed soon: the server loads its data, or runs a script.
 pub(super) fn is_passing(error: &RedisError) -> bool {
     // The client library replaces the code of an error in its own handshake.
     let wordings = ["busy running a script", "loading the dataset"];
-    error.code().is_some_and(|code| PASSING.contains(&code))
+    let passes =
+        |code| ERRORS.iter().any(|(known, kind, _)| *known == code && *kind == BackendErrorKind::Unreachable);
+    error.code().is_some_and(passes)
         || error.detail().is_some_and(|detail| wordings.iter().any(|wording| detail.contains(wording)))
 }
 
@@ -129,6 +145,7 @@ pub(super) fn of_connecting(error: &RedisError, target: &Target) -> BackendError
     let (kind, hint) = match error.kind() {
         _ if ["WRONGPASS", "NOAUTH"].contains(&code) => (BackendErrorKind::Denied, LOGIN),
         _ if lacks_permission(code, details) => (BackendErrorKind::Denied, PERMISSION),
+        _ if details.contains("max number of clients") => (BackendErrorKind::LimitReached, CLIENTS),
         ErrorKind::AuthenticationFailed => (BackendErrorKind::Denied, LOGIN),
         ErrorKind::RESP3NotSupported => {
             (BackendErrorKind::Unsupported, "Redis 6 or later, or Valkey, is needed (RESP3)")
@@ -145,6 +162,7 @@ pub(super) fn of_connecting(error: &RedisError, target: &Target) -> BackendError
     BackendError::caused(kind, format!("{target} can't be used: {error}; {hint}"), error.clone())
 }
 
+const CLIENTS: &str = "it has too many clients: raise its `maxclients`, or end some";
 const LOGIN: &str = "check user and password: `redis://user:password@host`";
 const PERMISSION: &str = "its user lacks a permission: docs/backends/redis.md lists what is needed";
 
@@ -212,7 +230,7 @@ mod tests {
              9d3f7c1b0e4a86d25c1fbb7a40e3d8c6f1a2b3c4, on @user_script:24.\r\n",
             "-READONLY You can't write against a read only replica.\r\n",
         ] {
-            assert!(matches!(of(&error(answer), "db1"), Meaning::ElsewhereNow), "{answer}");
+            assert!(matches!(of(&error(answer), "db1"), Meaning::ElsewhereNow(_)), "{answer}");
         }
     }
 

@@ -11,7 +11,7 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
 
 use crate::backends::tls_files::TlsFiles;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::url::{Host, Url, UrlError};
+use crate::url::{Host, Password, Url, UrlError};
 
 /// The default port.
 pub(crate) const PORT: u16 = 6379;
@@ -35,10 +35,12 @@ pub(crate) struct Settings {
     pub(super) fencing: bool,
     /// Draw tokens even where the server may lose the counter.
     pub(super) force: bool,
+    /// Without the password.
     login: RedisConnectionInfo,
+    password: Option<Password>,
     tls: Option<Tls>,
     /// A login of the sentinels' own.
-    sentinel_login: Option<RedisConnectionInfo>,
+    sentinel_login: Option<(RedisConnectionInfo, Password)>,
     sentinel_tls: Option<Tls>,
 }
 
@@ -116,9 +118,6 @@ impl Settings {
         if let Some(user) = &url.user {
             login = login.set_username(user);
         }
-        if let Some(password) = &url.password {
-            login = login.set_password(password.reveal());
-        }
         let sentinel_tls = url.parameter(SENTINEL_TLS, "`true` or `false`")?.unwrap_or(tls);
         let scheme = if tls || sentinel_tls { &url.scheme } else { "rediss" };
         let files = TlsFiles::of(url, scheme, "of use without TLS: write the scheme with an `s`")?;
@@ -129,6 +128,7 @@ impl Settings {
             fencing: false,
             force: false,
             login,
+            password: url.password.clone(),
             tls: files.clone().filter(|_| tls),
             sentinel_login: sentinel_login(url)?,
             sentinel_tls: files.filter(|_| sentinel_tls),
@@ -156,7 +156,7 @@ impl Settings {
     }
 
     /// A client for one host.
-    pub(super) fn client(&self, host: &Host) -> Result<redis::Client, ConnectError> {
+    pub(super) fn client(&self, host: &Host) -> Result<redis::Client, BackendError> {
         let (name, port) = (host.name.clone(), host.port.unwrap_or(PORT));
         self.client_at(match &self.tls {
             None => ConnectionAddr::Tcp(name, port),
@@ -164,16 +164,20 @@ impl Settings {
         })
     }
 
-    /// A client for one address.
-    pub(super) fn client_at(&self, address: ConnectionAddr) -> Result<redis::Client, ConnectError> {
+    /// A client for one address, for new connections: with the present password.
+    pub(super) fn client_at(&self, address: ConnectionAddr) -> Result<redis::Client, BackendError> {
         let shown = address.to_string();
         let wrong = |error| {
             let what = format!("`{shown}` can't be used as a Redis server's address: {error}");
-            ConnectError::from(BackendError::new(BackendErrorKind::Refused, what))
+            BackendError::new(BackendErrorKind::Refused, what)
         };
         let info = address.into_connection_info().map_err(wrong)?;
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
-        let info = info.set_redis_settings(self.login.clone()).set_tcp_settings(tcp);
+        let login = match &self.password {
+            Some(password) => self.login.clone().set_password(password.reveal()),
+            None => self.login.clone(),
+        };
+        let info = info.set_redis_settings(login).set_tcp_settings(tcp);
         self.open(info).map_err(wrong)
     }
 
@@ -183,11 +187,14 @@ impl Settings {
     }
 
     /// A client for a sentinel, with its own login, or else with the one of its servers; or without one.
-    pub(super) fn sentinel(&self, host: &Host, login: bool) -> Result<redis::Client, ConnectError> {
-        let own = || self.sentinel_login.clone().unwrap_or_else(|| self.login.clone().set_db(0));
-        let login = if login { own() } else { RedisConnectionInfo::default() };
+    pub(super) fn sentinel(&self, host: &Host, login: bool) -> Result<redis::Client, BackendError> {
+        let (login, password) = match (login, &self.sentinel_login) {
+            (false, _) => (RedisConnectionInfo::default(), None),
+            (true, Some((login, password))) => (login.clone(), Some(password.clone())),
+            (true, None) => (self.login.clone().set_db(0), self.password.clone()),
+        };
         let host = Host { name: host.name.clone(), port: Some(host.port.unwrap_or(SENTINEL_PORT)) };
-        Self { login, tls: self.sentinel_tls.clone(), ..self.clone() }.client(&host)
+        Self { login, password, tls: self.sentinel_tls.clone(), ..self.clone() }.client(&host)
     }
 
     #[cfg(not(feature = "redis-tls"))]
@@ -218,7 +225,7 @@ impl Settings {
 }
 
 /// The login of sentinels, if the URL has one.
-fn sentinel_login(url: &Url) -> Result<Option<RedisConnectionInfo>, UrlError> {
+fn sentinel_login(url: &Url) -> Result<Option<(RedisConnectionInfo, Password)>, UrlError> {
     let user = url.parameter::<String>(SENTINEL_USER, "a user")?;
     let Some(password) = url.password_in(SENTINEL_PASSWORD_FILE)? else {
         return match user {
@@ -229,11 +236,12 @@ fn sentinel_login(url: &Url) -> Result<Option<RedisConnectionInfo>, UrlError> {
             None => Ok(None),
         };
     };
-    let login = RedisConnectionInfo::default().set_password(password.reveal());
-    Ok(Some(match user {
+    let login = RedisConnectionInfo::default();
+    let login = match user {
         Some(user) => login.set_username(user),
         None => login,
-    }))
+    };
+    Ok(Some((login, password)))
 }
 
 impl Tls {
@@ -324,7 +332,7 @@ mod tests {
         assert_eq!((&*settings.prefix, settings.fencing, settings.force), ("app:", true, true));
         assert_eq!(topology.to_string(), "Redis at [::1]:6379");
         assert_eq!((settings.login.db(), settings.login.username()), (3, Some("me")));
-        assert_eq!(settings.login.password(), Some("secret"));
+        assert_eq!(settings.password.as_ref().map(Password::reveal).as_deref(), Some("secret"));
         assert!(!format!("{settings:?}").contains("secret"), "{settings:?}");
         let (settings, topology) = parse("redis+unix://:secret@/run/redis.sock?db=2").unwrap();
         assert_eq!((topology.to_string().as_str(), settings.login.db()), ("Redis at /run/redis.sock", 2));

@@ -136,7 +136,7 @@ impl Store for RedisStore {
                 Value::Int(0) => Ok(Renewed::Gone),
                 Value::Int(1) => Ok(Renewed::Kept),
                 Value::Int(2) => Ok(Renewed::Revoked),
-                _ => Err(CallError { sent: true }),
+                _ => Err(CallError::IN_DOUBT),
             };
             answers.iter().map(renewed).collect()
         })
@@ -160,7 +160,7 @@ impl Store for RedisStore {
                 Value::Int(1) => Ok(End::Released),
                 Value::Int(2) => Ok(End::Broken),
                 Value::Int(3) => Ok(End::Left),
-                _ => Err(CallError { sent: true }),
+                _ => Err(CallError::IN_DOUBT),
             }
         })
     }
@@ -174,11 +174,12 @@ impl Store for RedisStore {
 fn not_known(failure: Failure) -> CallError {
     match failure {
         Failure::Silent(error) => error,
-        Failure::TryAgain(_) => CallError { sent: false },
-        Failure::Refused(refusal) if refusal.moved => CallError { sent: false },
+        Failure::TryAgain(refusal) => CallError::refused(refusal.into_error()),
+        Failure::Refused(refusal) if refusal.moved => CallError::NOT_SENT,
         Failure::Refused(refusal) => {
-            tracing::warn!(error = %refusal.into_error(), "a renewal or an end is tried again");
-            CallError { sent: false }
+            let error = refusal.into_error();
+            tracing::warn!(%error, "a renewal or an end is tried again");
+            CallError::refused(error)
         }
     }
 }
@@ -201,7 +202,7 @@ impl Inner {
                 Ok(Value::Okay) => Ok(Value::Int(0)),
                 Ok(Value::Nil) => run_script().await,
                 // Not a reply of `SET`: it must not pass for a grant.
-                Ok(_) => return Err(CallError { sent: true }),
+                Ok(_) => return Err(CallError::IN_DOUBT),
                 Err(failure) => Err(failure),
             }
         } else {
@@ -210,10 +211,10 @@ impl Inner {
         match answer {
             Ok(answer) => self.tried(&attempt.entry, answer),
             Err(Failure::Silent(error)) => Err(error),
-            Err(Failure::TryAgain(_)) => Err(CallError { sent: false }),
+            Err(Failure::TryAgain(refusal)) => Err(CallError::refused(refusal.into_error())),
             // The key is on another node now: nothing was done here.
             Err(Failure::Refused(refusal)) if self.is_in_cluster() && refusal.moved => {
-                Err(CallError { sent: false })
+                Err(CallError::NOT_SENT)
             }
             Err(Failure::Refused(refusal)) => Ok(Tried::Refused(refusal.into_error())),
         }
@@ -359,7 +360,7 @@ impl Inner {
             "over" => Tried::Busy(Busy::default()),
             // An operator broke the hold before its grant was received. The hold is not renewed and expires; the caller
             // tries again.
-            "revoked" => return Err(CallError { sent: true }),
+            "revoked" => return Err(CallError::IN_DOUBT),
             "type" => Tried::Refused(self.wrong_type(&entry.name, &items.word())),
             "limit" => {
                 let asked = match entry.mode {

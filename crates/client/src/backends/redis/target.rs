@@ -37,13 +37,13 @@ impl Target {
     /// A client for the present server.
     pub(super) async fn client(&self) -> Result<redis::Client, ConnectError> {
         match &self.topology {
-            Topology::Single(host) | Topology::Member(host) => self.settings.client(host),
-            Topology::Socket(path) => self.settings.client_at(ConnectionAddr::Unix(path.clone())),
+            Topology::Single(host) | Topology::Member(host) => Ok(self.settings.client(host)?),
+            Topology::Socket(path) => Ok(self.settings.client_at(ConnectionAddr::Unix(path.clone()))?),
             Topology::Sentinel { sentinels, primary } => {
-                self.settings.client(&self.primary(sentinels, primary).await?)
+                Ok(self.settings.client(&self.primary(sentinels, primary).await?)?)
             }
             // Not reached: each node of a cluster has a target of its own.
-            Topology::Cluster(nodes) => self.settings.client(&nodes[0]),
+            Topology::Cluster(nodes) => Ok(self.settings.client(&nodes[0])?),
         }
     }
 

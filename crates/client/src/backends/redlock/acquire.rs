@@ -19,7 +19,7 @@ const SPLIT_ROUNDS: u32 = 3;
 /// The random pause between these rounds, in milliseconds.
 const SPLIT_PAUSE_MS: std::ops::Range<u64> = 10..60;
 /// The request is over: the outcome of the attempt is unknown here.
-const OVER: CallError = CallError { sent: true };
+const OVER: CallError = CallError::IN_DOUBT;
 
 impl Quorum {
     pub(super) async fn attempt(self: &Arc<Self>, attempt: Attempt) -> Result<Tried, CallError> {
@@ -64,7 +64,7 @@ impl Quorum {
                     return Ok(Tried::Refused(tally.refusal(&self.names())));
                 }
                 Verdict::Late | Verdict::Open | Verdict::Unreachable => {
-                    return Err(CallError { sent: tally.in_doubt() });
+                    return Err(CallError::new(tally.in_doubt()));
                 }
             }
         }
@@ -170,10 +170,7 @@ impl NodeAttempt {
             Ok(Ok(Tried::Busy(busy))) => NodeReply::Busy(busy),
             Ok(Ok(Tried::Waits { ahead, .. })) => NodeReply::Waits { ahead },
             Ok(Ok(Tried::Refused(error))) => NodeReply::Refused(error),
-            Ok(Err(CallError { sent })) => {
-                let why = node.store.trouble().unwrap_or_else(|| "out of reach".to_owned());
-                NodeReply::Failed { sent, why }
-            }
+            Ok(Err(error)) => NodeReply::Failed { sent: error.sent, why: node.why(&error) },
             Err(_) => {
                 // The call continues in the background, to the store's own, longer limit, at which the store checks its
                 // connection.

@@ -427,7 +427,7 @@ impl ClaimState {
         let may_answer = |node: &NodeState| {
             matches!(node.entry, EntryState::Requested { .. } | EntryState::Removing { failures: 0, .. })
         };
-        (count(&may_answer) == 0).then_some(Err(CallError { sent: true }))
+        (count(&may_answer) == 0).then_some(Err(CallError::IN_DOUBT))
     }
 }
 

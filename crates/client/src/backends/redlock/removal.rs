@@ -36,7 +36,7 @@ impl Quorum {
                 outcome = claim.ended() => outcome,
             }
         });
-        let outcome = outcome.await.unwrap_or(Err(CallError { sent: true }));
+        let outcome = outcome.await.unwrap_or(Err(CallError::IN_DOUBT));
         // The removals that are left can't change the outcome, or the outcome is returned as unknown.
         run_in_background(removals);
         outcome

@@ -9,6 +9,7 @@ use super::claim::{Claim, Renewing};
 use super::store::{Quorum, run_in_background};
 use crate::backend::CallError;
 use crate::backends::leased::{Entry, Renewed};
+use crate::error::{BackendError, BackendErrorKind};
 
 impl Quorum {
     pub(super) async fn renew(self: &Arc<Self>, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, CallError> {
@@ -34,9 +35,17 @@ impl Quorum {
         let calls = calls.map(|(index, renewals)| self.clone().renew_on_node(index, renewals));
         let mut calls: FuturesUnordered<_> = calls.collect();
         // Stops as soon as the outcomes are certain, without waiting for slow nodes.
+        let mut failures = Vec::new();
         while counts.iter().any(|(_, count)| count.outcome(self.majority).is_none()) {
-            for (of, renewed) in calls.next().await.ok_or(CallError { sent: true })? {
-                counts[of].1.add(renewed);
+            match calls.next().await {
+                Some(Ok(results)) => results.into_iter().for_each(|(of, renewed)| counts[of].1.add(renewed)),
+                Some(Err(failure)) => failures.push(failure),
+                None => {
+                    let what =
+                        format!("no majority of the servers renews the lease: {}", failures.join("; "));
+                    let refusal = BackendError::new(BackendErrorKind::Unreachable, what);
+                    return Err(CallError { sent: true, ..CallError::refused(refusal) });
+                }
             }
         }
         run_in_background(calls);
@@ -52,21 +61,26 @@ impl Quorum {
         Ok(counts.into_iter().map(settle).collect())
     }
 
-    /// Returns the results of one node; none if it does not answer.
+    /// Returns the results of one node.
+    ///
+    /// # Errors
+    /// Why it gives none.
     async fn renew_on_node(
         self: Arc<Self>,
         index: usize,
         renewals: Vec<NodeRenewal>,
-    ) -> Vec<(usize, Renewed)> {
+    ) -> Result<Vec<(usize, Renewed)>, String> {
         let entries = renewals.iter().map(|renewal| renewal.entry.clone()).collect();
-        let answers = self.nodes[index].store.renew(entries).await.unwrap_or_default();
+        let node = &self.nodes[index];
+        let answers = node.store.renew(entries).await;
+        let answers = answers.map_err(|error| format!("{}: {}", node.name, node.why(&error)))?;
         let results = renewals.into_iter().zip(answers).map(|(renewal, renewed)| {
             if renewed == Renewed::Gone {
                 renewal.claim.lost(index, &renewal.entry);
             }
             (renewal.of, renewed)
         });
-        results.collect()
+        Ok(results.collect())
     }
 }
 

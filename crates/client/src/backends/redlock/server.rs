@@ -169,7 +169,7 @@ impl QuorumServer {
     ) -> BoxFuture<Result<T, CallError>> {
         match self.usable() {
             Ok(store) => call(&store),
-            Err(_) => Box::pin(async { Err(CallError { sent: false }) }),
+            Err(_) => Box::pin(async { Err(CallError::NOT_SENT) }),
         }
     }
 }

@@ -43,6 +43,12 @@ impl QuorumNode {
     pub(super) fn new(name: String, store: Arc<dyn Store>, wakes: Wakes) -> Self {
         Self { name, store, wakes, unanswered: Semaphore::new(UNANSWERED_MAX) }
     }
+
+    /// Why a call has failed.
+    pub(super) fn why(&self, error: &CallError) -> String {
+        let refusal = error.refusal.as_ref().map(|refusal| refusal.to_string());
+        refusal.or_else(|| self.store.trouble()).unwrap_or_else(|| "out of reach".to_owned())
+    }
 }
 
 /// The store over all nodes.

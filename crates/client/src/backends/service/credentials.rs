@@ -1,6 +1,6 @@
 //! How a client shows the nodes who it is: by its certificate, or by a token.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
@@ -8,6 +8,7 @@ use tonic::{Request, Status};
 
 use crate::backends::grpc_tls::GrpcTls;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::rotated::Rotated;
 use crate::url::{Url, read_begin};
 
 /// The scheme with TLS, and the hint for who gives files of TLS with the other one.
@@ -32,7 +33,7 @@ pub(super) struct Credentials {
 /// A token and its source.
 struct Token {
     file: Option<String>,
-    current: Mutex<MetadataValue<Ascii>>,
+    current: Rotated<MetadataValue<Ascii>>,
 }
 
 impl Credentials {
@@ -47,13 +48,13 @@ impl Credentials {
         let token = match (file, variable) {
             (None, None) => None,
             (Some(file), None) => {
-                let current = Mutex::new(read(&file)?);
+                let current = Rotated::new(read(&file)?);
                 Some(Token { file: Some(file), current })
             }
             (None, Some(variable)) => {
                 let text = std::env::var(&variable)
                     .map_err(|_| url.bad_part(format!("{TOKEN_ENV}={variable}"), "a variable that is set"))?;
-                let current = Mutex::new(header(&text, &format!("the variable `{variable}`"))?);
+                let current = Rotated::new(header(&text, &format!("the variable `{variable}`"))?);
                 Some(Token { file: None, current })
             }
             (Some(_), Some(_)) => {
@@ -63,18 +64,13 @@ impl Credentials {
         Ok(Self { tls, token: token.map(Arc::new) })
     }
 
-    /// The token for the calls of a new connection. Its file is read again; if that fails, the token that was read before
-    /// is used.
+    /// The token for the calls of a new connection. Its file is read again.
     pub(super) fn bearer(&self) -> Bearer {
-        let Some(token) = &self.token else { return Bearer(None) };
-        let mut current = token.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = &token.file {
-            match read(file) {
-                Ok(new) => *current = new,
-                Err(error) => tracing::warn!(%error, "lockkeeper: the token in use stays in use: {error}"),
-            }
-        }
-        Bearer(Some(current.clone()))
+        Bearer(self.token.as_ref().map(|token| {
+            token
+                .current
+                .latest("token", |current| token.file.as_deref().map_or_else(|| Ok(current.clone()), read))
+        }))
     }
 }
 

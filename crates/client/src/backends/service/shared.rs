@@ -120,7 +120,7 @@ impl ServiceShared {
         for outcome in out.drain(..) {
             match outcome {
                 CarrierOutput::Resolved(responder, result) => answers.push((responder, result)),
-                CarrierOutput::Dropped(responder) => answers.push((responder, Err(CallError { sent: true }))),
+                CarrierOutput::Dropped(responder) => answers.push((responder, Err(CallError::IN_DOUBT))),
                 // Sent under the lock, so that pushes keep their order. This only queues the push and wakes its session.
                 CarrierOutput::Push(key, push) => {
                     if let Some(pushes) = state.pushes.get(&key) {

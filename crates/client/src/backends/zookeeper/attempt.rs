@@ -98,13 +98,9 @@ impl StoreInner {
             let _ = by_if_exists(deadline, client.delete(&node.path, None)).await;
             self.places.take(&entry.id);
         }
-        let tried = tried.map_err(|failure| match failure {
-            // The node is in its place as before this attempt.
-            ZooKeeperFailure::Silent(_) if was_known => ZooKeeperFailure::NOT_DONE,
-            // The node exists.
-            ZooKeeperFailure::Silent(_) => ZooKeeperFailure::IN_DOUBT,
-            failure => failure,
-        })?;
+        // The node is in its place as before this attempt, or else exists now.
+        let tried =
+            tried.map_err(|failure| if was_known { failure.not_done() } else { failure.in_doubt() })?;
         if matches!(tried, Tried::Busy(_)) {
             orphan.settle();
         }

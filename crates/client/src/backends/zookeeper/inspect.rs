@@ -11,7 +11,7 @@ use zookeeper_client::{Client, Error, MultiReadResult, Stat};
 use super::layout::{Contender, NodeLayout, holders};
 use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists};
 use super::store::{children, owner};
-use crate::backend::{BreakOrder, Broken};
+use crate::backend::{BreakOrder, Broken, CallError};
 use crate::backends::leased::{
     Note, NotePermit, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder,
 };
@@ -49,6 +49,7 @@ impl Inspector {
             ZooKeeperFailure::Answered(error) => {
                 BackendError::new(BackendErrorKind::Operator, format!("ZooKeeper answers: {error}"))
             }
+            ZooKeeperFailure::Silent(CallError { refusal: Some(refusal), .. }) => (*refusal).clone(),
             ZooKeeperFailure::Silent(_) => self.sessions.trouble().unwrap_or_else(|| {
                 let what = format!("ZooKeeper did not answer within {LIMIT:?}");
                 BackendError::new(BackendErrorKind::Unreachable, what)

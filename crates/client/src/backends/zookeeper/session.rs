@@ -4,10 +4,11 @@
 //! entries in it: see [`Ensemble::tick`].
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 use zookeeper_client::{Acls, Client, Connector, CreateMode, CreateOptions, Error, SessionId};
@@ -48,7 +49,7 @@ impl From<Error> for ZooKeeperFailure {
             Error::QuotaExceeded => refused(BackendErrorKind::Operator, ""),
             Error::Unimplemented => refused(BackendErrorKind::Operator, "; ZooKeeper 3.6 or later is needed"),
             Error::BadArguments(_) => refused(BackendErrorKind::Refused, ""),
-            Error::Throttled | Error::NotReadOnly => ZooKeeperFailure::NOT_DONE,
+            Error::Throttled | Error::NotReadOnly => Self::passing(format!("ZooKeeper refuses: {error}")),
             Error::NoNode | Error::NodeExists | Error::BadVersion | Error::NotEmpty => Self::Answered(error),
             _ => ZooKeeperFailure::IN_DOUBT,
         }
@@ -126,15 +127,36 @@ impl Ensemble {
         mode.with_acls(if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() })
     }
 
+    /// The servers, each with the addresses of its name if these are several: the client library tries the addresses of a name
+    /// within one time limit, the first of which may swallow packets. A certificate is for the name.
+    async fn addresses(&self) -> Vec<String> {
+        let mut addresses = Vec::with_capacity(self.servers.len());
+        for server in self.servers.iter().filter(|_| self.tls.is_none()) {
+            let resolved = timeout(PROBE_LIMIT, lookup_host(server.as_str())).await;
+            let found = resolved.ok().and_then(Result::ok).map_or_else(Vec::new, Iterator::collect);
+            if found.len() > 1 {
+                addresses.extend(found.iter().map(SocketAddr::to_string));
+            }
+        }
+        // The names stay: the addresses may change during the session.
+        addresses.extend(self.servers.iter().cloned());
+        addresses
+    }
+
     /// Opens a session. Returns also its timeout as granted.
     async fn open(&self, session_timeout: Duration) -> Result<(Client, Duration), BackendError> {
         let (sender, receiver) = oneshot::channel();
-        let mut connector = Client::connector().with_session_timeout(session_timeout).with_fail_eagerly();
+        // A server that swallows packets must leave time for the others.
+        let connection_timeout = (session_timeout * 2 / 5).min(OPEN_LIMIT / 4);
+        let mut connector = Client::connector()
+            .with_session_timeout(session_timeout)
+            .with_connection_timeout(connection_timeout)
+            .with_fail_eagerly();
         if let Some(login) = &self.login {
             let digest = format!("{}:{}", login.user, login.password.reveal());
             connector = connector.with_auth("digest", digest.as_bytes());
         }
-        let (servers, tls) = (self.servers.join(","), self.tls.clone());
+        let (servers, tls) = (self.addresses().await.join(","), self.tls.clone());
         self.lease_thread.run(Box::pin(async move {
             // The session is closed if the caller has given up.
             let mut opened = connect(connector.clone(), &servers, tls.clone()).await;
@@ -180,7 +202,7 @@ async fn connect(connector: Connector, servers: &str, tls: Option<ZooKeeperTls>)
     match tls {
         None => connector.connect(servers).await,
         #[cfg(feature = "zookeeper-tls")]
-        Some(tls) => connector.with_tls(tls).secure_connect(servers).await,
+        Some(tls) => connector.with_tls(tls.latest()).secure_connect(servers).await,
         #[cfg(not(feature = "zookeeper-tls"))]
         Some(never) => match never {},
     }

@@ -1,10 +1,21 @@
 //! Settings from a URL: servers, login, and where locks are stored.
 
+#[cfg(feature = "zookeeper-tls")]
+use std::fmt;
+#[cfg(feature = "zookeeper-tls")]
+use std::sync::Arc;
 use std::time::Duration;
+
+#[cfg(feature = "zookeeper-tls")]
+use zookeeper_client::TlsOptions;
 
 use super::layout::{NodeLayout, Recipe};
 use crate::backends::tls_files::{TLS_PARAMETERS, TlsFiles};
 use crate::error::ConnectError;
+#[cfg(feature = "zookeeper-tls")]
+use crate::error::{BackendError, BackendErrorKind};
+#[cfg(feature = "zookeeper-tls")]
+use crate::rotated::Rotated;
 #[cfg(not(feature = "zookeeper-tls"))]
 use crate::url::UrlError;
 use crate::url::{Login, Url};
@@ -31,7 +42,28 @@ pub(super) struct Settings {
 
 /// How servers are verified, and how this client identifies itself.
 #[cfg(feature = "zookeeper-tls")]
-pub(super) type ZooKeeperTls = zookeeper_client::TlsOptions;
+#[derive(Clone)]
+pub(super) struct ZooKeeperTls(Arc<Rotated<(TlsFiles, TlsOptions)>>);
+
+#[cfg(feature = "zookeeper-tls")]
+impl ZooKeeperTls {
+    /// The options for a new session: the files are read again.
+    pub(super) fn latest(&self) -> TlsOptions {
+        let read = |(files, _): &(TlsFiles, TlsOptions)| -> Result<_, BackendError> {
+            let files = files.read_again()?;
+            let options = options(&files)?;
+            Ok((files, options))
+        };
+        self.0.latest("files of TLS", read).1
+    }
+}
+
+#[cfg(feature = "zookeeper-tls")]
+impl fmt::Debug for ZooKeeperTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ZooKeeperTls")
+    }
+}
 
 /// Never exists: the scheme with TLS is not compiled in.
 #[cfg(not(feature = "zookeeper-tls"))]
@@ -76,23 +108,27 @@ impl Settings {
 /// The settings of `zookeepers://`.
 #[cfg(feature = "zookeeper-tls")]
 fn tls(url: &Url) -> Result<Option<ZooKeeperTls>, ConnectError> {
-    use crate::error::{BackendError, BackendErrorKind};
-
     let Some(files) = TlsFiles::of(url, TLS_SCHEME, WITHOUT_TLS)? else { return Ok(None) };
     // The client library takes the process's default crypto provider; one that the program has installed stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    let options = options(&files)?;
+    Ok(Some(ZooKeeperTls(Arc::new(Rotated::new((files, options))))))
+}
+
+#[cfg(feature = "zookeeper-tls")]
+fn options(files: &TlsFiles) -> Result<TlsOptions, BackendError> {
     let unusable = |error: zookeeper_client::Error| {
         let what = format!(
             "the certificates can't be used: {error}; `tls-ca`, `tls-cert` and `tls-key` are files in PEM"
         );
         BackendError::caused(BackendErrorKind::Operator, what, error)
     };
-    let ca = files.ca.unwrap_or_else(system_certificates);
-    let tls = ZooKeeperTls::new().with_pem_ca(&ca).map_err(unusable)?;
-    Ok(Some(match files.identity {
-        Some((certificate, key)) => tls.with_pem_identity(&certificate, &key).map_err(unusable)?,
+    let ca = files.ca.clone().unwrap_or_else(system_certificates);
+    let tls = TlsOptions::new().with_pem_ca(&ca).map_err(unusable)?;
+    Ok(match &files.identity {
+        Some((certificate, key)) => tls.with_pem_identity(certificate, key).map_err(unusable)?,
         None => tls,
-    }))
+    })
 }
 
 #[cfg(not(feature = "zookeeper-tls"))]

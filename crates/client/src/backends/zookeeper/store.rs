@@ -60,7 +60,7 @@ impl Store for ZooKeeperStore {
             match inner.attempt(&attempt).await {
                 Ok(tried) => Ok(tried),
                 Err(ZooKeeperFailure::Silent(error)) => Err(error),
-                Err(ZooKeeperFailure::Answered(_)) => Err(CallError { sent: true }),
+                Err(ZooKeeperFailure::Answered(_)) => Err(CallError::IN_DOUBT),
                 Err(ZooKeeperFailure::Refused(error)) => Ok(Tried::Refused(error)),
             }
         })

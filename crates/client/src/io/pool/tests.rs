@@ -251,7 +251,7 @@ async fn alone_is_exclusive_and_its_limit_is_an_error() {
     let (first, second) = (pool.alone().await.unwrap(), pool.alone().await.unwrap());
     assert_eq!((first.number, second.number), (1, 2));
     let error = pool.alone().await.map(drop).unwrap_err();
-    assert_eq!(error.kind, BackendErrorKind::Refused);
+    assert_eq!(error.kind, BackendErrorKind::LimitReached);
     assert!(error.to_string().contains("all 2 connections of this client are in use"), "{error}");
     drop(first);
     assert_eq!(pool.alone().await.unwrap().number, 1);

@@ -74,7 +74,7 @@ fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
             Event::Pushed(Push::Queued { seq, position: 0 }),
             Event::Pushed(Push::Revoked { seq, notice: None }),
             Event::Pushed(Push::Ended { seq, end: End::Broken }),
-            Event::Pushed(Push::HoldLost { seq, cause: LossCause::Disconnected }),
+            Event::Pushed(Push::HoldLost { seq, cause: LossCause::Disconnected, why: None }),
         ]);
     }
     if !state.callers.is_empty() {

@@ -84,6 +84,41 @@ fn a_wait_that_ends_without_any_answer_reports_an_unreachable_backend() {
     assert!(matches!(why, Some(NotAcquired::TimedOut)), "{out:?}");
 }
 
+/// Regression: a server that refused for the whole wait (READONLY) was reported as a busy lock.
+#[test]
+fn a_wait_without_an_answer_to_its_request_is_not_reported_as_busy() {
+    let limits = AcquireLimits { wait_until: Some(at(102)), ..limits() };
+    let why = |out: &[Output]| match out {
+        [.., Output::NotAcquired { why, .. }] => why.clone(),
+        _ => panic!("{out:?}"),
+    };
+    // Every attempt was refused.
+    let mut state = open();
+    let _ = acquire(&mut state, 100, limits);
+    let call = last_call(&state);
+    let _ = step(&mut state, 100, Event::Failed { call, sent: false });
+    let out = step(&mut state, 102, Event::Wake);
+    let ended = out.iter().find(|output| matches!(output, Output::NotAcquired { .. })).cloned();
+    assert!(matches!(why(&[ended.unwrap()]), NotAcquired::Unreachable), "{out:?}");
+    // One may have arrived: the answer to the Finish decides.
+    let mut state = open();
+    let _ = acquire(&mut state, 100, limits);
+    let _ = fail(&mut state, 100);
+    let _ = step(&mut state, 102, Event::Wake);
+    let out = answer(&mut state, 102, &Answer::Finished(End::Gone));
+    assert!(matches!(why(&out), NotAcquired::Unreachable), "{out:?}");
+    // The backend has said before that the lock is not free.
+    let mut state = open();
+    let _ = acquire(&mut state, 100, limits);
+    let call = last_call(&state);
+    let Some(&CallKind::Acquire { seq, .. }) = state.machine.kind_of(call) else { panic!("an acquire") };
+    let _ = step(&mut state, 100, Event::Pushed(Push::Queued { seq, position: 1 }));
+    let _ = fail(&mut state, 100);
+    let _ = step(&mut state, 102, Event::Wake);
+    let out = answer(&mut state, 102, &Answer::Finished(End::Left));
+    assert!(matches!(why(&out), NotAcquired::TimedOut), "{out:?}");
+}
+
 #[test]
 fn patience_shorter_than_the_ttl_limits_the_wait_for_a_silent_backend() {
     let mut state = Checked::new(spec());

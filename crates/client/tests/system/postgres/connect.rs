@@ -182,7 +182,7 @@ async fn exhausted_server_connections_are_reported() {
         assert!(held.len() < 4, "the server has four connections, one of which asks questions");
     };
     let AcquireError::Backend(error) = refused else { panic!("{refused}") };
-    assert_eq!(error.kind, BackendErrorKind::Operator, "{error}");
+    assert_eq!(error.kind, BackendErrorKind::LimitReached, "{error}");
     says(&error.to_string(), &["no connection left", "max_connections", "`connections=`"]);
     // A connection that becomes free is used again.
     held.pop().unwrap().release().await.unwrap();

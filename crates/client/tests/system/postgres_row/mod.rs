@@ -2,6 +2,7 @@
 //! backends are tested in the contract suite.
 
 mod clocks;
+mod connections;
 mod faults;
 mod growth;
 mod holds;

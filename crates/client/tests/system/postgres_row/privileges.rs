@@ -1,9 +1,9 @@
 //! The privileges that a user needs, and the errors without them; a missing or old schema.
 
-use lockkeeper::{BackendErrorKind, ConnectError, Locks};
+use lockkeeper::{BackendErrorKind, ConnectError, Locks, LossCause};
 use lockkeeper_rig::Postgres;
 
-use crate::postgres_row::support::{client, order, rows, server};
+use crate::postgres_row::support::{SECOND, client, order, rows, server};
 
 async fn refused(url: &str) -> (String, BackendErrorKind) {
     match Locks::connect(&rows(url)).await {
@@ -148,4 +148,17 @@ async fn settings_that_break_a_promise_are_reported() {
     assert!(
         found.iter().any(|finding| !finding.spoils && finding.says.contains("time is the database's own"))
     );
+}
+
+#[tokio::test]
+async fn a_privilege_that_is_revoked_is_the_reason_of_the_loss() {
+    let server = server();
+    grant(&server, "locker", LOCKS);
+    let locks = client(&server.url_as("locker"), "locker").await;
+    let held = locks.mutex("any").ttl(SECOND).acquire().await.unwrap();
+    server.psql("REVOKE EXECUTE ON FUNCTION lockkeeper.row_renew(text[], text[], bigint[]) FROM locker");
+    held.lost().cancelled().await;
+    let lost = held.valid_until().unwrap_err();
+    assert_eq!(lost.cause, LossCause::Expired);
+    assert!(lost.to_string().contains("permission denied for function row_renew"), "{lost}");
 }

@@ -8,6 +8,7 @@ mod foreign;
 mod loss;
 mod permits;
 mod queue;
+mod refusals;
 mod runtimes;
 mod support;
 mod switch;

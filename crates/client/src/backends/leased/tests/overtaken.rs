@@ -77,7 +77,7 @@ async fn a_hold_that_the_second_renewal_does_not_find_is_lost_and_the_keep_alive
     answer.send(granted()).unwrap();
     assert!(matches!(acquire.await, Ok(Answer::Granted(_))));
     session.store.renewals.lock().unwrap().extend([Renewed::Gone, Renewed::Gone]);
-    assert!(matches!(keep_alive.await, Err(CallError { sent: true })));
+    assert!(matches!(keep_alive.await, Err(CallError { sent: true, .. })));
     assert!(matches!(session.pushes.recv().await, Some(Push::Ended { seq: Seq(1), end: End::Gone })));
 }
 
@@ -89,7 +89,7 @@ async fn a_grant_that_can_not_be_renewed_is_not_returned() {
     session.call(Call::KeepAlive).await.unwrap();
     session.store.unanswered_renewals.store(1, Ordering::SeqCst);
     answer.send(granted()).unwrap();
-    assert!(matches!(acquire.await, Err(CallError { sent: true })));
+    assert!(matches!(acquire.await, Err(CallError { sent: true, .. })));
     // The next attempt returns the first grant again, and does not extend its expiry.
     session.store.will(Ok(granted()));
     session.store.will_renew(Renewed::Gone);

@@ -25,7 +25,7 @@ pub(super) struct Unanswered(pub(super) Arc<AdvisoryRequest>);
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        self.0.end_acquire(Err(CallError { sent: true }));
+        self.0.end_acquire(Err(CallError::IN_DOUBT));
     }
 }
 
@@ -128,9 +128,10 @@ impl Claim {
     pub(super) fn unanswered(self, none: NoAnswer, doing: &str) -> Acquired {
         match none {
             NoAnswer::Refused(_) => self.refused(none.explained(doing)),
-            NoAnswer::Ended(_) | NoAnswer::Silent(_) => {
+            NoAnswer::Ended(_) => Err(CallError { sent: true, ..CallError::refused(none.explained(doing)) }),
+            NoAnswer::Silent(_) => {
                 tracing::debug!("{}", none.explained(doing));
-                Err(CallError { sent: true })
+                Err(CallError::IN_DOUBT)
             }
         }
     }
@@ -145,7 +146,7 @@ fn failed(error: BackendError) -> Acquired {
     match error.kind {
         BackendErrorKind::Unreachable => {
             tracing::debug!("{error}");
-            Err(CallError { sent: false })
+            Err(CallError::NOT_SENT)
         }
         _ => Ok(Answer::Refused(error)),
     }

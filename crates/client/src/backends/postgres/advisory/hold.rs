@@ -69,7 +69,7 @@ pub(super) fn lose(request: &AdvisoryRequest, why: &str) {
         why,
         "the connection that held a lock is lost; the server may have freed the lock earlier"
     );
-    request.push(Push::HoldLost { seq: request.seq, cause: LossCause::Disconnected });
+    request.push(Push::HoldLost { seq: request.seq, cause: LossCause::Disconnected, why: Some(why.into()) });
     drop(hold);
 }
 
@@ -131,7 +131,7 @@ pub(super) async fn finish(shared: Arc<Shared>, request: Arc<AdvisoryRequest>) -
         }
         let left = match &*stages.borrow_and_update() {
             Stage::Over(end) => return Ok(*end),
-            Stage::InDoubt => return Err(CallError { sent: true }),
+            Stage::InDoubt => return Err(CallError::IN_DOUBT),
             Stage::Acquiring(left) => Some(left.clone()),
             // Granted since `take_hold` above.
             Stage::Held(_) => continue,
@@ -154,7 +154,7 @@ async fn abandon(shared: &Shared, request: &AdvisoryRequest, left: Option<String
     let Some(left) = left else { return Ok(End::Left) };
     match timeout(TERMINATED_WITHIN, terminate(shared, request, &left)).await {
         Ok(true) => Ok(End::Left),
-        _ => Err(CallError { sent: true }),
+        _ => Err(CallError::IN_DOUBT),
     }
 }
 
@@ -186,12 +186,12 @@ async fn release(shared: &Shared, request: &AdvisoryRequest, hold: Hold) -> Resu
             let mut stages = request.stages();
             drop(claim);
             if is_here {
-                return Err(CallError { sent: true });
+                return Err(CallError::IN_DOUBT);
             }
             let over = stages.wait_for(|stage| matches!(stage, Stage::Over(_)));
             match timeout(TERMINATED_WITHIN, over).await {
                 Ok(Ok(_)) => Ok(End::Released),
-                _ => Err(CallError { sent: true }),
+                _ => Err(CallError::IN_DOUBT),
             }
         }
     }

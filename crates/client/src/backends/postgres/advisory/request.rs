@@ -86,7 +86,7 @@ impl AdvisoryRequest {
                 return answer.clone();
             }
             if stages.changed().await.is_err() {
-                return Err(CallError { sent: true });
+                return Err(CallError::IN_DOUBT);
             }
         }
     }

@@ -89,7 +89,7 @@ impl Conn for AdvisoryConn {
                 }));
             }
             // Refused before: the capability is missing.
-            Call::Change { .. } => responder.send(Err(CallError { sent: false })),
+            Call::Change { .. } => responder.send(Err(CallError::NOT_SENT)),
             Call::Close => {
                 let left = self.requests.all();
                 left.iter().for_each(|request| request.over.cancel());

@@ -16,6 +16,7 @@ use super::listen::{Hearing, Listening};
 use super::random;
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried};
+use crate::backends::postgres::answer::{NoAnswer, kind_of};
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::Granted;
 
@@ -63,8 +64,11 @@ impl RowStore {
                 Ok(acquired) => tried(entry, acquired, hearing == Hearing::Hears),
                 Err(error) => Tried::Refused(error),
             }),
-            Err(failure) if refuses_for_good(&failure) => Ok(Tried::Refused(self.explained(failure, "lock"))),
-            Err(failure) => Err(unanswered(&failure, "acquire")),
+            Err(RowFailure::NoAnswer(NoAnswer::Refused(error))) if !passes(error.code()) => {
+                let failure = RowFailure::NoAnswer(NoAnswer::Refused(error));
+                Ok(Tried::Refused(self.explained(failure, "lock")))
+            }
+            Err(failure) => Err(self.unanswered(failure, "acquire")),
         }
     }
 
@@ -79,7 +83,7 @@ impl RowStore {
             // connection for it, they share the pool: a late renewal is better than none.
             let own = self.listening.borrow().connection.clone();
             let answered = self.database.call_on(own.as_deref(), limit, &RENEW, &[&names, &ids, &ttls]).await;
-            let rows = answered.map_err(|failure| unanswered(&failure, "renew"))?;
+            let rows = answered.map_err(|failure| self.unanswered(failure, "renew"))?;
             let letters: String =
                 calls::column(rows.first(), 0).map_err(|error| unreadable(&error, "renew"))?;
             renewed.extend(letters.chars().map(|letter| match letter {
@@ -95,7 +99,7 @@ impl RowStore {
         let (keep, ttl) = (ms(entry.keep_closed), ms(entry.ttl));
         let params: Params<'_> = &[&entry.name.as_str(), &entry.id.0, &keep, &ttl, &doubt];
         let answered = self.database.call(entry.limit(), &FINISH, params).await;
-        let rows = answered.map_err(|failure| unanswered(&failure, "finish"))?;
+        let rows = answered.map_err(|failure| self.unanswered(failure, "finish"))?;
         finished(&rows).map_err(|error| unreadable(&error, "finish"))
     }
 
@@ -108,6 +112,17 @@ impl RowStore {
     ) -> Result<Vec<Row>, BackendError> {
         let answered = self.database.call(self.limit, statement, params).await;
         answered.map_err(|failure| self.explained(failure, doing))
+    }
+
+    /// The error of a call that is repeated.
+    fn unanswered(&self, failure: RowFailure, doing: &str) -> CallError {
+        tracing::debug!(?failure, doing, "postgres: a call has no answer");
+        let sent = failure.may_have_arrived();
+        let is_silent = matches!(failure, RowFailure::NoAnswer(NoAnswer::Silent(_)));
+        match is_silent {
+            true => CallError::new(sent),
+            false => CallError { sent, ..CallError::refused(self.explained(failure, doing)) },
+        }
     }
 
     /// The error as shown to users; `doing` is the operation, as in "list locks".
@@ -212,26 +227,15 @@ fn part_of(whole: Duration) -> Duration {
     whole.mul_f64((random() >> 11) as f64 / (1_u64 << 53) as f64)
 }
 
-/// Whether a retry can't succeed.
-fn refuses_for_good(failure: &RowFailure) -> bool {
-    // Transient: connection errors, conflicts, lack of resources, operator intervention, locked rows, and standbys.
-    let passes = |code: &SqlState| {
-        ["08", "40", "53", "57"].iter().any(|class| code.code().starts_with(class))
-            || *code == SqlState::LOCK_NOT_AVAILABLE
-            || *code == SqlState::READ_ONLY_SQL_TRANSACTION
-    };
-    failure.code().is_some_and(|code| !passes(code))
-}
-
-fn unanswered(failure: &RowFailure, doing: &str) -> CallError {
-    tracing::debug!(?failure, doing, "postgres: a call has no answer");
-    CallError { sent: failure.may_have_arrived() }
+/// Whether an error of the server passes by itself.
+fn passes(code: Option<&SqlState>) -> bool {
+    matches!(kind_of(code), BackendErrorKind::Unreachable | BackendErrorKind::LimitReached)
 }
 
 /// The error for an answer that the functions of this program can't have given.
 fn unreadable(error: &BackendError, doing: &str) -> CallError {
     tracing::warn!(%error, doing, "postgres: the answer of a call can't be read");
-    CallError { sent: true }
+    CallError::IN_DOUBT
 }
 
 fn ms(duration: Duration) -> i64 {

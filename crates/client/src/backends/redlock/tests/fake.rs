@@ -199,17 +199,17 @@ impl Fake {
             };
             sleep(delay / 2).await;
             match fault {
-                Fault::Dead => Err(CallError { sent: false }),
-                Fault::LosesCalls => Err(CallError { sent: true }),
+                Fault::Dead => Err(CallError::NOT_SENT),
+                Fault::LosesCalls => Err(CallError::IN_DOUBT),
                 Fault::Hung => {
                     let (answer, answered) = tokio::sync::oneshot::channel();
                     node.state().backlog.push_back(Box::new(move |state| drop(answer.send(run(state)))));
-                    answered.await.unwrap_or(Err(CallError { sent: true }))
+                    answered.await.unwrap_or(Err(CallError::IN_DOUBT))
                 }
                 Fault::LosesAnswers => {
                     drop(run(&mut node.state()));
                     sleep(delay / 2).await;
-                    Err(CallError { sent: true })
+                    Err(CallError::IN_DOUBT)
                 }
                 Fault::None | Fault::Refuses => {
                     let answer = run(&mut node.state());
@@ -218,7 +218,7 @@ impl Fake {
                 }
             }
         };
-        Box::pin(async move { timeout(limit, call).await.unwrap_or(Err(CallError { sent: true })) })
+        Box::pin(async move { timeout(limit, call).await.unwrap_or(Err(CallError::IN_DOUBT)) })
     }
 }
 

@@ -61,7 +61,7 @@ async fn without_a_majority_nothing_is_held_and_every_node_is_named() {
     let (store, _) = client(&nodes);
     let tried = store.attempt(attempt(&entry("a"), true)).await;
     // No majority can hold it: nothing is in doubt.
-    assert!(matches!(tried, Err(CallError { sent: false })), "{tried:?}");
+    assert!(matches!(tried, Err(CallError { sent: false, .. })), "{tried:?}");
     let says = store.trouble().expect("it is told");
     for part in
         ["3 of 5", "n1: granted, and taken back", "n2: connection refused", "n4: connection refused", "n5"]
@@ -82,7 +82,7 @@ async fn a_hung_majority_is_reported_in_doubt_after_the_time_limit() {
     let (store, _) = client(&nodes);
     let from = Instant::now();
     let tried = store.attempt(attempt(&entry("a"), false)).await;
-    assert!(matches!(tried, Err(CallError { sent: true })), "{tried:?}");
+    assert!(matches!(tried, Err(CallError { sent: true, .. })), "{tried:?}");
     assert!(from.elapsed() <= TTL / 6, "{:?}", from.elapsed());
     assert!(store.trouble().is_some_and(|says| says.contains("n1: no answer within 500ms")));
 }
@@ -194,7 +194,7 @@ async fn failed_attempts_are_taken_back_soon_after_the_nodes_recover() {
         set(&nodes[..3], fault);
         let (store, _) = client(&nodes);
         let failed = store.attempt(attempt(&entry("a"), true)).await;
-        assert!(matches!(failed, Err(CallError { sent: true })), "{failed:?}");
+        assert!(matches!(failed, Err(CallError { sent: true, .. })), "{failed:?}");
         let finishing = store.finish(entry("a"), true).await;
         assert!(finishing.is_err(), "a majority has not answered: {finishing:?}");
         sleep(TTL / 2).await;
@@ -267,7 +267,7 @@ async fn grants_from_before_a_keep_alive_do_not_count_after_it() {
     // The nodes have executed the attempt. The keep-alive is acknowledged without a call, since nothing holds yet.
     assert_eq!(store.renew(vec![entry.clone()]).await, Ok(vec![Renewed::Kept]));
     let late = trying.await.unwrap();
-    assert!(matches!(late, Err(CallError { sent: true })), "{late:?}");
+    assert!(matches!(late, Err(CallError { sent: true, .. })), "{late:?}");
     sleep(SETTLED).await;
     assert_eq!(holders(&nodes), [const { None }; 3]);
     assert!(is_granted(&store.attempt(attempt(&entry, false)).await), "the next try counts");
@@ -286,7 +286,7 @@ async fn a_renewal_needs_a_majority() {
     assert!(from.elapsed() < 10 * MS, "two that hang keep nobody waiting: {:?}", from.elapsed());
     nodes[2].set(Fault::LosesAnswers);
     let unknown = store.renew(vec![entry.clone()]).await;
-    assert_eq!(unknown, Err(CallError { sent: true }), "it may hold, but nobody knows");
+    assert_eq!(unknown, Err(CallError::IN_DOUBT), "it may hold, but nobody knows");
     set(&nodes, Fault::None);
     assert_eq!(store.renew(vec![entry]).await, Ok(vec![Renewed::Kept]));
 }
@@ -330,7 +330,7 @@ async fn a_release_reports_whether_a_majority_still_held() {
     assert!(is_granted(&store.attempt(attempt(&unsure, false)).await));
     sleep(SETTLED).await;
     set(&nodes[..2], Fault::LosesAnswers);
-    assert_eq!(store.finish(unsure.clone(), false).await, Err(CallError { sent: true }));
+    assert_eq!(store.finish(unsure.clone(), false).await, Err(CallError::IN_DOUBT));
     // The release is repeated until the nodes have answered.
     set(&nodes, Fault::None);
     sleep(SETTLED).await;

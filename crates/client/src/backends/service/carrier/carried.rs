@@ -313,18 +313,18 @@ impl<H> CarriedSession<H> {
         while self.signs.front().is_some_and(|sign| now >= sign.since + sign_limit)
             && let Some(sign) = self.signs.pop_front()
         {
-            out.push(CarrierOutput::Resolved(sign.handle, Err(CallError { sent: tried })));
+            out.push(CarrierOutput::Resolved(sign.handle, Err(CallError::new(tried))));
         }
         let overdue = |command: &PendingCommand<H>| now >= command.since + command_limit;
         let overdue: Vec<Seq> =
             self.asked.iter().filter(|(_, command)| overdue(command)).map(|(&seq, _)| seq).collect();
         for command in overdue.iter().filter_map(|seq| self.asked.remove(seq)) {
-            let failed = |handle| CarrierOutput::Resolved(handle, Err(CallError { sent: command.sent }));
+            let failed = |handle| CarrierOutput::Resolved(handle, Err(CallError::new(command.sent)));
             out.extend(command.handles.into_iter().map(failed));
         }
         if let Some(closing) = self.close.take_if(|closing| now >= closing.since + command_limit) {
             self.place = AttachState::Over;
-            out.push(CarrierOutput::Resolved(closing.handle, Err(CallError { sent: closing.sent })));
+            out.push(CarrierOutput::Resolved(closing.handle, Err(CallError::new(closing.sent))));
         }
     }
 

@@ -187,7 +187,7 @@ fn the_stream_of_a_silent_service_ends_after_a_sixth_of_the_ttl() {
     let out = line.wake(106);
     let [
         CarrierOutput::EndStream(StreamEnding::Silent),
-        CarrierOutput::Resolved(1, Err(CallError { sent: true })),
+        CarrierOutput::Resolved(1, Err(CallError { sent: true, .. })),
     ] = out[..]
     else {
         panic!("{out:?}")
@@ -205,12 +205,12 @@ fn an_unanswered_command_times_out_and_a_queued_acquire_does_not() {
     let _ = line.wake(102);
     assert!(line.hears(102, 0, kept_alive(1)).is_empty(), "the service lives");
     let out = line.wake(105);
-    assert!(matches!(out[..], [CarrierOutput::Resolved(3, Err(CallError { sent: true }))]), "{out:?}");
+    assert!(matches!(out[..], [CarrierOutput::Resolved(3, Err(CallError { sent: true, .. }))]), "{out:?}");
     assert!(line.wake(10_000).is_empty());
     let _ = line.cut(10_000);
     let _ = line.submit(10_000, finish(4, 2), 4);
     let out = line.wake(10_010);
-    assert!(matches!(out[..], [CarrierOutput::Resolved(4, Err(CallError { sent: false }))]), "{out:?}");
+    assert!(matches!(out[..], [CarrierOutput::Resolved(4, Err(CallError { sent: false, .. }))]), "{out:?}");
 }
 
 #[test]

@@ -341,7 +341,7 @@ impl World {
                 who,
                 match result {
                     Ok(answer) => Event::Answered { call, answer },
-                    Err(CallError { sent }) => Event::Failed { call, sent },
+                    Err(CallError { sent, .. }) => Event::Failed { call, sent },
                 },
             );
         }
