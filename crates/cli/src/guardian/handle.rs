@@ -324,6 +324,9 @@ impl Guarded {
                     continue;
                 }
             };
+            // Which signals came before the command's end is settled before what it has left is reported: a Ctrl-C that answers
+            // this report is another signal.
+            let is_settled = !self.command_ended || self.witness.is_none();
             let answer = async {
                 match &mut self.witness {
                     Some(witness) if self.relay.is_asked() => witness.answer().await,
@@ -331,7 +334,7 @@ impl Guarded {
                 }
             };
             let report = tokio::select! {
-                message = next_message(&mut self.channel) => match message {
+                message = next_message(&mut self.channel), if is_settled => match message {
                     Some(message) => GuardianReport::decode(&message),
                     None => break,
                 },

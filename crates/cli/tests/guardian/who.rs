@@ -199,13 +199,16 @@ fn stopped(to: To, cell: &str) {
 
 fn killed(to: To, cell: &str) {
     let code = match cell {
-        "the job ends, then the lock is free" => None,
+        "the job ends, then the lock is free" | "all end" => None,
         "the job ends, then the lock is free; exit code 70" => Some(crate::wrapper::GUARDIAN_DIED.into()),
         "the exit code is 137" => Some(137),
         other => panic!("no test of `{other}`"),
     };
     let mut scenario = listening("role:tell-all", |scenario| scenario.options.grace_ms = 50);
     to.send(&scenario, Signal::SIGKILL);
+    if cell == "all end" {
+        wait_until("nobody is left", || scenario.survivors().is_empty());
+    }
     let _next_holder = scenario.wait_for_lock();
     assert_eq!(scenario.survivors(), Vec::<i32>::new());
     assert_eq!(scenario.wait().code(), code);
