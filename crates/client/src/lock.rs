@@ -77,8 +77,10 @@ struct Options {
     value: Vec<u8>,
     meta: Vec<(String, String)>,
     on_queued: Option<Arc<dyn Fn(u64) + Send + Sync>>,
-    on_refused: Option<Arc<dyn Fn(&BackendError) + Send + Sync>>,
+    on_refused: Option<OnRefused>,
 }
+
+type OnRefused = Arc<dyn Fn(&BackendError) + Send + Sync>;
 
 impl<F: Kind> fmt::Debug for Lock<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -310,10 +310,14 @@ impl SessionInner {
                     |seq| state.machine.key_of(seq).and_then(|key| Some(&*state.callers.get(&key)?.hold));
                 match &mut push {
                     Push::Revoked { seq, notice: notice @ Some(_) } => {
-                        holder(*seq).zip(notice.take()).map(|(hold, notice)| hold.break_ordered(notice));
+                        if let Some((hold, notice)) = holder(*seq).zip(notice.take()) {
+                            hold.break_ordered(notice);
+                        }
                     }
                     Push::HoldLost { seq, why: why @ Some(_), .. } => {
-                        holder(*seq).zip(why.take()).map(|(hold, why)| hold.lost_because(why));
+                        if let Some((hold, why)) = holder(*seq).zip(why.take()) {
+                            hold.lost_because(why);
+                        }
                     }
                     _ => {}
                 }

@@ -178,7 +178,7 @@ fn name_may_begin_with_a_dash() {
     let place = Place::new();
     let ended = place.ran("run -- -dash -- printenv LOCKKEEPER_NAME");
     assert_eq!((ended.code, ended.out.as_str()), (0, "-dash\n"));
-    place.ran("run -- true").is_one_line(exit::USAGE, &["which lock?"]);
+    place.ran("run -- true").is_one_line(exit::USAGE, &["name is empty", "NAME -- COMMAND"]);
     assert_eq!(place.ran("show -- -dash").out, "-dash: not held\n");
 }
 

@@ -61,3 +61,18 @@ fn root_without_a_home_of_its_own_makes_the_shared_directory() {
     }
     assert!(!place.path("home/.local").exists(), "not root's files in the home of another user");
 }
+
+#[test]
+fn user_without_a_home_or_without_rights_in_the_shared_directory_is_refused() {
+    let place = Place::new();
+    let as_user =
+        "cp \"$0\" /var/lib/program; cd /; exec setpriv --reuid=12345 --regid=12345 --clear-groups env";
+    for home in ["-u HOME", "HOME=relative"] {
+        let ended = ran(&place, &format!("{as_user} {home} /var/lib/program run x -- true"));
+        ended.is_one_line(exit::CONFIG, &["HOME", "--locks file:///dir"]);
+    }
+    let script =
+        format!("mkdir -m 0750 /var/lib/lockkeeper; {as_user} HOME=/tmp /var/lib/program run x -- true");
+    ran(&place, &script)
+        .is_one_line(exit::PERMISSION, &["12345 can't use", "Permission denied", "chmod 1777"]);
+}

@@ -74,11 +74,9 @@ impl SessionPhase {
 impl Machine {
     pub(super) fn advance_session(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         match self.link {
-            SessionPhase::Closed if self.wants_session() => {
-                if self.opens.next().is_none_or(|at| now >= at) {
-                    self.opens.opened(now);
-                    self.open(now, 0, out);
-                }
+            SessionPhase::Closed if self.wants_session() && self.opens.next().is_none_or(|at| now >= at) => {
+                self.opens.opened(now);
+                self.open(now, 0, out);
             }
             SessionPhase::Opening { again: Some(at), tries } if now >= at => self.open(now, tries, out),
             SessionPhase::Live { next, .. } if self.renews() && now >= next => {

@@ -204,11 +204,12 @@ async fn under_lock(
         let text = "no command to run; write it behind `--`, as in `NAME -- COMMAND`";
         return Err(Failure::new(exit::USAGE, text));
     }
-    if args.command.name.is_empty() {
-        let text = "which lock? Write its name before the command, as in `NAME -- COMMAND`";
-        return Err(Failure::new(exit::USAGE, text));
-    }
-    let name = settings::lock_name(&args.command.name)?;
+    let name = settings::lock_name(&args.command.name).map_err(|mut failure| {
+        if args.command.name.is_empty() {
+            failure.message += "; write it before the command, as in `NAME -- COMMAND`";
+        }
+        failure
+    })?;
     let silent = args.job.service.local || args.command.quiet;
     let url = settings::locks_url(args.job.service.locks.as_deref(), silent)?;
     let record = CommandRecord::of(args, &url)?;

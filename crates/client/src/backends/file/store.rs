@@ -136,12 +136,14 @@ fn make_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(0o700)),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let Some(above) = path.parent() else { return Err(e) };
-            make_directory(above)?;
-            make_directory(path)
-        }
-        Err(e) => Err(e),
+        Err(e) => match path.parent() {
+            // Filesystems such as `/proc` have no directory either, but refuse one in a directory that is there.
+            Some(above) if e.kind() == io::ErrorKind::NotFound && !above.exists() => {
+                make_directory(above)?;
+                make_directory(path)
+            }
+            _ => Err(e),
+        },
     }
 }
 

@@ -193,8 +193,9 @@ async fn next_holder_after_the_files_were_deleted_waits_until_the_first_one_has_
     let (held, granted) = first.take(request("x")).await;
     // A copy of the descriptors, as a guardian has it until its command has ended.
     let fds = first.conn.descriptors(held);
-    let guardian: Vec<_> =
-        fds.iter().map(|&fd| nix::unistd::dup(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap()).collect();
+    // SAFETY: the session keeps the descriptors open.
+    let copy = |&fd: &i32| nix::unistd::dup(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap();
+    let guardian: Vec<_> = fds.iter().map(copy).collect();
     delete_files(&path);
     first.push(|push| matches!(push, Push::Lost(_))).await;
     let waiting = std::thread::spawn({
