@@ -31,7 +31,6 @@ use super::connection::{Above, Connection, Socket, TlsSocket};
 use super::forward;
 use super::http::{Hazards, HttpInterface, Metrics};
 use super::session_calls::SESSION_CALL;
-use crate::access::Identity;
 use crate::options::{HazardPlayer, MetricsPage};
 use crate::tls::{ClientProtocol, NodeTls};
 
@@ -387,11 +386,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
         }
         let caller = match identify(&self.connection, request.headers()) {
             Ok(caller) => caller,
-            Err(refusal) => {
-                let (audit, address) = (&self.connection.front().audit, self.connection.address());
-                audit.refused("unauthenticated", &Identity::ANONYMOUS, &address, refusal.message());
-                return Box::pin(std::future::ready(Ok(refusal.into_http())));
-            }
+            Err(refusal) => return Box::pin(std::future::ready(Ok(refusal.into_http()))),
         };
         request.extensions_mut().insert(caller.clone());
         let (front, routes) = (self.connection.front().clone(), self.routes.clone());

@@ -68,19 +68,23 @@ pub(super) fn is_open_to_all(path: &str) -> bool {
 }
 
 /// Identifies the caller: by its token if it shows one, else by its certificate. Without TLS, a caller without a token is
-/// anonymous.
+/// anonymous. A refusal is in the audit trail.
 ///
 /// # Errors
 /// The refusal of a caller that is nobody, not who it claims to be, or has too many connections.
 pub(super) fn identify(connection: &Connection, headers: &HeaderMap) -> Result<Caller, Status> {
-    let caller = claimed(connection, headers)?;
+    let front = connection.front();
+    let caller = claimed(connection, headers).inspect_err(|refusal| {
+        let address = connection.address();
+        front.audit.refused("unauthenticated", &Identity::ANONYMOUS, &address, refusal.message());
+    })?;
     let is_node = matches!(connection.certified.get(), Some(Certified::Node(_)));
     let admitted = connection.admit(if is_node { None } else { Some(&caller) });
     admitted.inspect_err(|refusal| {
         connection.closing.cancel();
         match refusal.code() {
-            Code::PermissionDenied => connection.front().refused("denied", &caller, refusal.message()),
-            _ => connection.front().over_quota("connections", &caller, refusal.message()),
+            Code::PermissionDenied => front.refused("denied", &caller, refusal.message()),
+            _ => front.over_quota("connections", &caller, refusal.message()),
         }
     })?;
     Ok(caller)

@@ -23,7 +23,6 @@ use tower_service::Service;
 use super::problem::{Problem, ProblemCode};
 use super::sessions::Notices;
 use super::{BODY_BYTES_MAX, SECRET_HEADER, SECRET_HELP};
-use crate::access::Identity;
 use crate::front::arriving::{Arriving, BodyError, whole};
 use crate::front::caller::{Caller, authorize_session_call, identify};
 use crate::front::connection::Connection;
@@ -96,14 +95,7 @@ impl<S: Sync> FromRequestParts<S> for Identified {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let connection = origin(parts)?.connection;
         let front = connection.front().clone();
-        let caller = identify(&connection, &parts.headers).inspect_err(|refusal| {
-            front.audit.refused(
-                "unauthenticated",
-                &Identity::ANONYMOUS,
-                &connection.address(),
-                refusal.message(),
-            );
-        })?;
+        let caller = identify(&connection, &parts.headers)?;
         Ok(Self { front, caller })
     }
 }

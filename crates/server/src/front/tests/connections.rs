@@ -95,6 +95,10 @@ async fn client_with_a_token_leaves_connections_to_others() {
     assert!(refused.starts_with("HTTP/1.1 429"), "{refused}");
     assert!(refused.contains("shop has 8 connections for HTTP at this node"), "{refused}");
     assert!(refused.contains("--max-connections-per-client"), "{refused}");
+    let recorded = callers.rig.front.audit.recent(None, 10, None).records;
+    let refusals: Vec<_> =
+        recorded.iter().filter(|it| it.result == "refused" && it.what != "denied").collect();
+    assert!(matches!(refusals[..], [it] if it.what == "quota" && it.identity == "shop"), "{refusals:?}");
     open.push(callers.call("stock", 1).await.unwrap());
     // What is closed makes room.
     open.truncate(open.len() - 2);
