@@ -111,9 +111,10 @@ fn default_dir() -> Result<(PathBuf, &'static str), Failure> {
 
 /// Whether this process may make files in a directory.
 fn usable(dir: &Path) -> nix::Result<()> {
-    let flags = AccessFlags::W_OK | AccessFlags::X_OK;
-    nix::unistd::faccessat(AT_FDCWD, dir, flags, AtFlags::AT_EACCESS)?;
-    if dir.is_dir() { Ok(()) } else { Err(Errno::ENOTDIR) }
+    if nix::sys::stat::stat(dir)?.st_mode & libc::S_IFMT != libc::S_IFDIR {
+        return Err(Errno::ENOTDIR);
+    }
+    nix::unistd::faccessat(AT_FDCWD, dir, AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::AT_EACCESS)
 }
 
 fn unusable(why: &str) -> Failure {

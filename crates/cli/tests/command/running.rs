@@ -219,6 +219,20 @@ fn lock_directory_is_made_for_its_user_whatever_the_umask_is() {
 }
 
 #[test]
+fn lock_that_is_not_there_at_the_end_is_lost_and_records_nothing() {
+    let place = Place::new();
+    let ended = place.ran("run --status-file s.json x -- rm locks/locks/x.hold");
+    ended.is_one_line(exit::LOST, &["`x`", "lost before it was released"]);
+    assert_eq!(json_file(&place.path("s.json"))["outcome"], "lost");
+    for runs in 1..=2 {
+        let job = "rm locks/locks/x.hold; echo ran >> ran";
+        let ended = place.lockkeeper(["run", "--once-key", "k", "x", "--", "sh", "-c", job]).ended();
+        assert_eq!(ended.code, i32::from(exit::LOST), "{ended:?}");
+        assert_eq!(std::fs::read_to_string(place.path("ran")).unwrap().lines().count(), runs);
+    }
+}
+
+#[test]
 fn owner_names_the_program_without_its_arguments() {
     let place = Place::new();
     let owner = |options: &[&str], name: &str| {

@@ -44,7 +44,7 @@ impl TlsFiles {
     }
 
     /// Reads the same files once more.
-    #[cfg(any(feature = "grpc-tls", feature = "zookeeper-tls"))]
+    #[cfg(any(feature = "grpc-tls", feature = "redis-tls", feature = "zookeeper-tls"))]
     pub(crate) fn read_again(&self) -> Result<Self, BackendError> {
         Self::read(self.paths.clone())
     }

@@ -21,7 +21,7 @@ use std::io::{IsTerminal, stderr};
 use std::path::Path;
 use std::time::Duration;
 
-use lockkeeper::{Capabilities, Lock, LockName, Locks, LossCause, ReleaseError, Unfenced};
+use lockkeeper::{Capabilities, Lock, LockName, Locks, LossCause, Lost, ReleaseError, Unfenced, VerifyError};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use self::once::CommandRecord;
@@ -313,14 +313,18 @@ async fn under_lock_of(
     let lock = job::LockOf { url, name, partition: None };
     let mut ended = match job::spec(argv, lock, &guard, &limits, args.left, epilogue) {
         Ok(spec) => job::supervise(spec, locks, name, &guard, &limits, async || signals.next().await).await,
-        Err(lost) => Ok(RunEnd::Lost { cause: lost.cause, why: lost.why(), command: None }),
+        Err(lost) => Ok(lost_by(lost, None)),
     };
     let recorded = match (record, &ended) {
         (Some(record), Ok(RunEnd::Ran(command))) if command.exit_code() == exit::OK => {
             // Only an end that no signal of ours has caused is a success: commands end with 0 on SIGTERM, too.
-            match signals.asked() {
-                None => record.put(&once::by(args)).await,
-                Some(signal) => {
+            match (signals.asked(), guard.verify().await) {
+                (None, Err(VerifyError::Lost(lost))) => {
+                    ended = Ok(lost_by(lost, Some(*command)));
+                    Ok(None)
+                }
+                (None, _) => record.put(&once::by(args)).await,
+                (Some(signal), _) => {
                     output::say(left_open(signal));
                     ended = Ok(RunEnd::LeftOpen(signal, *command));
                     Ok(None)
@@ -333,7 +337,7 @@ async fn under_lock_of(
     // A command that was not started has no `--min-hold`: the shutdown ends the hold.
     if ended.is_ok() || args.min_hold.is_none() {
         tokio::select! {
-            released = guard.release() => given_back(released, name, &ended),
+            released = guard.release() => ended = given_back(released, name, ended),
             // Leaves the rest of `--min-hold` to the lock-delay of the session, which expires.
             () = asked_to_end(signals), if is_held_longer => {
                 recorded?;
@@ -355,11 +359,26 @@ async fn already_done(record: Option<&CommandRecord>) -> Result<Option<RunEnd>, 
     Ok(done.map(|by| RunEnd::AlreadyDone(format!("not run: it was done {by}"))))
 }
 
-/// Prints the error of a release if there is one, unless the command's outcome already implies it.
-fn given_back(released: Result<(), ReleaseError>, name: &LockName, ended: &Result<RunEnd, SpawnError>) {
-    match (released, ended) {
+fn lost_by(lost: Lost, command: Option<guardian::CommandEnd>) -> RunEnd {
+    RunEnd::Lost { cause: lost.cause, why: lost.why(), command }
+}
+
+/// Prints the error of a release if there is one, unless the command's outcome already implies it. A lock that was not there at
+/// the end was lost, although nobody said so while the command ran.
+fn given_back(
+    released: Result<(), ReleaseError>,
+    name: &LockName,
+    ended: Result<RunEnd, SpawnError>,
+) -> Result<RunEnd, SpawnError> {
+    match (&released, &ended) {
         (Ok(()), _) | (Err(ReleaseError::AlreadyLost(_)), Ok(RunEnd::Lost { .. }) | Err(_)) => {}
         (Err(error), _) => output::say(format_args!("`{}`: {error}", name.as_str())),
+    }
+    match (released, ended) {
+        (Err(ReleaseError::AlreadyLost(lost)), Ok(RunEnd::Ran(command) | RunEnd::LeftOpen(_, command))) => {
+            Ok(lost_by(lost, Some(command)))
+        }
+        (_, ended) => ended,
     }
 }
 

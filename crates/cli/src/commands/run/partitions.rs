@@ -196,8 +196,7 @@ async fn work(
     };
     let released = partition.release().await;
     let Some(ended) = ended else { return Ok(()) };
-    given_back(released, &name, &ended);
-    ended.or_else(not_started).map(|_| ())
+    given_back(released, &name, ended).or_else(not_started).map(|_| ())
 }
 
 /// The word with the partition's number in place of each `{}`.

@@ -140,7 +140,8 @@ async fn work(client: Locks<Fenced>, shared: Arc<Shared>, locks: usize, task: us
         };
         match acquired {
             Ok(guard) => hold(guard, &shared, lock).await,
-            Err(AcquireError::TimedOut { .. }) => {
+            // A wait that is over before the service has said whether the lock is free is not one for a busy lock.
+            Err(AcquireError::TimedOut { .. } | AcquireError::Unreachable { .. }) => {
                 shared.gave_up.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => shared.errors.lock().unwrap().push(format!("acquire: {error}")),

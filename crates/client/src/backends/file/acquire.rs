@@ -216,7 +216,10 @@ fn step(
             let part = &mut progress.parts[index];
             part.permit = permit_of(record, &found);
             return Ok(match found.phase {
-                // A retry (P7-a): the flock is held already.
+                // A retry (P7-a): the flock is held already, on a file that excludes others only while it is there.
+                Phase::Held { .. } if !part.hold_is_there(&session.store, &request.names[index]) => {
+                    AcquireStep::Over
+                }
                 Phase::Held { .. } if part.hold.is_some() => AcquireStep::Taken,
                 Phase::Held { token, .. } => {
                     match record.take_hold(found.mode, part.permit.map(|permit| permit.slot))? {

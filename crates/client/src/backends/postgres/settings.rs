@@ -445,7 +445,7 @@ mod tests {
         let text = "postgres://h/?user=me&password=secret&dbname=shop&options=-c%20search_path%3Dx&connect_timeout=7\
                     &channel_binding=require&target_session_attrs=primary";
         let found = settings(text).unwrap();
-        let config = &found.servers[0].config;
+        let config = found.config(0);
         assert_eq!((config.get_user(), config.get_dbname()), (Some("me"), Some("shop")));
         assert_eq!(config.get_password(), Some(&b"secret"[..]));
         assert_eq!(config.get_options(), Some("-c search_path=x"));

@@ -11,6 +11,7 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
 
 use crate::backends::tls_files::TlsFiles;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::rotated::Rotated;
 use crate::url::{Host, Password, Url, UrlError};
 
 /// The default port.
@@ -48,7 +49,7 @@ pub(crate) struct Settings {
 #[derive(Clone)]
 struct Tls {
     #[cfg_attr(not(feature = "redis-tls"), allow(dead_code, reason = "there is no TLS"))]
-    files: Arc<TlsFiles>,
+    files: Arc<Rotated<TlsFiles>>,
 }
 
 impl fmt::Debug for Tls {
@@ -207,13 +208,22 @@ impl Settings {
         match &self.tls {
             None => redis::Client::open(info),
             Some(tls) => {
-                let root_cert = tls.files.ca.as_ref().map(|ca| ca.clone().into_bytes());
-                let client_tls =
-                    tls.files.identity.as_ref().map(|(certificate, key)| redis::ClientTlsConfig {
-                        client_cert: certificate.clone().into_bytes(),
-                        client_key: key.clone().into_bytes(),
-                    });
-                redis::Client::build_with_tls(info, redis::TlsCertificates { client_tls, root_cert })
+                let client = |files: &TlsFiles| {
+                    let root_cert = files.ca.as_ref().map(|ca| ca.clone().into_bytes());
+                    let client_tls =
+                        files.identity.as_ref().map(|(certificate, key)| redis::ClientTlsConfig {
+                            client_cert: certificate.clone().into_bytes(),
+                            client_key: key.clone().into_bytes(),
+                        });
+                    let files = redis::TlsCertificates { client_tls, root_cert };
+                    redis::Client::build_with_tls(info.clone(), files)
+                };
+                let read = |files: &TlsFiles| -> Result<TlsFiles, Box<dyn std::error::Error>> {
+                    let new = files.read_again()?;
+                    client(&new)?;
+                    Ok(new)
+                };
+                client(&tls.files.latest("files of TLS", read))
             }
         }
     }
@@ -256,7 +266,7 @@ impl Tls {
         // The Redis client library uses the process's default crypto provider; one that the program has installed
         // stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        Ok(Self { files: Arc::new(files) })
+        Ok(Self { files: Arc::new(Rotated::new(files)) })
     }
 }
 

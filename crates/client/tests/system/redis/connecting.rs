@@ -250,6 +250,26 @@ async fn a_server_that_asks_for_certificates_is_shown_one() {
 
 #[cfg(feature = "redis-tls")]
 #[tokio::test]
+async fn files_of_tls_are_read_again_for_each_connection() {
+    let redis = Redis::with_tls();
+    let folder = tempfile::tempdir().unwrap();
+    let trusted = folder.path().join("ca.pem");
+    let replace = |file: &std::path::Path| {
+        std::fs::copy(file, &trusted).unwrap();
+        redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    };
+    std::fs::copy(redis.ca(), &trusted).unwrap();
+    let locks = Locks::connect(&format!("{}?tls-ca={}", redis.url(), trusted.display())).await.unwrap();
+    let listed = async || locks.list(None).await;
+    listed().await.unwrap();
+    replace(redis.stranger_ca());
+    crate::redis::support::until("the server is not trusted", async || listed().await.err()).await;
+    replace(redis.ca());
+    crate::redis::support::until("it is trusted again", async || listed().await.ok()).await;
+}
+
+#[cfg(feature = "redis-tls")]
+#[tokio::test]
 async fn tls_mismatches_and_untrusted_certificates_are_reported() {
     let redis = Redis::with_tls();
     let url = redis.url();
