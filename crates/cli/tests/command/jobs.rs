@@ -19,8 +19,7 @@ fn left(what: &str) -> &'static str {
 /// Runs a command that leaves a daemon; returns the test's directory, the run, and the daemon.
 fn leaving(options: &[&str]) -> (Place, crate::support::Running, i32) {
     let place = Place::new();
-    let script =
-        "(setsid sh -c 'echo $$ > daemon; until [ -e enough ]; do sleep 0.05; done' >&- 2>&- &) ; exit 3";
+    let script = "(setsid sh -c 'echo $$ > daemon; until [ -e enough ]; do sleep 0.05; done' >&- 2>&- &); until [ -s daemon ]; do sleep 0.01; done; exit 3";
     let running =
         place.lockkeeper([&["run"], options, &["jobs", "--", "sh", "-c", script]].concat()).started();
     let daemon = number_in(&place.path("daemon"));

@@ -157,10 +157,11 @@ async fn every_end_of_a_request_ends_its_trace() {
     let limited =
         v1::Acquire { at_most_ms: Some(1), traceparent: context(2).to_string(), ..acquire(3, "a", true) };
     assert_eq!(outcome(client_item::What::Acquire(limited)).await, "timed-out");
-    // A number that was used.
-    let shared = v1::Acquire { mode: v1::Mode::Shared.into(), ..acquire(3, "b", false) };
-    let again = v1::Acquire { traceparent: context(3).to_string(), ..shared };
-    assert_eq!(outcome(client_item::What::Acquire(again)).await, "timed-out");
+    // A number that was used, for the same and for another lock.
+    for (name, ended) in [("a", "timed-out"), ("b", "refused")] {
+        let again = v1::Acquire { traceparent: context(3).to_string(), ..acquire(3, name, false) };
+        assert_eq!(outcome(client_item::What::Acquire(again)).await, ended);
+    }
     client.send(session, traced(4, 5, "a", true));
     let left = client_item::What::Finish(v1::Finish { seq: 6, target: 5, done_through: 0 });
     assert_eq!(outcome(left).await, "left");

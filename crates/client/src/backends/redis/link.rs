@@ -14,7 +14,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisResult, ServerError, Value};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::main_connection::{CONNECT_LIMIT, MainConnection, config};
+use super::main_connection::{CONNECT_LIMIT, MainConnection, config, with_resp2};
 use super::refusal::{self, Refusal};
 use super::scripts::Script;
 use super::target::Target;
@@ -272,19 +272,22 @@ impl Connector {
         let main = self.0.established().await?;
         // The password may have been changed since the main connection was opened.
         let address = main.client.get_connection_info().addr().clone();
-        let client = self.0.target().settings().client_at(address)?;
+        let mut client = self.0.target().settings().client_at(address)?;
+        let refused = |error| refusal::of_connecting(&error, self.0.target());
         let has_ended = Arc::<AtomicBool>::default();
         let ended = has_ended.clone();
         let mut config = config();
         // Over RESP2 the end shows by the next call.
-        if main.client.get_connection_info().redis_settings().protocol() != ProtocolVersion::RESP2 {
+        if main.client.get_connection_info().redis_settings().protocol() == ProtocolVersion::RESP2 {
+            client = with_resp2(&client).map_err(refused)?;
+        } else {
             config = config.set_push_sender(move |push: PushInfo| {
                 ended.fetch_or(push.kind == PushKind::Disconnection, Ordering::Relaxed);
                 Ok::<(), ()>(())
             });
         }
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
-        let connection = connecting.await.map_err(|error| refusal::of_connecting(&error, self.0.target()))?;
+        let connection = connecting.await.map_err(refused)?;
         Ok(RuntimeConnection { connection, beside: main.number, has_ended })
     }
 }

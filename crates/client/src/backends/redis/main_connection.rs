@@ -99,6 +99,13 @@ pub(super) fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
 }
 
+/// The client, for a server that knows no `HELLO`.
+pub(super) fn with_resp2(client: &redis::Client) -> RedisResult<redis::Client> {
+    let info = client.get_connection_info();
+    let login = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+    redis::Client::open(info.clone().set_redis_settings(login))
+}
+
 /// Why an attempt to connect failed.
 enum NotConnected {
     /// A repeat may succeed soon.
@@ -146,10 +153,7 @@ impl Keeper {
         let (connected, error) = match self.open(&client, number).await {
             Ok(connected) => (connected, None),
             Err(error) if refusal::is_of_protocol(&error) => {
-                let info = client.get_connection_info();
-                let login = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
-                let older = info.clone().set_redis_settings(login);
-                let older = redis::Client::open(older).map_err(|error| self.failed(&error))?;
+                let older = with_resp2(&client).map_err(|error| self.failed(&error))?;
                 match self.open(&older, number).await {
                     Ok(connected) => (connected, Some(error)),
                     Err(_) => return Err(self.failed(&error)),
