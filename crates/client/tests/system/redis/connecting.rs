@@ -181,8 +181,8 @@ async fn without_hello_resp2_is_used() {
     let redis = Redis::with(&["--rename-command", "HELLO", ""]);
     let (holds, waits) =
         (Locks::connect(&redis.url()).await.unwrap(), Locks::connect(&redis.url()).await.unwrap());
-    let acquiring = holds.mutex("jobs").ttl(600 * SECOND).acquire();
-    let held = tokio::time::timeout(20 * SECOND, acquiring).await.expect("served").unwrap();
+    let lock = holds.mutex("jobs").ttl(600 * SECOND);
+    let held = tokio::time::timeout(20 * SECOND, lock.acquire()).await.expect("it is served").unwrap();
     let waiting =
         tokio::spawn(async move { waits.mutex("jobs").acquire().await.unwrap().release().await.unwrap() });
     crate::redis::support::until_waiting(&holds, "jobs", 1).await;
