@@ -40,6 +40,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         by_a_stranger();
         Ok(())
     }));
+    trials.push(Trial::test("signals_for_programs_with_a_use_for_them_have_no_effect", || {
+        without_effect();
+        Ok(())
+    }));
     trials
 }
 
@@ -146,6 +150,18 @@ fn by_a_stranger() {
         assert_eq!(scenario.wait().code(), Some(9));
         assert_eq!(scenario.read("out").matches("had SIGTERM").count(), 1, "{has_command}");
     }
+}
+
+fn without_effect() {
+    use Signal::{SIGALRM, SIGIO, SIGPROF, SIGPWR, SIGSTKFLT, SIGVTALRM};
+    let mut scenario = listening("role:tell-all", |_| {});
+    let named = [SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR, SIGSTKFLT].map(|signal| signal as i32);
+    for number in named.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()) {
+        // SAFETY: `kill` takes two numbers.
+        assert_eq!(unsafe { libc::kill(scenario.wrapper_pid().as_raw(), number) }, 0, "signal {number}");
+    }
+    scenario.signal_wrapper(Signal::SIGUSR2);
+    assert_eq!(scenario.wait().code(), Some(9));
 }
 
 fn stopped(to: To, cell: &str) {
