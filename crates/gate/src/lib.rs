@@ -255,7 +255,7 @@ impl Gate {
         });
         let connections_max = options.connections_max.min(Semaphore::MAX_PERMITS);
         let connections_max = u32::try_from(connections_max).unwrap_or(u32::MAX);
-        let connections = Shares::new(options.connections_max);
+        let connections = Arc::new(Shares::new(options.connections_max));
         let admin = admin.map(|listener| {
             let (state, is_ending) = (Arc::clone(&state), Arc::clone(&is_ending));
             let connections = Arc::clone(&connections);

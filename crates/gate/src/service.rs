@@ -17,6 +17,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use lockkeeper_core::Token;
 use lockkeeper_fence::http::{Fenced, Guarding, Pass, TOKEN, is_read};
 use lockkeeper_fence::{Action, DurableMarks, HttpFence};
+use lockkeeper_places::NoPlace;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
 
@@ -32,7 +33,7 @@ use crate::observe;
 use crate::problem::{kind, later, problem};
 use crate::restart::Restart;
 use crate::rules::{Rules, Ruling, canonical};
-use crate::shares::{NoShare, Priority, Shares};
+use crate::shares::{Priority, Shares};
 
 /// `Retry-After` of a gate that has too much to do.
 const OVERLOAD: Duration = Duration::from_secs(1);
@@ -53,7 +54,7 @@ pub(crate) struct GateState {
     /// How long the gate waits for a client in all: for its next request, and to read a response.
     pub(crate) client_timeout: Duration,
     /// Bounds the requests in progress.
-    pub(crate) requests: Arc<Shares>,
+    pub(crate) requests: Shares,
     /// Number of requests whose end is unknown, and not settled yet.
     pub(crate) unsettled: Arc<AtomicUsize>,
     /// No request is forwarded any more: the process is about to end.
@@ -104,8 +105,8 @@ impl GateState {
             Ok(share) => client.begin(share),
             Err(no_share) => {
                 let (whose, limit) = match no_share {
-                    NoShare::OfNetwork(limit) => ("clients of your network have", limit),
-                    NoShare::InAll(limit) => ("the gate has", limit),
+                    NoPlace::OfHolder(limit) => ("clients of your network have", limit),
+                    NoPlace::InAll(limit) => ("the gate has", limit),
                 };
                 let detail = format!(
                     "{whose} {limit} requests in progress, which is the limit for this kind. Nothing was done"

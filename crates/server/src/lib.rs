@@ -35,7 +35,6 @@ mod node;
 mod observe;
 mod options;
 mod peers;
-mod places;
 mod run;
 mod tls;
 mod traces;

@@ -47,7 +47,7 @@ impl Addressed {
         }
         let text = CStr::from_bytes_until_nul(&digits[start..]).unwrap_or_default().to_bytes_with_nul();
         for place in self.0.iter().filter(|place| **place != 0) {
-            // SAFETY: the value there has the length of the placeholder, and nobody else accesses it in a forked child.
+            // SAFETY: `text` is no longer than the placeholder at `place`, and a forked child has no other thread.
             unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), *place as *mut u8, text.len()) };
         }
     }

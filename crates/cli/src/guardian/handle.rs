@@ -324,8 +324,8 @@ impl Guarded {
                     continue;
                 }
             };
-            // Which signals came before the command's end is settled before what it has left is reported: a Ctrl-C that answers
-            // this report is another signal.
+            // Signals that arrived before the command ended are decided before the remaining descendants are reported: a Ctrl-C in
+            // answer to that report is a new signal.
             let is_settled = !self.command_ended || self.witness.is_none();
             let answer = async {
                 match &mut self.witness {

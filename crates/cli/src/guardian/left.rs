@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-/// What is done once the command has ended and others of its processes still run.
+/// Treatment of descendants that outlive the command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Left {
     /// Send them SIGTERM, and SIGKILL after the grace

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::caller::Caller;
 use crate::access::Identity;
 use crate::options::ConnectionLimits;
-use crate::places::{NoPlace, Places, TakenPlace, network};
+use lockkeeper_places::{NoPlace, Places, TakenPlace, network};
 
 /// Most connections whose client has not shown who it is, on a port with TLS; a handshake costs about a millisecond.
 pub(super) const UNAUTHENTICATED_MAX: usize = 1_024;

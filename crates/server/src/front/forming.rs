@@ -22,8 +22,8 @@ use tower_service::Service as _;
 use super::accept::{ACCEPT_PAUSE, FOREIGN_MESSAGE_BYTES_MAX, HEADER_BYTES_MAX, STREAMS_MAX};
 use super::caller::is_open_to_all;
 use super::connection_places::UNAUTHENTICATED_MAX;
-use crate::places::{Places, TakenPlace, network};
 use crate::tls::{ClientProtocol, NodeTls};
+use lockkeeper_places::{Places, TakenPlace, network};
 
 /// The longest life of a connection: there is nothing to keep it for.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30);

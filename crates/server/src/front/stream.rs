@@ -23,7 +23,7 @@ use super::connection::Connection;
 use crate::access::Identity;
 use crate::inbox::Source;
 use crate::observe;
-use crate::places::TakenPlace;
+use lockkeeper_places::TakenPlace;
 
 /// Above this many unsent answers, about 8 MiB, a client must keep reading: see [`LOOKS_MAX`].
 const ITEMS_MAX: usize = 1 << 16;

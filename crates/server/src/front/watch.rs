@@ -14,7 +14,7 @@ use super::ask::{Waits, refusal};
 use super::caller::Caller;
 use super::connection::{Connection, WATCHED_BYTES_MAX};
 use crate::access::Identity;
-use crate::places::TakenPlace;
+use lockkeeper_places::TakenPlace;
 
 /// The unsent changes of one watch.
 pub(super) struct Watcher {

@@ -9,8 +9,8 @@ use lockkeeper_wire::peer::{Hello, Lane, RefusalCode};
 use tokio::net::TcpListener;
 
 use super::handshake::{self, Greeter, NoGuest};
-use crate::places::{Places, network};
 use crate::tls::PeerStream;
+use lockkeeper_places::{Places, network};
 
 /// Most handshakes with unidentified nodes at the same time; half of them from one address.
 const GREETINGS_MAX: usize = 128;

@@ -1,4 +1,5 @@
-//! Locks that are held for a command which runs this one: whoever waits for one of them waits for itself.
+//! Locks held by the wrappers above this process. A wait for one of them would never end: its wrapper releases it only after
+//! this process has ended.
 //!
 //! `LOCKKEEPER_HELD` lists them, the innermost last: a line of lock service, name and token for each, separated by tabs. Names
 //! contain no control characters.

@@ -51,8 +51,8 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 enum RunEnd {
     /// The command ran to its end under the lock.
     Ran(guardian::CommandEnd),
-    /// The command ended with 0, but after a signal had asked it to end: whether it was done, nobody knows. Its `--once-key` is not
-    /// recorded.
+    /// The command ended with 0 after a signal had asked it to end. Its `--once-key` is not recorded: the work may be
+    /// incomplete.
     LeftOpen(guardian::Signal, guardian::CommandEnd),
     /// The command was done before, by its `--once-key`, and was not run again. With who has done it.
     AlreadyDone(String),
@@ -363,8 +363,8 @@ fn lost_by(lost: Lost, command: Option<guardian::CommandEnd>) -> RunEnd {
     RunEnd::Lost { cause: lost.cause, why: lost.why(), command }
 }
 
-/// Prints the error of a release if there is one, unless the command's outcome already implies it. A lock that was not there at
-/// the end was lost, although nobody said so while the command ran.
+/// Prints the error of a release if there is one, unless the command's outcome already implies it. If the release found the hold
+/// gone, the outcome is a lost lock.
 fn given_back(
     released: Result<(), ReleaseError>,
     name: &LockName,

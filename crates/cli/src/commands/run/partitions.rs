@@ -109,7 +109,7 @@ async fn member(
                     say(format_args!("`{}`: owns partition {}", group.name.as_str(), partition.index()));
                     works.spawn_local(work(group.clone(), partition, group.signals.subscribe()));
                 }
-                // What is owned is still held.
+                // The partitions that this member owns stay held.
                 Err(HoldError::NotAcquired(error)) if error.may_pass() => {
                     outage.failed(&Failure::from(error).message);
                 }

@@ -28,7 +28,7 @@ pub(super) enum Waited {
     ForItself,
 }
 
-/// How much is said about a wait.
+/// Verbosity of the messages about a wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Talk {
     /// Nothing.

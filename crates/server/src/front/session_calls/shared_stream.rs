@@ -22,7 +22,7 @@ use crate::front::ask::{not_leader, shuts_down};
 use crate::front::caller::Caller;
 use crate::front::{Front, OpenStream};
 use crate::inbox::Source;
-use crate::places::TakenPlace;
+use lockkeeper_places::TakenPlace;
 
 /// Most streams that stay open between calls. Each costs the replica some work in every turn.
 pub(in crate::front) const IDLE_MAX: usize = 1 << 10;
@@ -496,7 +496,7 @@ impl Front {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::places::Places;
+    use lockkeeper_places::Places;
 
     #[test]
     fn each_of_a_crowd_that_asks_for_the_same_request_gets_one_answer() {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Counts the places in use, in total and by holder.
 #[derive(Debug)]
-pub(crate) struct Places<K: Eq + Hash> {
+pub struct Places<K: Eq + Hash> {
     most: usize,
     of_holder_most: usize,
     open: Mutex<PlaceCounts<K>>,
@@ -23,26 +23,28 @@ struct PlaceCounts<K> {
 
 /// One place, free again once this is dropped.
 #[derive(Debug)]
-pub(crate) struct TakenPlace<K: Eq + Hash> {
+pub struct TakenPlace<K: Eq + Hash> {
     places: Arc<Places<K>>,
     holder: Option<K>,
 }
 
 /// There is no place left: how many there may be, of this holder or in all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum NoPlace {
+pub enum NoPlace {
+    /// The holder has as many as one may have.
     OfHolder(usize),
+    /// As many are in use as there are.
     InAll(usize),
 }
 
 impl<K: Eq + Hash + Clone> Places<K> {
     /// Allows `most` at once, and half of them to one holder.
-    pub(crate) fn new(most: usize) -> Arc<Self> {
+    pub fn new(most: usize) -> Arc<Self> {
         Self::with_share(most, most.div_ceil(2))
     }
 
     /// Allows `most` at once, and `of_holder_most` to one holder.
-    pub(crate) fn with_share(most: usize, of_holder_most: usize) -> Arc<Self> {
+    pub fn with_share(most: usize, of_holder_most: usize) -> Arc<Self> {
         let open = Mutex::new(PlaceCounts { all: 0, by_holder: HashMap::new() });
         Arc::new(Self { most, of_holder_most, open })
     }
@@ -51,7 +53,7 @@ impl<K: Eq + Hash + Clone> Places<K> {
     ///
     /// # Errors
     /// There is none.
-    pub(crate) fn take(self: &Arc<Self>, holder: Option<K>) -> Result<TakenPlace<K>, NoPlace> {
+    pub fn take(self: &Arc<Self>, holder: Option<K>) -> Result<TakenPlace<K>, NoPlace> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.all >= self.most {
             return Err(NoPlace::InAll(self.most));
@@ -66,6 +68,11 @@ impl<K: Eq + Hash + Clone> Places<K> {
         }
         open.all += 1;
         Ok(TakenPlace { places: self.clone(), holder })
+    }
+
+    /// The number of places in use.
+    pub fn taken(&self) -> usize {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).all
     }
 }
 
@@ -85,7 +92,7 @@ impl<K: Eq + Hash> Drop for TakenPlace<K> {
 }
 
 /// The network whose connections are counted together. A host with IPv6 usually has all addresses of a /64.
-pub(crate) fn network(address: IpAddr) -> IpAddr {
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((u128::from(address) & (u128::MAX << 64)).into()),
         four => four,
