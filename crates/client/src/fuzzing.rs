@@ -2,8 +2,9 @@
 
 #[cfg(feature = "service")]
 pub use crate::backends::service::carrier::fuzzing as carrier;
-use crate::url::Url;
-use crate::{backends, info};
+use lockkeeper_backend::Url;
+
+use crate::backends;
 
 /// Decodes `bytes`; the first one says as what.
 ///
@@ -23,7 +24,7 @@ pub fn run(bytes: &[u8]) {
         4 => backends::zookeeper::fuzz(bytes),
         #[cfg(any(feature = "file", feature = "redis"))]
         5 => crate::once::fuzz(bytes),
-        _ => drop(info::decode_meta(bytes)),
+        _ => drop(lockkeeper_backend::decode_meta(bytes)),
     }
 }
 

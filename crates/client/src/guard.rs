@@ -5,16 +5,15 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::{BootInstant, HoldChange, LossCause};
 use lockkeeper_core::{PermitGrant, Slot, Token};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::HoldChange;
-use crate::error::{ChangeError, LossCause, Lost, ReleaseError, VerifyError};
+use crate::error::{ChangeError, Lost, ReleaseError, VerifyError};
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::machine::Releasing;
 use crate::observe;
 use crate::session::HoldHandle;
-use crate::time::BootInstant;
 
 /// A held lock. Dropping it releases the lock in the background; [`Guard::release`] returns the result.
 ///

@@ -76,19 +76,12 @@
 #[doc = include_str!("../../../docs/recipes.md")]
 pub struct Guide;
 
-mod backend;
 pub mod backends;
-mod backup;
 pub mod blocking;
-mod capabilities;
-mod cluster;
 mod error;
-mod fd;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod guard;
-mod info;
-mod io;
 mod kind;
 mod lock;
 mod locks;
@@ -104,32 +97,28 @@ pub mod machine;
 mod observe;
 pub mod once;
 mod recipes;
-mod responder;
-mod rotated;
 mod session;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
-mod time;
-pub mod url;
-mod watch;
 
-pub use backend::{BreakOrder, Broken};
-pub use backup::Backup;
-pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart, NodeReport};
-pub use error::{
-    AcquireError, BackendError, BackendErrorKind, BreakNotice, Busy, ChangeError, ConnectError, HoldError,
-    LossCause, Lost, ReleaseError, Unsupported, VerifyError,
-};
+pub use error::{AcquireError, ChangeError, HoldError, Lost, ReleaseError, VerifyError};
 pub use guard::{Guard, Held};
-pub use info::{Finding, HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo};
 pub use kind::{Fenced, Kind, Unfenced};
 pub use lock::{Lock, OnLost, Wait};
+pub use lockkeeper_backend::{
+    BackendError, BackendErrorKind, Backup, BootInstant, BreakNotice, BreakOrder, Broken, Busy, Capabilities,
+    ClusterInfo, ConnectError, Fencing, Finding, HolderInfo, HolderState, LockInfo, LossCause, MembersChange,
+    NodeInfo, NodePart, NodeReport, Promise, Promises, Reach, ServiceStatus, SessionInfo, Unsupported,
+    VirtualClock, WaiterInfo, Watch, WatchEvent,
+};
 pub use lockkeeper_core::{
     InvalidToken, LockName, ModeKind as Mode, NameError, PermitGrant, Rejection, Slot, Token, TokenStatus,
 };
 pub use locks::{Locks, RwLock, ShutdownReport};
 pub use recipes::{Election, Leader, LeaderWatch, Partition, PartitionMember, Partitions, Striped};
-pub use time::{BootInstant, VirtualClock};
-pub use watch::{Watch, WatchEvent};
+
+/// URLs of lock services.
+pub mod url {
+    pub use lockkeeper_backend::{Host, Password, Url, UrlError};
+}

@@ -5,22 +5,21 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::{
+    AcquireRequest, BackendError, BackendErrorKind, BootInstant, Capabilities, LossCause, Spec, encode_meta,
+};
 use lockkeeper_core::validate::{AcquireContent, SessionContent};
 use lockkeeper_core::{LockName, Mode, NameError, limits};
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
-use crate::backend::AcquireRequest;
-use crate::capabilities::Capabilities;
-use crate::error::{AcquireError, BackendError, BackendErrorKind, HoldError, LossCause, Lost, ReleaseError};
+use crate::error::{AcquireError, HoldError, Lost, ReleaseError};
 use crate::guard::{Guard, Held};
-use crate::info::encode_meta;
 use crate::kind::{Kind, Unfenced};
 use crate::locks::Core;
-use crate::machine::{AcquireLimits, NotAcquired, Spec};
+use crate::machine::{AcquireLimits, NotAcquired};
 use crate::observe;
 use crate::session::{Callbacks, NotHeld};
-use crate::time::BootInstant;
 
 /// How long an acquire waits for a lock that isn't free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,22 +6,20 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::{
+    Administration, Backend, BackendError, BackendErrorKind, Backup, BreakOrder, Broken, Capabilities,
+    ClusterInfo, ConnectError, Finding, LockInfo, MembersChange, NodeReport, ServiceStatus, SessionInfo,
+    Spec, Unsupported, Watch,
+};
 use lockkeeper_core::{LockName, Mode, NameError, Token, TokenStatus, validate};
 
-use crate::backend::{Backend, BreakOrder, Broken};
 use crate::backends;
-use crate::backup::Backup;
-use crate::capabilities::Capabilities;
-use crate::cluster::{ClusterInfo, MembersChange, NodeReport};
-use crate::error::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
-use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
-use crate::io::LeaseThread;
+use crate::error::AcquireError;
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::Lock;
-use crate::machine::Spec;
 use crate::recipes::{Election, Partitions, Striped};
 use crate::session::Session;
-use crate::watch::Watch;
 
 /// A client of one lock service. Cheap to clone; clones share sessions.
 pub struct Locks<F: Kind = Unfenced> {
@@ -213,12 +211,16 @@ impl<F: Kind> Locks<F> {
         }
     }
 
+    fn administration(&self, what: &'static str) -> Result<&dyn Administration, Unsupported> {
+        self.core.backend.administration().ok_or_else(|| self.capabilities().lacks_own_service(what))
+    }
+
     /// The live sessions of the service, by id, for operators.
     ///
     /// # Errors
     /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service has no sessions or does not list them.
     pub async fn sessions(&self) -> Result<Vec<SessionInfo>, BackendError> {
-        self.core.backend.sessions().await
+        self.administration("list sessions")?.sessions().await
     }
 
     /// The state of the locks at and below `prefix`, then every change of them.
@@ -237,7 +239,9 @@ impl<F: Kind> Locks<F> {
     /// the call.
     pub async fn set_limit(&self, name: impl AsRef<str>, permits: Option<u32>) -> Result<(), BackendError> {
         permits.map_or(Ok(()), validate::permits)?;
-        self.core.backend.set_limit(LockName::parse(name.as_ref())?, permits).await
+        self.administration("store a number of permits")?
+            .set_limit(LockName::parse(name.as_ref())?, permits)
+            .await
     }
 
     /// A backup of the whole table from the leader. It contains everything acknowledged before this call.
@@ -246,7 +250,7 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendErrorKind::Unsupported`] where the service makes no backups. Other errors arrive in place of a part.
     pub fn backup(&self) -> Result<Backup, BackendError> {
-        self.core.backend.backup()
+        self.administration("make a backup")?.backup()
     }
 
     /// The nodes of the service: the members of the cluster and their progress.
@@ -254,7 +258,7 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service is not Lockkeeper's own.
     pub async fn cluster(&self) -> Result<ClusterInfo, BackendError> {
-        self.core.backend.cluster().await
+        self.administration("list its nodes")?.cluster().await
     }
 
     /// Changes the members of the cluster. The change is in force on return: an added node is a learner first and a
@@ -263,7 +267,7 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendError`]; the message of [`BackendErrorKind::Refused`] gives the reason.
     pub async fn change_members(&self, change: MembersChange) -> Result<(), BackendError> {
-        self.core.backend.change_members(change).await
+        self.administration("change its nodes")?.change_members(change).await
     }
 
     /// Transfers the leadership of the service to node `to`, or else to the voter with the longest log; returns the new
@@ -272,7 +276,7 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendError`]; the message of [`BackendErrorKind::Refused`] gives the reason.
     pub async fn transfer_leadership(&self, to: Option<u64>) -> Result<u64, BackendError> {
-        self.core.backend.transfer(to).await
+        self.administration("hand its leadership over")?.transfer(to).await
     }
 
     /// The status of the node that answers.
@@ -280,7 +284,7 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendError`].
     pub async fn status(&self) -> Result<ServiceStatus, BackendError> {
-        self.core.backend.status().await
+        self.administration("say how it is")?.status().await
     }
 
     /// The status of every node: those of the URL in its order, then the members that they name. Needs no majority. A
@@ -289,7 +293,7 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendErrorKind::Unsupported`] where the service is not Lockkeeper's own.
     pub async fn nodes(&self) -> Result<Vec<NodeReport>, BackendError> {
-        self.core.backend.nodes().await
+        self.administration("say how its nodes are")?.nodes().await
     }
 
     /// What the service's own settings (persistence, eviction, poolers, caches) imply for its locks.

@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::LossCause;
 use lockkeeper_core::LockName;
-
-use crate::error::LossCause;
 
 pub(crate) fn acquired(backend: &'static str, outcome: &'static str, waited: Duration) {
     metrics::counter!("lockkeeper_acquires_total", "backend" => backend, "outcome" => outcome).increment(1);

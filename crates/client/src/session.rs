@@ -1,7 +1,7 @@
 //! Driver of one session's [`Machine`]: feeds it events and the time, executes its calls, and notifies its callers.
 //!
 //! All decisions are made by the machine. A caller's calls run on the caller's runtime, all others on the lease thread
-//! ([`io`](crate::io)).
+//! ([`io`](lockkeeper_backend::io)).
 
 mod hold;
 #[cfg(test)]
@@ -13,19 +13,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 pub(crate) use hold::{HoldHandle, NotHeld};
 use hold::{HoldStatus, LeaseTrouble};
+use lockkeeper_backend::io::{LeaseThread, Place};
+use lockkeeper_backend::{
+    AcquireRequest, Alarm, Answer, Backend, BackendError, BootInstant, Call, CallError, CallId, CallOrigin,
+    CallResult, Clock, Conn, Granted, Push, Responder, Spec,
+};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{AcquireRequest, Backend, Call, CallError, Conn};
-use crate::error::BackendError;
-use crate::io::{LeaseThread, Place};
-use crate::machine::{
-    AcquireLimits, Answer, CallId, CallKind, Event, Granted, Key, Machine, NotAcquired, Output, Push,
-    Releasing, RunsOn, Spec,
-};
-use crate::responder::{CallOrigin, CallResult, Responder};
-use crate::time::{Alarm, BootInstant, Clock};
+use crate::machine::{AcquireLimits, CallKind, Event, Key, Machine, NotAcquired, Output, Releasing, RunsOn};
 
 /// A session in use. Dropping the last reference releases everything and closes the session.
 pub(crate) struct Session(Arc<SessionInner>);

@@ -6,12 +6,11 @@
 //! (`CallKind::Open { fresh: true }` after the first) gets a key of its own ([`Carrier::add`] and [`Carrier::remove`]);
 //! outcomes for the earlier key are ignored.
 
-pub use crate::backend::{AcquireRequest, Call, CallError};
 pub use crate::backends::service::addresses::{Address, Addresses};
 pub use crate::backends::service::carrier::{
     Carrier, CarrierOutput, CarrierStats, SessionKey, StreamEnding, StreamId,
 };
 pub use crate::machine::{
-    AcquireLimits, Answer, CallId, CallKind, Event, Granted, Key, Machine, NotAcquired, Output, Push,
-    Releasing, RunsOn, Spec,
+    AcquireLimits, CallKind, Event, Key, Machine, NotAcquired, Output, Releasing, RunsOn,
 };
+pub use lockkeeper_backend::{AcquireRequest, Answer, Call, CallError, CallId, Granted, Push, Spec};

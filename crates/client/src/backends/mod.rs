@@ -1,23 +1,11 @@
 //! Backends: the lock services behind the API, selected by URL scheme. [`BACKENDS`] is the table of all of them.
 
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
-pub(crate) mod changes;
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
 #[cfg(feature = "etcd")]
 pub(crate) mod etcd;
 #[cfg(feature = "file")]
 pub(crate) mod file;
-#[cfg(any(feature = "etcd", feature = "service"))]
-pub(crate) mod grpc_tls;
-#[cfg(any(
-    feature = "dynamodb",
-    feature = "etcd",
-    feature = "postgres",
-    feature = "redis",
-    feature = "zookeeper"
-))]
-pub(crate) mod leased;
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -27,8 +15,6 @@ pub(crate) mod redis;
 pub(crate) mod redlock;
 #[cfg(feature = "service")]
 pub(crate) mod service;
-#[cfg(any(feature = "etcd", feature = "redis", feature = "service", feature = "zookeeper"))]
-pub(crate) mod tls_files;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
@@ -36,9 +22,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::backend::Backend;
-use crate::error::ConnectError;
-use crate::url::{Url, UrlError, did_you_mean};
+use lockkeeper_backend::{Backend, ConnectError, Url, UrlError, did_you_mean};
 
 /// One kind of lock service, as selected by the scheme of a URL.
 #[derive(Clone, Copy, Debug)]

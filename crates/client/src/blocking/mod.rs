@@ -20,13 +20,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind, ConnectError, Unsupported};
 use lockkeeper_core::TokenStatus;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::error::{
-    AcquireError, BackendError, BackendErrorKind, ConnectError, HoldError, Lost, ReleaseError, Unsupported,
-    VerifyError,
-};
+use crate::error::{AcquireError, HoldError, Lost, ReleaseError, VerifyError};
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::run_result;
 use crate::{

@@ -3,8 +3,10 @@
 use std::ops::Deref;
 use std::time::Duration;
 
+use lockkeeper_backend::BackendError;
+
 use super::{Guard, Lock, Locks, OwnRuntime};
-use crate::error::{AcquireError, BackendError, HoldError, ReleaseError};
+use crate::error::{AcquireError, HoldError, ReleaseError};
 use crate::kind::{Kind, Unfenced};
 use crate::recipes::Leader;
 

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::{Answer, BackendErrorKind, BootInstant, CallId, LossCause, Push};
 use lockkeeper_core::{End, Seq};
 
-use super::event::{Answer, CallId, CallKind, Key, NotAcquired, Output, Push, Releasing};
+use super::event::{CallKind, Key, NotAcquired, Output, Releasing};
 use super::hold::{AcquireStage, HoldState, PendingAcquire};
 use super::link::SessionPhase;
 use super::{FinishReply, Finishing, Machine};
-use crate::error::{BackendErrorKind, LossCause};
-use crate::time::BootInstant;
 
 impl Machine {
     pub(super) fn answered(&mut self, now: BootInstant, call: CallId, answer: Answer, out: &mut Vec<Output>) {

@@ -1,21 +1,13 @@
 //! The machine's inputs and outputs.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{End, PermitGrant, Seq, Token};
-
-use crate::error::{BackendError, BreakNotice, Busy, LossCause};
-use crate::time::BootInstant;
+use lockkeeper_backend::{Answer, BackendError, BootInstant, Busy, CallId, Granted, LossCause, Push};
+use lockkeeper_core::Seq;
 
 /// Identifies a caller's request for its whole life, across changes of the session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct Key(pub u64);
-
-/// Identifies one call to the backend. Never reused.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-#[cfg_attr(test, derive(Hash))]
-pub struct CallId(pub u64);
 
 /// The limits and times of an acquire, which the machine enforces. The backend gets the rest, an `AcquireRequest`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,69 +51,6 @@ pub enum Event {
     Wake,
     /// Release everything and close.
     Shutdown,
-}
-
-/// An unsolicited message of the backend.
-#[derive(Clone, Debug)]
-pub enum Push {
-    Queued {
-        seq: Seq,
-        position: u64,
-    },
-    /// `notice`: who broke the hold, if the service says so.
-    Revoked {
-        seq: Seq,
-        notice: Option<BreakNotice>,
-    },
-    Ended {
-        seq: Seq,
-        end: End,
-    },
-    /// The session's stream ended at `at` without a message of the service. With `linger`, the lease is valid for at
-    /// most `linger` after `at`, until a later attach is acknowledged.
-    #[cfg_attr(not(feature = "service"), allow(dead_code, reason = "only streams end"))]
-    Detached {
-        at: BootInstant,
-    },
-    /// The connection that carried this hold is gone. It carried no other hold.
-    #[cfg_attr(
-        not(feature = "postgres"),
-        allow(dead_code, reason = "only connections of one hold end alone")
-    )]
-    HoldLost {
-        seq: Seq,
-        cause: LossCause,
-        /// The reason, for the caller.
-        why: Option<Arc<str>>,
-    },
-    /// The session is gone: its connection or directory is gone, or the service has ended it.
-    Lost(LossCause),
-}
-
-/// A backend's answer to a call.
-#[derive(Clone, Debug)]
-pub enum Answer {
-    Opened,
-    KeptAlive,
-    Granted(Granted),
-    Busy(Busy),
-    Refused(BackendError),
-    Finished(End),
-    /// The hold is changed as asked.
-    Changed,
-    Revoked,
-    SessionGone,
-    Closed,
-}
-
-/// The content of a grant.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-#[cfg_attr(test, derive(Hash))]
-pub struct Granted {
-    /// `None` if the backend issues no tokens.
-    pub token: Option<Token>,
-    /// For permits: one per name, in byte order.
-    pub permits: Vec<PermitGrant>,
 }
 
 /// A call to the backend. A session's calls must arrive in the order in which the machine returns them (R5).

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::{BootInstant, CallId, Granted, LossCause};
 use lockkeeper_core::Seq;
 
-use super::event::{AcquireLimits, CallId, CallKind, Granted, Key, NotAcquired, Output, Releasing, RunsOn};
+use super::event::{AcquireLimits, CallKind, Key, NotAcquired, Output, Releasing, RunsOn};
 use super::{FinishReply, Finishing, Machine, Spec, pause};
-use crate::error::LossCause;
-use crate::time::BootInstant;
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct PendingAcquire {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::event::{Answer, CallKind, NotAcquired, Output, RunsOn};
-use super::{DRIFT_PERCENT, Machine, RETRY_MAX, RETRY_MIN, Sent, pause};
-use crate::error::BackendError;
-use crate::time::BootInstant;
+use lockkeeper_backend::{Answer, BackendError, BootInstant};
+
+use super::event::{CallKind, NotAcquired, Output, RunsOn};
+use super::{Machine, RETRY_MAX, RETRY_MIN, Sent, pause};
 
 /// The state of the session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -156,7 +156,7 @@ impl Machine {
             // loop.
             link => link.renew_soon(now, RETRY_MIN),
         }
-        let until = at + (self.spec.linger - self.spec.linger * DRIFT_PERCENT / 100);
+        let until = at + self.spec.linger_lease();
         if self.lease_deadline.is_some_and(|lease_deadline| until < lease_deadline) {
             self.lease_deadline = Some(until);
             out.push(Output::LeaseDeadline(self.lease_deadline));

@@ -9,25 +9,20 @@ mod answers;
 mod event;
 mod hold;
 mod link;
-mod spec;
+mod pause;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-pub use event::{
-    AcquireLimits, Answer, CallId, CallKind, Event, Granted, Key, NotAcquired, Output, Push, Releasing,
-    RunsOn,
-};
+pub use event::{AcquireLimits, CallKind, Event, Key, NotAcquired, Output, Releasing, RunsOn};
 use hold::{AcquireStage, HoldState, PendingAcquire};
 use link::{Opens, SessionPhase};
+pub use lockkeeper_backend::{Answer, CallId, Granted, Push, Spec};
+use lockkeeper_backend::{BootInstant, LossCause};
 use lockkeeper_core::Seq;
-pub use spec::Spec;
-use spec::{DRIFT_PERCENT, RETRY_MAX, RETRY_MIN, pause};
-
-use crate::error::LossCause;
-use crate::time::BootInstant;
+use pause::{RETRY_MAX, RETRY_MIN, pause};
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 #[allow(missing_debug_implementations, reason = "public to the simulator only")]

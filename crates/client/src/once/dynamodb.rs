@@ -8,9 +8,9 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValuesOnConditionCheckFailure};
+use lockkeeper_backend::ConnectError;
 
 use super::{OnceRecord, OnceStore, prefixed};
-use crate::error::ConnectError;
 
 /// Records in a table of DynamoDB: an item each, whose partition key is a string.
 ///

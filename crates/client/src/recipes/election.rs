@@ -3,13 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use lockkeeper_backend::{Backend, BackendError, HolderInfo, HolderState, LockInfo};
 use lockkeeper_core::{LockName, ModeKind, NameError, Token};
 
 use super::follow::{FeedEvent, Followed, LockFeed};
-use crate::backend::Backend;
-use crate::error::{AcquireError, BackendError};
+use crate::error::AcquireError;
 use crate::guard::Guard;
-use crate::info::{HolderInfo, HolderState, LockInfo};
 use crate::kind::{Kind, Unfenced};
 use crate::lock::Lock;
 

@@ -3,13 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::{Backend, BackendError, BackendErrorKind, BoxFuture, LockInfo, Watch, WatchEvent};
 use lockkeeper_core::LockName;
 use tokio::time::{Instant, sleep_until};
-
-use crate::backend::{Backend, BoxFuture};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::LockInfo;
-use crate::watch::{Watch, WatchEvent};
 
 /// How often a lock service without watches is asked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -105,6 +101,8 @@ impl LockFeed {
                 Some(Ok(WatchEvent::Changed(lock))) => {
                     Ok(Some(lock).filter(is_followed).map(FeedEvent::Changed))
                 }
+                // A kind of event that is newer than this code.
+                Some(Ok(_)) => Ok(None),
                 Some(Err(error)) => Err(error),
                 None => Err(BackendError::new(BackendErrorKind::Unreachable, "the watch has ended")),
             },

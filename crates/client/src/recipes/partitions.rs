@@ -11,6 +11,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::{Backend, BackendError, BackendErrorKind, HolderState, LockInfo};
 use lockkeeper_core::LockName;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{AbortHandle, JoinSet};
@@ -18,10 +19,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::follow::{FeedEvent, Followed, LockFeed};
-use crate::backend::Backend;
-use crate::error::{AcquireError, BackendError, BackendErrorKind, HoldError, ReleaseError};
+use crate::error::{AcquireError, HoldError, ReleaseError};
 use crate::guard::Guard;
-use crate::info::{HolderState, LockInfo};
 use crate::kind::{Kind, Unfenced};
 use crate::lock::Lock;
 use crate::locks::Locks;

@@ -4,19 +4,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_backend::io::Place;
+use lockkeeper_backend::{
+    AcquireRequest, Answer, BackendError, BootInstant, BoxFuture, BreakNotice, Call, Capabilities, Granted,
+    HoldChange, LossCause, Push, Responder,
+};
 use lockkeeper_core::Seq;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{Callbacks, Input, RequestProgress, Session, SessionInner};
-use crate::backend::{AcquireRequest, BoxFuture, Call, HoldChange};
-use crate::capabilities::Capabilities;
-use crate::error::{BackendError, BreakNotice, ChangeError, LossCause, Lost, VerifyError};
-use crate::io::Place;
-use crate::machine::{AcquireLimits, Answer, Granted, Key, NotAcquired, Push, Releasing};
+use crate::error::{ChangeError, Lost, VerifyError};
+use crate::machine::{AcquireLimits, Key, NotAcquired, Releasing};
 use crate::observe;
-use crate::responder::Responder;
-use crate::time::BootInstant;
 
 /// What a request and its hold have come to. What a guard reads of it needs no lock and no I/O.
 pub(crate) struct HoldStatus {
@@ -448,11 +448,12 @@ impl Drop for HoldHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::tests::request_of_a_test;
 
     /// The machine signals a loss before it moves the deadline; a caller may read between the two.
     #[test]
     fn a_loss_is_visible_to_a_reader_of_the_later_deadline() {
-        let hold = HoldStatus::new(AcquireRequest::of_a_test(), LeaseTrouble::default());
+        let hold = HoldStatus::new(request_of_a_test(), LeaseTrouble::default());
         let deadline = || {
             hold.lose(LossCause::Broken, "memory");
             2_000

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper_backend::{Capabilities, LossCause};
+use lockkeeper_core::{LockName, Mode};
+
 use super::*;
-use crate::capabilities::Capabilities;
-use crate::error::LossCause;
 use crate::locks::Locks;
 
 /// `memory:` with the push senders of all sessions recorded, so that a test can send late pushes.
@@ -22,6 +23,20 @@ impl Backend for Spy {
         self.pushes.lock().unwrap().push(pushes.clone());
         self.memory.session(spec, label, pushes)
     }
+}
+
+/// An exclusive hold of `x`.
+pub(super) fn request_of_a_test() -> Arc<AcquireRequest> {
+    Arc::new(AcquireRequest {
+        names: vec![LockName::parse("x").unwrap()],
+        mode: Mode::Exclusive,
+        subtree: false,
+        wait: true,
+        keep_closed: Duration::ZERO,
+        value: Box::default(),
+        meta: Box::default(),
+        traceparent: None,
+    })
 }
 
 #[tokio::test]
@@ -78,7 +93,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         grace: Duration::ZERO,
     };
     let place = Place::LeaseThread(inner.lease_thread.clone());
-    let hold = Arc::new(HoldStatus::new(AcquireRequest::of_a_test(), LeaseTrouble::default()));
+    let hold = Arc::new(HoldStatus::new(request_of_a_test(), LeaseTrouble::default()));
     let caller = Caller { request, hold: hold.clone(), place };
     inner.with_state(|state| {
         elsewhere(vec![Input::Acquire(Key(1), caller, limits), Input::Abandon(Key(1))]);

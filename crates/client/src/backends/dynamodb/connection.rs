@@ -15,13 +15,12 @@ use aws_sdk_dynamodb::config::{Credentials, ProvideCredentials, SharedHttpClient
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_http_client::proxy::ProxyConfig;
 use aws_smithy_http_client::{Connector, tls};
+use lockkeeper_backend::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
+use lockkeeper_backend::leased::StoreFailure;
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, CallError};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::settings::Settings;
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::StoreFailure;
-use crate::error::{BackendError, BackendErrorKind};
-use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
 
 /// Each runtime has one client, with connections of its own, dropped after a minute without use.
 const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use lockkeeper_backend::leased::{Revocation, shown_holder};
+use lockkeeper_backend::{
+    BackendError, BackendErrorKind, BreakOrder, Broken, CallError, HolderInfo, LockInfo,
+};
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use tokio::time::Instant;
 
 use super::connection::DynamoFailure;
 use super::items::{Attributes, Item, ItemHolder, LockItem, shown_owner};
 use super::store::DynamoTable;
-use crate::backend::{BreakOrder, Broken, CallError};
-use crate::backends::leased::{Revocation, shown_holder};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::{HolderInfo, LockInfo};
 
 /// Time limit of one call.
 const LIMIT: Duration = Duration::from_secs(5);

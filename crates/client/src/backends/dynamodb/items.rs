@@ -8,10 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
+use lockkeeper_backend::leased::{Attempt, Entry, EntryId, Note, Revocation};
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use lockkeeper_core::{LockName, Mode, ModeKind, Token};
-
-use crate::backends::leased::{Attempt, Entry, EntryId, Note, Revocation};
-use crate::error::{BackendError, BackendErrorKind};
 
 /// Ends the key of the item with a lock's last token.
 const FENCE: &str = "#fence";
@@ -286,7 +285,7 @@ mod tests {
     use lockkeeper_core::Mode;
 
     use super::*;
-    use crate::time::BootInstant;
+    use lockkeeper_backend::BootInstant;
 
     fn attempt(mode: Mode) -> Attempt {
         let entry = Entry {

@@ -15,17 +15,15 @@ mod writes;
 
 use std::sync::Arc;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{LeasedConn, Wakes};
+use lockkeeper_backend::{
+    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing,
+    LockInfo, Promise, Promises, Push, Reach, Spec, Url,
+};
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::backends::leased::{LeasedConn, Wakes};
-use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, ConnectError};
-use crate::info::LockInfo;
-use crate::io::LeaseThread;
-use crate::machine::{Push, Spec};
-use crate::url::Url;
 use connection::{DynamoClients, configure};
 use observed::Observed;
 use settings::Settings;

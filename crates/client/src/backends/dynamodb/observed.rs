@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_backend::BootInstant;
+
 use super::items::LockItem;
-use crate::time::BootInstant;
 
 /// Largest number of locks that are observed at a time.
 const LOCKS_MAX: usize = 10_000;

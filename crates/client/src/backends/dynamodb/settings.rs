@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::{ConnectError, Url};
+
 use super::items::Attributes;
-use crate::error::ConnectError;
-use crate::url::Url;
 
 /// The parameters of `dynamodb://`.
 const PARAMETERS: &[&str] = &["attributes", "credentials", "endpoint", "key", "poll_ms", "region", "sort"];

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::KeysAndAttributes;
 use futures_util::{StreamExt, TryStreamExt, stream};
+use lockkeeper_backend::leased::{Attempt, Entry, Renewed, Store, Tried, broken_at_grant};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BootInstant, BoxFuture, Busy, CallError};
 use lockkeeper_core::{End, LockName, Mode, Token};
 use tokio::time::{Instant, sleep};
 
@@ -12,10 +14,6 @@ use super::connection::{DynamoClients, DynamoFailure};
 use super::items::{Attributes, Item, LockItem, last_token, owner, refused_name};
 use super::observed::Observed;
 use super::writes::{Taking, malformed};
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, broken_at_grant};
-use crate::error::{BackendError, BackendErrorKind, Busy};
-use crate::time::BootInstant;
 
 /// Renewals under way at a time.
 const RENEWALS: usize = 16;

@@ -7,15 +7,13 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType, TableDescription,
     TableStatus, TimeToLiveStatus,
 };
+use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
+use lockkeeper_backend::{BackendError, BackendErrorKind, CallError, ConnectError, Url, UrlError};
 use tokio::time::{Instant, sleep};
 
 use super::connection::{self, DynamoClients, DynamoFailure, configure};
 use super::items::{Attributes, TOKEN};
 use super::settings::Settings;
-use crate::backend::CallError;
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::io::{LeaseThread, SharedLeaseThread};
-use crate::url::{Url, UrlError};
 
 /// Time limit of one call.
 const LIMIT: Duration = Duration::from_secs(10);

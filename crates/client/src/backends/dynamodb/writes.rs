@@ -6,6 +6,8 @@ use aws_sdk_dynamodb::config::{self, retry::RetryConfig};
 use aws_sdk_dynamodb::error::{BuildError, SdkError};
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValue, TransactWriteItem, Update};
+use lockkeeper_backend::leased::{Attempt, Entry, Revocation};
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use lockkeeper_core::{LockName, Mode};
 use tokio::time::Instant;
 
@@ -15,8 +17,6 @@ use super::items::{
     owner, reader,
 };
 use super::store::DynamoTable;
-use crate::backends::leased::{Attempt, Entry, Revocation};
-use crate::error::{BackendError, BackendErrorKind};
 
 /// How a transaction ended that was to take a lock.
 pub(super) enum Taking {

@@ -1,5 +1,10 @@
 //! Attempts to hold: a key in the lock's queue, and what those before it mean for it.
 
+use lockkeeper_backend::leased::{
+    Attempt, Entry, Note, NotePermit, PermitTurn, SLOT_PAUSE, Tried, broken_at_grant, is_revoked,
+    other_limit, permit_turn, waiters_ahead,
+};
+use lockkeeper_backend::{BootInstant, Busy};
 use lockkeeper_core::{ModeKind, Token};
 use tokio::time::{Instant, sleep};
 
@@ -13,12 +18,6 @@ use super::store::{
     Inner, created_at, delete, owner, put_unchanged, ranges, read, sorted, unchanged, unreadable,
 };
 use super::watcher::Watched;
-use crate::backends::leased::{
-    Attempt, Entry, Note, NotePermit, PermitTurn, SLOT_PAUSE, Tried, broken_at_grant, is_revoked,
-    other_limit, permit_turn, waiters_ahead,
-};
-use crate::error::Busy;
-use crate::time::BootInstant;
 
 /// A waiter attempts again after this time, even if no message came: the member that it watches may be cut off.
 const AGAIN: std::time::Duration = std::time::Duration::from_secs(5);

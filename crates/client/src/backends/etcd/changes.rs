@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use lockkeeper_backend::changes::ChangedLocks;
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use lockkeeper_core::LockName;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -12,8 +14,6 @@ use super::api::watch_request::RequestUnion;
 use super::api::{WatchCreateRequest, WatchRequest, WatchResponse};
 use super::connection::{EtcdFailure, failure};
 use super::store::Inner;
-use crate::backends::changes::ChangedLocks;
-use crate::error::{BackendError, BackendErrorKind};
 
 /// Begins to follow the changes of the keys of the locks at and below `prefix`. The future that it returns ends with the stream of messages.
 pub(super) async fn follow(

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::leased::{Entry, Note, Renewed, broken_at_grant};
 use lockkeeper_core::End;
 use tokio::time::Instant;
 
@@ -14,7 +15,6 @@ use super::connection::EtcdFailure;
 use super::layout::key;
 use super::leases::EntryLease;
 use super::store::{Inner, put_unchanged, ranges, read, state, unreadable};
-use crate::backends::leased::{Entry, Note, Renewed, broken_at_grant};
 
 /// A write of a key that meets other ones is tried again so often.
 const REWRITES_MAX: usize = 5;

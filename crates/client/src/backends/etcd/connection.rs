@@ -8,6 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use lockkeeper_backend::grpc::{self, GrpcTls};
+use lockkeeper_backend::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
+use lockkeeper_backend::leased::StoreFailure;
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, Login};
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
@@ -19,12 +23,6 @@ use super::api::lease_client::LeaseClient;
 use super::api::watch_client::WatchClient;
 use super::api::{AuthenticateRequest, RangeRequest};
 use super::settings::Settings;
-use crate::backend::BoxFuture;
-use crate::backends::grpc_tls::{self, GrpcTls};
-use crate::backends::leased::StoreFailure;
-use crate::error::{BackendError, BackendErrorKind};
-use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
-use crate::url::Login;
 
 /// Each runtime has one connection, closed after a minute without use.
 const LIMITS: PoolLimits = PoolLimits { shared_each: 1, total: 256, idle: Duration::from_secs(60) };
@@ -267,7 +265,7 @@ async fn open(
     tls: Option<&GrpcTls>,
 ) -> Result<MemberConnection, MemberFailure> {
     let silent = |error: tonic::transport::Error| MemberFailure::Silent(innermost(&error));
-    let channel = grpc_tls::endpoint(endpoint, tls)
+    let channel = grpc::endpoint(endpoint, tls)
         .map_err(silent)?
         .connect_timeout(MEMBER_LIMIT)
         .tcp_nodelay(true)

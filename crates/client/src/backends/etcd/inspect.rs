@@ -3,6 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use lockkeeper_backend::leased::{
+    Note, PERMITS_MAX, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder,
+};
+use lockkeeper_backend::{
+    BackendError, BackendErrorKind, BreakOrder, Broken, CallError, HolderState, LockInfo,
+};
 use lockkeeper_core::{LockName, Mode, ModeKind, Token, TokenStatus};
 use tokio::time::Instant;
 
@@ -13,12 +19,6 @@ use super::attempt::permit_of;
 use super::connection::EtcdFailure;
 use super::layout::{kind, obstacles, wake_key};
 use super::store::{Inner, created_at, delete, owner, sorted, unchanged};
-use crate::backend::{BreakOrder, Broken, CallError};
-use crate::backends::leased::{
-    Note, PERMITS_MAX, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder,
-};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::{HolderState, LockInfo};
 
 /// How many shared holders are counted; more are taken for waiters.
 const HOLDERS_COUNTED: i64 = 10_000;

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_backend::BootInstant;
+use lockkeeper_backend::leased::{EndedEntries, Entry, EntryId};
+
 use super::api::Compare;
 use super::watcher::Watched;
-use crate::backends::leased::{EndedEntries, Entry, EntryId};
-use crate::time::BootInstant;
 
 /// The largest number of unused leases that are kept.
 const UNUSED_MAX: usize = 1024;

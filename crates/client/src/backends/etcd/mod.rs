@@ -2,7 +2,7 @@
 //!
 //! Each request has a lease, and a key with that lease below the lock's prefix ([`layout`], [`leases`]); the key that was
 //! created first holds the lock ([`attempt`], [`store`]). Waiters watch the key before theirs ([`watcher`]). Sessions over such keys are in
-//! [`leased`](crate::backends::leased).
+//! [`leased`](lockkeeper_backend::leased).
 
 mod attempt;
 mod changes;
@@ -17,19 +17,16 @@ mod watcher;
 
 use std::sync::Arc;
 
+use lockkeeper_backend::changes::watch_by_inspection;
+use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
+use lockkeeper_backend::leased::{LeasedConn, Wakes};
+use lockkeeper_backend::{
+    Backend, BackendError, BackendErrorKind, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError,
+    Fencing, LockInfo, Promise, Promises, Push, Reach, Spec, Url, Watch,
+};
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::backends::changes::watch_by_inspection;
-use crate::backends::leased::{LeasedConn, Wakes};
-use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::info::LockInfo;
-use crate::io::{LeaseThread, SharedLeaseThread};
-use crate::machine::{Push, Spec};
-use crate::url::Url;
-use crate::watch::Watch;
 use connection::Link;
 #[cfg(any(test, fuzzing))]
 pub(crate) use layout::fuzz;

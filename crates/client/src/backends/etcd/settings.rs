@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use lockkeeper_backend::TLS_PARAMETERS;
+use lockkeeper_backend::grpc::GrpcTls;
+use lockkeeper_backend::{ConnectError, Login, Url};
+
 use super::layout::Layout;
-use crate::backends::grpc_tls::GrpcTls;
-use crate::backends::tls_files::TLS_PARAMETERS;
-use crate::error::ConnectError;
-use crate::url::{Login, Url};
 
 /// The default port of etcd's clients.
 const PORT: u16 = 2379;

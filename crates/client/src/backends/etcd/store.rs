@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::leased::{Attempt, Entry, Note, Renewed, Store, Tried, is_revoked};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BootInstant, BoxFuture, CallError};
 use lockkeeper_core::End;
 use tokio::time::Instant;
 
@@ -19,10 +21,6 @@ use super::connection::{EtcdFailure, Link, MemberConnection, NoLease};
 use super::layout::{Layout, key};
 use super::leases::{EntryLease, Leases, seconds};
 use super::watcher::KeyWatcher;
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Note, Renewed, Store, Tried, is_revoked};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::time::BootInstant;
 
 /// Reads in one transaction; etcd allows 128 by default.
 const READS_MAX: usize = 100;

@@ -11,6 +11,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{EntryId, Wake, Wakes};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Status, Streaming};
@@ -20,8 +22,6 @@ use super::api::watch_request::RequestUnion;
 use super::api::{WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse};
 use super::connection::{Link, LinkConnection};
 use super::layout::wake_key;
-use crate::backends::leased::{EntryId, Wake, Wakes};
-use crate::io::LeaseThread;
 
 /// The pause before the stream is opened again.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use lockkeeper_backend::{Answer, BackendError, Busy, CallError, Granted, Push};
 use lockkeeper_core::snapshot::{Phase, RequestState};
 use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, PermitGrant, Rejection, Reply, Seq, SessionId, Table, limits,
@@ -20,9 +21,6 @@ use super::record::Record;
 use super::session::{FileRequest, FileSession};
 use super::state::is_held;
 use super::{finish, reactor, unsupported_subtree};
-use crate::backend::CallError;
-use crate::error::{BackendError, Busy};
-use crate::machine::{Answer, Granted, Push};
 
 /// A waiter checks again after at most this time, in case every wake-up was lost: their sender was stopped, or the pipe
 /// was full.

@@ -11,10 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::os::{Backoff, OsError, explain, is_at, try_flock, unflock};
-use crate::error::{BackendError, BackendErrorKind};
 
 pub(super) const SLOT_BYTES: usize = 512;
 pub(super) const FILE_BYTES: usize = 2 * SLOT_BYTES;

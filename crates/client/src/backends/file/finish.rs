@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lockkeeper_backend::{Answer, BackendError, CallError};
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Break, Command, End, LockName, Reply, Seq};
 
@@ -9,9 +10,6 @@ use super::names::stem;
 use super::os::{OsError, die_at, unflock};
 use super::record::Record;
 use super::session::{FileRequest, FileSession, Part};
-use crate::backend::CallError;
-use crate::error::BackendError;
-use crate::machine::Answer;
 
 /// Ends a request; `seq` is the seq of the call.
 pub(super) async fn finish(

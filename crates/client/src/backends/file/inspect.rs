@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind, BreakOrder, Broken, LockInfo};
 use lockkeeper_core::{Break, Command, LockName, Page, Reply, Token, TokenStatus};
 
 use super::names::is_record;
@@ -9,9 +10,6 @@ use super::os::{OsError, explain};
 use super::reap::reap_all;
 use super::record::Record;
 use super::store::FileStore;
-use crate::backend::{BreakOrder, Broken};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::LockInfo;
 
 /// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: usize = 100;

@@ -42,18 +42,16 @@ pub(crate) use state::{fuzz, fuzz_seed};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lockkeeper_backend::{
+    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing,
+    LockInfo, Promise, Promises, Push, Reach, Spec, Unsupported, Url,
+};
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use self::os::OsError;
 use self::session::FileConn;
 use self::store::{Config, FileStore};
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, ConnectError, Unsupported};
-use crate::info::LockInfo;
-use crate::machine::{Push, Spec};
-use crate::url::Url;
 
 const CAPABILITIES: Capabilities = Capabilities {
     backend: "file",

@@ -8,12 +8,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, FlockArg, OFlag};
 use nix::sys::stat::Mode;
 use nix::unistd::UnlinkatFlags;
-
-use crate::error::{BackendError, BackendErrorKind};
 
 /// Why an operation in the directory failed.
 #[derive(Debug)]
@@ -211,7 +210,7 @@ pub(super) fn random_id() -> [u8; 16] {
     let mut id = [0; 16];
     if getrandom::fill(&mut id).is_err() {
         // A kernel without randomness; the ids must still be unique among the processes of a host.
-        let now = crate::time::BootInstant::now().as_nanos();
+        let now = lockkeeper_backend::BootInstant::now().as_nanos();
         id[..8].copy_from_slice(&now.to_be_bytes());
         id[8..12].copy_from_slice(&std::process::id().to_be_bytes());
     }

@@ -10,11 +10,10 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use lockkeeper_backend::io::start_runtime_thread;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
-
-use crate::io::start_runtime_thread;
 
 /// The thread's runtime; started once.
 ///
@@ -60,7 +59,7 @@ pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
 /// Out of descriptors or memory.
 pub(super) fn register(pipe: impl Into<OwnedFd>) -> io::Result<AsyncFd<OwnedFd>> {
     let _context = start()?.enter();
-    crate::fd::watch(pipe.into(), Interest::READABLE)
+    lockkeeper_backend::io::fd::watch(pipe.into(), Interest::READABLE)
 }
 
 /// Returns when all writers of a pipe are gone; never returns if the pipe cannot be registered.

@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, Effects, LockName, ModeKind, Seq, SessionId, Slot, Snapshot, Table, Token};
 
@@ -22,7 +23,6 @@ use super::slots::{self, Content, Current};
 use super::state::{HoldNote, RecordState, is_held, is_idle, slots_of};
 use super::store::FileStore;
 use super::{names, reactor};
-use crate::error::{BackendError, BackendErrorKind};
 
 /// Mode bit of a hold file created by this backend, which is removed with its lock. A hold file created by a user lacks
 /// it and stays.

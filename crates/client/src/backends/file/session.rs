@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use lockkeeper_backend::{AcquireRequest, Answer, Call, CallError, Conn, LossCause, Push, Responder, Spec};
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{End, LockName, OpenSession, PermitGrant, Seq, Token, limits};
 use tokio::io::unix::AsyncFd;
@@ -24,10 +25,6 @@ use super::record::Record;
 use super::session_file::{SessionFile, drain, sweep};
 use super::store::FileStore;
 use super::{FileShared, acquire, finish, reactor};
-use crate::backend::{AcquireRequest, Call, CallError, Conn};
-use crate::error::LossCause;
-use crate::machine::{Answer, Push, Spec};
-use crate::responder::Responder;
 
 /// How often a session checks that its directory and the files of its holds are there, and repeats pushes that its client
 /// may have missed.

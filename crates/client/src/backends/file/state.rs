@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use lockkeeper_backend::BootInstant;
 use lockkeeper_core::snapshot::{Phase, RequestState};
 use lockkeeper_core::{LockName, ModeKind, Seq, SessionId, Slot, Snapshot, Token};
 
 use super::os::boot_id;
 use super::session_file::Tag;
-use crate::time::BootInstant;
 
 /// Incremented with every change of a record's layout.
 const FORMAT: u8 = 2;

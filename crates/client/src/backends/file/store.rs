@@ -9,6 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::FchmodatFlags;
@@ -21,7 +22,6 @@ use super::os::{Backoff, OsError, create_at, explain, hex, mode_bits, open_at, r
 use super::session_file::any_lives;
 use super::slots::{self, Content};
 use super::state::RecordState;
-use crate::error::{BackendError, BackendErrorKind};
 
 /// The layout that this code reads and writes.
 const FORMAT: u64 = 1;

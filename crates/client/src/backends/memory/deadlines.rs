@@ -7,9 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use lockkeeper_backend::BootInstant;
 use lockkeeper_core::{Command, Seq, SessionId, Token};
-
-use crate::time::BootInstant;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Due {

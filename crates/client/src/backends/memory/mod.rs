@@ -10,17 +10,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use lockkeeper_backend::{
+    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Clock, Conn, ConnectError, Fencing,
+    LockInfo, Promise, Promises, Push, Reach, Spec, Url, VirtualClock,
+};
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, ConnectError};
-use crate::info::LockInfo;
 use crate::locks::Locks;
-use crate::machine::{Push, Spec};
-use crate::time::{Clock, VirtualClock};
-use crate::url::Url;
 use server::{MemoryConn, MemoryService};
 
 /// A lock service in this process, under the control of a test.

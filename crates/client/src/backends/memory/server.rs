@@ -4,6 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::{
+    AcquireRequest, Alarm, Answer, BackendError, BootInstant, BreakNotice, BreakOrder, Broken, Busy, Call,
+    CallError, Clock, Conn, Granted, HoldChange, LockInfo, LossCause, Push, Responder, Spec,
+};
 use lockkeeper_core as core;
 use lockkeeper_core::{
     Command, Effect, IfBusy, LockName, Page, Reply, Seq, SessionId, Table, Token, TokenStatus,
@@ -12,13 +17,6 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::deadlines::{Due, MemoryDeadlines};
-use crate::backend::{AcquireRequest, BreakOrder, Broken, Call, CallError, Conn, HoldChange};
-use crate::error::{BackendError, BreakNotice, Busy, LossCause};
-use crate::info::LockInfo;
-use crate::io::LeaseThread;
-use crate::machine::{Answer, Granted, Push, Spec};
-use crate::responder::Responder;
-use crate::time::{Alarm, BootInstant, Clock};
 
 /// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: usize = 20;
@@ -354,7 +352,7 @@ impl MemoryState {
         if fresh || known.0.is_none() {
             let mut secret = [0; 32];
             if let Err(error) = getrandom::fill(&mut secret) {
-                let kind = crate::error::BackendErrorKind::Operator;
+                let kind = lockkeeper_backend::BackendErrorKind::Operator;
                 return Answer::Refused(BackendError::new(
                     kind,
                     format!("the system gives no random bytes: {error}"),

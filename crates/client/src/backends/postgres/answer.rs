@@ -5,11 +5,11 @@ use std::error::Error as _;
 use std::io;
 use std::time::Duration;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Error, SimpleQueryMessage, SimpleQueryRow};
 
 use super::settings::{Server, Settings, TlsMode};
-use crate::error::{BackendError, BackendErrorKind};
 
 /// Why a statement has no result.
 #[derive(Debug)]

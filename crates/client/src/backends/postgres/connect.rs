@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_backend::io::{HEAD_START, LeaseThread, SharedLeaseThread, first_success};
+use lockkeeper_backend::{BackendError, BackendErrorKind, Rotated};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use tokio_postgres::config::Host;
@@ -18,9 +20,6 @@ use super::answer::{answered_by, explain, rows};
 use super::direct::process_of;
 use super::settings::Settings;
 use super::tls::{Tls, tls};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::io::{HEAD_START, LeaseThread, SharedLeaseThread, first_success};
-use crate::rotated::Rotated;
 
 /// One lease thread for all PostgreSQL clients of the process.
 static IO: SharedLeaseThread = SharedLeaseThread::new();

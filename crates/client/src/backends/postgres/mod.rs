@@ -26,9 +26,7 @@ pub use schema::{init, schema_sql};
 /// The client library whose transactions [`lock_in_transaction`] accepts.
 pub use tokio_postgres;
 
-use crate::backend::Backend;
-use crate::error::ConnectError;
-use crate::url::Url;
+use lockkeeper_backend::{Backend, ConnectError, Url};
 use settings::LockKind;
 
 /// Opens a client; fails if the server does not answer.

@@ -1,12 +1,11 @@
 //! The DDL for fencing tokens and lease rows. It runs on explicit request only.
 
+use lockkeeper_backend::{BackendError, BackendErrorKind, ConnectError, Url};
 use postgres_protocol::escape::escape_identifier;
 
 use super::connect::{Connector, NoAnswer, chain};
 use super::row;
 use super::settings::Settings;
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::url::Url;
 
 const TOKENS: &str = include_str!("init.sql");
 /// The server resolves the names in a table's defaults and conditions once, when the table is created. So the search

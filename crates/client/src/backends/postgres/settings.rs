@@ -5,11 +5,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lockkeeper_backend::{ConnectError, Host, Password, Unsupported, Url};
 use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, Host as ServerHost, SslMode, TargetSessionAttrs};
-
-use crate::error::{ConnectError, Unsupported};
-use crate::url::{Host, Password, Url};
 
 /// The mechanism that holds a lock (`?lock=`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

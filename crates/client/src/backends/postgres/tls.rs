@@ -16,7 +16,7 @@ mod with {
     use tokio_postgres_rustls::MakeRustlsConnect;
 
     use super::super::settings::{Settings, TlsMode};
-    use crate::error::{BackendError, BackendErrorKind};
+    use lockkeeper_backend::{BackendError, BackendErrorKind};
 
     /// The TLS connector for `tokio_postgres`.
     pub(crate) type Tls = MakeRustlsConnect;
@@ -159,6 +159,6 @@ pub(super) use with::{Tls, tls};
 pub(super) type Tls = tokio_postgres::NoTls;
 
 #[cfg(not(feature = "postgres-tls"))]
-pub(super) fn tls(_settings: &super::settings::Settings) -> Result<Tls, crate::error::BackendError> {
+pub(super) fn tls(_settings: &super::settings::Settings) -> Result<Tls, lockkeeper_backend::BackendError> {
     Ok(tokio_postgres::NoTls)
 }

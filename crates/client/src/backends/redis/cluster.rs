@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, CallError, ConnectError, Host};
 use lockkeeper_core::{End, LockName};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -15,11 +18,6 @@ use super::settings::{PORT, Settings, Topology};
 use super::slots::{Range, SLOTS, ranges, slot_of};
 use super::store::{RedisStore, Role};
 use super::target::Target;
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::io::LeaseThread;
-use crate::url::Host;
 
 /// Shortest interval between two reads of the map.
 const PAUSE: Duration = Duration::from_millis(250);

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind, Finding};
+
 use super::store::RedisStore;
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::Finding;
 
 /// The settings that affect locks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -1,7 +1,8 @@
 //! Identity of a server, to check that the servers of a majority are independent of each other.
 
+use lockkeeper_backend::BackendError;
+
 use super::store::RedisStore;
-use crate::error::BackendError;
 
 /// Identity and role of the server that answers.
 #[derive(Clone, PartialEq, Eq, Debug)]

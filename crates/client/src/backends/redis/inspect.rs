@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::leased::EntryId;
+use lockkeeper_backend::{
+    BackendError, BackendErrorKind, BreakOrder, Broken, CallError, HolderInfo, HolderState, LockInfo,
+    WaiterInfo,
+};
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use redis::{Cmd, Value};
 use tokio::time::Instant;
@@ -12,10 +17,6 @@ use super::link::{Failure, Over, PASSING_PAUSE};
 use super::scripts::{SCRIPTS, Script};
 use super::store::{Inner, RedisStore};
 use super::{refusal, role};
-use crate::backend::{BreakOrder, Broken, CallError};
-use crate::backends::leased::EntryId;
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo};
 
 /// The entry of calls that concern a whole name.
 const NO_ENTRY: EntryId = EntryId(String::new());

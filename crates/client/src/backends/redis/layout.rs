@@ -20,10 +20,9 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use lockkeeper_backend::leased::{Attempt, EntryId};
+use lockkeeper_backend::{HolderInfo, HolderState, WaiterInfo, decode_meta};
 use lockkeeper_core::{LockName, ModeKind, Slot, Token};
-
-use crate::backends::leased::{Attempt, EntryId};
-use crate::info::{HolderInfo, HolderState, WaiterInfo, decode_meta};
 
 /// Prefix of the values that this library writes.
 pub(super) const OURS: &str = "lockkeeper:";
@@ -346,8 +345,8 @@ mod tests {
     use lockkeeper_core::Mode;
 
     use super::*;
-    use crate::backends::leased::Entry;
-    use crate::time::BootInstant;
+    use lockkeeper_backend::BootInstant;
+    use lockkeeper_backend::leased::Entry;
 
     fn keys(name: &str) -> Vec<String> {
         Keys::of("app:", &name.parse().unwrap()).list(KeySet::All, &EntryId("7-1".into()))

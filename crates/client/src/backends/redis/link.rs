@@ -10,6 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use lockkeeper_backend::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
+use lockkeeper_backend::leased::Wakes;
+use lockkeeper_backend::{BackendError, BoxFuture, CallError, ConnectError, Host};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisResult, ServerError, Value};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -18,11 +21,6 @@ use super::main_connection::{CONNECT_LIMIT, MainConnection, config, with_resp2};
 use super::refusal::{self, Refusal};
 use super::scripts::Script;
 use super::target::Target;
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::Wakes;
-use crate::error::{BackendError, ConnectError};
-use crate::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
-use crate::url::Host;
 
 /// Each runtime has one connection, closed after a minute without use. The limit on the total only matters for programs
 /// that create more and more runtimes.

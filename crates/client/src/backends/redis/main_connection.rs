@@ -6,6 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{EntryId, Wake, Wakes};
+use lockkeeper_backend::{BackendError, ConnectError};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -17,9 +20,6 @@ use super::layout;
 use super::link::PASSING_PAUSE;
 use super::target::Target;
 use super::{refusal, role};
-use crate::backends::leased::{EntryId, Wake, Wakes};
-use crate::error::{BackendError, ConnectError};
-use crate::io::LeaseThread;
 
 /// Time limit for a new connection, with its handshake and subscription.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(5);

@@ -2,7 +2,7 @@
 //!
 //! A lock is a plain string key set with `SET NX PX`, as other Redis lock clients do it, so that they and this
 //! library exclude each other. Queue, tokens and permits are stored in keys beside it ([`layout`]). Every step that
-//! must be atomic is a script ([`scripts`]); sessions over such entries are in [`leased`](crate::backends::leased).
+//! must be atomic is a script ([`scripts`]); sessions over such entries are in [`leased`](lockkeeper_backend::leased).
 //! The lease thread keeps the main connection up ([`main_connection`]); each runtime of callers has a connection of its
 //! own ([`link`]).
 
@@ -26,17 +26,15 @@ mod target;
 
 use std::sync::Arc;
 
+use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
+use lockkeeper_backend::leased::{LeasedConn, Wakes};
+use lockkeeper_backend::{
+    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing, Finding,
+    LockInfo, Promise, Promises, Push, Reach, Spec, Url,
+};
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::backends::leased::{LeasedConn, Wakes};
-use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, ConnectError};
-use crate::info::{Finding, LockInfo};
-use crate::io::{LeaseThread, SharedLeaseThread};
-use crate::machine::{Push, Spec};
-use crate::url::Url;
 #[cfg(any(test, fuzzing))]
 pub(crate) use layout::fuzz;
 use servers::Servers;

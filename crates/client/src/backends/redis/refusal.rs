@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use redis::{ErrorKind, RedisError, ServerError};
 
 use super::target::Target;
-use crate::error::{BackendError, BackendErrorKind};
 
 /// Consequence of an error reply: nothing was done.
 pub(super) enum Meaning {

@@ -3,10 +3,10 @@
 
 use std::sync::LazyLock;
 
+use lockkeeper_backend::leased::EntryId;
 use redis::{Arg, Cmd};
 
 use super::layout::{KeySet, Keys};
-use crate::backends::leased::EntryId;
 
 /// A script and its digest.
 pub(super) struct Script {

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{Store, Wakes};
+use lockkeeper_backend::{BackendError, ConnectError};
 use lockkeeper_core::LockName;
 
 use super::cluster::Cluster;
@@ -9,9 +12,6 @@ use super::inspect::Look;
 use super::settings::{Settings, Topology};
 use super::store::{RedisStore, Role};
 use super::target::Target;
-use crate::backends::leased::{Store, Wakes};
-use crate::error::{BackendError, ConnectError};
-use crate::io::LeaseThread;
 
 /// Cheap to clone; clones share the servers.
 #[derive(Clone)]

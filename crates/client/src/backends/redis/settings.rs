@@ -5,14 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::TlsFiles;
+use lockkeeper_backend::{
+    BackendError, BackendErrorKind, ConnectError, Host, Password, Rotated, Url, UrlError,
+};
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
-
-use crate::backends::tls_files::TlsFiles;
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::rotated::Rotated;
-use crate::url::{Host, Password, Url, UrlError};
 
 /// The default port.
 pub(crate) const PORT: u16 = 6379;

@@ -1,10 +1,10 @@
 //! Slots of a cluster: which node has a key.
 
+use lockkeeper_backend::Host;
 use redis::Value;
 
 use super::answers::Items;
 use super::settings::PORT;
-use crate::url::Host;
 
 /// The number of slots of every cluster.
 pub(super) const SLOTS: u16 = 16_384;

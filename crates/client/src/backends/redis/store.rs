@@ -18,6 +18,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{Attempt, Entry, Renewed, Store, Tried, Wakes};
+use lockkeeper_backend::{
+    BackendError, BackendErrorKind, BoxFuture, Busy, CallError, ConnectError, Granted, Host,
+};
 use lockkeeper_core::{End, LockName, Mode, PermitGrant, Rejection, Token};
 use redis::{Cmd, Value};
 use tokio::time::Instant;
@@ -28,12 +33,6 @@ use super::link::{Failure, Link, Over, PASSING_PAUSE};
 use super::scripts::{SCRIPTS, Script};
 use super::settings::{Settings, Topology};
 use super::target::Target;
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wakes};
-use crate::error::{BackendError, BackendErrorKind, Busy, ConnectError};
-use crate::io::LeaseThread;
-use crate::machine::Granted;
-use crate::url::Host;
 
 /// Bounds in ms of the random pause before the first waiter checks the lock again, if its holder is no client of this
 /// library and sends no wake-ups.
@@ -427,9 +426,8 @@ mod tests {
     use lockkeeper_rig::Redis;
 
     use super::*;
-    use crate::backends::leased::EntryId;
-    use crate::time::BootInstant;
-    use crate::url::Url;
+    use lockkeeper_backend::leased::EntryId;
+    use lockkeeper_backend::{BootInstant, Url};
 
     const TTL: Duration = Duration::from_secs(30);
 

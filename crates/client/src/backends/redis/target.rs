@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind, ConnectError, Host};
 use redis::{AsyncConnectionConfig, ConnectionAddr, ErrorKind, RedisError, RedisResult};
 use tokio::task::JoinSet;
 
 use super::refusal;
 use super::settings::{SENTINEL_PORT, Settings, Topology};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::url::Host;
 
 /// Time limit for the answers of all sentinels.
 const SENTINEL_LIMIT: Duration = Duration::from_secs(1);

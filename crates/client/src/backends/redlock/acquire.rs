@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use lockkeeper_backend::leased::{Attempt, Renewed, Tried};
+use lockkeeper_backend::{CallError, Granted};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::claim::Claim;
 use super::store::{Quorum, run_in_background};
 use super::tally::{NodeReply, Tally, Verdict};
-use crate::backend::CallError;
-use crate::backends::leased::{Attempt, Renewed, Tried};
-use crate::machine::Granted;
 
 /// Maximum number of rounds of an acquire that does not wait, while rivals split the nodes so that none has a majority.
 const SPLIT_ROUNDS: u32 = 3;

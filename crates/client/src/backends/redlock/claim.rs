@@ -8,14 +8,13 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_backend::leased::{Entry, EntryId};
+use lockkeeper_backend::{BootInstant, CallError};
 use lockkeeper_core::End;
 use tokio::sync::Notify;
 
 use super::majority::majority_of;
 use super::tally::NodeReply;
-use crate::backend::CallError;
-use crate::backends::leased::{Entry, EntryId};
-use crate::time::BootInstant;
 
 /// By how much a node's entry outlives the session's ttl: Redis counts in milliseconds (the 2 ms of Redlock's
 /// formula).

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lockkeeper_backend::BootInstant;
+use lockkeeper_backend::leased::{Entry, EntryId};
+
 use super::claim::Claim;
-use crate::backends::leased::{Entry, EntryId};
-use crate::time::BootInstant;
 
 /// Smallest number of records at which old ones are swept.
 const SWEEP_MIN: usize = 1024;

@@ -2,16 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
+use lockkeeper_backend::leased::Wakes;
+use lockkeeper_backend::{Backend, BackendError, BackendErrorKind, BootInstant, ConnectError, Url};
+
 use super::majority::{ask_all, majority_of, too_few};
 use super::server::{QuorumServer, QuorumSettings, Unusable};
 use super::store::{QuorumNode, RedlockStore};
 use super::{CAPABILITIES, Redlock};
-use crate::backend::Backend;
-use crate::backends::leased::Wakes;
 use crate::backends::redis::{self, RedisStore};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::time::BootInstant;
-use crate::url::Url;
 
 /// With fewer, no server may fail.
 const SERVERS_MIN: usize = 3;

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind, HolderInfo, LockInfo};
 use lockkeeper_core::LockName;
 
 use super::majority::{ask_all, majority_of, too_few};
 use super::server::QuorumServer;
 use crate::backends::redis::{Look, RedisStore, Seen};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::{HolderInfo, LockInfo};
 
 /// Queries all servers that can be used. Returns the answers of a majority or more.
 pub(super) async fn ask_majority<T, F: Future<Output = Result<T, BackendError>>>(

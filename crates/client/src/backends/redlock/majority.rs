@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use tokio::time::{Instant, timeout_at};
-
-use crate::error::{BackendError, BackendErrorKind};
 
 /// How long to wait for the other servers once a majority has answered.
 const REST: Duration = Duration::from_millis(300);

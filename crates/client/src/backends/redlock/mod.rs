@@ -1,7 +1,7 @@
 //! `redlock://`: a majority of independent Redis servers.
 //!
 //! Each server is a [`RedisStore`](crate::backends::redis) of its own. The quorum over them ([`store`]) is a store
-//! again, with sessions on top as for any other ([`leased`](crate::backends::leased)). A hold is one entry on each
+//! again, with sessions on top as for any other ([`leased`](lockkeeper_backend::leased)). A hold is one entry on each
 //! server, and lasts as long as a majority of the servers has its entry.
 //!
 //! Why a session's deadline is safe (P5), provided that the servers keep the writes that they acknowledged: a hold
@@ -39,6 +39,12 @@ mod tests;
 
 use std::sync::Arc;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{LeasedConn, Wakes};
+use lockkeeper_backend::{
+    Backend, BackendError, BoxFuture, Capabilities, Conn, Fencing, Finding, LockInfo, Promise, Promises,
+    Push, Reach, Spec,
+};
 use lockkeeper_core::LockName;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -47,14 +53,7 @@ use self::inspect::{ask_majority, list_of_majority, of_majority};
 use self::majority::majority_of;
 use self::server::QuorumServer;
 use self::store::RedlockStore;
-use crate::backend::{Backend, BoxFuture, Conn};
-use crate::backends::leased::{LeasedConn, Wakes};
 use crate::backends::redis::{self, RedisStore};
-use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::BackendError;
-use crate::info::{Finding, LockInfo};
-use crate::io::LeaseThread;
-use crate::machine::{Push, Spec};
 
 struct Redlock {
     servers: Vec<Arc<QuorumServer>>,

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use lockkeeper_backend::CallError;
+use lockkeeper_backend::leased::Entry;
 use lockkeeper_core::End;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::claim::Claim;
 use super::store::{Quorum, run_in_background};
-use crate::backend::CallError;
-use crate::backends::leased::Entry;
 
 /// Pauses before a removal is repeated: the first, and the longest, so that a node that is back gets it within a
 /// second.

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use lockkeeper_backend::leased::{Entry, Renewed};
+use lockkeeper_backend::{BackendError, BackendErrorKind, CallError};
 
 use super::claim::{Claim, Renewing};
 use super::store::{Quorum, run_in_background};
-use crate::backend::CallError;
-use crate::backends::leased::{Entry, Renewed};
-use crate::error::{BackendError, BackendErrorKind};
 
 impl Quorum {
     pub(super) async fn renew(self: &Arc<Self>, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, CallError> {

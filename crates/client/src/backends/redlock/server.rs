@@ -7,15 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, CallError, ConnectError, Host};
 use lockkeeper_core::End;
 use tokio::time::sleep;
 
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
 use crate::backends::redis::{self, Identity, RedisStore};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::io::LeaseThread;
-use crate::url::Host;
 
 /// Pauses between attempts to use an unusable server: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));

@@ -10,16 +10,15 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
+use lockkeeper_backend::{BootInstant, BoxFuture, CallError};
 use lockkeeper_core::End;
 use tokio::sync::Semaphore;
 
 use super::claim::Claim;
 use super::claims::Claims;
 use super::majority::majority_of;
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
-use crate::io::LeaseThread;
-use crate::time::BootInstant;
 
 /// Only wake-ups due within this time trigger an attempt at once; later ones are covered by the next scheduled
 /// attempt.

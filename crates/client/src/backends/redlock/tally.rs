@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::error::{BackendError, BackendErrorKind, Busy};
+use lockkeeper_backend::{BackendError, BackendErrorKind, Busy};
 
 /// One node's reply to one attempt.
 #[derive(Clone, Debug)]

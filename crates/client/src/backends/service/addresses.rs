@@ -4,10 +4,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use lockkeeper_backend::TLS_PARAMETERS;
+use lockkeeper_backend::{ConnectError, Host, Url};
+
 use super::credentials::PARAMETERS;
-use crate::backends::tls_files::TLS_PARAMETERS;
-use crate::error::ConnectError;
-use crate::url::{Host, Url};
 
 /// The longest pause after the first failed round over all addresses; each further round doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(10);

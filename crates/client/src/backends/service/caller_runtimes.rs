@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use lockkeeper_backend::{CallResult, Responder};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::shared::ServiceShared;
-use crate::responder::{CallResult, Responder};
 
 pub(super) type Batch = Vec<(Responder, CallResult)>;
 

@@ -1,12 +1,10 @@
 //! Operator commands for the cluster.
 
+use lockkeeper_backend::{BackendError, BoxFuture, ClusterInfo, MembersChange, NodeInfo, NodePart};
 use lockkeeper_wire::v1::{self, change_members_request};
 
 use super::driver::GrpcClient;
 use super::unary::{Asker, Repeat};
-use crate::backend::BoxFuture;
-use crate::cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart};
-use crate::error::BackendError;
 
 pub(super) fn info(asker: &Asker) -> BoxFuture<Result<ClusterInfo, BackendError>> {
     let answer = asker.ask(Repeat::Again, |mut client: GrpcClient| async move {

@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
+use lockkeeper_backend::grpc::GrpcTls;
+use lockkeeper_backend::{BackendError, BackendErrorKind, ConnectError, Rotated, Url, read_begin};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
-
-use crate::backends::grpc_tls::GrpcTls;
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::rotated::Rotated;
-use crate::url::{Url, read_begin};
 
 /// The scheme with TLS, and the hint for who gives files of TLS with the other one.
 const TLS_SCHEME: &str = "lockkeepers";

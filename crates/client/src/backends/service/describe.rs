@@ -2,12 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
+use lockkeeper_backend::{
+    BackendError, BackendErrorKind, Broken, HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo,
+    WaiterInfo, decode_meta,
+};
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use lockkeeper_wire::v1;
-
-use crate::backend::Broken;
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::{HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo, decode_meta};
 
 /// The answer is invalid: the service is newer, or is no lock service.
 fn nonsense(what: impl std::fmt::Display) -> BackendError {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lockkeeper_backend::grpc;
 use lockkeeper_wire::FRAME_BYTES_MAX;
 use lockkeeper_wire::v1::{StreamEndReason, lockkeeper_client::LockkeeperClient};
 use tonic::service::interceptor::InterceptedService;
@@ -13,7 +14,6 @@ use super::carrier::StreamEnding;
 use super::credentials::{Bearer, Credentials};
 use super::failures::{NodeFailure, Why, cause};
 use super::shared::{Cut, ServiceShared, StreamRequests};
-use crate::backends::grpc_tls;
 use crate::observe;
 
 pub(super) type GrpcClient = LockkeeperClient<InterceptedService<Channel, Bearer>>;
@@ -241,7 +241,7 @@ pub(super) async fn connect(
 ) -> Result<GrpcClient, NodeFailure> {
     let failure = |why| NodeFailure { node: address.to_string(), why };
     let failed = |error: tonic::transport::Error| failure(Why::Silent(cause(&error)));
-    let endpoint = grpc_tls::endpoint(address.as_str(), credentials.tls.as_ref())
+    let endpoint = grpc::endpoint(address.as_str(), credentials.tls.as_ref())
         .map_err(failed)?
         .connect_timeout(limit)
         .tcp_nodelay(true)

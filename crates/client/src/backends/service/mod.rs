@@ -6,6 +6,7 @@
 
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod addresses;
+mod administration;
 mod caller_runtimes;
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod carrier;
@@ -23,22 +24,17 @@ mod unary;
 
 use std::sync::Arc;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::{
+    Administration, Answer, Backend, BackendError, BackendErrorKind, BoxFuture, BreakOrder, Broken, Call,
+    Capabilities, Conn, ConnectError, Fencing, LockInfo, Promise, Promises, Push, Reach, Responder, Spec,
+    Url, Watch, WatchEvent,
+};
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, Conn};
-use crate::backup::Backup;
-use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::cluster::{ClusterInfo, MembersChange, NodeReport};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::info::{LockInfo, ServiceStatus, SessionInfo};
-use crate::io::LeaseThread;
-use crate::machine::{Answer, Push, Spec};
-use crate::responder::Responder;
-use crate::url::Url;
-use crate::watch::{Watch, WatchEvent};
 use addresses::Addresses;
 use carrier::SessionKey;
 use credentials::Credentials;
@@ -186,25 +182,6 @@ impl Backend for Service {
         Box::pin(async move { describe::broken(&answer.await?) })
     }
 
-    fn sessions(&self) -> BoxFuture<Result<Vec<SessionInfo>, BackendError>> {
-        let asker = self.asker.clone();
-        Box::pin(async move {
-            let (mut sessions, mut after) = (Vec::new(), 0);
-            loop {
-                let asked = v1::ListSessionsRequest { page_size: PAGE, after };
-                let page = asker.ask(Repeat::Again, move |mut client: GrpcClient| async move {
-                    client.list_sessions(asked).await
-                });
-                let page = page.await?;
-                sessions.extend(page.sessions.into_iter().map(describe::session));
-                if page.next_after == 0 {
-                    return Ok(sessions);
-                }
-                after = page.next_after;
-            }
-        })
-    }
-
     fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
         let asked =
             v1::WatchRequest { prefix: prefix.map(|prefix| prefix.as_str().to_owned()).unwrap_or_default() };
@@ -239,52 +216,8 @@ impl Backend for Service {
         Ok(Watch::new(receiver))
     }
 
-    fn backup(&self) -> Result<Backup, BackendError> {
-        let mut answers = self
-            .asker
-            .follow(|mut client: GrpcClient| async move { client.backup(v1::BackupRequest {}).await });
-        let (parts, receiver) = tokio::sync::mpsc::channel(1);
-        self.owner.lease_thread.run(Box::pin(async move {
-            while let Some(answer) = answers.recv().await {
-                if parts.send(answer.map(|answer| answer.part)).await.is_err() {
-                    return;
-                }
-            }
-        }));
-        Ok(Backup::new(receiver))
-    }
-
-    fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {
-        let asked = v1::SetLimitRequest { name: name.as_str().to_owned(), permits };
-        // Not safe to repeat: a repetition could overwrite a limit that another operator has set in between (O1).
-        let answer = self.asker.ask(Repeat::Once, move |mut client: GrpcClient| {
-            let asked = asked.clone();
-            async move { client.set_limit(asked).await }
-        });
-        Box::pin(async move { answer.await.map(|v1::SetLimitResponse {}| ()) })
-    }
-
-    fn nodes(&self) -> BoxFuture<Result<Vec<NodeReport>, BackendError>> {
-        nodes::ask_all(&self.asker)
-    }
-
-    fn cluster(&self) -> BoxFuture<Result<ClusterInfo, BackendError>> {
-        cluster::info(&self.asker)
-    }
-
-    fn change_members(&self, change: MembersChange) -> BoxFuture<Result<(), BackendError>> {
-        cluster::change(&self.asker, change)
-    }
-
-    fn transfer(&self, to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
-        cluster::transfer(&self.asker, to)
-    }
-
-    fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
-        let answer = self.asker.ask(Repeat::Again, |mut client: GrpcClient| async move {
-            client.status(v1::StatusRequest { node: 0 }).await
-        });
-        Box::pin(async move { answer.await.map(describe::status) })
+    fn administration(&self) -> Option<&dyn Administration> {
+        Some(self)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use lockkeeper_backend::{BackendError, BoxFuture, NodeReport};
 use tokio::task::JoinSet;
 
 use super::addresses::{Address, LEARNT_MAX};
@@ -9,9 +10,6 @@ use super::credentials::Credentials;
 use super::describe;
 use super::search::reach;
 use super::unary::Asker;
-use crate::backend::BoxFuture;
-use crate::cluster::NodeReport;
-use crate::error::BackendError;
 
 /// Calls the nodes of the URL, then those that they name as members.
 pub(super) fn ask_all(asker: &Asker) -> BoxFuture<Result<Vec<NodeReport>, BackendError>> {

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
+use lockkeeper_backend::{Alarm, BackendError, Call, CallError, Clock, Push, Responder, Spec};
 use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1;
 use tokio::runtime::Handle;
@@ -21,12 +23,6 @@ use super::caller_runtimes::{Batch, CallerRuntimes};
 use super::carrier::{Carrier, CarrierOutput, SessionKey, StreamEnding, StreamId};
 use super::credentials::Credentials;
 use super::failures::{self, NodeFailure, Why};
-use crate::backend::{Call, CallError};
-use crate::error::BackendError;
-use crate::io::{LeaseThread, SharedLeaseThread};
-use crate::machine::{Push, Spec};
-use crate::responder::Responder;
-use crate::time::{Alarm, Clock};
 
 /// See the module documentation.
 pub(super) struct ServiceShared {

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Code, Response, Status, Streaming};
@@ -13,9 +15,6 @@ use super::driver::{GrpcClient, random};
 use super::failures::{self, LEADER_METADATA, NodeFailure, Why, cause};
 use super::search::{NODE_LIMIT, Search};
 use super::shared::ServiceShared;
-use crate::backend::BoxFuture;
-use crate::error::{BackendError, BackendErrorKind};
-use crate::io::LeaseThread;
 
 /// How long a call is retried, over all nodes in turn. Longer than a change of leader takes.
 const ASK_LIMIT: Duration = Duration::from_secs(10);

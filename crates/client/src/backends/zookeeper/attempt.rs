@@ -4,6 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
+use lockkeeper_backend::leased::{
+    Attempt, Entry, Note, NotePermit, PermitTurn, SLOT_PAUSE, Tried, Wake, broken_at_grant, other_limit,
+    permit_turn, waiters_ahead,
+};
+use lockkeeper_backend::{BackendError, BackendErrorKind, Busy};
 use lockkeeper_core::{Mode, ModeKind, Token};
 use tokio::time::{Instant, sleep};
 use zookeeper_client::{Client, CreateMode, Error};
@@ -13,11 +18,6 @@ use super::layout::Contender;
 use super::places::{Node, RestingWait};
 use super::session::{ZooKeeperFailure, by, by_if_exists};
 use super::store::{StoreInner, children, find, is_broken, observe, owner};
-use crate::backends::leased::{
-    Attempt, Entry, Note, NotePermit, PermitTurn, SLOT_PAUSE, Tried, Wake, broken_at_grant, other_limit,
-    permit_turn, waiters_ahead,
-};
-use crate::error::{BackendError, BackendErrorKind, Busy};
 
 /// A waiter attempts again after this time, even if no message came.
 const AGAIN: Duration = Duration::from_secs(5);

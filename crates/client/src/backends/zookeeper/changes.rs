@@ -3,13 +3,13 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use lockkeeper_backend::BackendError;
+use lockkeeper_backend::changes::ChangedLocks;
 use tokio::time::Instant;
 use zookeeper_client::{AddWatchMode, EventType};
 
 use super::inspect::{Inspector, LIMIT};
 use super::session::by;
-use crate::backends::changes::ChangedLocks;
-use crate::error::BackendError;
 
 /// Begins to follow the changes of all locks' nodes. The future that it returns ends with the connection: what happens until the
 /// next one is not reported.

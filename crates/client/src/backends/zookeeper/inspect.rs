@@ -4,19 +4,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::leased::{
+    Note, NotePermit, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder,
+};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BreakOrder, Broken, CallError, LockInfo};
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use tokio::time::Instant;
 use zookeeper_client::{Client, Error, MultiReadResult, Stat};
 
 use super::layout::{Contender, NodeLayout, holders};
-use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists};
+use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists, failure};
 use super::store::{children, owner};
-use crate::backend::{BreakOrder, Broken, CallError};
-use crate::backends::leased::{
-    Note, NotePermit, Revocation, is_revoked, shown_holder, shown_waiter, untold_holder,
-};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::LockInfo;
 
 /// How many holders and waiters an inspection lists together.
 const SHOWN: usize = 21;
@@ -92,7 +90,7 @@ impl Inspector {
             let some: Vec<String> = folders.drain(..folders.len().min(READS)).collect();
             let mut reader = client.new_multi_reader();
             for folder in &some {
-                reader.add_get_children(folder)?;
+                reader.add_get_children(folder).map_err(failure)?;
             }
             let read = by(Instant::now() + LIMIT, reader.commit()).await?;
             let mut used = Vec::new();
@@ -211,7 +209,7 @@ pub(super) async fn read(
         let some: Vec<(String, ModeKind)> = paths.by_ref().take(READS).collect();
         let mut reader = client.new_multi_reader();
         for (path, _) in &some {
-            reader.add_get_data(path)?;
+            reader.add_get_data(path).map_err(failure)?;
         }
         for ((path, kind), read) in some.into_iter().zip(by(limit(), reader.commit()).await?) {
             if let MultiReadResult::Data { data, stat } = read {

@@ -5,10 +5,9 @@
 //!
 //! Nodes of Curator, kazoo and other clients with such names are contenders, too: a request waits for those before it.
 
+use lockkeeper_backend::leased::PERMITS_MAX;
+use lockkeeper_backend::percent_decode;
 use lockkeeper_core::{LockName, Mode, ModeKind};
-
-use crate::backends::leased::PERMITS_MAX;
-use crate::url::percent_decode;
 
 /// The parent of encoded names if the URL has no path.
 const ROOT: &str = "/lockkeeper";

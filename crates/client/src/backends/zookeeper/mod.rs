@@ -2,7 +2,7 @@
 //!
 //! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral sequential node in it
 //! ([`layout`], [`places`]); the node with the lowest sequence holds the lock ([`attempt`], [`store`]). Sessions over such nodes are in
-//! [`leased`](crate::backends::leased).
+//! [`leased`](lockkeeper_backend::leased).
 
 mod attempt;
 mod changes;
@@ -15,19 +15,16 @@ mod store;
 
 use std::sync::Arc;
 
+use lockkeeper_backend::changes::watch_by_inspection;
+use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
+use lockkeeper_backend::leased::{LeasedConn, Wake, Wakes};
+use lockkeeper_backend::{
+    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing, Finding,
+    LockInfo, Promise, Promises, Push, Reach, Spec, Url, Watch,
+};
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::backends::changes::watch_by_inspection;
-use crate::backends::leased::{LeasedConn, Wake, Wakes};
-use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, ConnectError};
-use crate::info::{Finding, LockInfo};
-use crate::io::{LeaseThread, SharedLeaseThread};
-use crate::machine::{Push, Spec};
-use crate::url::Url;
-use crate::watch::Watch;
 use inspect::Inspector;
 use layout::NodeLayout;
 #[cfg(any(test, fuzzing))]

@@ -3,10 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lockkeeper_backend::leased::{EndedEntries, EntryId};
 use tokio::sync::oneshot;
 use zookeeper_client::SessionId;
-
-use crate::backends::leased::{EndedEntries, EntryId};
 
 /// A contender's node.
 #[derive(Clone, Debug)]

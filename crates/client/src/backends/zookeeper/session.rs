@@ -8,17 +8,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::StoreFailure;
+use lockkeeper_backend::{BackendError, BackendErrorKind, Finding, Login};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 use zookeeper_client::{Acls, Client, Connector, CreateMode, CreateOptions, Error, SessionId};
 
 use super::settings::{Settings, ZooKeeperTls};
-use crate::backends::leased::StoreFailure;
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::Finding;
-use crate::io::LeaseThread;
-use crate::url::Login;
 
 /// How often all servers are tried: the client library allows a connection two fifths of the session timeout, which a first handshake
 /// of TLS may exceed.
@@ -36,23 +34,25 @@ const LONG: Duration = Duration::from_secs(2 * 3600);
 /// Why a call has no usable answer, or the answer: no such node, another version, ….
 pub(super) type ZooKeeperFailure = StoreFailure<Error>;
 
-impl From<Error> for ZooKeeperFailure {
-    fn from(error: Error) -> Self {
-        let refused = |kind, what: &str| {
-            Self::Refused(BackendError::new(kind, format!("ZooKeeper refuses: {error}{what}")))
-        };
-        match error {
-            Error::NoAuth | Error::AuthFailed | Error::InvalidAcl => refused(
-                BackendErrorKind::Denied,
-                "; check user and password in the URL, and the ACL of the path",
-            ),
-            Error::QuotaExceeded => refused(BackendErrorKind::Operator, ""),
-            Error::Unimplemented => refused(BackendErrorKind::Operator, "; ZooKeeper 3.6 or later is needed"),
-            Error::BadArguments(_) => refused(BackendErrorKind::Refused, ""),
-            Error::Throttled | Error::NotReadOnly => Self::passing(format!("ZooKeeper refuses: {error}")),
-            Error::NoNode | Error::NodeExists | Error::BadVersion | Error::NotEmpty => Self::Answered(error),
-            _ => ZooKeeperFailure::IN_DOUBT,
+/// What a call that failed means for its caller.
+pub(super) fn failure(error: Error) -> ZooKeeperFailure {
+    let refused = |kind, what: &str| {
+        ZooKeeperFailure::Refused(BackendError::new(kind, format!("ZooKeeper refuses: {error}{what}")))
+    };
+    match error {
+        Error::NoAuth | Error::AuthFailed | Error::InvalidAcl => {
+            refused(BackendErrorKind::Denied, "; check user and password in the URL, and the ACL of the path")
         }
+        Error::QuotaExceeded => refused(BackendErrorKind::Operator, ""),
+        Error::Unimplemented => refused(BackendErrorKind::Operator, "; ZooKeeper 3.6 or later is needed"),
+        Error::BadArguments(_) => refused(BackendErrorKind::Refused, ""),
+        Error::Throttled | Error::NotReadOnly => {
+            ZooKeeperFailure::passing(format!("ZooKeeper refuses: {error}"))
+        }
+        Error::NoNode | Error::NodeExists | Error::BadVersion | Error::NotEmpty => {
+            ZooKeeperFailure::Answered(error)
+        }
+        _ => ZooKeeperFailure::IN_DOUBT,
     }
 }
 
@@ -61,7 +61,7 @@ pub(super) async fn by<T>(
     deadline: Instant,
     call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, ZooKeeperFailure> {
-    timeout_at(deadline, call).await.map_err(|_| ZooKeeperFailure::IN_DOUBT)?.map_err(ZooKeeperFailure::from)
+    timeout_at(deadline, call).await.map_err(|_| ZooKeeperFailure::IN_DOUBT)?.map_err(failure)
 }
 
 /// As [`by`]; `None` if there is no such node.

@@ -6,19 +6,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::ConnectError;
+use lockkeeper_backend::{Login, Url};
+use lockkeeper_backend::{TLS_PARAMETERS, TlsFiles};
 #[cfg(feature = "zookeeper-tls")]
 use zookeeper_client::TlsOptions;
 
 use super::layout::{NodeLayout, Recipe};
-use crate::backends::tls_files::{TLS_PARAMETERS, TlsFiles};
-use crate::error::ConnectError;
 #[cfg(feature = "zookeeper-tls")]
-use crate::error::{BackendError, BackendErrorKind};
-#[cfg(feature = "zookeeper-tls")]
-use crate::rotated::Rotated;
+use lockkeeper_backend::Rotated;
 #[cfg(not(feature = "zookeeper-tls"))]
-use crate::url::UrlError;
-use crate::url::{Login, Url};
+use lockkeeper_backend::UrlError;
+#[cfg(feature = "zookeeper-tls")]
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 
 /// The default port of ZooKeeper's clients.
 const PORT: u16 = 2181;

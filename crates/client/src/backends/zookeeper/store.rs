@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::leased::{
+    Attempt, Entry, EntryId, Note, Renewed, Store, Tried, Wake, Wakes, is_revoked,
+};
+use lockkeeper_backend::{BoxFuture, CallError};
 use lockkeeper_core::End;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
@@ -10,11 +14,7 @@ use zookeeper_client::{Client, Error, EventType, MultiWriteError};
 
 use super::layout::NodeLayout;
 use super::places::{Node, QueuePlace, QueuePlaces};
-use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists};
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{
-    Attempt, Entry, EntryId, Note, Renewed, Store, Tried, Wake, Wakes, is_revoked,
-};
+use super::session::{CurrentSession, ZooKeeperFailure, by, by_if_exists, failure};
 
 /// Nodes of one renewal; a request of this size is well below the servers' limit of 1 MiB.
 const CHECKS_MAX: usize = 500;
@@ -127,7 +127,7 @@ impl StoreInner {
             entries.iter().map(|entry| self.places.node(&entry.id, client.session_id())).collect();
         let mut writer = client.new_multi_writer();
         for node in nodes.iter().flatten() {
-            writer.add_check_version(&node.path, node.version)?;
+            writer.add_check_version(&node.path, node.version).map_err(failure)?;
         }
         let committed = async { Ok(writer.commit().await) };
         match by(deadline, committed).await? {
@@ -138,7 +138,7 @@ impl StoreInner {
                     .collect());
             }
             Err(MultiWriteError::OperationFailed { source: Error::NoNode | Error::BadVersion, .. }) => {}
-            Err(error) => return Err(Error::from(error).into()),
+            Err(error) => return Err(failure(error.into())),
         }
         // One of them was deleted or changed. Reads on this session come after the request above.
         let mut renewed = Vec::with_capacity(nodes.len());

@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
+use lockkeeper_backend::{BackendError, BackendErrorKind, Busy};
 use lockkeeper_corpus::size;
 
 use super::checker::{Caller, Checked};
 use super::*;
-use crate::error::{BackendError, BackendErrorKind, Busy};
 
 const KEYS: [Key; 2] = [Key(1), Key(2)];
 

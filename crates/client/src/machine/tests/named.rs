@@ -1,9 +1,10 @@
 //! Regression tests: event sequences that once failed here, and known bugs of other lock clients that apply to the
 //! machine.
 
+use lockkeeper_backend::{BackendError, BackendErrorKind};
+
 use super::checker::Checked;
 use super::*;
-use crate::error::{BackendError, BackendErrorKind};
 
 const KEY: Key = Key(1);
 

@@ -5,13 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+use lockkeeper_backend::{Answer, BackendError, Push, Url, answer_to};
+
 use super::super::FileBackend;
 use super::super::store::Config;
 use super::{Client, config, request, token, within};
-use crate::error::BackendError;
-use crate::machine::{Answer, Push};
-use crate::responder::answer_to;
-use crate::url::Url;
 
 fn refusal(config: Config) -> String {
     BackendError::from(FileBackend::with_config(config).map(drop).expect_err("refused")).message
@@ -157,7 +155,7 @@ async fn deleting_the_directory_is_reported_as_a_loss_to_its_holders() {
     b.queued().await;
     std::fs::remove_dir_all(&path).unwrap();
     a.push(|push| matches!(push, Push::Lost(_))).await;
-    let finish = crate::backend::Call::Finish {
+    let finish = lockkeeper_backend::Call::Finish {
         seq: lockkeeper_core::Seq(90),
         target: held,
         done_through: lockkeeper_core::Seq(0),

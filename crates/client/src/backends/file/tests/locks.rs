@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::{Answer, Backend, BreakOrder, Broken, Call, HolderState, Push, answer_to};
 use lockkeeper_core::{End, Mode, Seq, Token, TokenStatus};
 
 use super::{Client, backend, name, request, request_all, token, within};
-use crate::backend::{Backend, BreakOrder, Broken, Call};
-use crate::info::HolderState;
-use crate::machine::{Answer, Push};
-use crate::responder::answer_to;
 
 #[tokio::test]
 async fn a_lock_excludes_and_its_tokens_rise() {
@@ -148,10 +145,10 @@ async fn a_session_that_vanishes_frees_its_locks_after_its_lock_delay() {
     let (_, asked) = b.ask(request("x"));
     let asked = tokio::spawn(asked);
     b.queued().await;
-    let vanished = crate::time::BootInstant::now();
+    let vanished = lockkeeper_backend::BootInstant::now();
     drop(a);
     let Answer::Granted(_) = within(asked).await.unwrap().unwrap() else { panic!("not granted") };
-    assert!(crate::time::BootInstant::now() - vanished >= delay, "never before the delay is over");
+    assert!(lockkeeper_backend::BootInstant::now() - vanished >= delay, "never before the delay is over");
 }
 
 #[tokio::test]
@@ -160,12 +157,12 @@ async fn keep_closed_applies_after_a_release_but_not_after_an_abandoned_acquire(
     let closing = |name| super::AcquireRequest { keep_closed: Duration::from_millis(300), ..request(name) };
     let mut a = Client::new(&backend, "a").await;
     let (held, _) = a.take(closing("x")).await;
-    let before = crate::time::BootInstant::now();
+    let before = lockkeeper_backend::BootInstant::now();
     assert_eq!(a.finish(held).await, End::Released);
     let shown = within(backend.inspect(name("x"))).await.unwrap();
     assert!(matches!(shown.holders[0].state, HolderState::Closed { .. }), "{shown:?}");
     let (again, _) = a.take(request("x")).await;
-    assert!(crate::time::BootInstant::now() - before >= Duration::from_millis(300));
+    assert!(lockkeeper_backend::BootInstant::now() - before >= Duration::from_millis(300));
     assert_eq!(a.finish(again).await, End::Released);
 
     // A request whose future was dropped is granted by the record. Its Finish leaves no closed hold, since the grant

@@ -7,14 +7,14 @@ mod processes;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::{
+    AcquireRequest, Answer, Backend, Call, CallError, Conn, Granted, Push, Spec, answer_to,
+};
 use lockkeeper_core::{End, LockName, Mode, Seq};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::FileBackend;
 use super::store::Config;
-use crate::backend::{AcquireRequest, Backend, Call, CallError, Conn};
-use crate::machine::{Answer, Granted, Push, Spec};
-use crate::responder::answer_to;
 
 /// Far longer than any step; a test that waits longer fails.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -81,7 +81,7 @@ impl Client {
     fn ask(
         &mut self,
         request: AcquireRequest,
-    ) -> (Seq, crate::backend::BoxFuture<Result<Answer, CallError>>) {
+    ) -> (Seq, lockkeeper_backend::BoxFuture<Result<Answer, CallError>>) {
         self.seq += 1;
         let seq = Seq(self.seq);
         let call = Call::Acquire { seq, done_through: Seq(0), request: Arc::new(request), wait_left: None };

@@ -8,11 +8,11 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
+use lockkeeper_backend::{Answer, Push};
 use lockkeeper_core::{End, Mode};
 
 use super::super::FileBackend;
 use super::{AcquireRequest, Client, DEADLINE, backend, config, request, token, within};
-use crate::machine::{Answer, Push};
 
 const ROLE: &str = "LOCKKEEPER_TEST_ROLE";
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lockkeeper_backend::{Answer, BackendError, BackendErrorKind, CallError};
 use lockkeeper_core::{End, Mode};
 
 use super::Shared;
@@ -13,10 +14,7 @@ use super::request::{AdvisoryRequest, Claim};
 use super::server::transaction_pooler;
 use super::sql::{Statements, Tried, is_holder};
 use super::wait::wait;
-use crate::backend::CallError;
 use crate::backends::postgres::connect::NoAnswer;
-use crate::error::{BackendError, BackendErrorKind};
-use crate::machine::Answer;
 
 pub(super) type Acquired = Result<Answer, CallError>;
 

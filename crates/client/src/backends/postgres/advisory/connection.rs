@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use lockkeeper_backend::io::Connect;
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::timeout;
 use tokio_postgres::{Notification, SimpleQueryRow};
@@ -12,10 +14,7 @@ use super::monitor::Monitor;
 use super::note::{Contact, IDLE, is_worn, random};
 use super::server::transaction_pooler;
 use super::sql::{Common, is_process, prepare_session};
-use crate::backend::BoxFuture;
 use crate::backends::postgres::connect::{Connection, Connector, NoAnswer};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::io::Connect;
 
 /// A connection that can hold a lock.
 pub(super) struct LockConnection {

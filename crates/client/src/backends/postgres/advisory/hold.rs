@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::{Answer, CallError, Granted, LossCause, Push};
 use lockkeeper_core::{End, Token};
 use tokio::time::timeout;
 
@@ -12,9 +13,6 @@ use super::note::Revocation;
 use super::request::{AdvisoryRequest, Claim, Stage, terminate};
 use super::server::answer_within;
 use super::sql::{Tried, is_holder};
-use crate::backend::CallError;
-use crate::error::LossCause;
-use crate::machine::{Answer, Granted, Push};
 
 /// Time limit of a statement on a connection of another runtime, which may have stalled.
 const ELSEWHERE: Duration = Duration::from_secs(1);

@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use lockkeeper_backend::{
+    BackendError, BackendErrorKind, BreakOrder, Broken, Busy, HolderInfo, HolderState, LockInfo, WaiterInfo,
+    decode_meta,
+};
 use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use postgres_protocol::escape::escape_literal;
 use tokio_postgres::SimpleQueryRow;
@@ -11,10 +15,7 @@ use super::Shared;
 use super::connection::{QueryConnection, unreadable};
 use super::note::{Contact, Held, Letter, Note, Revocation};
 use super::sql::{IN_THIS_DATABASE, is_locked};
-use crate::backend::{BreakOrder, Broken};
 use crate::backends::postgres::keys::{AdvisoryKey, PgKey};
-use crate::error::{BackendError, BackendErrorKind, Busy};
-use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
 
 /// Maximum number of waiters listed.
 const WAITERS_SHOWN: usize = 100;

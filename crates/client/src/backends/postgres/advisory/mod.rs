@@ -31,6 +31,11 @@ mod wait;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::io::{LeaseThread, Pool, PoolLimits};
+use lockkeeper_backend::{
+    Backend, BackendError, BackendErrorKind, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError,
+    Fencing, Finding, LockInfo, Promise, Promises, Push, Reach, Spec, Url,
+};
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -38,13 +43,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::connect::Connector;
 use super::keys::{self, AdvisoryKey, PgKey};
 use super::settings::{Settings, duration};
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::info::{Finding, LockInfo};
-use crate::io::{LeaseThread, Pool, PoolLimits};
-use crate::machine::{Push, Spec};
-use crate::url::Url;
 use connection::{IDLE_FOR, LockConnector, QueryConnection, unreadable};
 use monitor::Monitor;
 use note::Contact;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_backend::BackendError;
 use lockkeeper_core::Token;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -23,7 +24,6 @@ use super::server::answer_within;
 use super::sql::{BEGAN, IN_THIS_DATABASE, mode};
 use crate::backends::postgres::connect::{Connection, NoAnswer};
 use crate::backends::postgres::keys::AdvisoryKey;
-use crate::error::BackendError;
 
 /// Pause between attempts of a probe.
 const ASK_AGAIN: Duration = Duration::from_millis(50);

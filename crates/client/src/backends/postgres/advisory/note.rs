@@ -2,10 +2,9 @@
 //! `application_name`. `pg_locks` shows only keys and processes, and there is no table, so `inspect` has no other
 //! source for names and owners.
 
+use lockkeeper_backend::{BackendError, BackendErrorKind};
 use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
-
-use crate::error::{BackendError, BackendErrorKind};
 
 /// Prefix of every comment.
 const MARK: &str = "/*lockkeeper:";

@@ -7,6 +7,8 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use lockkeeper_backend::io::Used;
+use lockkeeper_backend::{AcquireRequest, Answer, CallError, Push};
 use lockkeeper_core::{End, LockName, Seq};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
@@ -19,9 +21,6 @@ use super::note::Note;
 use super::session::AdvisoryRequests;
 use super::sql::Statements;
 use super::{Shared, look};
-use crate::backend::{AcquireRequest, CallError};
-use crate::io::Used;
-use crate::machine::{Answer, Push};
 
 /// How long to retry the termination of an orphaned server process. After that time the server's own TCP keep-alives
 /// have ended it (`prepare_session`).

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use lockkeeper_backend::{BackendError, BackendErrorKind, ConnectError, Fencing, Finding, Unsupported};
 use tokio_postgres::SimpleQueryRow;
 
 use super::Shared;
@@ -11,9 +12,6 @@ use super::note::{IDLE, random};
 use super::sql::{Common, KNOWS_LOG, is_held};
 use crate::backends::postgres::connect::{Connection, Connector};
 use crate::backends::postgres::keys::AdvisoryKey;
-use crate::capabilities::Fencing;
-use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
-use crate::info::Finding;
 
 /// 12 is the oldest version that the tests can cover; its upstream support ended in 2024.
 const VERSION_MIN: u32 = 120_000;

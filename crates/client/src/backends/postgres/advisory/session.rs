@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lockkeeper_backend::{AcquireRequest, Answer, Call, CallError, Conn, Push, Responder};
 use lockkeeper_core::{End, Seq};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -10,9 +11,6 @@ use super::Shared;
 use super::acquire::{Unanswered, acquire};
 use super::hold::{finish, verify};
 use super::request::AdvisoryRequest;
-use crate::backend::{AcquireRequest, Call, CallError, Conn};
-use crate::machine::{Answer, Push};
-use crate::responder::Responder;
 
 pub(super) struct AdvisoryConn {
     shared: Arc<Shared>,

@@ -3,6 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use lockkeeper_backend::Push;
 use tokio::time::timeout;
 
 use super::acquire::{Acquired, granted, left};
@@ -12,7 +13,6 @@ use super::look;
 use super::request::{Claim, terminate};
 use super::sql::Tried;
 use crate::backends::postgres::connect::NoAnswer;
-use crate::machine::Push;
 
 /// How long a cancelled wait may take to end.
 const CANCEL_WITHIN: Duration = Duration::from_secs(1);

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::{
+    BackendError, BackendErrorKind, Broken, HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta,
+};
 use lockkeeper_core::{End, LockName, Mode, ModeKind, Token};
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
-
-use crate::backend::Broken;
-use crate::error::{BackendError, BackendErrorKind};
-use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
 
 /// A statement and the types of its parameters, so that the server need not be asked for them.
 pub(super) struct Statement {

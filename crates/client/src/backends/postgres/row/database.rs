@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_backend::io::{Connect, LeaseThread, Pool, PoolLimits};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, timeout_at};
 use tokio_postgres::error::SqlState;
@@ -17,11 +19,8 @@ use tokio_postgres::{Error, Notification, Row};
 use tokio_util::sync::CancellationToken;
 
 use super::calls::Statement;
-use crate::backend::BoxFuture;
 use crate::backends::postgres::answer::answered_by;
 use crate::backends::postgres::connect::{Connection, Connector, NoAnswer};
-use crate::error::{BackendError, BackendErrorKind};
-use crate::io::{Connect, LeaseThread, Pool, PoolLimits};
 
 /// How long a connection without calls is kept.
 const IDLE: Duration = Duration::from_secs(300);

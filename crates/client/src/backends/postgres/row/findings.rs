@@ -1,11 +1,10 @@
 //! Reports what the server's settings and a pooler in between mean for lease rows.
 
+use lockkeeper_backend::{BackendError, Finding};
 use tokio_postgres::Row;
 
 use super::calls::column;
 use super::listen::Hearing;
-use crate::error::BackendError;
-use crate::info::Finding;
 
 /// `rows`: the result of `SETTINGS`, which are the settings in effect for this user. `hearing`: whether notifications
 /// arrive.

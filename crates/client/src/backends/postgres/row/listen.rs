@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::BackendError;
+use lockkeeper_backend::leased::{EntryId, Wake, Wakes};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -14,8 +16,6 @@ use tokio_postgres::Notification;
 
 use super::calls::{CLEAN, NOTIFY, column};
 use super::database::{Database, Params, RowConnection};
-use crate::backends::leased::{EntryId, Wake, Wakes};
-use crate::error::BackendError;
 
 /// The listening connection, and whether notifications arrive on it.
 #[derive(Clone, Default)]

@@ -13,6 +13,12 @@ mod store;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{LeasedConn, Wakes};
+use lockkeeper_backend::{
+    Backend, BackendError, BackendErrorKind, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError,
+    Fencing, Finding, LockInfo, Promise, Promises, Push, Reach, Spec, Url,
+};
 use lockkeeper_core::{LockName, Rejection, Token, TokenStatus, limits};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
@@ -21,17 +27,9 @@ use tokio_postgres::error::SqlState;
 use self::calls::{BREAK, CHECK_TOKEN, LOOK, SETTINGS, VERSION_OF, broken, column, looked, tokens, unused};
 use self::database::{Database, Params};
 use self::listen::{Hearing, Listener, Listening};
-use self::store::{RowStore, text};
+use self::store::{RowStore, SharedRowStore, text};
 use super::connect::Connector;
 use super::settings::Settings;
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
-use crate::backends::leased::{LeasedConn, Wakes};
-use crate::capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::info::{Finding, LockInfo};
-use crate::io::LeaseThread;
-use crate::machine::{Push, Spec};
-use crate::url::Url;
 
 /// DDL of the tables and functions, run by `lockkeeper postgres init`. Idempotent.
 pub(super) const SCHEMA: &str = concat!(include_str!("row.sql"), "\n", include_str!("operate.sql"));
@@ -205,7 +203,7 @@ impl Backend for RowBackend {
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
         self.listen();
-        LeasedConn::new(Arc::new(self.store.clone()), self.wakes.clone(), spec, label, pushes)
+        LeasedConn::new(Arc::new(SharedRowStore(self.store.clone())), self.wakes.clone(), spec, label, pushes)
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {

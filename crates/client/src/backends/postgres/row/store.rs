@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::leased::{Attempt, Entry, Renewed, Store, Tried};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, Busy, CallError, Granted};
 use lockkeeper_core::{End, Mode, PermitGrant, Rejection, limits};
 use tokio::sync::watch;
 use tokio_postgres::Row;
@@ -14,11 +16,7 @@ use super::calls::{self, ACQUIRE, Acquired, FINISH, RENEW, Statement, acquired, 
 use super::database::{Database, Params, RowFailure};
 use super::listen::{Hearing, Listening};
 use super::random;
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried};
 use crate::backends::postgres::answer::{NoAnswer, kind_of};
-use crate::error::{BackendError, BackendErrorKind, Busy};
-use crate::machine::Granted;
 
 /// Maximum entries renewed by one statement. Their rows stay locked until it commits.
 const RENEWED_AT_ONCE: usize = 1000;
@@ -141,23 +139,27 @@ impl RowStore {
     }
 }
 
-impl Store for Arc<RowStore> {
+/// The store of a session.
+#[derive(Clone)]
+pub(super) struct SharedRowStore(pub(super) Arc<RowStore>);
+
+impl Store for SharedRowStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
-        let store = self.clone();
+        let store = self.0.clone();
         Box::pin(async move { store.try_to_hold(&attempt).await })
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
-        let store = self.clone();
+        let store = self.0.clone();
         Box::pin(async move { store.renew_all(&entries).await })
     }
 
     fn trouble(&self) -> Option<String> {
-        self.database.trouble().map(|error| error.to_string())
+        self.0.database.trouble().map(|error| error.to_string())
     }
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
-        let store = self.clone();
+        let store = self.0.clone();
         Box::pin(async move { store.end(&entry, doubt).await })
     }
 }

@@ -4,16 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BootInstant, BoxFuture, Busy, CallError, Granted};
 use lockkeeper_core::{End, LockName, Mode};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
 use crate::backends::redlock::store::{QuorumNode, RedlockStore};
-use crate::error::{BackendError, BackendErrorKind, Busy};
-use crate::io::LeaseThread;
-use crate::machine::Granted;
-use crate::time::BootInstant;
 
 /// A node's behaviour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,11 +5,11 @@ mod random;
 
 use std::time::Duration;
 
+use lockkeeper_backend::CallError;
+use lockkeeper_backend::leased::{Renewed, Store, Tried, Wake};
 use lockkeeper_core::End;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backend::CallError;
-use crate::backends::leased::{Renewed, Store, Tried, Wake};
 use fake::{Fake, Fault, TTL, attempt, client, entry, entry_with, held_at, holders, name, nodes};
 
 const MS: Duration = Duration::from_millis(1);

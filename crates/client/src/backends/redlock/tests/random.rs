@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use lockkeeper_backend::BootInstant;
+use lockkeeper_backend::leased::{Renewed, Store, Tried};
 use tokio::time::sleep;
 
 use super::fake::{Fake, Fault, TTL, attempt, client, entry, held_at, holders, nodes, now};
-use crate::backends::leased::{Renewed, Store, Tried};
-use crate::time::BootInstant;
 
 /// The deadline of each client's hold, as the session's machine computes it.
 type Beliefs = Arc<Mutex<BTreeMap<String, BootInstant>>>;

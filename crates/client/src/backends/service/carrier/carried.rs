@@ -5,14 +5,12 @@ mod heard;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use lockkeeper_backend::{AcquireRequest, Answer, BootInstant, Call, CallError, HoldChange, Spec};
 use lockkeeper_core::Seq;
 use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1::{self, client_item};
 
 use super::{CarrierOutput, Outbox, earlier, items};
-use crate::backend::{AcquireRequest, Call, CallError, HoldChange};
-use crate::machine::{Answer, Spec};
-use crate::time::BootInstant;
 
 /// The shortest and the longest time limit for the answer to a command; between them it is a third of the ttl. Long
 /// enough for a change of leader, so that a release rarely ends without a known result.

@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::{BootInstant, Call, Spec};
 use lockkeeper_core::Seq;
 use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1;
 use prost::Message;
 
 use super::Carrier;
-use crate::backend::Call;
-use crate::machine::Spec;
-use crate::time::BootInstant;
 
 /// Feeds frames of answers, each with a length of two bytes before it, to the client's side of a stream with three
 /// sessions.

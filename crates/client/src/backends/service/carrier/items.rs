@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
+use lockkeeper_backend::{AcquireRequest, Answer, BackendError, BackendErrorKind, Busy, Granted};
 use lockkeeper_core::{Mode, Seq, limits};
 use lockkeeper_wire::answer::{read_end, read_grant};
 use lockkeeper_wire::v1::{self, RefusedCode, client_item, server_item::What};
 use lockkeeper_wire::{FRAME_BYTES_MAX, FRAME_NAMES_MAX};
 
 use super::Nonsense;
-use crate::backend::AcquireRequest;
-use crate::error::{BackendError, BackendErrorKind, Busy};
-use crate::machine::{Answer, Granted};
 
 /// Upper bound for an item without names, value and meta, in bytes: tags, lengths, numbers, a secret and a label.
 const FIXED: usize = 128 + limits::LABEL_BYTES_MAX;

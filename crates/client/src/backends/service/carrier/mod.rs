@@ -19,13 +19,11 @@ pub(super) mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use lockkeeper_backend::{Answer, BootInstant, Call, CallError, Push, Spec};
 use lockkeeper_wire::request::Secret;
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 use lockkeeper_wire::{FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
 
-use crate::backend::{Call, CallError};
-use crate::machine::{Answer, Push, Spec};
-use crate::time::BootInstant;
 use carried::CarriedSession;
 
 /// Identifies a session in its carrier; never reused.

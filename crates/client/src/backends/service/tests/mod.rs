@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::error::{AcquireError, BackendErrorKind, ConnectError, LossCause, ReleaseError};
+use crate::error::{AcquireError, ReleaseError};
 use crate::lock::Wait;
 use crate::locks::Locks;
-use crate::time::BootInstant;
+use lockkeeper_backend::{BackendErrorKind, BootInstant, ConnectError, LossCause};
 use stand_in::StandIn;
 
 const SECOND: Duration = Duration::from_secs(1);

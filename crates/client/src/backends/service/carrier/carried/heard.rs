@@ -1,14 +1,11 @@
 //! Handles the service's answers and pushes for a session.
 
+use lockkeeper_backend::{Answer, BackendError, BootInstant, BreakNotice, CallError, LossCause, Push};
 use lockkeeper_core::Seq;
 use lockkeeper_wire::v1::server_item::What;
 
 use super::super::{CarrierOutput, Nonsense, Outbox, SessionKey, items};
 use super::{AttachState, CarriedSession, Numbered, PendingCommand, Sign};
-use crate::backend::CallError;
-use crate::error::{BackendError, BreakNotice, LossCause};
-use crate::machine::{Answer, Push};
-use crate::time::BootInstant;
 
 impl<H> CarriedSession<H> {
     pub(in super::super) fn opened(

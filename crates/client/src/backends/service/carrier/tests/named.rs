@@ -1,11 +1,10 @@
 //! One rule per test, with a scripted peer.
 
+use lockkeeper_backend::{AcquireRequest, LossCause};
 use lockkeeper_core::{LockName, Mode, Seq};
 use lockkeeper_wire::v1::client_item;
 
 use super::*;
-use crate::backend::AcquireRequest;
-use crate::error::LossCause;
 
 type Out = Vec<CarrierOutput<u32>>;
 

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper_backend::{AcquireRequest, CallId};
 use lockkeeper_core::Mode;
 use lockkeeper_wire::v1::{self, server_item::What as Says};
 use proptest::prelude::*;
 
 use super::peer::Peer;
 use super::*;
-use crate::backend::AcquireRequest;
-use crate::machine::{AcquireLimits, CallId, CallKind, Event, Key, Machine, Output};
+use crate::machine::{AcquireLimits, CallKind, Event, Key, Machine, Output};
 
 const MS: u64 = 1_000_000;
 const CLIENTS: usize = 3;

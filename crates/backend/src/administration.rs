@@ -1,0 +1,36 @@
+//! The operations on a lock service itself, for operators. Lockkeeper's own service has them.
+
+use lockkeeper_core::LockName;
+
+use crate::backend::BoxFuture;
+use crate::backup::Backup;
+use crate::cluster::{ClusterInfo, MembersChange, NodeReport};
+use crate::error::BackendError;
+use crate::info::{ServiceStatus, SessionInfo};
+
+/// Sessions, stored limits, backups and nodes of a lock service.
+pub trait Administration: Send + Sync {
+    /// The live sessions, by id.
+    fn sessions(&self) -> BoxFuture<Result<Vec<SessionInfo>, BackendError>>;
+
+    /// A backup of the whole table. May be called outside of a tokio runtime.
+    fn backup(&self) -> Result<Backup, BackendError>;
+
+    /// Stores a name's number of permits, or removes it (L4).
+    fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<Result<(), BackendError>>;
+
+    /// The status of the node that answers.
+    fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>>;
+
+    /// The status of each node of the URL, and of each further member that those name.
+    fn nodes(&self) -> BoxFuture<Result<Vec<NodeReport>, BackendError>>;
+
+    /// The members of the cluster.
+    fn cluster(&self) -> BoxFuture<Result<ClusterInfo, BackendError>>;
+
+    /// Changes the members of the cluster.
+    fn change_members(&self, change: MembersChange) -> BoxFuture<Result<(), BackendError>>;
+
+    /// Transfers the leadership; returns the new leader.
+    fn transfer(&self, to: Option<u64>) -> BoxFuture<Result<u64, BackendError>>;
+}

@@ -1,0 +1,90 @@
+//! The nodes of Lockkeeper's own service: members and their progress, for operators.
+
+use std::fmt;
+
+use crate::info::ServiceStatus;
+
+/// The cluster as seen by its leader.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClusterInfo {
+    /// Its nodes, by id.
+    pub nodes: Vec<NodeInfo>,
+    /// The leader's id.
+    pub leader: u64,
+    /// The Raft term.
+    pub term: u64,
+    /// Index of the last entry of the leader's log.
+    pub last: u64,
+    /// Whether a membership change is in progress.
+    pub changing: bool,
+    /// Ids of removed nodes. They are never reused.
+    pub removed: Vec<u64>,
+}
+
+/// One node of a [`ClusterInfo`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeInfo {
+    /// Its id.
+    pub node: u64,
+    /// Its address for other nodes.
+    pub peer_address: String,
+    /// Its address for clients.
+    pub client_address: String,
+    /// Its role in the cluster.
+    pub part: NodePart,
+    /// Whether the leader received a message from it recently.
+    pub answers: bool,
+    /// Index of the last log entry that the node is known to have.
+    pub matched: u64,
+    /// Whether a snapshot is being sent to it, because the log no longer reaches back to its position.
+    pub receives_snapshot: bool,
+}
+
+/// The answer of one node to a call for its status, or why there was none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeReport {
+    /// The client address that was called.
+    pub address: String,
+    /// Whether it answered, be it that it can't serve.
+    pub answers: bool,
+    /// Its status; `Err` says why it did not answer.
+    pub status: Result<ServiceStatus, String>,
+}
+
+/// A node's role in its cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NodePart {
+    /// It votes.
+    Voter,
+    /// It receives the log but does not vote or count for a quorum; it becomes a voter once it has caught up.
+    Learner,
+    /// It is being removed.
+    Leaving,
+}
+
+impl fmt::Display for NodePart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Voter => "voter",
+            Self::Learner => "learner",
+            Self::Leaving => "leaving",
+        })
+    }
+}
+
+/// A change of the members. Repeating a change that has been made is no error.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum MembersChange {
+    /// Adds a waiting node (`serve --join`): as a learner first, and as a voter once it has caught up.
+    Add {
+        /// Its id.
+        node: u64,
+        /// Its address for other nodes, `HOST:PORT`: the leader asks there for its identity.
+        peer_address: String,
+    },
+    /// Removes a node for good: its id is never reused.
+    Remove {
+        /// Its id.
+        node: u64,
+    },
+}

@@ -1,0 +1,219 @@
+//! The descriptions of locks, sessions and services that operators see.
+
+use std::time::{Duration, SystemTime};
+
+use lockkeeper_core::{LockName, ModeKind, Slot, Token};
+
+use crate::cluster::NodeInfo;
+
+/// The holders and the waiters of a lock.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LockInfo {
+    /// Its name.
+    pub name: LockName,
+    /// Holds that cover the lock, by token; only the first ones if there are very many.
+    pub holders: Vec<HolderInfo>,
+    /// The number of holds.
+    pub holder_count: usize,
+    /// The number of waiters.
+    pub waiter_count: usize,
+    /// The first waiters, in the order of the queue.
+    pub waiters: Vec<WaiterInfo>,
+    /// The limit in force: the semaphore's number of permits.
+    pub limit: Option<u32>,
+}
+
+/// A hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HolderInfo {
+    /// Its token; `None` if the backend issues none.
+    pub token: Option<Token>,
+    /// Its mode.
+    pub mode: ModeKind,
+    /// Whether it covers all names below its own.
+    pub subtree: bool,
+    /// The slot of its permit, in mode `permit`.
+    pub slot: Option<Slot>,
+    /// The holder's label; empty for a closed hold.
+    pub owner: String,
+    /// Who the holder is, as the service has authenticated it; empty if that is unknown.
+    pub identity: String,
+    /// How long it has been held, if the backend knows.
+    pub held_for: Option<Duration>,
+    /// Held, under a break, or closed.
+    pub state: HolderState,
+    /// The holder's meta data.
+    pub meta: Vec<(String, String)>,
+    /// The value that the holder has set; empty if none.
+    pub value: Vec<u8>,
+}
+
+/// The state of a hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum HolderState {
+    /// Held.
+    Held,
+    /// Under a break; its holder was asked to stop.
+    Revoked {
+        /// The reason.
+        reason: String,
+        /// The operator who ordered it.
+        by: String,
+    },
+    /// Ended, but the lock stays closed for a time.
+    Closed {
+        /// The remaining time.
+        left: Duration,
+    },
+}
+
+/// A waiter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WaiterInfo {
+    /// The waiter's label.
+    pub owner: String,
+    /// Who the waiter is, as the service has authenticated it; empty if that is unknown.
+    pub identity: String,
+    /// The requested mode.
+    pub mode: ModeKind,
+    /// The waiter's meta data.
+    pub meta: Vec<(String, String)>,
+}
+
+/// A live session, as seen by the service.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SessionInfo {
+    /// Its id.
+    pub id: u64,
+    /// The client's label.
+    pub owner: String,
+    /// Who the client is, as the service has authenticated it; empty if that is unknown.
+    pub identity: String,
+    /// Its ttl: how long it lives without a keep-alive.
+    pub ttl: Duration,
+    /// How long its holds stay closed if it expires.
+    pub lock_delay: Duration,
+    /// The time left to the session once its client has closed the stream; zero disables it.
+    pub linger: Duration,
+    /// The number of its requests that hold or wait.
+    pub requests: u64,
+    /// Whether a stream is attached to it.
+    pub attached: bool,
+    /// The rest of its ttl.
+    pub left: Duration,
+}
+
+/// The status of the node that answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServiceStatus {
+    /// The service's version.
+    pub version: String,
+    /// The node's id.
+    pub node: u64,
+    /// Identifies the node's data directory.
+    pub incarnation: String,
+    /// Identifies the cluster.
+    pub cluster: String,
+    /// Whether the node is the leader.
+    pub leads: bool,
+    /// The leader's id, if known.
+    pub leader: Option<u64>,
+    /// The term of that leader.
+    pub term: u64,
+    /// Index of the last applied log entry.
+    pub applied: u64,
+    /// Index of the last committed log entry.
+    pub committed: u64,
+    /// Log index of the latest snapshot.
+    pub snapshot: u64,
+    /// The last token issued.
+    pub last_token: u64,
+    /// The number of live sessions.
+    pub sessions: u64,
+    /// The number of holds, waiters and closed holds.
+    pub requests: u64,
+    /// The number of client streams at this node.
+    pub streams: u64,
+    /// The version of the table rules in force.
+    pub rules: u32,
+    /// The members of the cluster, by id, as far as this node knows. Their progress, and which of them answer, is known
+    /// to the leader only.
+    pub members: Vec<NodeInfo>,
+    /// Ids of removed nodes, as far as this node knows.
+    pub removed: Vec<u64>,
+    /// When the node's certificate ends; `None`: it has none.
+    pub certificate_ends: Option<SystemTime>,
+    /// The SHA-256 of the node's file of permissions, in hexadecimal digits; `None`: it has none.
+    pub permissions: Option<String>,
+}
+
+/// What one setting of a lock service implies for its locks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// Whether the setting breaks a guarantee that users rely on. `says` then names the guarantee and a better setting.
+    pub spoils: bool,
+    /// The setting, its value, the consequence and the remedy.
+    pub says: String,
+}
+
+/// Meta data as bytes: one `key=value` per line.
+pub fn encode_meta(pairs: &[(String, String)]) -> Box<[u8]> {
+    let lines: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    lines.join("\n").into_bytes().into()
+}
+
+/// The pairs of [`encode_meta`]; a line without `=` becomes a value without a key.
+pub fn decode_meta(bytes: &[u8]) -> Vec<(String, String)> {
+    let text = String::from_utf8_lossy(bytes);
+    let pair = |line: &str| {
+        let (key, value) = line.split_once('=').unwrap_or(("", line));
+        (key.to_owned(), value.to_owned())
+    };
+    text.lines().map(pair).collect()
+}
+
+impl LockInfo {
+    /// Converts a table's description of a name.
+    pub fn from_description(
+        name: LockName,
+        description: lockkeeper_core::Description,
+        label: impl Fn(lockkeeper_core::SessionId) -> String,
+        held_for: impl Fn(Token) -> Option<Duration>,
+        closed_left: impl Fn(Token, u64) -> Duration,
+    ) -> Self {
+        use lockkeeper_core::HoldState;
+        let holders = description.holds.into_iter().map(|hold| HolderInfo {
+            identity: String::new(),
+            token: Some(hold.token),
+            mode: hold.mode,
+            subtree: hold.subtree,
+            slot: hold.slot,
+            owner: hold.owner.map(|(session, _)| label(session)).unwrap_or_default(),
+            held_for: held_for(hold.token),
+            state: match hold.state {
+                HoldState::Held => HolderState::Held,
+                HoldState::Revoked { reason, by } => {
+                    HolderState::Revoked { reason: reason.into(), by: by.into() }
+                }
+                HoldState::Closed { ms } => HolderState::Closed { left: closed_left(hold.token, ms) },
+            },
+            meta: decode_meta(&hold.meta),
+            value: hold.value.to_vec(),
+        });
+        let waiters = description.waiters.into_iter().map(|waiter| WaiterInfo {
+            identity: String::new(),
+            owner: label(waiter.owner.0),
+            mode: waiter.mode,
+            meta: decode_meta(&waiter.meta),
+        });
+        Self {
+            name,
+            holders: holders.collect(),
+            holder_count: description.hold_count,
+            waiter_count: description.waiter_count,
+            waiters: waiters.collect(),
+            limit: description.limit.map(|(limit, _)| limit),
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Entries that were ended while an attempt of theirs was under way.
+
+use std::collections::VecDeque;
+
+use super::store::EntryId;
+
+/// How many are remembered: such an attempt waits for a lease or a session, for as long as its time limit at most.
+const ENDED_MAX: usize = 1024;
+
+/// The entries whose attempts must not begin any more.
+#[derive(Default)]
+pub struct EndedEntries(VecDeque<EntryId>);
+
+impl EndedEntries {
+    pub fn record(&mut self, entry: &EntryId) {
+        if self.contains(entry) {
+            return;
+        }
+        if self.0.len() == ENDED_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(entry.clone());
+    }
+
+    pub fn contains(&self, entry: &EntryId) -> bool {
+        self.0.contains(entry)
+    }
+}

@@ -1,0 +1,170 @@
+//! Permits of lock services whose contenders are in one queue, each with a value of its own: which slot a request takes, and for
+//! what it waits.
+//!
+//! A request holds one of N permits once only requests for permits are before it, fewer than N, and each of them has its slot. It
+//! then writes its slot, the lowest that none of those has, into its own value. So slots are taken in the order of the queue, one
+//! after the other: no two holders have the same one, and within a slot tokens rise as in the queue (P2). A request that
+//! stalls between its turn and its slot delays those behind it until it goes on or expires (P8).
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use lockkeeper_core::{LockName, Mode, ModeKind, PermitGrant, Rejection};
+
+use crate::error::{BackendError, BackendErrorKind};
+
+/// Largest number of permits of a lock: each grant reads those of all holders.
+pub const PERMITS_MAX: u32 = 1_000;
+
+/// The pause before a request that does not wait looks again, while another one takes its slot.
+pub const SLOT_PAUSE: Duration = Duration::from_millis(10);
+
+/// A request for a permit, as stored in its value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NotePermit {
+    /// The number of permits.
+    pub of: u32,
+    /// `None` until it holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
+}
+
+impl NotePermit {
+    /// A request, before it has a slot. `in_use`: the number of permits that others name, if any do. `None` within: it is for no
+    /// permit.
+    pub fn asked(name: &LockName, mode: Mode, in_use: Option<u32>) -> Result<Option<Self>, BackendError> {
+        let Mode::Permit { of } = mode else { return Ok(None) };
+        let Some(of) = of.or(in_use) else {
+            return Err(Rejection::NoLimit { name: name.clone() }.into());
+        };
+        if of > PERMITS_MAX {
+            let what =
+                format!("{of} permits of `{name}`: this lock service has at most {PERMITS_MAX} of a name");
+            return Err(BackendError::new(BackendErrorKind::Refused, what));
+        }
+        Ok(Some(Self { of, slot: None }))
+    }
+
+    /// The grant of a permit with its slot.
+    pub fn grant(self) -> Option<PermitGrant> {
+        Some(PermitGrant { slot: self.slot?, limit: self.of })
+    }
+}
+
+/// What a request for a permit does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PermitTurn {
+    /// Takes this slot.
+    Takes { slot: u32 },
+    /// Waits until the contender at this index changes or ends.
+    AwaitsChange { at: usize },
+    /// Waits until the request at this index, whose turn it is, has its slot. A permit is free.
+    AwaitsSlot { at: usize },
+    /// Waits until any contender before it ends.
+    AwaitsEnd,
+    /// Is refused: others name this number of permits (L3).
+    Mismatch { have: u32 },
+}
+
+/// The turn of a request for one of `of` permits. `earlier`: the contenders before it, the nearest first, at least `of` of them if there
+/// are so many; `None`: it is for no permit.
+pub fn permit_turn(earlier: &[Option<NotePermit>], of: u32) -> PermitTurn {
+    if let Some(other) = earlier.iter().flatten().find(|other| other.of != of) {
+        return PermitTurn::Mismatch { have: other.of };
+    }
+    let is_full = earlier.len() >= of as usize;
+    if is_full || earlier.iter().any(Option::is_none) {
+        return match earlier.first() {
+            Some(Some(NotePermit { slot: Some(_), .. })) => PermitTurn::AwaitsEnd,
+            _ => PermitTurn::AwaitsChange { at: 0 },
+        };
+    }
+    let mut taken: Vec<u32> = earlier.iter().flatten().filter_map(|other| other.slot).collect();
+    if let Some(at) = earlier.iter().flatten().position(|other| other.slot.is_none()) {
+        return PermitTurn::AwaitsSlot { at };
+    }
+    taken.sort_unstable();
+    let lowest = (0..).zip(taken).find(|(slot, taken)| slot != taken).map(|(slot, _)| slot);
+    PermitTurn::Takes { slot: lowest.unwrap_or(earlier.len() as u32) }
+}
+
+/// How many of the contenders before one wait, for display. `earlier`: their kinds, the first in the queue first; `permit`: the request
+/// of the one itself. Those hold that can: as many as there are permits, or the shared ones at the front, or one.
+pub fn waiters_ahead(earlier: impl Iterator<Item = ModeKind> + Clone, permit: Option<NotePermit>) -> u64 {
+    let shared = earlier.clone().take_while(|kind| *kind == ModeKind::Shared).count();
+    let holders = permit.map_or(shared.max(1), |permit| permit.of as usize);
+    earlier.count().saturating_sub(holders) as u64
+}
+
+/// The error for a request that names another number of permits than those in use.
+pub fn other_limit(name: &LockName, have: u32, asked: u32) -> BackendError {
+    Rejection::LimitMismatch { name: name.clone(), have, asked }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The turn behind contenders in the order of the queue: `x` is for no permit, `?` a permit without a slot.
+    fn turn(queue: &str, of: u32) -> PermitTurn {
+        let contender = |mark: char| match mark {
+            'x' => None,
+            mark => Some(NotePermit { of: 3, slot: mark.to_digit(10) }),
+        };
+        permit_turn(&queue.chars().rev().map(contender).collect::<Vec<_>>(), of)
+    }
+
+    #[test]
+    fn lowest_free_slot_is_taken() {
+        for (queue, slot) in [("", 0), ("0", 1), ("1", 0), ("20", 1), ("12", 0)] {
+            assert_eq!(turn(queue, 3), PermitTurn::Takes { slot }, "{queue}");
+        }
+    }
+
+    #[test]
+    fn slots_are_taken_in_the_order_of_the_queue() {
+        assert_eq!(turn("0?", 3), PermitTurn::AwaitsSlot { at: 0 });
+        assert_eq!(turn("?1", 3), PermitTurn::AwaitsSlot { at: 1 });
+    }
+
+    #[test]
+    fn first_waiter_awaits_the_end_of_any_holder_and_others_the_one_before() {
+        assert_eq!(turn("012", 3), PermitTurn::AwaitsEnd);
+        assert_eq!(turn("012?", 3), PermitTurn::AwaitsChange { at: 0 });
+        assert_eq!(turn("0x", 3), PermitTurn::AwaitsChange { at: 0 });
+        assert_eq!(turn("x?", 3), PermitTurn::AwaitsChange { at: 0 });
+    }
+
+    #[test]
+    fn holders_are_no_waiters() {
+        let ahead = |queue: &str, of: Option<u32>| {
+            let kind = |mark: char| match mark {
+                'x' => ModeKind::Exclusive,
+                'r' => ModeKind::Shared,
+                _ => ModeKind::Permit,
+            };
+            waiters_ahead(queue.chars().map(kind), of.map(|of| NotePermit { of, slot: None }))
+        };
+        assert_eq!([ahead("x", None), ahead("xx", None), ahead("xr", None)], [0, 1, 1]);
+        assert_eq!([ahead("rrr", None), ahead("rrrx", None)], [0, 1]);
+        assert_eq!([ahead("ppp", Some(3)), ahead("ppppp", Some(3)), ahead("pp", Some(3))], [0, 2, 0]);
+    }
+
+    #[test]
+    fn another_number_of_permits_is_refused() {
+        assert_eq!(turn("0", 2), PermitTurn::Mismatch { have: 3 });
+        assert_eq!(turn("x?", 4), PermitTurn::Mismatch { have: 3 });
+    }
+
+    #[test]
+    fn number_of_permits_is_the_one_asked_for_or_the_one_in_use() {
+        let name = LockName::parse("x").unwrap();
+        let asked = |of, in_use| NotePermit::asked(&name, Mode::Permit { of }, in_use);
+        assert_eq!(asked(Some(2), None).unwrap().unwrap().of, 2);
+        assert_eq!(asked(None, Some(4)).unwrap().unwrap().of, 4);
+        assert!(asked(None, None).unwrap_err().message.contains("say how many"));
+        assert!(asked(Some(1_001), None).unwrap_err().message.contains("1000"));
+        assert_eq!(NotePermit::asked(&name, Mode::Shared, None).unwrap(), None);
+    }
+}

@@ -1,0 +1,64 @@
+//! The interface between Lockkeeper and a lock service ([`Backend`]), and what lock services have in common.
+//!
+//! Whoever takes locks needs the package `lockkeeper` alone, which re-exports the types of this one that it shows. This
+//! package is for those who add a lock service: docs/write-a-backend.md leads through it, `examples/backend` is a small
+//! one.
+//!
+//! | file or folder | content |
+//! | --- | --- |
+//! | `backend`, `conn` | the two traits of a lock service: [`Backend`] for all its clients, [`Conn`] for one session; calls, answers and pushes |
+//! | `administration` | what operators do with a service that has sessions and nodes of its own ([`Administration`]) |
+//! | [`leased`] | sessions for services that have none, whose entries expire: such a service implements [`leased::Store`] in place of [`Conn`] |
+//! | `capabilities` | what a service can do and which promises it keeps ([`Capabilities`]) |
+//! | `error`, `info`, `watch`, `backup`, `cluster`, `break_hold` | what a service says, to programs and to people |
+//! | `url`, `rotated`, `tls_files`, `grpc` | URLs, and credentials in files that are replaced while a program runs |
+//! | [`io`] | the lease thread, connections of each runtime, descriptors |
+//! | `time` | the clock of leases ([`BootInstant`]), and a test's clock |
+//! | [`changes`] | watches for services that say which lock has changed, but not how |
+
+#![warn(missing_debug_implementations)]
+
+mod administration;
+mod backend;
+mod backup;
+mod break_hold;
+mod capabilities;
+pub mod changes;
+mod cluster;
+mod conn;
+mod error;
+#[cfg(feature = "grpc")]
+pub mod grpc;
+mod info;
+pub mod io;
+#[cfg(feature = "leased")]
+pub mod leased;
+mod responder;
+mod rotated;
+mod spec;
+mod time;
+mod tls_files;
+mod url;
+mod watch;
+
+pub use administration::Administration;
+pub use backend::{Backend, BoxFuture};
+pub use backup::Backup;
+pub use break_hold::{BreakOrder, Broken};
+pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};
+pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart, NodeReport};
+pub use conn::{AcquireRequest, Answer, Call, CallError, CallId, Conn, Granted, HoldChange, Push};
+pub use error::{BackendError, BackendErrorKind, BreakNotice, Busy, ConnectError, LossCause, Unsupported};
+pub use info::{
+    Finding, HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo, decode_meta,
+    encode_meta,
+};
+#[cfg(feature = "test-util")]
+pub use responder::answer_to;
+pub use responder::{CallOrigin, CallResult, Responder};
+pub use rotated::Rotated;
+pub use spec::Spec;
+pub use time::{Alarm, BootInstant, Clock, VirtualClock};
+pub use tls_files::{TLS_PARAMETERS, TlsFiles};
+pub use url::{Host, Login, Password, Url, UrlError, did_you_mean, percent_decode, read_begin};
+pub use watch::{Watch, WatchEvent};

@@ -1,0 +1,64 @@
+//! The parameters `tls-ca`, `tls-cert` and `tls-key` of a URL: files in PEM.
+
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::url::Url;
+
+/// The parameters, for the list of those that a scheme has.
+pub const TLS_PARAMETERS: [&str; 3] = ["tls-ca", "tls-cert", "tls-key"];
+
+/// The contents of the files.
+#[derive(Clone)]
+pub struct TlsFiles {
+    /// Trusted certificates, in place of the system's.
+    pub ca: Option<String>,
+    /// This client's certificate and key.
+    pub identity: Option<(String, String)>,
+    paths: TlsPaths,
+}
+
+/// The paths: of the trusted certificates, and of this client's certificate and key.
+#[derive(Clone)]
+struct TlsPaths {
+    ca: Option<String>,
+    identity: Option<(String, String)>,
+}
+
+impl TlsFiles {
+    /// Reads the files, if the URL's scheme is `scheme`; with another one, a parameter is an error, with this hint.
+    pub fn of(url: &Url, scheme: &str, hint: &'static str) -> Result<Option<Self>, ConnectError> {
+        let [ca, certificate, key] =
+            TLS_PARAMETERS.map(|key| url.parameter::<String>(key, "the path of a file"));
+        let (ca, certificate, key) = (ca?, certificate?, key?);
+        if url.scheme != scheme {
+            return match ca.or(certificate).or(key) {
+                Some(file) => Err(url.bad_part(file, hint).into()),
+                None => Ok(None),
+            };
+        }
+        let identity = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => return Err(url.bad_part("tls-cert", "complete: give both `tls-cert` and `tls-key`").into()),
+        };
+        Ok(Some(Self::read(TlsPaths { ca, identity })?))
+    }
+
+    /// Reads the same files once more.
+    pub fn read_again(&self) -> Result<Self, BackendError> {
+        Self::read(self.paths.clone())
+    }
+
+    fn read(paths: TlsPaths) -> Result<Self, BackendError> {
+        let read = |path: &String| {
+            std::fs::read_to_string(path).map_err(|error| {
+                let what = format!("`{path}` can't be read: {error}; name a file in PEM");
+                BackendError::caused(BackendErrorKind::Operator, what, error)
+            })
+        };
+        let identity = match &paths.identity {
+            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+            None => None,
+        };
+        Ok(Self { ca: paths.ca.as_ref().map(read).transpose()?, identity, paths })
+    }
+}
