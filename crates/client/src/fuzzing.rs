@@ -4,8 +4,6 @@
 pub use crate::backends::service::carrier::fuzzing as carrier;
 use lockkeeper_backend::Url;
 
-use crate::backends;
-
 /// Decodes `bytes`; the first one says as what.
 ///
 /// # Panics
@@ -15,13 +13,13 @@ pub fn run(bytes: &[u8]) {
     match what % 7 {
         0 => url(bytes),
         #[cfg(feature = "file")]
-        1 => backends::file::fuzz(bytes),
+        1 => lockkeeper_file::fuzz(bytes),
         #[cfg(feature = "redis")]
-        2 => backends::redis::fuzz(bytes),
+        2 => lockkeeper_redis::fuzz(bytes),
         #[cfg(feature = "etcd")]
-        3 => backends::etcd::fuzz(bytes),
+        3 => lockkeeper_etcd::fuzz(bytes),
         #[cfg(feature = "zookeeper")]
-        4 => backends::zookeeper::fuzz(bytes),
+        4 => lockkeeper_zookeeper::fuzz(bytes),
         #[cfg(any(feature = "file", feature = "redis"))]
         5 => crate::once::fuzz(bytes),
         _ => drop(lockkeeper_backend::decode_meta(bytes)),
@@ -54,7 +52,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         with(5, "attempt\noutcome"),
     ];
     #[cfg(feature = "file")]
-    seeds.push([vec![1], backends::file::fuzz_seed()].concat());
+    seeds.push([vec![1], lockkeeper_file::fuzz_seed()].concat());
     seeds
 }
 

@@ -1,22 +1,18 @@
 //! Backends: the lock services behind the API, selected by URL scheme. [`BACKENDS`] is the table of all of them.
 
-#[cfg(feature = "dynamodb")]
-pub mod dynamodb;
-#[cfg(feature = "etcd")]
-pub(crate) mod etcd;
-#[cfg(feature = "file")]
-pub(crate) mod file;
 pub mod memory;
-#[cfg(feature = "postgres")]
-pub mod postgres;
-#[cfg(feature = "redis")]
-pub(crate) mod redis;
-#[cfg(feature = "redlock")]
-pub(crate) mod redlock;
 #[cfg(feature = "service")]
 pub(crate) mod service;
-#[cfg(feature = "zookeeper")]
-pub(crate) mod zookeeper;
+
+/// What is special about DynamoDB.
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb {
+    pub use lockkeeper_dynamodb::init;
+}
+
+/// What is special about PostgreSQL.
+#[cfg(feature = "postgres")]
+pub use lockkeeper_postgres as postgres;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -62,9 +58,9 @@ type Connecting<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>, Conne
 
 /// The connect function of a backend's module, if its feature is on.
 macro_rules! connect {
-    ($feature:literal, $module:ident) => {{
+    ($feature:literal, $connect:path) => {{
         #[cfg(feature = $feature)]
-        let connect: Option<Connect> = Some(|url| Box::pin($module::connect(url)));
+        let connect: Option<Connect> = Some(|url| Box::pin($connect(url)));
         #[cfg(not(feature = $feature))]
         let connect: Option<Connect> = None;
         connect
@@ -89,7 +85,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
         excludes: "AWS Labs' lock client (Java) and its ports; with `attributes=python` `python_dynamodb_lock`",
         excluded_by: "AWS Labs' lock client (Java) and its ports; with `attributes=python` `python_dynamodb_lock`",
         pages: &["dynamodb"],
-        connect: connect!("dynamodb", dynamodb),
+        connect: connect!("dynamodb", lockkeeper_dynamodb::connect),
     },
     BackendEntry {
         example: "etcd://a,b,c",
@@ -99,7 +95,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
         excludes: "with `layout=plain` `etcdctl lock` and Go's `concurrency.Mutex`",
         excluded_by: "with `layout=plain` `etcdctl lock` and Go's `concurrency.Mutex`",
         pages: &["etcd"],
-        connect: connect!("etcd", etcd),
+        connect: connect!("etcd", lockkeeper_etcd::connect),
     },
     BackendEntry {
         example: "file:///dir",
@@ -109,7 +105,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
         excludes: "none",
         excluded_by: "none",
         pages: &["file"],
-        connect: connect!("file", file),
+        connect: connect!("file", lockkeeper_file::connect),
     },
     BackendEntry {
         example: "memory:",
@@ -129,7 +125,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
         excludes: "none: every client of the service is ours, also by HTTP",
         excluded_by: "none: every client of the service is ours, also by HTTP",
         pages: &["lockkeeper"],
-        connect: connect!("service", service),
+        connect: connect!("service", service::connect),
     },
     BackendEntry {
         example: "postgres://host/database?lock=row",
@@ -139,7 +135,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
         excludes: "`lock=session`: who locks the same advisory key (`key=`); `lock=row`: who calls its functions",
         excluded_by: "`lock=session`: who locks the same advisory key (`key=`); `lock=row`: who calls its functions",
         pages: &["postgres-session", "postgres-row"],
-        connect: connect!("postgres", postgres),
+        connect: connect!("postgres", lockkeeper_postgres::connect),
     },
     BackendEntry {
         example: "redis://host",
@@ -149,7 +145,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
         excludes: "clients that use `SET NX PX` on the same key: redis-py, redsync, node-redlock …; Redisson fails",
         excluded_by: "the same; where Redisson holds, our request fails",
         pages: &["redis"],
-        connect: connect!("redis", redis),
+        connect: connect!("redis", lockkeeper_redis::connect),
     },
     BackendEntry {
         example: "redlock://a,b,c,d,e",
@@ -159,7 +155,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
         excludes: "Redlock clients of the same servers and key; a client of one server alone only there",
         excluded_by: "Redlock clients of the same servers and key; a client of one server alone never",
         pages: &["redlock"],
-        connect: connect!("redlock", redlock),
+        connect: connect!("redlock", lockkeeper_redlock::connect),
     },
     BackendEntry {
         example: "zookeeper://a,b,c",
@@ -169,7 +165,7 @@ pub static BACKENDS: [BackendEntry; 9] = [
         excludes: "with `layout=plain` Curator; kazoo only with `extra_lock_patterns=[\"-lock-\"]`",
         excluded_by: "with `layout=plain` Curator and kazoo",
         pages: &["zookeeper"],
-        connect: connect!("zookeeper", zookeeper),
+        connect: connect!("zookeeper", lockkeeper_zookeeper::connect),
     },
 ];
 

@@ -36,7 +36,7 @@ impl DynamoDbRecords {
     /// # Errors
     /// The URL is invalid, or there is no region or are no credentials.
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
-        let (client, table, partition_key) = crate::backends::dynamodb::client(url).await?;
+        let (client, table, partition_key) = lockkeeper_dynamodb::client(url).await?;
         Ok(Self { client, table, partition_key, keep: None })
     }
 

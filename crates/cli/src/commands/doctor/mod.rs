@@ -101,8 +101,6 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             output::line(format!("tokens: {source}; this test got {}", show(token)))?
         }
         Fencing::None { why, instead } => output::line(format!("no tokens: {why}; {instead}"))?,
-        // A case of a newer library: `Fencing` is non-exhaustive.
-        other => output::line(format!("tokens: {other:?}"))?,
     }
     output::line(format!("works: acquired in {}, released in {}", human_us(acquired), human_us(released)))?;
     let named = |wanted: bool| -> Vec<&str> {

@@ -1,0 +1,125 @@
+//! `dynamodb://`: locks in a table of Amazon DynamoDB, in the layout of other lock clients of it.
+//!
+//! A lock is an item that its holder renews by changing its version, and a second item with its last token; both are written in
+//! one transaction (`items`, `store`, `writes`). A waiter takes the lock over if the version does not change for a lease (`observed`).
+//! Sessions over such items are in `backends::leased`.
+
+mod connection;
+mod inspect;
+mod items;
+mod observed;
+mod settings;
+mod store;
+mod table;
+mod writes;
+
+use std::sync::Arc;
+
+use lockkeeper_backend::io::LeaseThread;
+use lockkeeper_backend::leased::{LeasedConn, Wakes};
+use lockkeeper_backend::{
+    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing,
+    LockInfo, Promise, Promises, Push, Reach, Spec, Url,
+};
+use lockkeeper_core::{LockName, Token, TokenStatus};
+use tokio::sync::mpsc::UnboundedSender;
+
+use connection::{DynamoClients, configure};
+use observed::Observed;
+use settings::Settings;
+use store::{DynamoStore, DynamoTable};
+
+pub use table::client;
+pub use table::init;
+
+/// Creates a client, after checking that the table is there and suits.
+pub async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+    let settings = Settings::parse(url)?;
+    let lease_thread = table::lease_thread()?;
+    let link = DynamoClients::new(configure(&settings).await?, &settings.table, &lease_thread);
+    table::check(&link, &settings.attributes).await?;
+    let Settings { attributes, poll, .. } = settings;
+    let inner = DynamoTable { link, attributes, observed: Observed::default(), poll };
+    Ok(Arc::new(DynamoBackend {
+        store: Arc::new(DynamoStore(Arc::new(inner))),
+        lease_thread,
+        capabilities: capabilities(),
+    }))
+}
+
+struct DynamoBackend {
+    store: Arc<DynamoStore>,
+    lease_thread: LeaseThread,
+    capabilities: Capabilities,
+}
+
+fn capabilities() -> Capabilities {
+    Capabilities {
+        backend: "dynamodb",
+        reach: Reach::Network,
+        fencing: Fencing::Tokens {
+            source: "a counter in an item of its own, written with the lock in one transaction",
+        },
+        ttl: true,
+        shared: true,
+        permits: false,
+        subtree: false,
+        multi: false,
+        wait: true,
+        fair: false,
+        keep_closed: false,
+        lock_delay: true,
+        inspect: true,
+        break_hold: true,
+        break_now: true,
+        values: false,
+        downgrade: false,
+        promises: Promises {
+            rising_tokens: Promise::KeptIf(
+                "the items of tokens are not deleted, and the table is not restored from a backup",
+            ),
+            fenced_sections: Promise::KeptIf("the resource has a fence, and tokens rise (P2)"),
+            first_come_first_served: Promise::NotKept(
+                "there is no queue: whoever looks first gets a free lock",
+            ),
+            survives_stalls: Promise::NotKept(
+                "a waiter whose look is not answered for a ttl ends, without knowing whether it got the lock",
+            ),
+            ..Promises::ALL_KEPT
+        },
+    }
+}
+
+impl Backend for DynamoBackend {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn lease_thread(&self) -> Option<LeaseThread> {
+        Some(self.lease_thread.clone())
+    }
+
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
+        LeasedConn::new(self.store.clone(), Wakes::default(), spec, label, pushes)
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        let inner = self.store.0.clone();
+        Box::pin(async move { inner.look(name).await })
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        let inner = self.store.0.clone();
+        Box::pin(async move { inner.list(prefix.as_ref()).await })
+    }
+
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        let inner = self.store.0.clone();
+        Box::pin(async move { inner.check_token(&name, token).await })
+    }
+
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        let inner = self.store.0.clone();
+        Box::pin(async move { inner.break_hold(&order).await })
+    }
+}

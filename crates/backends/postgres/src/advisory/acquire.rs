@@ -1,0 +1,156 @@
+//! The first stage of a request: one try. Runs on the caller's runtime.
+
+use std::sync::Arc;
+
+use lockkeeper_backend::{Answer, BackendError, BackendErrorKind, CallError};
+use lockkeeper_core::{End, Mode};
+
+use super::Shared;
+use super::connection::unreadable;
+use super::hold::Hold;
+use super::look;
+use super::note::{Badge, Note};
+use super::request::{AdvisoryRequest, Claim};
+use super::server::transaction_pooler;
+use super::sql::{Statements, Tried, is_holder};
+use super::wait::wait;
+use crate::connect::NoAnswer;
+
+pub(super) type Acquired = Result<Answer, CallError>;
+
+/// An acquire in progress. If it is dropped without an answer (its runtime has ended), the acquire has failed.
+pub(super) struct Unanswered(pub(super) Arc<AdvisoryRequest>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.0.end_acquire(Err(CallError::IN_DOUBT));
+    }
+}
+
+/// Tries the lock, and waits for it if requested.
+pub(super) async fn acquire(shared: Arc<Shared>, unanswered: Unanswered) -> Acquired {
+    let request = unanswered.0.clone();
+    let prepared = tokio::select! {
+        biased;
+        () = request.over.cancelled() => Ok(None),
+        prepared = prepare(&shared, &request) => prepared.map(Some),
+    };
+    let answer = match prepared {
+        Ok(Some(claim)) => try_lock(claim).await,
+        Ok(None) => left(),
+        Err(error) => failed(error),
+    };
+    request.end_acquire(answer.clone());
+    answer
+}
+
+/// Gets a connection, and builds the request's statements.
+async fn prepare(shared: &Arc<Shared>, request: &Arc<AdvisoryRequest>) -> Result<Claim, BackendError> {
+    let acquire = &request.acquire;
+    let key = shared.key_of(request.name()).await?;
+    let used = shared.pool.alone().await?;
+    let note = Note {
+        contact: shared.contact.clone(),
+        name: request.name().as_str().to_owned(),
+        owner: request.label.to_string(),
+        meta: String::from_utf8_lossy(&acquire.meta).into_owned(),
+        revoked: None,
+    };
+    let says = Statements {
+        common: shared.common,
+        key,
+        shared: acquire.mode == Mode::Shared,
+        badge: Badge::new(&used.id, &request.label),
+        direct: used.direct,
+    };
+    Ok(Claim { shared: shared.clone(), request: request.clone(), used, says, note, left: None })
+}
+
+async fn try_lock(mut claim: Claim) -> Acquired {
+    let left_behind = claim.used.left();
+    if !claim.request.begin(left_behind.clone()) {
+        return left();
+    }
+    claim.left = Some(left_behind);
+    let doing = "take a lock";
+    let rows = match claim.used.connection.ask(&claim.says.try_lock(&claim.note)).await {
+        Ok(rows) => rows,
+        Err(none) => return claim.unanswered(none, doing),
+    };
+    let Some(tried) = Tried::read(&rows) else { return claim.refused(unreadable(doing)) };
+    if tried.held || tried.before {
+        return granted(claim, &tried);
+    }
+    if let Some(refused) = claim.is_foreign(&tried) {
+        return claim.refused(refused);
+    }
+    match claim.request.acquire.wait {
+        true => wait(claim).await,
+        false => busy(claim).await,
+    }
+}
+
+/// The answer to an acquire that found the lock held and does not wait: the current holder and the number of waiters.
+async fn busy(claim: Claim) -> Acquired {
+    let look = look::statement(claim.says.common.version, Some(claim.says.key));
+    match claim.used.connection.ask(&format!("{}{look}", claim.says.give_up())).await {
+        Ok(rows) => {
+            claim.put_back();
+            Ok(Answer::Busy(look::busy(&rows)))
+        }
+        Err(none) => claim.unanswered(none, "look at a lock"),
+    }
+}
+
+/// Called when a try or a wait has got the lock, or has found that its server process had it before.
+pub(super) fn granted(mut claim: Claim, tried: &Tried) -> Acquired {
+    if tried.before || claim.is_foreign(tried).is_some() {
+        // Behind a transaction pooler, the server process keeps the lock while it serves other clients. The claim's
+        // drop terminates it.
+        claim.left = Some(is_holder(tried.pid, claim.says.key));
+        return Ok(Answer::Refused(transaction_pooler().into()));
+    }
+    if claim.says.common.tokens && tried.token.is_none() {
+        return claim.refused(unreadable("draw a token"));
+    }
+    Ok(Hold::begin(claim, tried))
+}
+
+impl Claim {
+    /// Detects a transaction pooler: the answer came from a server process other than the connection's own.
+    pub(super) fn is_foreign(&self, tried: &Tried) -> Option<BackendError> {
+        (self.used.process.pid != tried.pid).then(|| transaction_pooler().into())
+    }
+
+    /// Handles a statement without a usable answer. The connection is not used again.
+    pub(super) fn unanswered(self, none: NoAnswer, doing: &str) -> Acquired {
+        match none {
+            NoAnswer::Refused(_) => self.refused(none.explained(doing)),
+            NoAnswer::Ended(_) => Err(CallError { sent: true, ..CallError::refused(none.explained(doing)) }),
+            NoAnswer::Silent(_) => {
+                tracing::debug!("{}", none.explained(doing));
+                Err(CallError::IN_DOUBT)
+            }
+        }
+    }
+
+    pub(super) fn refused(self, error: BackendError) -> Acquired {
+        self.close();
+        Ok(Answer::Refused(error))
+    }
+}
+
+fn failed(error: BackendError) -> Acquired {
+    match error.kind {
+        BackendErrorKind::Unreachable => {
+            tracing::debug!("{error}");
+            Err(CallError::NOT_SENT)
+        }
+        _ => Ok(Answer::Refused(error)),
+    }
+}
+
+/// The outcome of an abandoned acquire; no caller waits for it.
+pub(super) fn left() -> Acquired {
+    Ok(Answer::Finished(End::Left))
+}

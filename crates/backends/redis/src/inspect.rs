@@ -1,0 +1,334 @@
+//! Inspection: holders, waiters, names in use; and an operator's break.
+
+use std::time::Duration;
+
+use lockkeeper_backend::leased::EntryId;
+use lockkeeper_backend::{
+    BackendError, BackendErrorKind, BreakOrder, Broken, CallError, HolderInfo, HolderState, LockInfo,
+    WaiterInfo,
+};
+use lockkeeper_core::{LockName, Token, TokenStatus};
+use redis::{Cmd, Value};
+use tokio::time::Instant;
+
+use super::answers::Items;
+use super::layout::{self, Hold, KeySet, foreign_holder};
+use super::link::{Failure, Over, PASSING_PAUSE};
+use super::scripts::{SCRIPTS, Script};
+use super::store::{Inner, RedisStore};
+use super::{refusal, role};
+
+/// The entry of calls that concern a whole name.
+const NO_ENTRY: EntryId = EntryId(String::new());
+/// How many waiters an inspection lists.
+const WAITERS_SHOWN: usize = 20;
+/// Time limit of one command.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Largest number of keys in a database whose locks are listed: a `SCAN` visits every key.
+const KEYS_MAX: u64 = 1_000_000;
+/// Keys that one `SCAN` step visits.
+const STEP: usize = 1000;
+
+/// The state of a name on one server.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// Live and closed holds.
+    pub holders: Vec<Seen>,
+    /// The first [`WAITERS_SHOWN`] waiters.
+    pub waiters: Vec<WaiterInfo>,
+    /// How many waiters there are.
+    pub waiter_count: usize,
+    /// The limit of permits, while any is held.
+    pub limit: Option<u32>,
+    /// The greatest token that may have been drawn for it.
+    last_token: u64,
+}
+
+/// A holder, decoded from its key.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Its entry; `None` if another client holds it.
+    pub id: Option<EntryId>,
+    /// The holder, for display.
+    pub info: HolderInfo,
+}
+
+impl Seen {
+    fn of(hold: Hold, slot: Option<u32>, left: Duration, now: u64) -> Self {
+        Self { info: hold.shown(slot, left, now), id: Some(hold.id) }
+    }
+}
+
+impl Look {
+    pub(super) fn into_info(self, name: LockName) -> LockInfo {
+        let mut holders: Vec<HolderInfo> = self.holders.into_iter().map(|seen| seen.info).collect();
+        holders.sort_by_key(|holder| holder.token);
+        LockInfo {
+            name,
+            holder_count: holders.len(),
+            holders,
+            waiter_count: self.waiter_count,
+            waiters: self.waiters,
+            limit: self.limit,
+        }
+    }
+
+    fn is_in_use(&self) -> bool {
+        !self.holders.is_empty() || self.waiter_count > 0
+    }
+}
+
+impl RedisStore {
+    /// The state of a name on this server.
+    pub async fn look(&self, name: &LockName) -> Result<Look, BackendError> {
+        let inner = self.inner();
+        inner.check_name(name)?;
+        let answer = inner.run(&SCRIPTS.inspect, &inner.look_call(name)).await?;
+        inner.refuse_replica().await?;
+        inner.looked(name, answer)
+    }
+
+    /// The names at and below `below` that clients of this library use, in order.
+    pub async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, Look)>, BackendError> {
+        let inner = self.inner();
+        let names = inner.names(below).await?;
+        let calls: Vec<Cmd> = names.iter().map(|name| inner.look_call(name)).collect();
+        let until = deadline();
+        let answers = loop {
+            match inner.link.run_all(Over::Runtime, &SCRIPTS.inspect, &calls, LIMIT).await {
+                Ok(answers) => break answers,
+                Err(failure) => inner.pause_after(failure, until).await?,
+            }
+        };
+        inner.refuse_replica().await?;
+        let mut list = Vec::with_capacity(names.len());
+        for (name, answer) in names.into_iter().zip(answers) {
+            let look = inner.looked(&name, answer)?;
+            if look.is_in_use() {
+                list.push((name, look));
+            }
+        }
+        Ok(list)
+    }
+
+    /// The cluster's map of slots, as this node reports it.
+    pub(super) async fn slots(&self) -> Result<Value, BackendError> {
+        let mut ask = redis::cmd("CLUSTER");
+        ask.arg("SLOTS");
+        self.inner().ask(ask).await
+    }
+
+    /// Classifies a token (B4).
+    pub(super) async fn check_token(&self, name: &LockName, token: u64) -> Result<TokenStatus, BackendError> {
+        let look = self.look(name).await?;
+        let held = look.holders.iter().filter(|seen| seen.info.state == HolderState::Held);
+        let mut live: Vec<Token> = held.filter_map(|seen| seen.info.token).collect();
+        live.sort_unstable();
+        Ok(if token == 0 || token > look.last_token {
+            TokenStatus::NeverIssued
+        } else if live.iter().any(|held| held.get() == token) {
+            TokenStatus::Current
+        } else {
+            TokenStatus::NotCurrent { live }
+        })
+    }
+
+    /// Breaks a hold by its token (B1 to B3).
+    pub(super) async fn break_hold(&self, order: &BreakOrder) -> Result<Broken, BackendError> {
+        let inner = self.inner();
+        inner.check_name(&order.name)?;
+        let mut call = SCRIPTS.break_hold.call(&inner.keys(&order.name), KeySet::All, &NO_ENTRY);
+        call.arg(order.token.get()).arg(if order.now { "now" } else { "" });
+        call.arg(layout::one_line(&order.reason)).arg(layout::one_line(&order.by));
+        let mut items = Items::from(inner.run(&SCRIPTS.break_hold, &call).await?);
+        Ok(match &*items.word() {
+            "done" => Broken::Done,
+            "closed" => Broken::StillClosed,
+            _ => {
+                let mut live = Vec::new();
+                while !items.is_empty() {
+                    live.extend(items.number().and_then(Token::new));
+                }
+                live.sort_unstable();
+                Broken::NotCurrent { live }
+            }
+        })
+    }
+}
+
+impl Inner {
+    fn look_call(&self, name: &LockName) -> Cmd {
+        let mut call = SCRIPTS.inspect.call(&self.keys(name), KeySet::All, &NO_ENTRY);
+        call.arg(WAITERS_SHOWN);
+        call
+    }
+
+    fn looked(&self, name: &LockName, answer: Value) -> Result<Look, BackendError> {
+        let mut items = Items::from(answer);
+        let (now, kind, value) = (items.number().unwrap_or(0), items.word(), items.bytes());
+        let left = items.number().map_or(Duration::MAX, Duration::from_millis);
+        let (mut permits, waiter_count, mut waiting) = (items.list(), items.number(), items.list());
+        let mut look = Look { waiter_count: waiter_count.unwrap_or(0) as usize, ..Look::default() };
+        match &*kind {
+            "none" => {}
+            "string" => match layout::Value::decode(&value) {
+                layout::Value::Ours(hold) => look.holders.push(Seen::of(hold, None, left, now)),
+                layout::Value::Permits { limit, .. } => look.limit = Some(limit),
+                layout::Value::Foreign(shown) => {
+                    look.holders.push(Seen { id: None, info: foreign_holder(shown) });
+                }
+            },
+            other => return Err(self.wrong_type(name, other)),
+        }
+        while !permits.is_empty() {
+            let (value, slot, left) = (permits.bytes(), permits.small(), permits.number().unwrap_or(0));
+            let hold = Hold::decode(&value);
+            look.holders.extend(hold.map(|hold| Seen::of(hold, slot, Duration::from_millis(left), now)));
+        }
+        while !waiting.is_empty() {
+            look.waiters.extend(layout::waiter(&waiting.bytes()));
+        }
+        // The counter expires after 30 days without a grant. All tokens are then below the server's clock, so the clock
+        // is the bound.
+        let counter = items.number().unwrap_or(0);
+        look.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
+        Ok(look)
+    }
+
+    /// Every name in use, found by a scan of the database.
+    async fn names(&self, below: Option<&LockName>) -> Result<Vec<LockName>, BackendError> {
+        let [locks, plain, tagged] = layout::patterns(self.prefix(), below);
+        let count = self.ask(redis::cmd("DBSIZE")).await?;
+        let keys = match count {
+            Value::Int(count) => count.unsigned_abs(),
+            _ => 0,
+        };
+        if keys > KEYS_MAX {
+            let what = format!(
+                "{} has {keys} keys, at most {KEYS_MAX} are looked through for locks; ask for one lock by its name, or \
+                 give locks a database of their own",
+                self.link.server()
+            );
+            return Err(BackendError::new(BackendErrorKind::Refused, what));
+        }
+        let mut found = Vec::new();
+        for (pattern, kind) in [(locks, "string"), (plain, "zset"), (tagged, "zset")] {
+            let mut cursor = "0".to_owned();
+            loop {
+                let mut scan = redis::cmd("SCAN");
+                scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(STEP).arg("TYPE").arg(kind);
+                let mut step = Items::from(self.ask(scan).await?);
+                cursor = step.word();
+                let (mut keys, mut page) = (step.list(), Vec::new());
+                while !keys.is_empty() {
+                    page.extend(String::from_utf8(keys.bytes()).ok());
+                }
+                if kind == "string" {
+                    page = self.only_ours(page).await?;
+                    found.append(&mut page);
+                } else {
+                    found.extend(page.iter().filter_map(|key| layout::lock_of_queue(key)).map(str::to_owned));
+                }
+                if cursor == "0" || cursor.is_empty() {
+                    break;
+                }
+            }
+        }
+        let name = |key: &String| LockName::parse(key.strip_prefix(self.prefix())?).ok();
+        let inside =
+            |name: &LockName| below.is_none_or(|below| below == name || below.is_above(name.as_str()));
+        let mut names: Vec<LockName> = found.iter().filter_map(name).filter(inside).collect();
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// The keys whose value this library wrote.
+    async fn only_ours(&self, keys: Vec<String>) -> Result<Vec<String>, BackendError> {
+        let begins = |key: &String| {
+            let mut get = redis::cmd("GETRANGE");
+            get.arg(key).arg(0).arg(layout::OURS.len() - 1);
+            get
+        };
+        let asked: Vec<Cmd> = keys.iter().map(begins).collect();
+        let answers = self
+            .link
+            .send_all(Over::Runtime, &asked, deadline())
+            .await
+            .map_err(|failure| self.unanswered(failure))?;
+        let ours =
+            |answer: &Value| matches!(answer, Value::BulkString(text) if text == layout::OURS.as_bytes());
+        Ok(keys.into_iter().zip(answers).filter(|(_, answer)| ours(answer)).map(|(key, _)| key).collect())
+    }
+
+    /// Sends one plain command.
+    pub(super) async fn ask(&self, command: Cmd) -> Result<Value, BackendError> {
+        let until = deadline();
+        loop {
+            match self.link.command(&command, until).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => self.pause_after(failure, until).await?,
+            }
+        }
+    }
+
+    /// Runs a script.
+    async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, BackendError> {
+        let until = deadline();
+        loop {
+            match self.link.run(script, call, until).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => self.pause_after(failure, until).await?,
+            }
+        }
+    }
+
+    /// Waits before the repeat of a call that the server refused for a reason that passes soon.
+    ///
+    /// # Errors
+    /// It failed for another reason, or there is no time left.
+    async fn pause_after(&self, failure: Failure, until: Instant) -> Result<(), BackendError> {
+        match failure {
+            Failure::TryAgain(_) if Instant::now() + PASSING_PAUSE < until => {
+                tokio::time::sleep(PASSING_PAUSE).await;
+                Ok(())
+            }
+            failure => Err(self.unanswered(failure)),
+        }
+    }
+
+    /// A replica may lack locks: what it shows must not pass for all there are. Asked after the call, so that it covers
+    /// a server that was demoted before.
+    async fn refuse_replica(&self) -> Result<(), BackendError> {
+        let asked = self.link.send_all(Over::Runtime, &[role::ask()], deadline()).await;
+        let answers = asked.map_err(|failure| self.unanswered(failure))?;
+        match answers.first() {
+            Some(answer) if role::is_replica(answer) => {
+                self.link.replace();
+                Err(refusal::replica(self.link.server()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn unanswered(&self, failure: Failure) -> BackendError {
+        match failure {
+            Failure::Refused(refusal) | Failure::TryAgain(refusal) => refusal.into_error(),
+            Failure::Silent(CallError { refusal: Some(refusal), .. }) => (*refusal).clone(),
+            Failure::Silent(_) => {
+                let silent = || format!("{} does not answer; is it running?", self.link.server());
+                BackendError::new(
+                    BackendErrorKind::Unreachable,
+                    self.link.last_error().unwrap_or_else(silent),
+                )
+            }
+        }
+    }
+}
+
+fn deadline() -> Instant {
+    Instant::now() + LIMIT
+}
+
+/// 2026-01-01 in µs since 1970, the origin of tokens (value.lua).
+const EPOCH_US: u64 = 1_767_225_600_000_000;

@@ -1,0 +1,258 @@
+//! Paths, and the names of nodes, in the layout of Curator's recipes: below the lock's node, each client that holds or waits
+//! has an ephemeral node `_c_GUID-lock-SEQUENCE`. ZooKeeper appends the sequence; the lowest holds the lock. A shared
+//! request's node has `__READ__` in place of `lock-`, and holds unless another kind of node is before it. That of a request for a permit is
+//! as an exclusive one's, with `permit-` in front of `lock-`: other clients wait for it as for one of those.
+//!
+//! Nodes of Curator, kazoo and other clients with such names are contenders, too: a request waits for those before it.
+
+use lockkeeper_backend::leased::PERMITS_MAX;
+use lockkeeper_backend::percent_decode;
+use lockkeeper_core::{LockName, Mode, ModeKind};
+
+/// The parent of encoded names if the URL has no path.
+const ROOT: &str = "/lockkeeper";
+/// What stands before the sequence in a contender's name, and whether such a contender is shared: Curator's mutex and read/write
+/// lock, and kazoo's locks.
+const MARKERS: [(&str, bool); 5] =
+    [("-lock-", false), ("__WRIT__", false), ("__READ__", true), ("__lock__", false), ("__rlock__", true)];
+/// What the name of a request for a permit has in front of an exclusive one's marker.
+const PERMIT: &str = "-permit";
+
+/// Where the nodes of a lock are.
+#[derive(Clone, Debug)]
+pub(super) struct NodeLayout {
+    /// Empty, or an absolute path.
+    root: String,
+    is_plain: bool,
+    recipe: Recipe,
+}
+
+/// Which of Curator's recipes an exclusive request follows. They don't exclude each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Recipe {
+    /// `InterProcessMutex`.
+    Mutex,
+    /// `InterProcessReadWriteLock`.
+    ReadWrite,
+}
+
+impl NodeLayout {
+    pub(super) fn encoded(root: &str, recipe: Recipe) -> Self {
+        let root = if root.is_empty() { ROOT } else { root };
+        Self { root: root.to_owned(), is_plain: false, recipe }
+    }
+
+    pub(super) fn plain(root: &str, recipe: Recipe) -> Self {
+        Self { root: root.to_owned(), is_plain: true, recipe }
+    }
+
+    /// The node whose children are the lock's contenders.
+    pub(super) fn folder(&self, name: &LockName) -> String {
+        let name = name.as_str();
+        let name = if self.is_plain { name.to_owned() } else { encoded(name) };
+        format!("{}/{name}", self.root)
+    }
+
+    /// The node below which all locks are.
+    pub(super) fn root(&self) -> &str {
+        if self.root.is_empty() { "/" } else { &self.root }
+    }
+
+    /// Whether nodes below a lock's node may be locks, too.
+    pub(super) fn is_nested(&self) -> bool {
+        self.is_plain
+    }
+
+    /// The lock whose contenders are below the node, if it can have any.
+    pub(super) fn name_of(&self, folder: &str) -> Option<LockName> {
+        let name = folder.strip_prefix(&self.root)?.strip_prefix('/')?;
+        let name = if self.is_plain { name.to_owned() } else { percent_decode(name)? };
+        LockName::parse(&name).ok()
+    }
+
+    /// The name of a contender's node, up to the sequence.
+    pub(super) fn node(&self, guid: &str, mode: Mode) -> String {
+        let marker = match (mode, self.recipe) {
+            (Mode::Shared, _) => "__READ__",
+            (_, Recipe::Mutex) => "lock-",
+            (_, Recipe::ReadWrite) => "__WRIT__",
+        };
+        let permit = if mode.kind() == ModeKind::Permit { PERMIT } else { "" };
+        format!("_c_{guid}{permit}-{marker}")
+    }
+}
+
+/// A path ends at a `/`, and ZooKeeper refuses some characters and two names.
+fn encoded(name: &str) -> String {
+    let refused = |c: char| matches!(c, '%' | '/' | '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..='\u{ffff}');
+    // ZooKeeper's own nodes are below `/zookeeper`.
+    let is_reserved = matches!(name, "." | ".." | "zookeeper");
+    let mut encoded = String::with_capacity(name.len());
+    for (at, c) in name.char_indices() {
+        if refused(c) || (is_reserved && at == 0) {
+            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                encoded.push_str(&format!("%{byte:02X}"));
+            }
+        } else {
+            encoded.push(c);
+        }
+    }
+    encoded
+}
+
+/// The name of a contender's node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Contender<'a> {
+    pub(super) node: &'a str,
+    sequence: i32,
+    pub(super) kind: ModeKind,
+}
+
+impl<'a> Contender<'a> {
+    /// `None` for a node that is no contender's.
+    pub(super) fn parse(node: &'a str) -> Option<Self> {
+        let marked = MARKERS.iter().find_map(|&(marker, is_shared)| {
+            let at = node.rfind(marker)?;
+            let kind = match is_shared {
+                true => ModeKind::Shared,
+                false if node[..at].trim_end_matches('-').ends_with(PERMIT) => ModeKind::Permit,
+                false => ModeKind::Exclusive,
+            };
+            Some((&node[at + marker.len()..], kind))
+        });
+        // Some clients have no GUID.
+        let (digits, kind) = marked.or_else(|| Some((node.strip_prefix("lock-")?, ModeKind::Exclusive)))?;
+        // The sequence is padded to ten characters; with a sign it may have eleven.
+        let sequence = digits.parse().ok().filter(|_| digits.len() >= 10)?;
+        Some(Self { node, sequence, kind })
+    }
+
+    /// Whether this one's place is before that of `other`.
+    ///
+    /// The sequence is a 32-bit counter of the lock's node: after 2^31 - 1 comes -2^31. The earlier one is the one from which fewer
+    /// steps lead to the other. (Curator and kazoo compare the text: there, a node after the overflow is before all others.)
+    pub(super) fn is_before(&self, other: &Self) -> bool {
+        self.sequence.wrapping_sub(other.sequence) < 0
+    }
+
+    /// The contenders among `children`, in order.
+    pub(super) fn queue(children: &'a [String]) -> Vec<Self> {
+        let mut queue: Vec<Self> = children.iter().filter_map(|child| Self::parse(child)).collect();
+        if let Some(&any) = queue.first() {
+            queue.sort_unstable_by_key(|one| one.sequence.wrapping_sub(any.sequence));
+        }
+        queue
+    }
+
+    /// Whether `self`, later in the queue, waits for `earlier`.
+    pub(super) fn waits_for(&self, earlier: &Self) -> bool {
+        earlier.is_before(self) && !(self.kind == ModeKind::Shared && earlier.kind == ModeKind::Shared)
+    }
+}
+
+/// How many at the beginning of a queue hold the lock, or may hold it if they are for permits.
+pub(super) fn holders(queue: &[Contender<'_>]) -> usize {
+    let together = |kind: ModeKind| queue.iter().take_while(|one| one.kind == kind).count();
+    match queue.first().map(|first| first.kind) {
+        None => 0,
+        Some(ModeKind::Exclusive) => 1,
+        Some(ModeKind::Shared) => together(ModeKind::Shared),
+        Some(ModeKind::Permit) => together(ModeKind::Permit).min(PERMITS_MAX as usize),
+    }
+}
+
+/// Decodes any bytes, for the fuzzer.
+pub fn fuzz(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let _ = Contender::parse(text);
+    for layout in [NodeLayout::encoded("", Recipe::Mutex), NodeLayout::plain("/locks", Recipe::ReadWrite)] {
+        if let Some(name) = layout.name_of(text) {
+            assert_eq!(layout.name_of(&layout.folder(&name)), Some(name));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> LockName {
+        LockName::parse(text).unwrap()
+    }
+
+    #[test]
+    fn nodes_are_those_of_curators_recipes() {
+        let guid = "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed";
+        let layout = NodeLayout::plain("/locks", Recipe::Mutex);
+        assert_eq!(layout.folder(&name("orders/42")), "/locks/orders/42");
+        assert_eq!(layout.node(guid, Mode::Exclusive), format!("_c_{guid}-lock-"));
+        assert_eq!(layout.node(guid, Mode::Shared), format!("_c_{guid}-__READ__"));
+        let layout = NodeLayout::plain("", Recipe::ReadWrite);
+        assert_eq!(layout.folder(&name("orders/42")), "/orders/42");
+        assert_eq!(layout.node(guid, Mode::Exclusive), format!("_c_{guid}-__WRIT__"));
+        for recipe in [Recipe::Mutex, Recipe::ReadWrite] {
+            let node = NodeLayout::plain("", recipe).node(guid, Mode::Permit { of: Some(2) }) + "0000000007";
+            assert_eq!(Contender::parse(&node).unwrap().kind, ModeKind::Permit, "{node}");
+        }
+    }
+
+    #[test]
+    fn every_name_comes_back_from_its_path() {
+        for layout in [NodeLayout::encoded("", Recipe::Mutex), NodeLayout::encoded("/a/b", Recipe::Mutex)] {
+            for text in ["a", "a/b", "100%/x", ".", "..", "zookeeper", "\u{e000}x", "%2F", "ä ö"] {
+                let folder = layout.folder(&name(text));
+                assert_eq!(layout.name_of(&folder), Some(name(text)), "{folder}");
+                assert_eq!(folder.matches('/').count(), layout.root().matches('/').count() + 1, "{folder}");
+            }
+        }
+        let plain = NodeLayout::plain("/a", Recipe::Mutex);
+        assert_eq!(plain.name_of("/a/b/c"), Some(name("b/c")));
+        assert_eq!(plain.name_of("/other"), None);
+    }
+
+    #[test]
+    fn contenders_of_all_known_clients_are_recognized() {
+        let (exclusive, shared) = (ModeKind::Exclusive, ModeKind::Shared);
+        for (node, sequence, kind) in [
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-lock-0000000007", 7, exclusive),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-__READ__0000000007", 7, shared),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-__WRIT__2147483647", i32::MAX, exclusive),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-permit-lock-0000000007", 7, ModeKind::Permit),
+            ("_c_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed-permit-__WRIT__0000000007", 7, ModeKind::Permit),
+            ("lock-0000000000", 0, exclusive),
+            ("1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed__lock__-2147483648", i32::MIN, exclusive),
+            ("1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed__rlock__-000000001", -1, shared),
+        ] {
+            assert_eq!(Contender::parse(node), Some(Contender { node, sequence, kind }), "{node}");
+        }
+        for node in ["", "lock-", "lock-7", "leases", "42", "lock-00000000x7", "block-1234567890"] {
+            assert_eq!(Contender::parse(node), None, "{node}");
+        }
+    }
+
+    #[test]
+    fn order_survives_the_overflow_of_the_sequence() {
+        let children: Vec<String> = [-2_147_483_647_i32, 2_147_483_647, -2_147_483_648, 2_147_483_646]
+            .iter()
+            .map(|sequence| format!("x-lock-{sequence:010}"))
+            .collect();
+        let queue: Vec<i32> = Contender::queue(&children).iter().map(|one| one.sequence).collect();
+        assert_eq!(queue, [2_147_483_646, 2_147_483_647, -2_147_483_648, -2_147_483_647]);
+        let [first, second] =
+            ["lock-2147483647", "lock--2147483648"].map(|node| Contender::parse(node).unwrap());
+        assert!(first.is_before(&second) && !second.is_before(&first));
+    }
+
+    #[test]
+    fn shared_contenders_hold_together_up_to_the_first_exclusive_one() {
+        let children = |nodes: &[&str]| nodes.iter().map(|node| (*node).to_owned()).collect::<Vec<_>>();
+        for (nodes, wanted) in [
+            (&[][..], 0),
+            (&["lock-0000000001", "__READ__0000000002"][..], 1),
+            (&["__READ__0000000003", "__rlock__0000000001", "lock-0000000004", "__READ__0000000005"][..], 2),
+        ] {
+            let children = children(nodes);
+            assert_eq!(holders(&Contender::queue(&children)), wanted, "{nodes:?}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! `zookeeper://`: locks of a ZooKeeper ensemble, in the layout of Curator's recipes.
+//!
+//! Each session of this library has a session at the servers ([`session`]), and each request an ephemeral sequential node in it
+//! ([`layout`], [`places`]); the node with the lowest sequence holds the lock ([`attempt`], [`store`]). Sessions over such nodes are in
+//! [`leased`](lockkeeper_backend::leased).
+
+mod attempt;
+mod changes;
+mod inspect;
+mod layout;
+mod places;
+mod session;
+mod settings;
+mod store;
+
+use std::sync::Arc;
+
+use lockkeeper_backend::changes::watch_by_inspection;
+use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
+use lockkeeper_backend::leased::{LeasedConn, Wake, Wakes};
+use lockkeeper_backend::{
+    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing, Finding,
+    LockInfo, Promise, Promises, Push, Reach, Spec, Url, Watch,
+};
+use lockkeeper_core::{LockName, Token, TokenStatus};
+use tokio::sync::mpsc::UnboundedSender;
+
+use inspect::Inspector;
+use layout::NodeLayout;
+#[doc(hidden)]
+pub use layout::fuzz;
+use places::QueuePlaces;
+use session::{CurrentSession, Ensemble};
+use settings::Settings;
+use store::ZooKeeperStore;
+
+/// Creates a client, after checking that the servers answer.
+pub async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+    static WORKER: SharedLeaseThread = SharedLeaseThread::new();
+    let settings = Settings::parse(url)?;
+    let lease_thread = WORKER.get("lockkeeper-zookeeper")?;
+    let ensemble = Arc::new(Ensemble::connect(&settings, &lease_thread).await?);
+    let sessions = Arc::new(CurrentSession::new(ensemble.clone(), None, |_| {}));
+    let inspector = Arc::new(Inspector { sessions, layout: settings.layout.clone() });
+    Ok(Arc::new(ZooKeeperBackend {
+        ensemble,
+        layout: settings.layout,
+        inspector,
+        lease_thread,
+        capabilities: capabilities(),
+    }))
+}
+
+struct ZooKeeperBackend {
+    ensemble: Arc<Ensemble>,
+    layout: NodeLayout,
+    inspector: Arc<Inspector>,
+    lease_thread: LeaseThread,
+    capabilities: Capabilities,
+}
+
+fn capabilities() -> Capabilities {
+    Capabilities {
+        backend: "zookeeper",
+        reach: Reach::Network,
+        fencing: Fencing::Tokens { source: "the transaction that created the holder's node (czxid)" },
+        ttl: true,
+        shared: true,
+        permits: true,
+        subtree: false,
+        multi: false,
+        wait: true,
+        fair: true,
+        keep_closed: false,
+        lock_delay: false,
+        inspect: true,
+        break_hold: true,
+        break_now: true,
+        values: true,
+        downgrade: false,
+        promises: Promises {
+            rising_tokens: Promise::KeptIf(
+                "the ensemble is not restored from older data: its transactions would be counted again",
+            ),
+            fenced_sections: Promise::KeptIf("the resource has a fence, and tokens rise (P2)"),
+            survives_stalls: Promise::NotKept(
+                "a waiter whose look is not answered for a ttl ends, without knowing whether it got the lock",
+            ),
+            ..Promises::ALL_KEPT
+        },
+    }
+}
+
+impl Backend for ZooKeeperBackend {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn lease_thread(&self) -> Option<LeaseThread> {
+        Some(self.lease_thread.clone())
+    }
+
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
+        let (wakes, places) = (Wakes::default(), Arc::new(QueuePlaces::default()));
+        let ended = {
+            let (wakes, places) = (wakes.clone(), places.clone());
+            move |session| {
+                for entry in places.of_session(session) {
+                    wakes.deliver(&entry, Wake::Gone);
+                }
+            }
+        };
+        let sessions = Arc::new(CurrentSession::new(self.ensemble.clone(), spec.ttl, ended));
+        let store = ZooKeeperStore::new(sessions, self.layout.clone(), places, wakes.clone());
+        LeasedConn::new(Arc::new(store), wakes, spec, label, pushes)
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        let inspector = self.inspector.clone();
+        Box::pin(async move { inspector.look(name).await })
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        let inspector = self.inspector.clone();
+        Box::pin(async move { inspector.list(prefix.as_ref()).await })
+    }
+
+    fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
+        let (inspector, inspected) = (self.inspector.clone(), self.inspector.clone());
+        Ok(watch_by_inspection(
+            &self.lease_thread,
+            prefix.clone(),
+            |changed| changes::follow(inspector, changed),
+            self.list(prefix),
+            move |name| {
+                let inspector = inspected.clone();
+                Box::pin(async move { inspector.look(name).await })
+            },
+        ))
+    }
+
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        let inspector = self.inspector.clone();
+        Box::pin(async move { inspector.check_token(&name, token).await })
+    }
+
+    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+        let ensemble = self.ensemble.clone();
+        Box::pin(async move { Ok(vec![ensemble.finding().await?]) })
+    }
+
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        let inspector = self.inspector.clone();
+        Box::pin(async move { inspector.break_hold(&order).await })
+    }
+}
