@@ -12,6 +12,7 @@ pub struct Backup {
 }
 
 impl Backup {
+    /// A backup whose parts arrive by this channel, which ends after the last one or an error.
     pub fn new(parts: Receiver<Result<Vec<u8>, BackendError>>) -> Self {
         Self { parts }
     }

@@ -186,6 +186,8 @@ impl fmt::Display for Promise {
 }
 
 impl Capabilities {
+    /// Whether holds have fencing tokens.
+    #[must_use]
     pub fn has_tokens(&self) -> bool {
         matches!(self.fencing, Fencing::Tokens { .. })
     }

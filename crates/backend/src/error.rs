@@ -66,6 +66,8 @@ pub struct BreakNotice {
 }
 
 impl BreakNotice {
+    /// That `by` broke the hold.
+    #[must_use]
     pub fn new(by: &str, reason: &str) -> Self {
         Self { by: by.to_owned(), reason: reason.to_owned() }
     }

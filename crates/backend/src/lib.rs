@@ -7,6 +7,7 @@
 //! | file or folder | content |
 //! | --- | --- |
 //! | `backend`, `conn` | the two traits of a lock service: [`Backend`] for all its clients, [`Conn`] for one session; calls, answers and pushes |
+//! | `backend_info` | what users see of a service before they connect to it ([`BackendInfo`]) |
 //! | `administration` | what operators do with a service that has sessions and nodes of its own ([`Administration`]) |
 //! | [`leased`] | sessions for services that have none, whose entries expire: such a service implements [`leased::Store`] in place of [`Conn`] |
 //! | `capabilities` | what a service can do and which promises it keeps ([`Capabilities`]) |
@@ -16,10 +17,9 @@
 //! | `time` | the clock of leases ([`BootInstant`]), and a test's clock |
 //! | [`changes`] | watches for services that say which lock has changed, but not how |
 
-#![warn(missing_debug_implementations)]
-
 mod administration;
 mod backend;
+mod backend_info;
 mod backup;
 mod break_hold;
 mod capabilities;
@@ -43,6 +43,7 @@ mod watch;
 
 pub use administration::Administration;
 pub use backend::{Backend, BoxFuture};
+pub use backend_info::{BackendInfo, Connect, Connecting};
 pub use backup::Backup;
 pub use break_hold::{BreakOrder, Broken};
 pub use capabilities::{Capabilities, Fencing, Promise, Promises, Reach};

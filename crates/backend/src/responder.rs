@@ -11,6 +11,7 @@ use crate::conn::CallError;
 use crate::conn::{Answer, CallId};
 use crate::io::Place;
 
+/// The answer to a call, or why there is none.
 pub type CallResult = Result<Answer, CallError>;
 
 /// A session that waits for answers to its calls.

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct Rotated<T>(Mutex<T>);
 
 impl<T: Clone> Rotated<T> {
+    /// A credential that was read once.
     pub fn new(first: T) -> Self {
         Self(Mutex::new(first))
     }

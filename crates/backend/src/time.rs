@@ -79,12 +79,16 @@ impl fmt::Debug for BootInstant {
 /// The source of time: the system clock, or a test's clock.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
+    /// This host's boot clock.
     #[default]
     Boot,
+    /// A test's clock.
     Virtual(VirtualClock),
 }
 
 impl Clock {
+    /// The present time.
+    #[must_use]
     pub fn now(&self) -> BootInstant {
         match self {
             Self::Boot => BootInstant::now(),

@@ -36,6 +36,8 @@ enum PasswordSource {
 }
 
 impl Password {
+    /// A password that is known.
+    #[must_use]
     pub fn of(text: String) -> Self {
         Self(PasswordSource::Text(text))
     }
@@ -83,8 +85,6 @@ const HIDDEN: &str = "***";
 /// Parameters that name the source of the password.
 const PASSWORD_FILE: &str = "password-file";
 const PASSWORD_ENV: &str = "password-env";
-/// The schemes of services without users, or with other credentials.
-const WITHOUT_PASSWORD: [&str; 5] = ["dynamodb", "file", "lockkeeper", "lockkeepers", "memory"];
 /// The largest file with a password that is read, in bytes.
 const PASSWORD_BYTES_MAX: usize = 64 << 10;
 /// Parameters whose values are secret.
@@ -122,7 +122,9 @@ impl std::fmt::Display for Host {
 /// User and password, both given.
 #[derive(Clone, Debug)]
 pub struct Login {
+    /// The user.
     pub user: String,
+    /// The password.
     pub password: Password,
 }
 
@@ -202,14 +204,11 @@ impl Url {
     }
 
     /// Takes the password from the file or the environment variable that a parameter names, if there is one: a URL is shown
-    /// in lists of processes. Of a scheme without passwords these are unknown parameters, as any other.
+    /// in lists of processes. Not for services without passwords, where these are unknown parameters as any other.
     ///
     /// # Errors
     /// [`UrlError::BadPart`] if there is another password, or none to be found there.
     pub fn find_password(&mut self) -> Result<(), UrlError> {
-        if WITHOUT_PASSWORD.contains(&self.scheme.as_str()) {
-            return Ok(());
-        }
         let file = self.query.remove(PASSWORD_FILE);
         let variable = self.query.remove(PASSWORD_ENV);
         let (part, found) = match (file, variable) {
@@ -267,6 +266,10 @@ impl Url {
         UrlError::BadPart { url: self.to_string(), part: part.into(), wanted }
     }
 
+    /// Parses a URL. `schemes` are the known ones, for the error.
+    ///
+    /// # Errors
+    /// [`UrlError`].
     pub fn parse(text: &str, schemes: &[&str]) -> Result<Self, UrlError> {
         let bad = |part: &str, wanted| {
             let url = without_password(text);

@@ -25,6 +25,8 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// A watch whose events arrive by this channel. It may be bounded: a slow reader may miss intermediate states of
+    /// a lock, never its last one.
     pub fn new(events: Receiver<Result<WatchEvent, BackendError>>) -> Self {
         Self { events }
     }

@@ -21,9 +21,11 @@ pub struct LeaseThread {
 }
 
 /// One thread for all its users, for as long as any of them has a handle.
+#[derive(Default)]
 pub struct SharedLeaseThread(Mutex<Option<(WeakUnboundedSender<BoxFuture<()>>, Handle)>>);
 
 impl SharedLeaseThread {
+    /// Not started yet.
     pub const fn new() -> Self {
         Self(Mutex::new(None))
     }

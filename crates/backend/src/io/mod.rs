@@ -26,6 +26,7 @@ pub use pool::{Connect, Pool, PoolLimits, Used};
 pub enum Place {
     /// On the runtime of the caller that waits for it.
     Runtime(Handle),
+    /// On the lease thread, for callers without a runtime.
     LeaseThread(LeaseThread),
 }
 

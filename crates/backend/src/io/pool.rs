@@ -28,6 +28,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 
 /// How the connections of one lock service are opened.
 pub trait Connect: Send + Sync + 'static {
+    /// A connection, which its users share.
     type Connection: Send + Sync + 'static;
 
     /// Opens a connection, within a time limit. Runs on the runtime that will use it; so do the tasks that it spawns.

@@ -12,6 +12,7 @@ const ENDED_MAX: usize = 1024;
 pub struct EndedEntries(VecDeque<EntryId>);
 
 impl EndedEntries {
+    /// Remembers an entry. Beyond the bound, the one remembered longest is forgotten.
     pub fn record(&mut self, entry: &EntryId) {
         if self.contains(entry) {
             return;
@@ -22,6 +23,8 @@ impl EndedEntries {
         self.0.push_back(entry.clone());
     }
 
+    /// Whether the entry was ended.
+    #[must_use]
     pub fn contains(&self, entry: &EntryId) -> bool {
         self.0.contains(entry)
     }

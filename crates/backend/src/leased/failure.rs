@@ -8,6 +8,7 @@ use crate::error::{BackendError, BackendErrorKind};
 pub enum StoreFailure<A> {
     /// No answer, or one after which the call may be repeated.
     Silent(CallError),
+    /// The service answered so.
     Answered(A),
     /// The service refuses it.
     Refused(BackendError),

@@ -23,6 +23,7 @@ pub struct Note {
     /// The client, for services where each client has a place for messages, and the entry that a message is about.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub client: String,
+    /// See `client`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub entry: String,
     /// For how many ms the lock stays closed if the hold expires.
@@ -47,13 +48,18 @@ fn is_zero(ms: &u64) -> bool {
     *ms == 0
 }
 
+/// An operator's break of a hold.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Revocation {
+    /// The operator.
     pub by: String,
+    /// Why.
     pub reason: String,
 }
 
 impl Note {
+    /// The note of an attempt.
+    #[must_use]
     pub fn of(attempt: &Attempt) -> Self {
         Self {
             owner: attempt.label.to_string(),
@@ -64,6 +70,8 @@ impl Note {
         }
     }
 
+    /// The note with another value of the hold.
+    #[must_use]
     pub fn with_value(self, value: &[u8]) -> Self {
         Self { value: BASE64_STANDARD.encode(value), ..self }
     }
@@ -73,6 +81,8 @@ impl Note {
         serde_json::from_slice(value).ok()
     }
 
+    /// As it is stored.
+    #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }

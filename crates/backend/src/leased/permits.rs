@@ -56,15 +56,27 @@ impl NotePermit {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PermitTurn {
     /// Takes this slot.
-    Takes { slot: u32 },
+    Takes {
+        /// From 0 on.
+        slot: u32,
+    },
     /// Waits until the contender at this index changes or ends.
-    AwaitsChange { at: usize },
+    AwaitsChange {
+        /// The contender, as an index.
+        at: usize,
+    },
     /// Waits until the request at this index, whose turn it is, has its slot. A permit is free.
-    AwaitsSlot { at: usize },
+    AwaitsSlot {
+        /// The request, as an index.
+        at: usize,
+    },
     /// Waits until any contender before it ends.
     AwaitsEnd,
     /// Is refused: others name this number of permits (L3).
-    Mismatch { have: u32 },
+    Mismatch {
+        /// Theirs.
+        have: u32,
+    },
 }
 
 /// The turn of a request for one of `of` permits. `earlier`: the contenders before it, the nearest first, at least `of` of them if there

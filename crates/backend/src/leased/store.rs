@@ -46,8 +46,11 @@ pub trait Store: Send + Sync + 'static {
 /// One request of a session, as stored by its lock service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
+    /// Names it for good.
     pub id: EntryId,
+    /// The lock.
     pub name: LockName,
+    /// Exclusive, shared, or one permit of a number.
     pub mode: Mode,
     /// For how long the hold outlives its last renewal.
     pub ttl: Duration,
@@ -102,6 +105,7 @@ impl Entry {
 /// An attempt to hold.
 #[derive(Clone, Debug)]
 pub struct Attempt {
+    /// The request.
     pub entry: Arc<Entry>,
     /// No attempt of this entry was sent before, or all were answered and left no entry and no place in a queue.
     pub first: bool,
@@ -121,13 +125,16 @@ pub struct Attempt {
 /// Result of an attempt.
 #[derive(Clone, Debug)]
 pub enum Tried {
+    /// It holds, for a full ttl from the attempt on.
     Granted(Granted),
     /// The lock isn't free, and the entry is in no queue.
     Busy(Busy),
     /// The lock isn't free, and the entry waits behind `ahead` others. Try again when woken, and after `again` at the
     /// latest.
     Waits {
+        /// How many wait before it.
         ahead: u64,
+        /// The longest pause until the next attempt.
         again: Duration,
     },
     /// The service will never grant it, or an operator must act first.
@@ -135,6 +142,8 @@ pub enum Tried {
 }
 
 impl Tried {
+    /// A grant with a token.
+    #[must_use]
     pub fn granted(token: Token, permit: Option<PermitGrant>) -> Self {
         Self::Granted(Granted { token: Some(token), permits: permit.into_iter().collect() })
     }

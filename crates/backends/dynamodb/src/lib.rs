@@ -18,8 +18,8 @@ use std::sync::Arc;
 use lockkeeper_backend::io::LeaseThread;
 use lockkeeper_backend::leased::{LeasedConn, Wakes};
 use lockkeeper_backend::{
-    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing,
-    LockInfo, Promise, Promises, Push, Reach, Spec, Url,
+    Backend, BackendError, BackendInfo, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError,
+    Fencing, LockInfo, Promise, Promises, Push, Reach, Spec, Url,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
@@ -32,8 +32,21 @@ use store::{DynamoStore, DynamoTable};
 pub use table::client;
 pub use table::init;
 
+/// What users see of it.
+pub const INFO: BackendInfo = BackendInfo {
+    example: "dynamodb://table?region=eu-central-1",
+    summary: "a table of Amazon DynamoDB, in the layout of other lock clients of it",
+    schemes: &["dynamodb"],
+    default_port: None,
+    has_password: false,
+    excludes: "AWS Labs' lock client (Java) and its ports; with `attributes=python` `python_dynamodb_lock`",
+    excluded_by: "AWS Labs' lock client (Java) and its ports; with `attributes=python` `python_dynamodb_lock`",
+    pages: &["dynamodb"],
+    connect: |url| Box::pin(connect(url)),
+};
+
 /// Creates a client, after checking that the table is there and suits.
-pub async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let settings = Settings::parse(url)?;
     let lease_thread = table::lease_thread()?;
     let link = DynamoClients::new(configure(&settings).await?, &settings.table, &lease_thread);

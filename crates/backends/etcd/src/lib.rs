@@ -21,8 +21,8 @@ use lockkeeper_backend::changes::watch_by_inspection;
 use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
 use lockkeeper_backend::leased::{LeasedConn, Wakes};
 use lockkeeper_backend::{
-    Backend, BackendError, BackendErrorKind, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError,
-    Fencing, LockInfo, Promise, Promises, Push, Reach, Spec, Url, Watch,
+    Backend, BackendError, BackendErrorKind, BackendInfo, BoxFuture, BreakOrder, Broken, Capabilities, Conn,
+    ConnectError, Fencing, LockInfo, Promise, Promises, Push, Reach, Spec, Url, Watch,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
@@ -41,8 +41,21 @@ mod api {
     include!("generated/etcdserverpb.rs");
 }
 
+/// What users see of it.
+pub const INFO: BackendInfo = BackendInfo {
+    example: "etcd://a,b,c",
+    summary: "etcd, in the layout of its own locks",
+    schemes: &["etcd", "etcds"],
+    default_port: Some(2379),
+    has_password: true,
+    excludes: "with `layout=plain` `etcdctl lock` and Go's `concurrency.Mutex`",
+    excluded_by: "with `layout=plain` `etcdctl lock` and Go's `concurrency.Mutex`",
+    pages: &["etcd"],
+    connect: |url| Box::pin(connect(url)),
+};
+
 /// Creates a client, after checking that the cluster answers.
-pub async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     let settings = Settings::parse(url)?;
     let lease_thread = WORKER.get("lockkeeper-etcd")?;

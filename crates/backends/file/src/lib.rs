@@ -43,8 +43,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lockkeeper_backend::{
-    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing,
-    LockInfo, Promise, Promises, Push, Reach, Spec, Unsupported, Url,
+    Backend, BackendError, BackendInfo, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError,
+    Fencing, LockInfo, Promise, Promises, Push, Reach, Spec, Unsupported, Url,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
@@ -105,8 +105,21 @@ struct FileShared {
     store: Mutex<Arc<FileStore>>,
 }
 
+/// What users see of it.
+pub const INFO: BackendInfo = BackendInfo {
+    example: "file:///dir",
+    summary: "a directory, for the processes of this host",
+    schemes: &["file"],
+    default_port: None,
+    has_password: false,
+    excludes: "none",
+    excluded_by: "none",
+    pages: &["file"],
+    connect: |url| Box::pin(connect(url)),
+};
+
 /// Opens the directory of a URL.
-pub async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     FileBackend::open(url)
 }
 

@@ -26,11 +26,24 @@ pub use schema::{init, schema_sql};
 /// The client library whose transactions [`lock_in_transaction`] accepts.
 pub use tokio_postgres;
 
-use lockkeeper_backend::{Backend, ConnectError, Url};
+use lockkeeper_backend::{Backend, BackendInfo, ConnectError, Url};
 use settings::LockKind;
 
+/// What users see of it.
+pub const INFO: BackendInfo = BackendInfo {
+    example: "postgres://host/database?lock=row",
+    summary: "PostgreSQL: lease rows (`lock=row`) or advisory locks (`lock=session`)",
+    schemes: &["postgres", "postgresql"],
+    default_port: Some(5432),
+    has_password: true,
+    excludes: "`lock=session`: who locks the same advisory key (`key=`); `lock=row`: who calls its functions",
+    excluded_by: "`lock=session`: who locks the same advisory key (`key=`); `lock=row`: who calls its functions",
+    pages: &["postgres-session", "postgres-row"],
+    connect: |url| Box::pin(connect(url)),
+};
+
 /// Opens a client; fails if the server does not answer.
-pub async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     match LockKind::of(url)? {
         LockKind::Session => advisory::connect(url).await,
         LockKind::Row => row::connect(url).await,

@@ -28,8 +28,8 @@ use std::sync::Arc;
 use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
 use lockkeeper_backend::leased::{LeasedConn, Wakes};
 use lockkeeper_backend::{
-    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing, Finding,
-    LockInfo, Promise, Promises, Push, Reach, Spec, Url,
+    Backend, BackendError, BackendInfo, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError,
+    Fencing, Finding, LockInfo, Promise, Promises, Push, Reach, Spec, Url,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
@@ -46,9 +46,22 @@ pub use {
     store::{RedisStore, open_store},
 };
 
+/// What users see of it.
+pub const INFO: BackendInfo = BackendInfo {
+    example: "redis://host",
+    summary: "Redis: one server, its replicas by sentinels, or a cluster",
+    schemes: &["redis", "rediss", "redis+unix"],
+    default_port: Some(6379),
+    has_password: true,
+    excludes: "clients that use `SET NX PX` on the same key: redis-py, redsync, node-redlock …; Redisson fails",
+    excluded_by: "the same; where Redisson holds, our request fails",
+    pages: &["redis"],
+    connect: |url| Box::pin(connect(url)),
+};
+
 /// Creates a client, after checking that the server answers and, for `fencing=counter` without `force`, that its
 /// settings let tokens survive.
-pub async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let (settings, topology) = Settings::parse(url)?;
     let lease_thread = lease_thread()?;
     let wakes = Wakes::default();

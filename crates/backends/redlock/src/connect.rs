@@ -16,7 +16,7 @@ use super::{CAPABILITIES, Redlock};
 const SERVERS_MIN: usize = 3;
 
 /// Creates a client, if a majority of the servers can be used.
-pub async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let redis = settings(url)?;
     let (lease_thread, client) = (redis::lease_thread()?, RedisStore::new_client()?);
     let settings =

@@ -42,19 +42,32 @@ use std::sync::Arc;
 use lockkeeper_backend::io::LeaseThread;
 use lockkeeper_backend::leased::{LeasedConn, Wakes};
 use lockkeeper_backend::{
-    Backend, BackendError, BoxFuture, Capabilities, Conn, Fencing, Finding, LockInfo, Promise, Promises,
-    Push, Reach, Spec,
+    Backend, BackendError, BackendInfo, BoxFuture, Capabilities, Conn, Fencing, Finding, LockInfo, Promise,
+    Promises, Push, Reach, Spec,
 };
 use lockkeeper_core::LockName;
 use lockkeeper_redis as redis;
 use lockkeeper_redis::RedisStore;
 use tokio::sync::mpsc::UnboundedSender;
 
-pub use self::connect::connect;
+use self::connect::connect;
 use self::inspect::{ask_majority, list_of_majority, of_majority};
 use self::majority::majority_of;
 use self::server::QuorumServer;
 use self::store::RedlockStore;
+
+/// What users see of it.
+pub const INFO: BackendInfo = BackendInfo {
+    example: "redlock://a,b,c,d,e",
+    summary: "a majority of independent Redis servers",
+    schemes: &["redlock", "redlocks"],
+    default_port: Some(6379),
+    has_password: true,
+    excludes: "Redlock clients of the same servers and key; a client of one server alone only there",
+    excluded_by: "Redlock clients of the same servers and key; a client of one server alone never",
+    pages: &["redlock"],
+    connect: |url| Box::pin(connect(url)),
+};
 
 struct Redlock {
     servers: Vec<Arc<QuorumServer>>,

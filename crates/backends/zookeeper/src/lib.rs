@@ -19,8 +19,8 @@ use lockkeeper_backend::changes::watch_by_inspection;
 use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
 use lockkeeper_backend::leased::{LeasedConn, Wake, Wakes};
 use lockkeeper_backend::{
-    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError, Fencing, Finding,
-    LockInfo, Promise, Promises, Push, Reach, Spec, Url, Watch,
+    Backend, BackendError, BackendInfo, BoxFuture, BreakOrder, Broken, Capabilities, Conn, ConnectError,
+    Fencing, Finding, LockInfo, Promise, Promises, Push, Reach, Spec, Url, Watch,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
@@ -34,8 +34,21 @@ use session::{CurrentSession, Ensemble};
 use settings::Settings;
 use store::ZooKeeperStore;
 
+/// What users see of it.
+pub const INFO: BackendInfo = BackendInfo {
+    example: "zookeeper://a,b,c",
+    summary: "ZooKeeper, in the layout of Curator's locks",
+    schemes: &["zookeeper", "zookeepers"],
+    default_port: Some(2181),
+    has_password: true,
+    excludes: "with `layout=plain` Curator; kazoo only with `extra_lock_patterns=[\"-lock-\"]`",
+    excluded_by: "with `layout=plain` Curator and kazoo",
+    pages: &["zookeeper"],
+    connect: |url| Box::pin(connect(url)),
+};
+
 /// Creates a client, after checking that the servers answer.
-pub async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     static WORKER: SharedLeaseThread = SharedLeaseThread::new();
     let settings = Settings::parse(url)?;
     let lease_thread = WORKER.get("lockkeeper-zookeeper")?;

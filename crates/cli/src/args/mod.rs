@@ -22,7 +22,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use lockkeeper::Token;
-use lockkeeper::backends::{BACKENDS, BackendEntry};
+use lockkeeper::backends::{BACKENDS, KnownBackend};
 
 use crate::exit::{Failure, USAGE};
 use crate::settings::duration;
@@ -51,14 +51,14 @@ pub struct Cli {
 
 /// The help of `--locks`: the schemes of the lock services in this program.
 fn locks_help() -> String {
-    let (here, missing): (Vec<&BackendEntry>, Vec<_>) =
-        BACKENDS.iter().partition(|entry| entry.is_compiled_in());
-    let names = |entries: &[&BackendEntry]| {
-        let schemes = entries.iter().flat_map(|entry| entry.schemes.iter());
+    let (here, missing): (Vec<&KnownBackend>, Vec<_>) =
+        BACKENDS.iter().partition(|known| known.info.is_some());
+    let names = |some: &[&KnownBackend]| {
+        let schemes = some.iter().flat_map(|known| known.schemes.iter());
         schemes.map(|scheme| format!("{}:", scheme.name)).collect::<Vec<_>>().join(" ")
     };
     let mut features: Vec<_> =
-        missing.iter().flat_map(|entry| entry.schemes.iter()).filter_map(|it| it.feature).collect();
+        missing.iter().flat_map(|known| known.schemes.iter()).filter_map(|it| it.feature).collect();
     features.dedup();
     let missing = match names(&missing) {
         none if none.is_empty() => none,
@@ -72,9 +72,11 @@ fn locks_help() -> String {
 /// The list of lock services at the end of the help.
 fn lock_services() -> String {
     let mut text = "Lock services (--locks URL):".to_owned();
-    for entry in &BACKENDS {
-        let missing = if entry.is_compiled_in() { "" } else { " (not compiled in)" };
-        text.push_str(&format!("\n  {:<35}  {}{missing}", entry.example, entry.summary));
+    for known in BACKENDS {
+        text.push_str(&match known.info {
+            Some(info) => format!("\n  {:<35}  {}", info.example, info.summary),
+            None => format!("\n  {:<35}  (not compiled in)", format!("{}:", known.schemes[0].name)),
+        });
     }
     text
 }

@@ -14,32 +14,18 @@ pub mod dynamodb {
 #[cfg(feature = "postgres")]
 pub use lockkeeper_postgres as postgres;
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
-use lockkeeper_backend::{Backend, ConnectError, Url, UrlError, did_you_mean};
+use lockkeeper_backend::{Backend, BackendInfo, ConnectError, Url, UrlError, did_you_mean};
 
-/// One kind of lock service, as selected by the scheme of a URL.
+/// A lock service that the library knows.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct BackendEntry {
-    /// An example of its URLs, for help texts.
-    pub example: &'static str,
-    /// Its scope, for help texts.
-    pub summary: &'static str,
-    /// The URL schemes.
+pub struct KnownBackend {
+    /// The schemes of its URLs.
     pub schemes: &'static [Scheme],
-    /// The port of a host without one; `None` if its URLs have no hosts.
-    pub default_port: Option<u16>,
-    /// Other programs that wait for our holds, for help texts.
-    pub excludes: &'static str,
-    /// Other programs for whose holds ours wait, for help texts.
-    pub excluded_by: &'static str,
-    /// Its pages in `docs/backends`, without `.md`.
-    pub pages: &'static [&'static str],
-    /// `None` if it is not compiled in.
-    connect: Option<Connect>,
+    /// The service; `None` if it is not compiled in.
+    pub info: Option<&'static BackendInfo>,
 }
 
 /// A URL scheme with the cargo feature that enables it.
@@ -52,144 +38,62 @@ pub struct Scheme {
     pub feature: Option<&'static str>,
 }
 
-/// Boxed, so that the caller's future does not have the size of all connect futures together.
-type Connect = for<'a> fn(&'a Url) -> Connecting<'a>;
-type Connecting<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>, ConnectError>> + Send + 'a>>;
-
-/// The connect function of a backend's module, if its feature is on.
-macro_rules! connect {
-    ($feature:literal, $connect:path) => {{
-        #[cfg(feature = $feature)]
-        let connect: Option<Connect> = Some(|url| Box::pin($connect(url)));
-        #[cfg(not(feature = $feature))]
-        let connect: Option<Connect> = None;
-        connect
-    }};
+/// The schemes of a lock service whose features are not named like them.
+macro_rules! feature_of {
+    ($name:literal) => {
+        Some($name)
+    };
+    ($name:literal $feature:literal) => {
+        Some($feature)
+    };
 }
 
-const fn scheme(name: &'static str, feature: &'static str) -> Scheme {
-    Scheme { name, feature: Some(feature) }
+/// A line for each lock service that is a feature: the feature, its module or package, and its schemes, each with the
+/// feature that it needs if that has another name.
+macro_rules! known_backends {
+    ($($feature:literal $package:ident: $($scheme:literal $(by $needs:literal)?),+;)+) => {
+        /// All lock services. Error texts, help texts and the tests of pages are derived from them.
+        pub static BACKENDS: &[KnownBackend] = &[
+            KnownBackend { schemes: &[Scheme { name: "memory", feature: None }], info: Some(&memory::INFO) },
+            $(KnownBackend {
+                schemes: &[$(Scheme { name: $scheme, feature: feature_of!($scheme $($needs)?) }),+],
+                #[cfg(feature = $feature)]
+                info: Some(&$package::INFO),
+                #[cfg(not(feature = $feature))]
+                info: None,
+            }),+
+        ];
+    };
 }
 
-const fn always(name: &'static str) -> Scheme {
-    Scheme { name, feature: None }
+known_backends! {
+    "dynamodb" lockkeeper_dynamodb: "dynamodb";
+    "etcd" lockkeeper_etcd: "etcd", "etcds" by "etcd-tls";
+    "file" lockkeeper_file: "file";
+    "postgres" lockkeeper_postgres: "postgres", "postgresql" by "postgres";
+    "redis" lockkeeper_redis: "redis", "rediss" by "redis-tls", "redis+unix" by "redis";
+    "redlock" lockkeeper_redlock: "redlock", "redlocks" by "redis-tls";
+    "service" service: "lockkeeper" by "service", "lockkeepers" by "service-tls";
+    "zookeeper" lockkeeper_zookeeper: "zookeeper", "zookeepers" by "zookeeper-tls";
 }
 
-/// All backends. A URL's scheme selects the entry; error texts, help texts and the tests of pages are derived from it.
-pub static BACKENDS: [BackendEntry; 9] = [
-    BackendEntry {
-        example: "dynamodb://table?region=eu-central-1",
-        summary: "a table of Amazon DynamoDB, in the layout of other lock clients of it",
-        schemes: &[scheme("dynamodb", "dynamodb")],
-        default_port: None,
-        excludes: "AWS Labs' lock client (Java) and its ports; with `attributes=python` `python_dynamodb_lock`",
-        excluded_by: "AWS Labs' lock client (Java) and its ports; with `attributes=python` `python_dynamodb_lock`",
-        pages: &["dynamodb"],
-        connect: connect!("dynamodb", lockkeeper_dynamodb::connect),
-    },
-    BackendEntry {
-        example: "etcd://a,b,c",
-        summary: "etcd, in the layout of its own locks",
-        schemes: &[scheme("etcd", "etcd"), scheme("etcds", "etcd-tls")],
-        default_port: Some(2379),
-        excludes: "with `layout=plain` `etcdctl lock` and Go's `concurrency.Mutex`",
-        excluded_by: "with `layout=plain` `etcdctl lock` and Go's `concurrency.Mutex`",
-        pages: &["etcd"],
-        connect: connect!("etcd", lockkeeper_etcd::connect),
-    },
-    BackendEntry {
-        example: "file:///dir",
-        summary: "a directory, for the processes of this host",
-        schemes: &[scheme("file", "file")],
-        default_port: None,
-        excludes: "none",
-        excluded_by: "none",
-        pages: &["file"],
-        connect: connect!("file", lockkeeper_file::connect),
-    },
-    BackendEntry {
-        example: "memory:",
-        summary: "this process only, for tests",
-        schemes: &[always("memory")],
-        default_port: None,
-        excludes: "none",
-        excluded_by: "none",
-        pages: &["memory"],
-        connect: Some(|url| Box::pin(std::future::ready(memory::connect(url)))),
-    },
-    BackendEntry {
-        example: "lockkeeper://a,b,c",
-        summary: "Lockkeeper's own service, one node or a cluster",
-        schemes: &[scheme("lockkeeper", "service"), scheme("lockkeepers", "service-tls")],
-        default_port: Some(5625),
-        excludes: "none: every client of the service is ours, also by HTTP",
-        excluded_by: "none: every client of the service is ours, also by HTTP",
-        pages: &["lockkeeper"],
-        connect: connect!("service", service::connect),
-    },
-    BackendEntry {
-        example: "postgres://host/database?lock=row",
-        summary: "PostgreSQL: lease rows (`lock=row`) or advisory locks (`lock=session`)",
-        schemes: &[scheme("postgres", "postgres"), scheme("postgresql", "postgres")],
-        default_port: Some(5432),
-        excludes: "`lock=session`: who locks the same advisory key (`key=`); `lock=row`: who calls its functions",
-        excluded_by: "`lock=session`: who locks the same advisory key (`key=`); `lock=row`: who calls its functions",
-        pages: &["postgres-session", "postgres-row"],
-        connect: connect!("postgres", lockkeeper_postgres::connect),
-    },
-    BackendEntry {
-        example: "redis://host",
-        summary: "Redis: one server, its replicas by sentinels, or a cluster",
-        schemes: &[scheme("redis", "redis"), scheme("rediss", "redis-tls"), scheme("redis+unix", "redis")],
-        default_port: Some(6379),
-        excludes: "clients that use `SET NX PX` on the same key: redis-py, redsync, node-redlock …; Redisson fails",
-        excluded_by: "the same; where Redisson holds, our request fails",
-        pages: &["redis"],
-        connect: connect!("redis", lockkeeper_redis::connect),
-    },
-    BackendEntry {
-        example: "redlock://a,b,c,d,e",
-        summary: "a majority of independent Redis servers",
-        schemes: &[scheme("redlock", "redlock"), scheme("redlocks", "redlock")],
-        default_port: Some(6379),
-        excludes: "Redlock clients of the same servers and key; a client of one server alone only there",
-        excluded_by: "Redlock clients of the same servers and key; a client of one server alone never",
-        pages: &["redlock"],
-        connect: connect!("redlock", lockkeeper_redlock::connect),
-    },
-    BackendEntry {
-        example: "zookeeper://a,b,c",
-        summary: "ZooKeeper, in the layout of Curator's locks",
-        schemes: &[scheme("zookeeper", "zookeeper"), scheme("zookeepers", "zookeeper-tls")],
-        default_port: Some(2181),
-        excludes: "with `layout=plain` Curator; kazoo only with `extra_lock_patterns=[\"-lock-\"]`",
-        excluded_by: "with `layout=plain` Curator and kazoo",
-        pages: &["zookeeper"],
-        connect: connect!("zookeeper", lockkeeper_zookeeper::connect),
-    },
-];
-
-impl BackendEntry {
-    /// The entry of a scheme.
+impl KnownBackend {
+    /// The lock service of a scheme.
     #[must_use]
     pub fn of(scheme: &str) -> Option<&'static Self> {
-        BACKENDS.iter().find(|entry| entry.schemes.iter().any(|known| known.name == scheme))
-    }
-
-    /// Whether the backend is compiled in.
-    #[must_use]
-    pub fn is_compiled_in(&self) -> bool {
-        self.connect.is_some()
+        BACKENDS.iter().find(|known| known.schemes.iter().any(|of| of.name == scheme))
     }
 }
 
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
-    let schemes = || BACKENDS.iter().flat_map(|entry| entry.schemes);
-    let known: Vec<&str> = schemes().map(|scheme| scheme.name).collect();
-    let mut url = Url::parse(url, &known)?;
-    url.find_password()?;
-    if let Some(connect) = BackendEntry::of(&url.scheme).and_then(|entry| entry.connect) {
-        return connect(&url).await;
+    let schemes = || BACKENDS.iter().flat_map(|known| known.schemes);
+    let names: Vec<&str> = schemes().map(|scheme| scheme.name).collect();
+    let mut url = Url::parse(url, &names)?;
+    if let Some(info) = KnownBackend::of(&url.scheme).and_then(|known| known.info) {
+        if info.has_password {
+            url.find_password()?;
+        }
+        return (info.connect)(&url).await;
     }
     let feature = schemes().find(|scheme| scheme.name == url.scheme).and_then(|scheme| scheme.feature);
     Err(match feature {
@@ -198,9 +102,9 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError>
             hint: match url.path.parse::<u16>() {
                 // `host:port`, without a scheme.
                 Ok(port) => format!(" (did you mean `lockkeeper://{}:{port}`?)", url.scheme),
-                Err(_) => did_you_mean(&url.scheme, &known, ":"),
+                Err(_) => did_you_mean(&url.scheme, &names, ":"),
             },
-            known: known.join(", "),
+            known: names.join(", "),
             scheme: url.scheme,
         },
     }
@@ -219,10 +123,14 @@ mod tests {
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
+    fn compiled_in() -> impl Iterator<Item = &'static BackendInfo> {
+        BACKENDS.iter().filter_map(|known| known.info)
+    }
+
     #[test]
     fn every_feature_of_a_scheme_exists() {
         let manifest = read("Cargo.toml");
-        for feature in BACKENDS.iter().flat_map(|entry| entry.schemes).filter_map(|scheme| scheme.feature) {
+        for feature in BACKENDS.iter().flat_map(|known| known.schemes).filter_map(|scheme| scheme.feature) {
             let defined = |line: &str| line.split_once(" = [").is_some_and(|(name, _)| name == feature);
             assert!(manifest.lines().any(defined), "crates/client/Cargo.toml has no feature `{feature}`");
         }
@@ -231,13 +139,16 @@ mod tests {
     #[test]
     fn every_page_belongs_to_a_backend_and_is_in_the_readme() {
         let pages: BTreeSet<String> =
-            BACKENDS.iter().flat_map(|entry| entry.pages).map(|page| (*page).to_owned()).collect();
+            compiled_in().flat_map(|info| info.pages).map(|page| (*page).to_owned()).collect();
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/backends");
         let files: BTreeSet<String> = std::fs::read_dir(folder)
             .unwrap()
             .map(|file| file.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
             .collect();
-        assert_eq!(pages, files, "the pages of the table, and the files in docs/backends");
+        assert!(pages.is_subset(&files), "{pages:?} are not all in docs/backends: {files:?}");
+        if BACKENDS.iter().all(|known| known.info.is_some()) {
+            assert_eq!(pages, files, "the pages of the table, and the files in docs/backends");
+        }
         let readme = read("../../README.md");
         for page in pages {
             assert!(
@@ -250,18 +161,21 @@ mod tests {
     #[test]
     fn readme_names_whom_each_backend_excludes_and_who_excludes_it() {
         let readme = read("../../README.md");
-        for entry in &BACKENDS {
-            for text in [entry.excludes, entry.excluded_by] {
-                assert!(readme.contains(&format!("| {text} |")), "README.md, {}: {text}", entry.example);
+        for info in compiled_in() {
+            for text in [info.excludes, info.excluded_by] {
+                assert!(readme.contains(&format!("| {text} |")), "README.md, {}: {text}", info.example);
             }
         }
     }
 
     #[test]
-    fn the_example_of_a_backend_has_one_of_its_schemes() {
-        for entry in &BACKENDS {
-            let url: Url = entry.example.parse().unwrap();
-            assert!(entry.schemes.iter().any(|scheme| scheme.name == url.scheme), "{}", entry.example);
+    fn schemes_and_example_of_a_backend_are_as_in_the_table() {
+        for known in BACKENDS {
+            let Some(info) = known.info else { continue };
+            let schemes: Vec<&str> = known.schemes.iter().map(|scheme| scheme.name).collect();
+            assert_eq!(schemes, info.schemes);
+            let url: Url = info.example.parse().unwrap();
+            assert!(schemes.contains(&&*url.scheme), "{}", info.example);
         }
     }
 }

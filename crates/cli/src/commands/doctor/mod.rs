@@ -4,7 +4,7 @@ mod directory;
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::backends::BackendEntry;
+use lockkeeper::backends::KnownBackend;
 use lockkeeper::{Fencing, Finding, Wait};
 use serde_json::{Value, json};
 
@@ -43,7 +43,8 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let code = if spoiling.is_empty() && nodes::are_healthy(&nodes) { OK } else { UNHEALTHY };
     warnings.extend(spoiling.into_iter().map(|finding| finding.says));
     let shown = settings::shown(&url);
-    let entry = BackendEntry::of(url.split_once(':').map_or(&*url, |(scheme, _)| scheme));
+    let info = KnownBackend::of(url.split_once(':').map_or(&*url, |(scheme, _)| scheme))
+        .and_then(|known| known.info);
 
     let began = Instant::now();
     let probe = locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5)));
@@ -83,7 +84,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             .collect();
         output::json(&json!({
             "url": shown, "backend": can.backend, "excludes": can.reach.to_string(),
-            "others": entry.map(|entry| json!({ "excluded": entry.excludes, "exclude": entry.excluded_by })),
+            "others": info.map(|info| json!({ "excluded": info.excludes, "exclude": info.excluded_by })),
             "abilities": abilities,
             "promises": promises, "acquire_us": acquired.as_micros() as u64, "release_us": released.as_micros() as u64,
             "token": token.map(lockkeeper::Token::get), "settings": settings, "nodes": nodes::json(&nodes),
@@ -92,9 +93,9 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
         return Ok(code);
     }
     output::line(format!("{shown}: excludes {}", can.reach))?;
-    if let Some(entry) = entry {
-        output::line(format!("other programs that wait for ours: {}", entry.excludes))?;
-        output::line(format!("other programs that ours wait for: {}", entry.excluded_by))?;
+    if let Some(info) = info {
+        output::line(format!("other programs that wait for ours: {}", info.excludes))?;
+        output::line(format!("other programs that ours wait for: {}", info.excluded_by))?;
     }
     match can.fencing {
         Fencing::Tokens { source } => {

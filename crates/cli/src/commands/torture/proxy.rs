@@ -6,7 +6,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 
-use lockkeeper::backends::BackendEntry;
+use lockkeeper::backends::KnownBackend;
 use lockkeeper::url::Url;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -51,7 +51,7 @@ impl Proxy {
 /// default port.
 pub(super) fn hosts(url: &str) -> Vec<(String, u16)> {
     let Ok(url) = url.parse::<Url>() else { return Vec::new() };
-    let default = BackendEntry::of(&url.scheme).and_then(|entry| entry.default_port);
+    let default = KnownBackend::of(&url.scheme).and_then(|known| known.info?.default_port);
     url.hosts.into_iter().filter_map(|host| Some((host.name, host.port.or(default)?))).collect()
 }
 

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_backend::{
-    Backend, BackendError, BoxFuture, BreakOrder, Broken, Capabilities, Clock, Conn, ConnectError, Fencing,
-    LockInfo, Promise, Promises, Push, Reach, Spec, Url, VirtualClock,
+    Backend, BackendError, BackendInfo, BoxFuture, BreakOrder, Broken, Capabilities, Clock, Conn,
+    ConnectError, Fencing, LockInfo, Promise, Promises, Push, Reach, Spec, Url, VirtualClock,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
@@ -117,8 +117,21 @@ impl Default for Server {
     }
 }
 
+/// What users see of it.
+pub(crate) const INFO: BackendInfo = BackendInfo {
+    example: "memory:",
+    summary: "this process only, for tests",
+    schemes: &["memory"],
+    default_port: None,
+    has_password: false,
+    excludes: "none",
+    excluded_by: "none",
+    pages: &["memory"],
+    connect: |url| Box::pin(std::future::ready(connect(url))),
+};
+
 /// `memory:` creates a new service; `memory:name` is shared by all clients of this process that use the name.
-pub(crate) fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     static NAMED: OnceLock<Mutex<BTreeMap<String, Weak<MemoryService>>>> = OnceLock::new();
     url.only_parameters(&[])?;
     if !url.hosts.is_empty() {

@@ -26,9 +26,9 @@ use std::sync::Arc;
 
 use lockkeeper_backend::io::LeaseThread;
 use lockkeeper_backend::{
-    Administration, Answer, Backend, BackendError, BackendErrorKind, BoxFuture, BreakOrder, Broken, Call,
-    Capabilities, Conn, ConnectError, Fencing, LockInfo, Promise, Promises, Push, Reach, Responder, Spec,
-    Url, Watch, WatchEvent,
+    Administration, Answer, Backend, BackendError, BackendErrorKind, BackendInfo, BoxFuture, BreakOrder,
+    Broken, Call, Capabilities, Conn, ConnectError, Fencing, LockInfo, Promise, Promises, Push, Reach,
+    Responder, Spec, Url, Watch, WatchEvent,
 };
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use lockkeeper_wire::request::Secret;
@@ -47,8 +47,21 @@ const WAITERS_SHOWN: u32 = 20;
 /// Maximum number of locks or sessions in one answer.
 const PAGE: u32 = 1000;
 
+/// What users see of it.
+pub(crate) const INFO: BackendInfo = BackendInfo {
+    example: "lockkeeper://a,b,c",
+    summary: "Lockkeeper's own service, one node or a cluster",
+    schemes: &["lockkeeper", "lockkeepers"],
+    default_port: Some(5625),
+    has_password: false,
+    excludes: "none: every client of the service is ours, also by HTTP",
+    excluded_by: "none: every client of the service is ours, also by HTTP",
+    pages: &["lockkeeper"],
+    connect: |url| Box::pin(connect(url)),
+};
+
 /// Creates a client, if any node answers.
-pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let addresses = Addresses::of(url, random())?;
     let owner = Owner::start(addresses, Credentials::of(url)?)?;
     let asker = Asker::new(owner.lease_thread.clone(), owner.shared.clone());
