@@ -29,8 +29,8 @@ const ALL: [Schemas; 2] = [
         write: generator::wire,
     },
     Schemas {
-        sources: "crates/client/proto",
-        code: "crates/client/src/backends/etcd/generated",
+        sources: "crates/backends/etcd/proto",
+        code: "crates/backends/etcd/src/generated",
         #[cfg(feature = "generate")]
         write: generator::etcd,
     },

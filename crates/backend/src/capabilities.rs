@@ -35,6 +35,8 @@ pub struct Capabilities {
     pub lock_delay: bool,
     /// Queries for holders and waiters.
     pub inspect: bool,
+    /// Changes of locks, told as they happen.
+    pub watch: bool,
     /// Breaking another client's hold with a grace period for its holder.
     pub break_hold: bool,
     /// Breaking another client's hold at once.
@@ -218,7 +220,7 @@ impl Capabilities {
 
     /// Every boolean ability with its name, in the order used by the backends' pages.
     #[must_use]
-    pub fn abilities(&self) -> [(&'static str, bool); 15] {
+    pub fn abilities(&self) -> [(&'static str, bool); 16] {
         [
             ("fencing", self.has_tokens()),
             ("ttl", self.ttl),
@@ -231,6 +233,7 @@ impl Capabilities {
             ("keep_closed", self.keep_closed),
             ("lock_delay", self.lock_delay),
             ("inspect", self.inspect),
+            ("watch", self.watch),
             ("break", self.break_hold),
             ("break_now", self.break_now),
             ("values", self.values),

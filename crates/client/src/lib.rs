@@ -66,10 +66,6 @@
 //! Promises are cited as P1–P12 (`docs/SAFETY.md`), rules by the numbers of `docs/table-rules.md` (N1, R4 …).
 
 #![warn(missing_debug_implementations)]
-#![cfg_attr(
-    not(all(feature = "file", feature = "postgres", feature = "redlock", feature = "service")),
-    allow(dead_code, unused_imports, reason = "what only some lock services use")
-)]
 
 /// Compiles the examples of the guide.
 #[cfg(all(doctest, feature = "postgres", feature = "service"))]

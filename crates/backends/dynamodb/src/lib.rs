@@ -83,6 +83,7 @@ fn capabilities() -> Capabilities {
         keep_closed: false,
         lock_delay: true,
         inspect: true,
+        watch: false,
         break_hold: true,
         break_now: true,
         values: false,

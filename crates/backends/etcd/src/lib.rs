@@ -101,6 +101,7 @@ fn capabilities() -> Capabilities {
         keep_closed: true,
         lock_delay: true,
         inspect: true,
+        watch: true,
         break_hold: true,
         break_now: true,
         values: true,

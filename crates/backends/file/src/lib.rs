@@ -67,6 +67,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     keep_closed: true,
     lock_delay: true,
     inspect: true,
+    watch: false,
     break_hold: true,
     break_now: false,
     values: false,

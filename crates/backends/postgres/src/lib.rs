@@ -7,6 +7,7 @@
 
 mod advisory;
 mod answer;
+#[cfg_attr(not(feature = "tls"), allow(clippy::clone_on_copy, reason = "with TLS it is not `Copy`"))]
 mod connect;
 mod direct;
 mod in_transaction;

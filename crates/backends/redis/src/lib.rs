@@ -119,6 +119,7 @@ fn capabilities(fencing: bool) -> Capabilities {
         keep_closed: true,
         lock_delay: true,
         inspect: true,
+        watch: false,
         break_hold: fencing,
         break_now: fencing,
         values: false,

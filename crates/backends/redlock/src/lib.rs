@@ -94,6 +94,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     keep_closed: true,
     lock_delay: true,
     inspect: true,
+    watch: false,
     break_hold: false,
     break_now: false,
     values: false,

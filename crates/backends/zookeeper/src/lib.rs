@@ -87,6 +87,7 @@ fn capabilities() -> Capabilities {
         keep_closed: false,
         lock_delay: false,
         inspect: true,
+        watch: true,
         break_hold: true,
         break_now: true,
         values: true,

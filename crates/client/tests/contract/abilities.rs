@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper::{
     AcquireError, BackendErrorKind, BreakOrder, ChangeError, Fenced, Guard, Lock, LockName, Locks, Unfenced,
-    Wait,
+    Wait, WatchEvent,
 };
 
 use crate::subject::{Subject, start_waiting, until, until_waiting};
@@ -28,6 +28,7 @@ pub(crate) async fn compare(subject: &impl Subject) {
             "keep_closed" => keep_closed(subject).await,
             "lock_delay" => lock_delay(subject).await,
             "inspect" => inspect(subject).await,
+            "watch" => watches(subject).await,
             "break" => breaks(subject).await,
             "break_now" => break_now(subject).await,
             "values" => values(subject).await,
@@ -203,6 +204,27 @@ async fn lock_delay(subject: &impl Subject) -> bool {
     let released = attempt(two.mutex("abilities/lock_delay")).await.is_held();
     subject.crash_closing("abilities/lock_delay/crash", Duration::ZERO, 3600 * SECOND).await;
     released && attempt(two.mutex("abilities/lock_delay/crash")).await.is_busy()
+}
+
+/// A watch tells of a hold that began after it.
+async fn watches(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let mut watch = match one.watch(Some("abilities/watch")) {
+        Ok(watch) => watch,
+        Err(error) if error.kind == BackendErrorKind::Unsupported => return false,
+        Err(error) => panic!("{error}"),
+    };
+    let mut next = async || {
+        tokio::time::timeout(30 * SECOND, watch.next()).await.expect("an event").expect("no end").unwrap()
+    };
+    assert_eq!(next().await, WatchEvent::Synced, "no lock is in use");
+    let _held = two.mutex("abilities/watch").acquire().await.unwrap();
+    loop {
+        match next().await {
+            WatchEvent::Changed(lock) if lock.holders.is_empty() => {}
+            other => return matches!(other, WatchEvent::Changed(lock) if lock.holder_count == 1),
+        }
+    }
 }
 
 async fn inspect(subject: &impl Subject) -> bool {

@@ -151,6 +151,7 @@ fn capabilities(fencing: Fencing) -> Capabilities {
         keep_closed: false,
         lock_delay: false,
         inspect: true,
+        watch: false,
         // A break identifies the hold by its token.
         break_hold: tokens,
         break_now: tokens,

@@ -76,6 +76,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     keep_closed: true,
     lock_delay: true,
     inspect: true,
+    watch: false,
     break_hold: true,
     break_now: true,
     values: false,

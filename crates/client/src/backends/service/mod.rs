@@ -89,6 +89,7 @@ static CAPABILITIES: Capabilities = Capabilities {
     keep_closed: true,
     lock_delay: true,
     inspect: true,
+    watch: true,
     break_hold: true,
     break_now: true,
     values: true,
