@@ -17,8 +17,9 @@ pub(crate) struct Targets {
     /// Empty: all.
     packages: Vec<String>,
     features: BTreeSet<String>,
-    /// Whether cargo accepts `--lib`, and `--doc`: it refuses them for packages without a library.
+    /// Whether cargo accepts `--lib`, `--test` and `--doc`: it refuses them for packages without such a target.
     has_libraries: bool,
+    has_tests: bool,
     pub(crate) has_doctests: bool,
 }
 
@@ -38,6 +39,7 @@ impl Targets {
             packages: packages.to_owned(),
             features: required(&metadata, packages),
             has_libraries: chosen().any(|package| package.targets.iter().any(|target| target.is_lib())),
+            has_tests: chosen().any(|package| package.targets.iter().any(|target| target.is_test())),
             has_doctests: chosen()
                 .any(|package| package.targets.iter().any(|target| target.is_lib() && target.doctest)),
         })
@@ -63,7 +65,9 @@ impl Targets {
         if self.has_libraries {
             cargo.arg("--lib");
         }
-        cargo.args(["--test", "*"]);
+        if self.has_tests {
+            cargo.args(["--test", "*"]);
+        }
     }
 
     /// Selects all targets.

@@ -18,8 +18,8 @@ use crate::spec::Spec;
 use crate::time::Clock;
 use crate::watch::Watch;
 
-/// A future without borrows, for a trait's method.
-pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
+/// A future of a trait's method.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// One lock service, as identified by the URL.
 ///
@@ -44,27 +44,27 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// The holders and the waiters of a lock.
-    fn inspect(&self, _name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+    fn inspect(&self, _name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
         failed(self.capabilities().lacks("show holders and waiters"))
     }
 
     /// All locks in use at or below `prefix`, by name.
-    fn list(&self, _prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, _prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
         failed(self.capabilities().lacks("list locks"))
     }
 
     /// The present status of a token. Called only if the capabilities declare tokens.
-    fn check_token(&self, _name: LockName, _token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, _name: LockName, _token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         failed(self.capabilities().lacks_tokens("check a token"))
     }
 
     /// Ends another client's hold. Called only if the capabilities declare tokens.
-    fn break_hold(&self, _order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+    fn break_hold(&self, _order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
         failed(self.capabilities().lacks_tokens("break a hold"))
     }
 
     /// What the service's own settings imply for its locks, for `doctor`.
-    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 
@@ -79,6 +79,6 @@ pub trait Backend: Send + Sync + 'static {
     }
 }
 
-fn failed<T: Send + 'static>(error: Unsupported) -> BoxFuture<Result<T, BackendError>> {
+fn failed<T: Send + 'static>(error: Unsupported) -> BoxFuture<'static, Result<T, BackendError>> {
     Box::pin(std::future::ready(Err(error.into())))
 }

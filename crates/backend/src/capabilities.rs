@@ -188,6 +188,33 @@ impl fmt::Display for Promise {
 }
 
 impl Capabilities {
+    /// A service on the network that has none of the other abilities, and keeps all promises. A backend writes what
+    /// differs, as `Capabilities { ttl: true, ..Capabilities::minimal("redis", fencing) }`.
+    #[must_use]
+    pub const fn minimal(backend: &'static str, fencing: Fencing) -> Self {
+        Self {
+            backend,
+            reach: Reach::Network,
+            fencing,
+            ttl: false,
+            shared: false,
+            permits: false,
+            subtree: false,
+            multi: false,
+            wait: false,
+            fair: false,
+            keep_closed: false,
+            lock_delay: false,
+            inspect: false,
+            watch: false,
+            break_hold: false,
+            break_now: false,
+            values: false,
+            downgrade: false,
+            promises: Promises::ALL_KEPT,
+        }
+    }
+
     /// Whether holds have fencing tokens.
     #[must_use]
     pub fn has_tokens(&self) -> bool {

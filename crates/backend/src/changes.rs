@@ -50,8 +50,8 @@ pub fn watch_by_inspection<O, M>(
     thread: &LeaseThread,
     prefix: Option<LockName>,
     open: impl FnOnce(ChangedLocks) -> O + Send + 'static,
-    list: BoxFuture<Result<Vec<LockInfo>, BackendError>>,
-    inspect: impl Fn(LockName) -> BoxFuture<Result<LockInfo, BackendError>> + Send + Sync + 'static,
+    list: BoxFuture<'static, Result<Vec<LockInfo>, BackendError>>,
+    inspect: impl Fn(LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> + Send + Sync + 'static,
 ) -> Watch
 where
     O: Future<Output = Result<M, BackendError>> + Send + 'static,
@@ -83,8 +83,8 @@ where
 
 /// Sends the present locks, and then each changed one.
 async fn tell(
-    list: BoxFuture<Result<Vec<LockInfo>, BackendError>>,
-    inspect: &(impl Fn(LockName) -> BoxFuture<Result<LockInfo, BackendError>> + Sync),
+    list: BoxFuture<'static, Result<Vec<LockInfo>, BackendError>>,
+    inspect: &(impl Fn(LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> + Sync),
     changed: &ChangedLocks,
     events: &Sender<Result<WatchEvent, BackendError>>,
 ) -> Result<(), BackendError> {

@@ -23,6 +23,27 @@ pub struct LockInfo {
     pub limit: Option<u32>,
 }
 
+impl LockInfo {
+    /// A lock without holders and waiters.
+    #[must_use]
+    pub const fn free(name: LockName) -> Self {
+        Self {
+            name,
+            holders: Vec::new(),
+            holder_count: 0,
+            waiter_count: 0,
+            waiters: Vec::new(),
+            limit: None,
+        }
+    }
+
+    /// A lock with these holders and without waiters.
+    #[must_use]
+    pub fn held_by(name: LockName, holders: Vec<HolderInfo>) -> Self {
+        Self { holder_count: holders.len(), holders, ..Self::free(name) }
+    }
+}
+
 /// A hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HolderInfo {
@@ -46,6 +67,25 @@ pub struct HolderInfo {
     pub meta: Vec<(String, String)>,
     /// The value that the holder has set; empty if none.
     pub value: Vec<u8>,
+}
+
+impl HolderInfo {
+    /// An exclusive hold of a client with this label.
+    #[must_use]
+    pub const fn exclusive(owner: String) -> Self {
+        Self {
+            token: None,
+            mode: ModeKind::Exclusive,
+            subtree: false,
+            slot: None,
+            owner,
+            identity: String::new(),
+            held_for: None,
+            state: HolderState::Held,
+            meta: Vec::new(),
+            value: Vec::new(),
+        }
+    }
 }
 
 /// The state of a hold.

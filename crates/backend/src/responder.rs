@@ -35,7 +35,7 @@ enum RespondTo {
 
 enum CallState {
     Answered(CallResult),
-    Running(BoxFuture<CallResult>),
+    Running(BoxFuture<'static, CallResult>),
 }
 
 impl Responder {
@@ -45,7 +45,7 @@ impl Responder {
     }
 
     /// For a caller that polls the call itself: the future runs the call and returns its answer.
-    pub fn to_caller() -> (Self, BoxFuture<CallResult>) {
+    pub fn to_caller() -> (Self, BoxFuture<'static, CallResult>) {
         let (sender, receiver) = oneshot::channel();
         let answer = Box::pin(async move {
             match receiver.await {
@@ -68,7 +68,7 @@ impl Responder {
     }
 
     /// Runs the rest of the call, and then gives its answer.
-    pub fn send_when(mut self, mut call: BoxFuture<CallResult>) {
+    pub fn send_when(mut self, mut call: BoxFuture<'static, CallResult>) {
         let place = match self.0.take() {
             Some(RespondTo::Caller(caller)) => return drop(caller.send(CallState::Running(call))),
             Some(RespondTo::Session { session, call, place }) => {
@@ -107,7 +107,7 @@ impl Drop for Responder {
 
 /// Submits a call for a test, which polls it.
 #[cfg(any(test, feature = "test-util"))]
-pub fn answer_to(conn: &dyn crate::conn::Conn, call: crate::conn::Call) -> BoxFuture<CallResult> {
+pub fn answer_to(conn: &dyn crate::conn::Conn, call: crate::conn::Call) -> BoxFuture<'static, CallResult> {
     let (responder, answer) = Responder::to_caller();
     conn.submit(call, responder);
     answer

@@ -73,7 +73,8 @@ impl Locks<Unfenced> {
         Ok(Self::over(backends::connect(url).await?, label))
     }
 
-    pub(crate) fn over(backend: Arc<dyn Backend>, label: &str) -> Self {
+    /// A client of any lock service, with this label, which is cut to 256 bytes.
+    pub fn over(backend: Arc<dyn Backend>, label: &str) -> Self {
         // The label is informative only: one that is too long is cut, not refused.
         let cut = (0..=label.len().min(lockkeeper_core::limits::LABEL_BYTES_MAX))
             .rev()

@@ -16,13 +16,13 @@ use crate::error::{BackendError, BackendErrorKind};
 /// Spawns futures on the thread, which ends once all handles are dropped and all futures have completed.
 #[derive(Clone)]
 pub struct LeaseThread {
-    jobs: UnboundedSender<BoxFuture<()>>,
+    jobs: UnboundedSender<BoxFuture<'static, ()>>,
     runtime: Handle,
 }
 
 /// One thread for all its users, for as long as any of them has a handle.
 #[derive(Default)]
-pub struct SharedLeaseThread(Mutex<Option<(WeakUnboundedSender<BoxFuture<()>>, Handle)>>);
+pub struct SharedLeaseThread(Mutex<Option<(WeakUnboundedSender<BoxFuture<'static, ()>>, Handle)>>);
 
 impl SharedLeaseThread {
     /// Not started yet.
@@ -57,7 +57,7 @@ impl LeaseThread {
     }
 
     fn on(thread: thread::Builder) -> io::Result<Self> {
-        let (jobs, mut queue) = unbounded_channel::<BoxFuture<()>>();
+        let (jobs, mut queue) = unbounded_channel::<BoxFuture<'static, ()>>();
         let runtime = start_runtime_thread(thread, take_blocking_thread, move |runtime| {
             runtime.block_on(async {
                 let mut running = JoinSet::new();
@@ -85,7 +85,7 @@ impl LeaseThread {
     /// Runs jobs on the runtime of the calling test, so that the test controls their time.
     #[cfg(any(test, feature = "test-util"))]
     pub fn of_this_test() -> Self {
-        let (jobs, mut queue) = unbounded_channel::<BoxFuture<()>>();
+        let (jobs, mut queue) = unbounded_channel::<BoxFuture<'static, ()>>();
         tokio::spawn(async move {
             while let Some(job) = queue.recv().await {
                 tokio::spawn(job);
@@ -95,7 +95,7 @@ impl LeaseThread {
     }
 
     /// Spawns a future on the thread. Never blocks, and needs no runtime of the caller.
-    pub fn run(&self, job: BoxFuture<()>) {
+    pub fn run(&self, job: BoxFuture<'static, ()>) {
         // The thread outlives all handles, so this can't fail.
         let _ = self.jobs.send(job);
     }

@@ -32,7 +32,7 @@ pub trait Connect: Send + Sync + 'static {
     type Connection: Send + Sync + 'static;
 
     /// Opens a connection, within a time limit. Runs on the runtime that will use it; so do the tasks that it spawns.
-    fn connect(&self) -> BoxFuture<Result<Self::Connection, BackendError>>;
+    fn connect(&self) -> BoxFuture<'static, Result<Self::Connection, BackendError>>;
 
     /// Whether further calls may use the connection.
     fn is_usable(&self, connection: &Self::Connection) -> bool;

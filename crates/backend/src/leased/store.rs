@@ -20,20 +20,20 @@ use crate::time::BootInstant;
 pub trait Store: Send + Sync + 'static {
     /// Attempts to hold. A repeat with the same entry never grants twice: for an entry that holds already it returns
     /// the first grant again, and one that waits keeps its place (P7).
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>>;
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>>;
 
     /// Extends each entry that still holds or waits to a full ttl from now on, by its id and never by its name alone,
     /// and never creates anything: a renewal that arrives late must neither extend another's hold nor restore one that
     /// ended. Returns one result for each entry, in order; fails if any of the results is unknown.
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>>;
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>>;
 
     /// Ends a hold by its id, or leaves the queue, and wakes the next waiter. `doubt`: an attempt of this entry may
     /// still be on its way, and must not hold when it arrives.
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>>;
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>>;
 
     /// Replaces the value of a hold, unless it is broken. Made twice, it does no harm. Called only if the capabilities
     /// declare values.
-    fn set_value(&self, _entry: Arc<Entry>, _value: Arc<[u8]>) -> BoxFuture<Result<Renewed, CallError>> {
+    fn set_value(&self, _entry: Arc<Entry>, _value: Arc<[u8]>) -> BoxFuture<'_, Result<Renewed, CallError>> {
         Box::pin(std::future::ready(Err(CallError::NOT_SENT)))
     }
 

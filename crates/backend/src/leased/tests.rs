@@ -26,7 +26,7 @@ const TTL: Duration = Duration::from_secs(30);
 #[derive(Default)]
 struct Script {
     asked: Mutex<Vec<String>>,
-    tries: Mutex<VecDeque<BoxFuture<Result<Tried, CallError>>>>,
+    tries: Mutex<VecDeque<BoxFuture<'static, Result<Tried, CallError>>>>,
     renewals: Mutex<VecDeque<Renewed>>,
     /// The latest attempt's.
     ttl_from: Mutex<Option<BootInstant>>,
@@ -62,14 +62,14 @@ impl Script {
 }
 
 impl Store for Script {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
         self.note("attempt", &attempt.entry);
         *self.ttl_from.lock().unwrap() = Some(attempt.ttl_from);
         let tried = self.tries.lock().unwrap().pop_front();
         tried.unwrap_or_else(|| Box::pin(std::future::pending()))
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
         entries.iter().for_each(|entry| self.note("renew", entry));
         let lost = |left: usize| left.checked_sub(1);
         if self.unanswered_renewals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lost).is_ok() {
@@ -80,7 +80,7 @@ impl Store for Script {
         Box::pin(async { Ok(renewed) })
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
         self.note(if doubt { "finish in doubt" } else { "finish" }, &entry);
         Box::pin(async { Ok(End::Released) })
     }
@@ -108,11 +108,11 @@ impl Session {
         self.submit(call).await
     }
 
-    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
+    fn submit(&self, call: Call) -> BoxFuture<'static, Result<Answer, CallError>> {
         answer_to(&*self.conn, call)
     }
 
-    fn acquire(&self, seq: u64) -> BoxFuture<Result<Answer, CallError>> {
+    fn acquire(&self, seq: u64) -> BoxFuture<'static, Result<Answer, CallError>> {
         let request = Arc::new(AcquireRequest {
             names: vec!["a".parse().unwrap()],
             mode: Mode::Exclusive,
@@ -143,7 +143,7 @@ impl Session {
 }
 
 /// Polls once, so that the call is sent and stays pending.
-async fn start<T>(future: &mut BoxFuture<T>) {
+async fn start<T>(future: &mut BoxFuture<'static, T>) {
     tokio::select! {
         biased;
         _ = future => panic!("it ended at once"),

@@ -72,7 +72,7 @@ struct ClientFactory(SdkConfig);
 impl Connect for ClientFactory {
     type Connection = Client;
 
-    fn connect(&self) -> BoxFuture<Result<Client, BackendError>> {
+    fn connect(&self) -> BoxFuture<'static, Result<Client, BackendError>> {
         Box::pin(std::future::ready(client(&self.0)))
     }
 

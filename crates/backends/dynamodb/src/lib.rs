@@ -117,22 +117,22 @@ impl Backend for DynamoBackend {
         LeasedConn::new(self.store.clone(), Wakes::default(), spec, label, pushes)
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
         let inner = self.store.0.clone();
         Box::pin(async move { inner.look(name).await })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
         let inner = self.store.0.clone();
         Box::pin(async move { inner.list(prefix.as_ref()).await })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         let inner = self.store.0.clone();
         Box::pin(async move { inner.check_token(&name, token).await })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
         let inner = self.store.0.clone();
         Box::pin(async move { inner.break_hold(&order).await })
     }

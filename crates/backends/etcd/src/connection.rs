@@ -82,7 +82,7 @@ impl Link {
         &self,
         deadline: Instant,
         message: M,
-        call: impl Fn(&MemberConnection, Request<M>) -> BoxFuture<Result<Response<T>, Status>>,
+        call: impl Fn(&MemberConnection, Request<M>) -> BoxFuture<'static, Result<Response<T>, Status>>,
     ) -> Result<T, EtcdFailure> {
         let mut logins = 0;
         loop {
@@ -204,7 +204,7 @@ impl MemberConnection {
 impl Connect for MemberConnector {
     type Connection = MemberConnection;
 
-    fn connect(&self) -> BoxFuture<Result<MemberConnection, BackendError>> {
+    fn connect(&self) -> BoxFuture<'static, Result<MemberConnection, BackendError>> {
         let (endpoints, login, tls, next) =
             (self.endpoints.clone(), self.login.clone(), self.tls.clone(), self.next.clone());
         Box::pin(async move {

@@ -168,7 +168,7 @@ impl FileBackend {
     fn with_store<T, F>(
         &self,
         work: impl FnOnce(Arc<FileStore>) -> F + Send + 'static,
-    ) -> BoxFuture<Result<T, BackendError>>
+    ) -> BoxFuture<'static, Result<T, BackendError>>
     where
         F: Future<Output = Result<T, OsError>> + Send,
         T: Send + 'static,
@@ -200,19 +200,19 @@ impl Backend for FileBackend {
         Arc::new(FileConn::new(Arc::clone(&self.shared), spec, label, pushes))
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
         self.with_store(|store| inspect::inspect(store, name))
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
         self.with_store(|store| inspect::list(store, prefix))
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         self.with_store(move |store| inspect::check_token(store, name, token.get()))
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
         self.with_store(|store| inspect::break_hold(store, order))
     }
 }

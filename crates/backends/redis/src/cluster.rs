@@ -215,7 +215,7 @@ impl ClusterInner {
 }
 
 impl Store for Cluster {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
         let (inner, node) = (self.0.clone(), self.0.node_of(&attempt.entry.name));
         Box::pin(async move {
             let tried = match node {
@@ -227,7 +227,7 @@ impl Store for Cluster {
     }
 
     /// Renews the entries of each node together, on all nodes at once.
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             let (mut parts, mut nobody) = (Vec::<(Arc<RedisStore>, Vec<usize>)>::new(), false);
@@ -244,8 +244,7 @@ impl Store for Cluster {
             let mut asking = JoinSet::new();
             for (node, places) in parts {
                 let part = places.iter().map(|&at| entries[at].clone()).collect();
-                let renewing = node.renew(part);
-                asking.spawn(async move { (places, renewing.await) });
+                asking.spawn(async move { (places, node.renew(part).await) });
             }
             let mut renewed = vec![Renewed::Gone; entries.len()];
             let mut failed = nobody.then_some(NOBODY);
@@ -270,7 +269,7 @@ impl Store for Cluster {
     }
 
     /// A slot that has moved is no reason to leave a release without an answer: the map is read again, and the call repeated.
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             let until = Instant::now() + entry.limit();

@@ -293,7 +293,7 @@ impl Connector {
 impl Connect for Connector {
     type Connection = RuntimeConnection;
 
-    fn connect(&self) -> BoxFuture<Result<RuntimeConnection, BackendError>> {
+    fn connect(&self) -> BoxFuture<'static, Result<RuntimeConnection, BackendError>> {
         let connector = Self(self.0.clone());
         Box::pin(async move {
             let opened = timeout(CONNECT_LIMIT, connector.open()).await;

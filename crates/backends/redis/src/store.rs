@@ -112,12 +112,12 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move { inner.attempt(&attempt).await })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
@@ -139,7 +139,7 @@ impl Store for RedisStore {
         })
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             let deadline = Instant::now() + entry.limit();

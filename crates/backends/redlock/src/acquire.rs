@@ -163,7 +163,9 @@ impl NodeAttempt {
                 Ok(None) => return not_asked("the outcome was certain"),
                 Err(_) => return not_asked("it has not yet taken back an earlier try"),
             };
-        let mut call = node.store.attempt(Attempt { entry, first, ..attempt });
+        let store = node.store.clone();
+        let mut call =
+            Box::pin(async move { store.attempt(Attempt { entry, first, ..attempt }).await });
         match timeout_at(deadline, &mut call).await {
             Ok(Ok(Tried::Granted(_))) => NodeReply::Granted,
             Ok(Ok(Tried::Busy(busy))) => NodeReply::Busy(busy),

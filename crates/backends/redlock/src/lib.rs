@@ -128,7 +128,7 @@ impl Backend for Redlock {
         LeasedConn::new(self.store.clone(), self.wakes.clone(), spec, label, pushes)
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
         let servers = self.servers.clone();
         Box::pin(async move {
             let look = |store: Arc<RedisStore>| {
@@ -140,7 +140,7 @@ impl Backend for Redlock {
         })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
         let servers = self.servers.clone();
         Box::pin(async move {
             let list = |store: Arc<RedisStore>| {
@@ -153,7 +153,7 @@ impl Backend for Redlock {
     }
 
     /// Findings on each server's settings, and on servers that do not take part.
-    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
         let (count, majority) = (self.servers.len(), majority_of(self.servers.len()));
         let mut findings = Vec::new();
         if count % 2 == 0 {

@@ -160,29 +160,23 @@ impl QuorumServer {
         }
     }
 
-    /// Makes a call, unless there is no connection at the moment.
-    fn call<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&RedisStore) -> BoxFuture<Result<T, CallError>>,
-    ) -> BoxFuture<Result<T, CallError>> {
-        match self.usable() {
-            Ok(store) => call(&store),
-            Err(_) => Box::pin(async { Err(CallError::NOT_SENT) }),
-        }
+    /// The server's store, for a call.
+    fn for_call(&self) -> Result<Arc<RedisStore>, CallError> {
+        self.usable().map_err(|_| CallError::NOT_SENT)
     }
 }
 
 impl Store for QuorumServer {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
-        self.call(|store| store.attempt(attempt))
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
+        Box::pin(async move { self.for_call()?.attempt(attempt).await })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
-        self.call(|store| store.renew(entries))
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
+        Box::pin(async move { self.for_call()?.renew(entries).await })
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
-        self.call(|store| store.finish(entry, doubt))
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
+        Box::pin(async move { self.for_call()?.finish(entry, doubt).await })
     }
 
     fn trouble(&self) -> Option<String> {

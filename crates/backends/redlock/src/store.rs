@@ -88,17 +88,17 @@ impl RedlockStore {
 }
 
 impl Store for RedlockStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
         let quorum = self.0.clone();
         Box::pin(async move { quorum.attempt(attempt).await })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
         let quorum = self.0.clone();
         Box::pin(async move { quorum.renew(&entries).await })
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
         let quorum = self.0.clone();
         Box::pin(async move { quorum.finish(&entry, doubt).await })
     }

@@ -129,12 +129,12 @@ impl Backend for ZooKeeperBackend {
         LeasedConn::new(Arc::new(store), wakes, spec, label, pushes)
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
         let inspector = self.inspector.clone();
         Box::pin(async move { inspector.look(name).await })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
         let inspector = self.inspector.clone();
         Box::pin(async move { inspector.list(prefix.as_ref()).await })
     }
@@ -153,17 +153,17 @@ impl Backend for ZooKeeperBackend {
         ))
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         let inspector = self.inspector.clone();
         Box::pin(async move { inspector.check_token(&name, token).await })
     }
 
-    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
         let ensemble = self.ensemble.clone();
         Box::pin(async move { Ok(vec![ensemble.finding().await?]) })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
         let inspector = self.inspector.clone();
         Box::pin(async move { inspector.break_hold(&order).await })
     }

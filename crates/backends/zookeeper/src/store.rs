@@ -54,7 +54,7 @@ impl ZooKeeperStore {
 }
 
 impl Store for ZooKeeperStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
         let inner = self.inner.clone();
         Box::pin(async move {
             match inner.attempt(&attempt).await {
@@ -66,17 +66,17 @@ impl Store for ZooKeeperStore {
         })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
         let inner = self.inner.clone();
         Box::pin(async move { inner.renew(&entries).await.map_err(ZooKeeperFailure::of_repeated) })
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
         let inner = self.inner.clone();
         Box::pin(async move { inner.finish(&entry, doubt).await.map_err(ZooKeeperFailure::of_repeated) })
     }
 
-    fn set_value(&self, entry: Arc<Entry>, value: Arc<[u8]>) -> BoxFuture<Result<Renewed, CallError>> {
+    fn set_value(&self, entry: Arc<Entry>, value: Arc<[u8]>) -> BoxFuture<'static, Result<Renewed, CallError>> {
         let inner = self.inner.clone();
         Box::pin(async move { inner.set_value(&entry, &value).await.map_err(ZooKeeperFailure::of_repeated) })
     }

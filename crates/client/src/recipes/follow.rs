@@ -37,7 +37,7 @@ enum Source {
         states: Option<Vec<LockInfo>>,
     },
     /// The lock service has no watches: it is to be asked at this time, or is being asked.
-    Look(Instant, Option<BoxFuture<Result<Vec<LockInfo>, BackendError>>>),
+    Look(Instant, Option<BoxFuture<'static, Result<Vec<LockInfo>, BackendError>>>),
 }
 
 /// What a feed says of the locks.

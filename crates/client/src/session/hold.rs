@@ -296,7 +296,7 @@ impl HoldHandle {
     }
 
     /// Waits on the lease thread until the hold may be released, then runs `then` there. `None` if it may be now.
-    fn min_hold(&self, then: impl FnOnce() + Send + 'static) -> Option<BoxFuture<()>> {
+    fn min_hold(&self, then: impl FnOnce() + Send + 'static) -> Option<BoxFuture<'static, ()>> {
         let until = self.held_until;
         if self.now() >= until || self.hold.lost.is_cancelled() {
             return None;

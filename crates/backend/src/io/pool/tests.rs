@@ -41,7 +41,7 @@ impl Drop for FakeConnection {
 impl Connect for FakeConnector {
     type Connection = FakeConnection;
 
-    fn connect(&self) -> BoxFuture<Result<FakeConnection, BackendError>> {
+    fn connect(&self) -> BoxFuture<'static, Result<FakeConnection, BackendError>> {
         let fake = self.0.clone();
         Box::pin(async move {
             fake.attempts.lock().unwrap().push(Instant::now());
@@ -393,7 +393,7 @@ async fn a_runtime_on_which_nothing_can_be_opened_is_an_error_and_not_a_panic() 
     struct Panics(AtomicUsize);
     impl Connect for Panics {
         type Connection = ();
-        fn connect(&self) -> BoxFuture<Result<(), BackendError>> {
+        fn connect(&self) -> BoxFuture<'static, Result<(), BackendError>> {
             self.0.fetch_add(1, SeqCst);
             Box::pin(async { panic!("the runtime has no I/O") })
         }

@@ -11,7 +11,7 @@ fn granted() -> Tried {
 async fn asked(
     session: &Session,
     seq: u64,
-) -> (BoxFuture<Result<Answer, CallError>>, oneshot::Sender<Tried>) {
+) -> (BoxFuture<'static, Result<Answer, CallError>>, oneshot::Sender<Tried>) {
     let answer = session.store.will_later();
     let mut acquire = session.acquire(seq);
     start(&mut acquire).await;

@@ -81,7 +81,7 @@ impl Client {
     fn ask(
         &mut self,
         request: AcquireRequest,
-    ) -> (Seq, lockkeeper_backend::BoxFuture<Result<Answer, CallError>>) {
+    ) -> (Seq, lockkeeper_backend::BoxFuture<'static, Result<Answer, CallError>>) {
         self.seq += 1;
         let seq = Seq(self.seq);
         let call = Call::Acquire { seq, done_through: Seq(0), request: Arc::new(request), wait_left: None };

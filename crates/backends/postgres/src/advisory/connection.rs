@@ -70,7 +70,7 @@ pub(super) struct LockConnector {
 impl Connect for LockConnector {
     type Connection = LockConnection;
 
-    fn connect(&self) -> BoxFuture<Result<LockConnection, BackendError>> {
+    fn connect(&self) -> BoxFuture<'static, Result<LockConnection, BackendError>> {
         let this = self.clone();
         Box::pin(async move { this.open().await })
     }

@@ -211,7 +211,7 @@ impl Shared {
 }
 
 impl Advisory {
-    fn with_shared<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> BoxFuture<Result<T, BackendError>>
+    fn with_shared<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> BoxFuture<'static, Result<T, BackendError>>
     where
         F: Future<Output = Result<T, BackendError>> + Send + 'static,
         T: Send + 'static,
@@ -233,23 +233,23 @@ impl Backend for Advisory {
         Arc::new(AdvisoryConn::new(self.shared.clone(), label, pushes))
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
         self.with_shared(|shared| async move { look::inspect(&shared, name).await })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
         self.with_shared(|shared| async move { look::list(&shared, prefix).await })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         self.with_shared(move |shared| async move { look::check_token(&shared, name, token.get()).await })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
         self.with_shared(|shared| async move { look::break_hold(&shared, order).await })
     }
 
-    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
         self.with_shared(|shared| async move { server::findings(&shared).await })
     }
 }

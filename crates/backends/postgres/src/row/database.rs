@@ -81,7 +81,7 @@ impl RowFailure {
 impl Connect for RowConnector {
     type Connection = RowConnection;
 
-    fn connect(&self) -> BoxFuture<Result<RowConnection, BackendError>> {
+    fn connect(&self) -> BoxFuture<'static, Result<RowConnection, BackendError>> {
         let connector = self.0.clone();
         Box::pin(async move { RowConnection::open(&connector, None).await })
     }

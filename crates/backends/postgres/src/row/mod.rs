@@ -27,7 +27,7 @@ use tokio_postgres::error::SqlState;
 use self::calls::{BREAK, CHECK_TOKEN, LOOK, SETTINGS, VERSION_OF, broken, column, looked, tokens, unused};
 use self::database::{Database, Params};
 use self::listen::{Hearing, Listener, Listening};
-use self::store::{RowStore, SharedRowStore, text};
+use self::store::{RowStore, text};
 use super::connect::Connector;
 use super::settings::Settings;
 
@@ -204,10 +204,10 @@ impl Backend for RowBackend {
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
         self.listen();
-        LeasedConn::new(Arc::new(SharedRowStore(self.store.clone())), self.wakes.clone(), spec, label, pushes)
+        LeasedConn::new(self.store.clone(), self.wakes.clone(), spec, label, pushes)
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
         let store = self.store.clone();
         Box::pin(async move {
             let rows = store.ask(&LOOK, &[&name.as_str(), &false, &WAITERS_SHOWN], "look at a lock").await?;
@@ -215,7 +215,7 @@ impl Backend for RowBackend {
         })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
         let store = self.store.clone();
         Box::pin(async move {
             let prefix = prefix.as_ref().map(LockName::as_str);
@@ -223,7 +223,7 @@ impl Backend for RowBackend {
         })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         let store = self.store.clone();
         Box::pin(async move {
             let params: Params<'_> = &[&name.as_str(), &as_bigint(token)];
@@ -238,7 +238,7 @@ impl Backend for RowBackend {
         })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
         let store = self.store.clone();
         Box::pin(async move {
             for (field, said) in [("reason", &order.reason), ("by", &order.by)] {
@@ -253,7 +253,7 @@ impl Backend for RowBackend {
         })
     }
 
-    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
         self.listen();
         let store = self.store.clone();
         Box::pin(async move {

@@ -139,28 +139,21 @@ impl RowStore {
     }
 }
 
-/// The store of a session.
-#[derive(Clone)]
-pub(super) struct SharedRowStore(pub(super) Arc<RowStore>);
-
-impl Store for SharedRowStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
-        let store = self.0.clone();
-        Box::pin(async move { store.try_to_hold(&attempt).await })
+impl Store for RowStore {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
+        Box::pin(async move { self.try_to_hold(&attempt).await })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
-        let store = self.0.clone();
-        Box::pin(async move { store.renew_all(&entries).await })
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
+        Box::pin(async move { self.renew_all(&entries).await })
     }
 
     fn trouble(&self) -> Option<String> {
-        self.0.database.trouble().map(|error| error.to_string())
+        self.database.trouble().map(|error| error.to_string())
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
-        let store = self.0.clone();
-        Box::pin(async move { store.end(&entry, doubt).await })
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
+        Box::pin(async move { self.end(&entry, doubt).await })
     }
 }
 

@@ -187,7 +187,7 @@ impl Fake {
         &self,
         limit: Duration,
         run: impl FnOnce(&mut State) -> Result<T, CallError> + Send + 'static,
-    ) -> BoxFuture<Result<T, CallError>> {
+    ) -> BoxFuture<'static, Result<T, CallError>> {
         let node = self.clone();
         let call = async move {
             let (fault, delay) = {
@@ -220,7 +220,7 @@ impl Fake {
 }
 
 impl Store for Fake {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
         self.call(attempt.entry.limit(), move |state| {
             if state.fault == Fault::Refuses {
                 let error = BackendError::new(BackendErrorKind::Operator, "wrong password");
@@ -230,12 +230,12 @@ impl Store for Fake {
         })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
         let limit = entries.iter().map(|entry| entry.limit()).min().unwrap();
         self.call(limit, move |state| Ok(entries.iter().map(|entry| state.renew(entry)).collect()))
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
         self.call(entry.limit(), move |state| {
             let (end, next) = state.finish(&entry, doubt);
             for wakes in &state.wakes {

@@ -198,22 +198,22 @@ impl Backend for Memory {
         Arc::new(MemoryConn::new(self.service.clone(), spec, label, pushes))
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
         let info = self.service.inspect(name);
         Box::pin(async { Ok(info) })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
         let list = self.service.list(prefix.as_ref());
         Box::pin(async { Ok(list) })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         let status = self.service.check_token(&name, token.get());
         Box::pin(async move { Ok(status) })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
         let result = self.service.break_hold(order);
         Box::pin(async move { result })
     }

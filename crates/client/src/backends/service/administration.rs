@@ -11,7 +11,7 @@ use super::unary::Repeat;
 use super::{GrpcClient, PAGE, Service, cluster, describe, nodes};
 
 impl Administration for Service {
-    fn sessions(&self) -> BoxFuture<Result<Vec<SessionInfo>, BackendError>> {
+    fn sessions(&self) -> BoxFuture<'static, Result<Vec<SessionInfo>, BackendError>> {
         let asker = self.asker.clone();
         Box::pin(async move {
             let (mut sessions, mut after) = (Vec::new(), 0);
@@ -45,7 +45,7 @@ impl Administration for Service {
         Ok(Backup::new(receiver))
     }
 
-    fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {
+    fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<'static, Result<(), BackendError>> {
         let asked = v1::SetLimitRequest { name: name.as_str().to_owned(), permits };
         // Not safe to repeat: a repetition could overwrite a limit that another operator has set in between (O1).
         let answer = self.asker.ask(Repeat::Once, move |mut client: GrpcClient| {
@@ -55,23 +55,23 @@ impl Administration for Service {
         Box::pin(async move { answer.await.map(|v1::SetLimitResponse {}| ()) })
     }
 
-    fn nodes(&self) -> BoxFuture<Result<Vec<NodeReport>, BackendError>> {
+    fn nodes(&self) -> BoxFuture<'static, Result<Vec<NodeReport>, BackendError>> {
         nodes::ask_all(&self.asker)
     }
 
-    fn cluster(&self) -> BoxFuture<Result<ClusterInfo, BackendError>> {
+    fn cluster(&self) -> BoxFuture<'static, Result<ClusterInfo, BackendError>> {
         cluster::info(&self.asker)
     }
 
-    fn change_members(&self, change: MembersChange) -> BoxFuture<Result<(), BackendError>> {
+    fn change_members(&self, change: MembersChange) -> BoxFuture<'static, Result<(), BackendError>> {
         cluster::change(&self.asker, change)
     }
 
-    fn transfer(&self, to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
+    fn transfer(&self, to: Option<u64>) -> BoxFuture<'static, Result<u64, BackendError>> {
         cluster::transfer(&self.asker, to)
     }
 
-    fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
+    fn status(&self) -> BoxFuture<'static, Result<ServiceStatus, BackendError>> {
         let answer = self.asker.ask(Repeat::Again, |mut client: GrpcClient| async move {
             client.status(v1::StatusRequest { node: 0 }).await
         });

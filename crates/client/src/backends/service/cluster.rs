@@ -6,7 +6,7 @@ use lockkeeper_wire::v1::{self, change_members_request};
 use super::driver::GrpcClient;
 use super::unary::{Asker, Repeat};
 
-pub(super) fn info(asker: &Asker) -> BoxFuture<Result<ClusterInfo, BackendError>> {
+pub(super) fn info(asker: &Asker) -> BoxFuture<'static, Result<ClusterInfo, BackendError>> {
     let answer = asker.ask(Repeat::Again, |mut client: GrpcClient| async move {
         client.members(v1::MembersRequest {}).await
     });
@@ -28,7 +28,7 @@ pub(super) fn node(reported: v1::ClusterNode) -> NodeInfo {
     NodeInfo { node, peer_address, client_address, part, answers, matched, receives_snapshot }
 }
 
-pub(super) fn change(asker: &Asker, change: MembersChange) -> BoxFuture<Result<(), BackendError>> {
+pub(super) fn change(asker: &Asker, change: MembersChange) -> BoxFuture<'static, Result<(), BackendError>> {
     use change_members_request::What;
     let what = match change {
         MembersChange::Add { node, peer_address } => What::Add(v1::NewNode { node, peer_address }),
@@ -43,7 +43,7 @@ pub(super) fn change(asker: &Asker, change: MembersChange) -> BoxFuture<Result<(
     Box::pin(async move { answer.await.map(|v1::ChangeMembersResponse {}| ()) })
 }
 
-pub(super) fn transfer(asker: &Asker, to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
+pub(super) fn transfer(asker: &Asker, to: Option<u64>) -> BoxFuture<'static, Result<u64, BackendError>> {
     let asked = v1::TransferRequest { node: to.unwrap_or(0) };
     // Without a target, each repeat would transfer the leadership once more.
     let asking = if to.is_some() { Repeat::Again } else { Repeat::Once };

@@ -130,7 +130,7 @@ impl Backend for Service {
         }
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
         let asked = v1::DescribeRequest {
             name: name.as_str().to_owned(),
             waiters_max: WAITERS_SHOWN,
@@ -146,7 +146,7 @@ impl Backend for Service {
         })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
         let asker = self.asker.clone();
         let prefix = prefix.map(|prefix| prefix.as_str().to_owned()).unwrap_or_default();
         Box::pin(async move {
@@ -171,7 +171,7 @@ impl Backend for Service {
         })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<Result<TokenStatus, BackendError>> {
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         let asked = v1::CheckTokenRequest { name: name.as_str().to_owned(), token: token.get() };
         let answer = self.asker.ask(Repeat::Again, move |mut client: GrpcClient| {
             let asked = asked.clone();
@@ -180,7 +180,7 @@ impl Backend for Service {
         Box::pin(async move { describe::token_status(&answer.await?) })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
         let asked = v1::BreakRequest {
             name: order.name.as_str().to_owned(),
             token: order.token.get(),

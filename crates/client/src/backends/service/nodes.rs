@@ -12,7 +12,7 @@ use super::search::reach;
 use super::unary::Asker;
 
 /// Calls the nodes of the URL, then those that they name as members.
-pub(super) fn ask_all(asker: &Asker) -> BoxFuture<Result<Vec<NodeReport>, BackendError>> {
+pub(super) fn ask_all(asker: &Asker) -> BoxFuture<'static, Result<Vec<NodeReport>, BackendError>> {
     let (of_url, credentials) = (asker.addresses().of_url(), asker.credentials());
     let reports = asker.run(async move {
         let mut reports = statuses(of_url.clone(), credentials.clone()).await;

@@ -60,7 +60,7 @@ impl Asker {
     pub(super) fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
-    ) -> BoxFuture<Result<T, BackendError>> {
+    ) -> BoxFuture<'static, Result<T, BackendError>> {
         let (answer, answered) = oneshot::channel();
         self.lease_thread.run(Box::pin(async move {
             // The caller may have been dropped.
@@ -78,7 +78,7 @@ impl Asker {
         &self,
         asking: Repeat,
         question: impl Fn(GrpcClient) -> F + Send + Sync + 'static,
-    ) -> BoxFuture<Result<T, BackendError>>
+    ) -> BoxFuture<'static, Result<T, BackendError>>
     where
         T: Send + 'static,
         F: Future<Output = Result<Response<T>, Status>> + Send,
