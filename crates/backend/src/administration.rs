@@ -11,26 +11,26 @@ use crate::info::{ServiceStatus, SessionInfo};
 /// Sessions, stored limits, backups and nodes of a lock service.
 pub trait Administration: Send + Sync {
     /// The live sessions, by id.
-    fn sessions(&self) -> BoxFuture<'static, Result<Vec<SessionInfo>, BackendError>>;
+    fn sessions(&self) -> BoxFuture<'_, Result<Vec<SessionInfo>, BackendError>>;
 
     /// A backup of the whole table. May be called outside of a tokio runtime.
     fn backup(&self) -> Result<Backup, BackendError>;
 
     /// Stores a name's number of permits, or removes it (L4).
-    fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<'static, Result<(), BackendError>>;
+    fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<'_, Result<(), BackendError>>;
 
     /// The status of the node that answers.
-    fn status(&self) -> BoxFuture<'static, Result<ServiceStatus, BackendError>>;
+    fn status(&self) -> BoxFuture<'_, Result<ServiceStatus, BackendError>>;
 
     /// The status of each node of the URL, and of each further member that those name.
-    fn nodes(&self) -> BoxFuture<'static, Result<Vec<NodeReport>, BackendError>>;
+    fn nodes(&self) -> BoxFuture<'_, Result<Vec<NodeReport>, BackendError>>;
 
     /// The members of the cluster.
-    fn cluster(&self) -> BoxFuture<'static, Result<ClusterInfo, BackendError>>;
+    fn cluster(&self) -> BoxFuture<'_, Result<ClusterInfo, BackendError>>;
 
     /// Changes the members of the cluster.
-    fn change_members(&self, change: MembersChange) -> BoxFuture<'static, Result<(), BackendError>>;
+    fn change_members(&self, change: MembersChange) -> BoxFuture<'_, Result<(), BackendError>>;
 
     /// Transfers the leadership; returns the new leader.
-    fn transfer(&self, to: Option<u64>) -> BoxFuture<'static, Result<u64, BackendError>>;
+    fn transfer(&self, to: Option<u64>) -> BoxFuture<'_, Result<u64, BackendError>>;
 }

@@ -44,27 +44,31 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// The holders and the waiters of a lock.
-    fn inspect(&self, _name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
+    fn inspect(&self, _name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
         failed(self.capabilities().lacks("show holders and waiters"))
     }
 
     /// All locks in use at or below `prefix`, by name.
-    fn list(&self, _prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, _prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
         failed(self.capabilities().lacks("list locks"))
     }
 
     /// The present status of a token. Called only if the capabilities declare tokens.
-    fn check_token(&self, _name: LockName, _token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
+    fn check_token(
+        &self,
+        _name: LockName,
+        _token: Token,
+    ) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
         failed(self.capabilities().lacks_tokens("check a token"))
     }
 
     /// Ends another client's hold. Called only if the capabilities declare tokens.
-    fn break_hold(&self, _order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
+    fn break_hold(&self, _order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {
         failed(self.capabilities().lacks_tokens("break a hold"))
     }
 
     /// What the service's own settings imply for its locks, for `doctor`.
-    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 

@@ -27,14 +27,7 @@ impl LockInfo {
     /// A lock without holders and waiters.
     #[must_use]
     pub const fn free(name: LockName) -> Self {
-        Self {
-            name,
-            holders: Vec::new(),
-            holder_count: 0,
-            waiter_count: 0,
-            waiters: Vec::new(),
-            limit: None,
-        }
+        Self { name, holders: Vec::new(), holder_count: 0, waiter_count: 0, waiters: Vec::new(), limit: None }
     }
 
     /// A lock with these holders and without waiters.

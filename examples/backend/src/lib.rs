@@ -6,6 +6,7 @@
 
 mod memcached;
 
+use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -41,7 +42,9 @@ static CAPABILITIES: Capabilities = Capabilities {
         rising_tokens: Promise::NotKept("there are no tokens"),
         fenced_sections: Promise::NotKept("there are no tokens"),
         stable_holds: Promise::KeptIf("the server evicts nothing and is not restarted"),
-        harmless_retries: Promise::KeptIf("no call arrives after its connection was closed; else nobody holds for a ttl"),
+        harmless_retries: Promise::KeptIf(
+            "no call arrives after its connection was closed; else nobody holds for a ttl",
+        ),
         first_come_first_served: Promise::NotKept("waiters try again after random pauses"),
         durable: Promise::NotKept("the server keeps nothing on disk"),
         ..Promises::ALL_KEPT
@@ -93,73 +96,126 @@ impl Backend for MemcachedBackend {
         Some(self.lease_thread.clone())
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
-        let store = self.store.clone();
-        Box::pin(async move { store.look(name).await })
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
+        Box::pin(self.store.look(name))
     }
 }
 
 impl Store for MemcachedStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
-        let server = self.server.clone();
-        self.call(async move {
-            let entry = &attempt.entry;
-            let Some(key) = key(&entry.name) else {
-                let what = format!("`{}` is no key of memcached: at most {NAME_BYTES_MAX} bytes of ASCII", entry.name);
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
+        Box::pin(async move {
+            let Some(key) = key(&attempt.entry.name) else {
+                let what = format!(
+                    "`{}` is no key of memcached: up to {NAME_BYTES_MAX} bytes of ASCII",
+                    attempt.entry.name
+                );
                 return Ok(Tried::Refused(BackendError::new(BackendErrorKind::Refused, what)));
             };
-            let ours = format!("{}\n{}", entry.id, attempt.label);
-            // The second time is for an item that was gone before it could be read.
-            for _ in 0..2 {
-                if server.add(&key, &ours, entry.ttl, entry.limit()).await? {
-                    return Ok(Tried::Granted(Granted::default()));
-                }
-                let Some(item) = server.get(&key, entry.limit()).await? else { continue };
-                // An earlier attempt of this entry has created it, and its answer was lost.
-                if item.value == ours {
-                    match server.replace(&key, &item, entry.ttl, entry.limit()).await? {
-                        true => return Ok(Tried::Granted(Granted::default())),
-                        false => continue,
-                    }
-                }
-                if !attempt.wait {
-                    return Ok(Tried::Busy(Busy { holder: Some(owner(&item)), queued_ahead: 0 }));
-                }
-                break;
-            }
-            Ok(Tried::Waits { ahead: 0, again: Duration::from_millis(50) })
+            self.answered(self.try_to_hold(&key, &attempt).await)
         })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
-        let server = self.server.clone();
-        self.call(async move {
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
+        Box::pin(async move {
             let mut renewed = Vec::with_capacity(entries.len());
             for entry in entries {
-                let kept = match held(&server, &entry).await? {
-                    Some((key, item)) => server.replace(&key, &item, entry.ttl, entry.limit()).await?,
-                    None => false,
-                };
-                renewed.push(if kept { Renewed::Kept } else { Renewed::Gone });
+                renewed.push(self.answered(self.extend(&entry).await)?);
             }
             Ok(renewed)
         })
     }
 
-    fn finish(&self, entry: Arc<Entry>, _doubt: bool) -> BoxFuture<Result<End, CallError>> {
-        let server = self.server.clone();
-        self.call(async move {
-            // It may be renewed between the two calls.
-            while let Some((key, item)) = held(&server, &entry).await? {
-                if server.delete(&key, item.version, entry.limit()).await? {
-                    return Ok(End::Released);
-                }
-            }
-            Ok(End::Gone)
-        })
+    fn finish(&self, entry: Arc<Entry>, _doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
+        Box::pin(async move { self.answered(self.end(&entry).await) })
     }
 
     fn trouble(&self) -> Option<String> {
-        self.trouble.lock().expect("no panics").clone()
+        self.trouble.lock().ok()?.clone()
     }
+}
+
+impl MemcachedStore {
+    /// A call without an answer may have been executed; the reason is kept for display.
+    fn answered<T>(&self, answer: io::Result<T>) -> Result<T, CallError> {
+        answer.map_err(|error| {
+            if let Ok(mut trouble) = self.trouble.lock() {
+                *trouble = Some(format!("{}: {error}", self.server.address));
+            }
+            CallError::IN_DOUBT
+        })
+    }
+
+    async fn try_to_hold(&self, key: &str, attempt: &Attempt) -> io::Result<Tried> {
+        let entry = &attempt.entry;
+        let ours = format!("{}\n{}", entry.id, attempt.label);
+        // The second time is for an item that was gone before it could be read.
+        for _ in 0..2 {
+            if self.server.add(key, &ours, entry.ttl, entry.limit()).await? {
+                return Ok(Tried::Granted(Granted::default()));
+            }
+            match self.server.get(key, entry.limit()).await? {
+                None => {}
+                // An earlier attempt of this entry has created it, and its answer was lost.
+                Some(item) if item.value == ours => {
+                    if self.server.replace(key, &item, entry.ttl, entry.limit()).await? {
+                        return Ok(Tried::Granted(Granted::default()));
+                    }
+                }
+                Some(_) if attempt.wait => break,
+                Some(item) => return Ok(Tried::Busy(Busy { holder: Some(owner(&item)), queued_ahead: 0 })),
+            }
+        }
+        Ok(match attempt.wait {
+            true => Tried::Waits { ahead: 0, again: Duration::from_millis(50) },
+            false => Tried::Busy(Busy::default()),
+        })
+    }
+
+    async fn extend(&self, entry: &Entry) -> io::Result<Renewed> {
+        if let Some((key, item)) = self.held(entry).await?
+            && self.server.replace(&key, &item, entry.ttl, entry.limit()).await?
+        {
+            return Ok(Renewed::Kept);
+        }
+        Ok(Renewed::Gone)
+    }
+
+    async fn end(&self, entry: &Entry) -> io::Result<End> {
+        // It may be renewed between the two calls.
+        while let Some((key, item)) = self.held(entry).await? {
+            if self.server.delete(&key, item.version, entry.limit()).await? {
+                return Ok(End::Released);
+            }
+        }
+        Ok(End::Gone)
+    }
+
+    /// The item of an entry that holds.
+    async fn held(&self, entry: &Entry) -> io::Result<Option<(String, Item)>> {
+        let Some(key) = key(&entry.name) else { return Ok(None) };
+        let item = self.server.get(&key, entry.limit()).await?;
+        let of_entry = |item: &Item| item.value.lines().next() == Some(&entry.id.0);
+        Ok(item.filter(of_entry).map(|item| (key, item)))
+    }
+
+    async fn look(&self, name: LockName) -> Result<LockInfo, BackendError> {
+        let Some(key) = key(&name) else { return Ok(LockInfo::free(name)) };
+        let item = self.server.get(&key, LIMIT).await.map_err(|error| {
+            let what = format!("memcached at {} does not answer: {error}", self.server.address);
+            BackendError::caused(BackendErrorKind::Unreachable, what, error)
+        })?;
+        Ok(LockInfo::held_by(name, item.iter().map(|item| HolderInfo::exclusive(owner(item))).collect()))
+    }
+}
+
+/// `None` if it can't be a key.
+fn key(name: &LockName) -> Option<String> {
+    let fits =
+        name.as_str().len() <= NAME_BYTES_MAX && name.as_str().bytes().all(|byte| byte.is_ascii_graphic());
+    fits.then(|| format!("lockkeeper:{}", name.as_str()))
+}
+
+/// The label of the client that holds.
+fn owner(item: &Item) -> String {
+    item.value.lines().nth(1).unwrap_or_default().to_owned()
 }

@@ -42,7 +42,13 @@ impl Memcached {
     }
 
     /// Replaces an item of this version, also by the same value, which then lives for `ttl` from now on.
-    pub(crate) async fn replace(&self, key: &str, item: &Item, ttl: Duration, limit: Duration) -> Result<bool> {
+    pub(crate) async fn replace(
+        &self,
+        key: &str,
+        item: &Item,
+        ttl: Duration,
+        limit: Duration,
+    ) -> Result<bool> {
         self.store(key, &item.value, &format!("C{}", item.version), ttl, limit).await
     }
 

@@ -117,23 +117,19 @@ impl Backend for DynamoBackend {
         LeasedConn::new(self.store.clone(), Wakes::default(), spec, label, pushes)
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
-        let inner = self.store.0.clone();
-        Box::pin(async move { inner.look(name).await })
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
+        Box::pin(async move { self.store.0.look(name).await })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
-        let inner = self.store.0.clone();
-        Box::pin(async move { inner.list(prefix.as_ref()).await })
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
+        Box::pin(async move { self.store.0.list(prefix.as_ref()).await })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
-        let inner = self.store.0.clone();
-        Box::pin(async move { inner.check_token(&name, token).await })
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
+        Box::pin(async move { self.store.0.check_token(&name, token).await })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
-        let inner = self.store.0.clone();
-        Box::pin(async move { inner.break_hold(&order).await })
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {
+        Box::pin(async move { self.store.0.break_hold(&order).await })
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct DynamoTable {
 }
 
 impl Store for DynamoStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             if let Some(error) = refused_name(&attempt.entry.name) {
@@ -53,7 +53,7 @@ impl Store for DynamoStore {
         })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             let renewals = entries.into_iter().map(|entry| {
@@ -64,9 +64,8 @@ impl Store for DynamoStore {
         })
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
-        let inner = self.0.clone();
-        Box::pin(async move { inner.finish(&entry, doubt).await.map_err(DynamoFailure::of_repeated) })
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
+        Box::pin(async move { self.0.finish(&entry, doubt).await.map_err(DynamoFailure::of_repeated) })
     }
 
     fn trouble(&self) -> Option<String> {

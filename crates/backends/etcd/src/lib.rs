@@ -132,24 +132,22 @@ impl Backend for EtcdBackend {
         LeasedConn::new(self.store.clone(), self.wakes.clone(), spec, label, pushes)
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
-        let inner = self.store.0.clone();
-        Box::pin(async move { inner.look(name).await })
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
+        Box::pin(async move { self.store.0.look(name).await })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
-        let inner = self.store.0.clone();
-        Box::pin(async move { inner.list(prefix.as_ref()).await })
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
+        Box::pin(async move { self.store.0.list(prefix.as_ref()).await })
     }
 
     fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
-        let (inner, inspected, listing) =
-            (self.store.0.clone(), self.store.0.clone(), self.list(prefix.clone()));
+        let (inner, listed, inspected) = (self.store.0.clone(), self.store.0.clone(), self.store.0.clone());
+        let below = prefix.clone();
         Ok(watch_by_inspection(
             &self.lease_thread,
             prefix.clone(),
             |changed| changes::follow(inner, prefix, changed),
-            listing,
+            Box::pin(async move { listed.list(below.as_ref()).await }),
             move |name| {
                 let inner = inspected.clone();
                 Box::pin(async move { inner.look(name).await })
@@ -157,13 +155,11 @@ impl Backend for EtcdBackend {
         ))
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
-        let inner = self.store.0.clone();
-        Box::pin(async move { inner.check_token(&name, token).await })
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
+        Box::pin(async move { self.store.0.check_token(&name, token).await })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
-        let inner = self.store.0.clone();
-        Box::pin(async move { inner.break_hold(&order).await })
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {
+        Box::pin(async move { self.store.0.break_hold(&order).await })
     }
 }

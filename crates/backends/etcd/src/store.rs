@@ -38,7 +38,7 @@ pub(super) struct Inner {
 }
 
 impl Store for EtcdStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             match inner.attempt(&attempt).await {
@@ -62,12 +62,11 @@ impl Store for EtcdStore {
         })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
-        let inner = self.0.clone();
-        Box::pin(async move { inner.renew(&entries).await.map_err(EtcdFailure::of_repeated) })
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
+        Box::pin(async move { self.0.renew(&entries).await.map_err(EtcdFailure::of_repeated) })
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             inner.watcher.forget(&entry.id);
@@ -75,7 +74,7 @@ impl Store for EtcdStore {
         })
     }
 
-    fn set_value(&self, entry: Arc<Entry>, value: Arc<[u8]>) -> BoxFuture<'static, Result<Renewed, CallError>> {
+    fn set_value(&self, entry: Arc<Entry>, value: Arc<[u8]>) -> BoxFuture<'_, Result<Renewed, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             let Some(lease) = inner.leases.of(&entry.id) else { return Ok(Renewed::Gone) };

@@ -208,7 +208,11 @@ impl Backend for FileBackend {
         self.with_store(|store| inspect::list(store, prefix))
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
+    fn check_token(
+        &self,
+        name: LockName,
+        token: Token,
+    ) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         self.with_store(move |store| inspect::check_token(store, name, token.get()))
     }
 

@@ -157,12 +157,12 @@ impl Backend for Redis {
         LeasedConn::new(self.servers.store(), self.wakes.clone(), spec, label, pushes)
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
         let servers = self.servers.clone();
         Box::pin(async move { Ok(servers.of(&name)?.look(&name).await?.into_info(name)) })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
         let servers = self.servers.clone();
         Box::pin(async move {
             let list = servers.list(prefix.as_ref()).await?;
@@ -170,17 +170,15 @@ impl Backend for Redis {
         })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
-        let servers = self.servers.clone();
-        Box::pin(async move { servers.of(&name)?.check_token(&name, token.get()).await })
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
+        Box::pin(async move { self.servers.of(&name)?.check_token(&name, token.get()).await })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
-        let servers = self.servers.clone();
-        Box::pin(async move { servers.of(&order.name)?.break_hold(&order).await })
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {
+        Box::pin(async move { self.servers.of(&order.name)?.break_hold(&order).await })
     }
 
-    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         let servers = self.servers.all();
         Box::pin(async move {
             let mut all = Vec::new();

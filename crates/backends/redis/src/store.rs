@@ -112,12 +112,11 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
-        let inner = self.0.clone();
-        Box::pin(async move { inner.attempt(&attempt).await })
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
+        Box::pin(async move { self.0.attempt(&attempt).await })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
@@ -139,7 +138,7 @@ impl Store for RedisStore {
         })
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
             let deadline = Instant::now() + entry.limit();

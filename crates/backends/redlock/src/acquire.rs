@@ -164,8 +164,7 @@ impl NodeAttempt {
                 Err(_) => return not_asked("it has not yet taken back an earlier try"),
             };
         let store = node.store.clone();
-        let mut call =
-            Box::pin(async move { store.attempt(Attempt { entry, first, ..attempt }).await });
+        let mut call = Box::pin(async move { store.attempt(Attempt { entry, first, ..attempt }).await });
         match timeout_at(deadline, &mut call).await {
             Ok(Ok(Tried::Granted(_))) => NodeReply::Granted,
             Ok(Ok(Tried::Busy(busy))) => NodeReply::Busy(busy),

@@ -88,19 +88,16 @@ impl RedlockStore {
 }
 
 impl Store for RedlockStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
-        let quorum = self.0.clone();
-        Box::pin(async move { quorum.attempt(attempt).await })
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
+        Box::pin(async move { self.0.attempt(attempt).await })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
-        let quorum = self.0.clone();
-        Box::pin(async move { quorum.renew(&entries).await })
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
+        Box::pin(async move { self.0.renew(&entries).await })
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
-        let quorum = self.0.clone();
-        Box::pin(async move { quorum.finish(&entry, doubt).await })
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
+        Box::pin(async move { self.0.finish(&entry, doubt).await })
     }
 
     fn trouble(&self) -> Option<String> {

@@ -129,23 +129,23 @@ impl Backend for ZooKeeperBackend {
         LeasedConn::new(Arc::new(store), wakes, spec, label, pushes)
     }
 
-    fn inspect(&self, name: LockName) -> BoxFuture<'static, Result<LockInfo, BackendError>> {
-        let inspector = self.inspector.clone();
-        Box::pin(async move { inspector.look(name).await })
+    fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
+        Box::pin(async move { self.inspector.look(name).await })
     }
 
-    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'static, Result<Vec<LockInfo>, BackendError>> {
-        let inspector = self.inspector.clone();
-        Box::pin(async move { inspector.list(prefix.as_ref()).await })
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
+        Box::pin(async move { self.inspector.list(prefix.as_ref()).await })
     }
 
     fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
-        let (inspector, inspected) = (self.inspector.clone(), self.inspector.clone());
+        let (inspector, listed, inspected) =
+            (self.inspector.clone(), self.inspector.clone(), self.inspector.clone());
+        let below = prefix.clone();
         Ok(watch_by_inspection(
             &self.lease_thread,
-            prefix.clone(),
+            prefix,
             |changed| changes::follow(inspector, changed),
-            self.list(prefix),
+            Box::pin(async move { listed.list(below.as_ref()).await }),
             move |name| {
                 let inspector = inspected.clone();
                 Box::pin(async move { inspector.look(name).await })
@@ -153,18 +153,16 @@ impl Backend for ZooKeeperBackend {
         ))
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
-        let inspector = self.inspector.clone();
-        Box::pin(async move { inspector.check_token(&name, token).await })
+    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'_, Result<TokenStatus, BackendError>> {
+        Box::pin(async move { self.inspector.check_token(&name, token).await })
     }
 
-    fn findings(&self) -> BoxFuture<'static, Result<Vec<Finding>, BackendError>> {
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         let ensemble = self.ensemble.clone();
         Box::pin(async move { Ok(vec![ensemble.finding().await?]) })
     }
 
-    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'static, Result<Broken, BackendError>> {
-        let inspector = self.inspector.clone();
-        Box::pin(async move { inspector.break_hold(&order).await })
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<'_, Result<Broken, BackendError>> {
+        Box::pin(async move { self.inspector.break_hold(&order).await })
     }
 }

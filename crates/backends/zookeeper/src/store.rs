@@ -54,7 +54,7 @@ impl ZooKeeperStore {
 }
 
 impl Store for ZooKeeperStore {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<'static, Result<Tried, CallError>> {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<'_, Result<Tried, CallError>> {
         let inner = self.inner.clone();
         Box::pin(async move {
             match inner.attempt(&attempt).await {
@@ -66,19 +66,18 @@ impl Store for ZooKeeperStore {
         })
     }
 
-    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'static, Result<Vec<Renewed>, CallError>> {
-        let inner = self.inner.clone();
-        Box::pin(async move { inner.renew(&entries).await.map_err(ZooKeeperFailure::of_repeated) })
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<'_, Result<Vec<Renewed>, CallError>> {
+        Box::pin(async move { self.inner.renew(&entries).await.map_err(ZooKeeperFailure::of_repeated) })
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'static, Result<End, CallError>> {
-        let inner = self.inner.clone();
-        Box::pin(async move { inner.finish(&entry, doubt).await.map_err(ZooKeeperFailure::of_repeated) })
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<'_, Result<End, CallError>> {
+        Box::pin(async move { self.inner.finish(&entry, doubt).await.map_err(ZooKeeperFailure::of_repeated) })
     }
 
-    fn set_value(&self, entry: Arc<Entry>, value: Arc<[u8]>) -> BoxFuture<'static, Result<Renewed, CallError>> {
-        let inner = self.inner.clone();
-        Box::pin(async move { inner.set_value(&entry, &value).await.map_err(ZooKeeperFailure::of_repeated) })
+    fn set_value(&self, entry: Arc<Entry>, value: Arc<[u8]>) -> BoxFuture<'_, Result<Renewed, CallError>> {
+        Box::pin(
+            async move { self.inner.set_value(&entry, &value).await.map_err(ZooKeeperFailure::of_repeated) },
+        )
     }
 
     fn trouble(&self) -> Option<String> {

@@ -109,12 +109,14 @@ impl LockFeed {
             Source::Look(at, asking) => {
                 sleep_until(*at).await;
                 // Kept in the source: a look that takes longer than its caller waits must not begin again each time.
-                let asking = asking.get_or_insert_with(|| match &self.followed {
-                    Followed::One(name) => {
-                        let inspected = self.backend.inspect(name.clone());
-                        Box::pin(async move { Ok(vec![inspected.await?]) })
-                    }
-                    Followed::Below(name) => self.backend.list(Some(name.clone())),
+                let asking = asking.get_or_insert_with(|| {
+                    let (backend, followed) = (self.backend.clone(), self.followed.clone());
+                    Box::pin(async move {
+                        match followed {
+                            Followed::One(name) => Ok(vec![backend.inspect(name).await?]),
+                            Followed::Below(name) => backend.list(Some(name)).await,
+                        }
+                    })
                 });
                 let locks = asking.await?;
                 self.source = Source::Look(Instant::now() + LOOK_EVERY, None);

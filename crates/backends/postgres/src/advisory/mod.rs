@@ -211,7 +211,10 @@ impl Shared {
 }
 
 impl Advisory {
-    fn with_shared<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> BoxFuture<'static, Result<T, BackendError>>
+    fn with_shared<T, F>(
+        &self,
+        work: impl FnOnce(Arc<Shared>) -> F,
+    ) -> BoxFuture<'static, Result<T, BackendError>>
     where
         F: Future<Output = Result<T, BackendError>> + Send + 'static,
         T: Send + 'static,
@@ -241,7 +244,11 @@ impl Backend for Advisory {
         self.with_shared(|shared| async move { look::list(&shared, prefix).await })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
+    fn check_token(
+        &self,
+        name: LockName,
+        token: Token,
+    ) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         self.with_shared(move |shared| async move { look::check_token(&shared, name, token.get()).await })
     }
 

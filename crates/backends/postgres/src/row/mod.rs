@@ -223,7 +223,11 @@ impl Backend for RowBackend {
         })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
+    fn check_token(
+        &self,
+        name: LockName,
+        token: Token,
+    ) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         let store = self.store.clone();
         Box::pin(async move {
             let params: Params<'_> = &[&name.as_str(), &as_bigint(token)];

@@ -208,7 +208,11 @@ impl Backend for Memory {
         Box::pin(async { Ok(list) })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
+    fn check_token(
+        &self,
+        name: LockName,
+        token: Token,
+    ) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         let status = self.service.check_token(&name, token.get());
         Box::pin(async move { Ok(status) })
     }

@@ -45,7 +45,11 @@ impl Administration for Service {
         Ok(Backup::new(receiver))
     }
 
-    fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<'static, Result<(), BackendError>> {
+    fn set_limit(
+        &self,
+        name: LockName,
+        permits: Option<u32>,
+    ) -> BoxFuture<'static, Result<(), BackendError>> {
         let asked = v1::SetLimitRequest { name: name.as_str().to_owned(), permits };
         // Not safe to repeat: a repetition could overwrite a limit that another operator has set in between (O1).
         let answer = self.asker.ask(Repeat::Once, move |mut client: GrpcClient| {

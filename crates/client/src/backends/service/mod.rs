@@ -171,7 +171,11 @@ impl Backend for Service {
         })
     }
 
-    fn check_token(&self, name: LockName, token: Token) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
+    fn check_token(
+        &self,
+        name: LockName,
+        token: Token,
+    ) -> BoxFuture<'static, Result<TokenStatus, BackendError>> {
         let asked = v1::CheckTokenRequest { name: name.as_str().to_owned(), token: token.get() };
         let answer = self.asker.ask(Repeat::Again, move |mut client: GrpcClient| {
             let asked = asked.clone();
