@@ -148,27 +148,17 @@ impl MemcachedStore {
     async fn try_to_hold(&self, key: &str, attempt: &Attempt) -> io::Result<Tried> {
         let entry = &attempt.entry;
         let ours = format!("{}\n{}", entry.id, attempt.label);
-        // The second time is for an item that was gone before it could be read.
-        for _ in 0..2 {
-            if self.server.add(key, &ours, entry.ttl, entry.limit()).await? {
-                return Ok(Tried::Granted(Granted::default()));
-            }
-            match self.server.get(key, entry.limit()).await? {
-                None => {}
-                // An earlier attempt of this entry has created it, and its answer was lost.
-                Some(item) if item.value == ours => {
-                    if self.server.replace(key, &item, entry.ttl, entry.limit()).await? {
-                        return Ok(Tried::Granted(Granted::default()));
-                    }
-                }
-                Some(_) if attempt.wait => break,
-                Some(item) => return Ok(Tried::Busy(Busy { holder: Some(owner(&item)), queued_ahead: 0 })),
-            }
+        // An earlier attempt of this entry may have created its item, and its answer was lost.
+        let holds = self.server.add(key, &ours, entry.ttl, entry.limit()).await?
+            || self.extend(entry).await? == Renewed::Kept;
+        if holds {
+            return Ok(Tried::Granted(Granted::default()));
         }
-        Ok(match attempt.wait {
-            true => Tried::Waits { ahead: 0, again: Duration::from_millis(50) },
-            false => Tried::Busy(Busy::default()),
-        })
+        if attempt.wait {
+            return Ok(Tried::Waits { ahead: 0, again: Duration::from_millis(50) });
+        }
+        let holder = self.server.get(key, entry.limit()).await?.map(|item| owner(&item));
+        Ok(Tried::Busy(Busy { holder, queued_ahead: 0 }))
     }
 
     async fn extend(&self, entry: &Entry) -> io::Result<Renewed> {

@@ -50,7 +50,8 @@ impl QuorumNode {
     }
 }
 
-/// The store over all nodes.
+/// The store over all nodes. Clones share it.
+#[derive(Clone)]
 pub(super) struct RedlockStore(Arc<Quorum>);
 
 pub(super) struct Quorum {

@@ -127,7 +127,7 @@ async fn a_split_vote_is_tried_again() {
     nodes[1].take(&name(), "two");
     nodes[2].take(&name(), "three");
     let (store, _) = client(&nodes);
-    let trying = tokio::spawn(store.attempt(attempt(&entry("a"), false)));
+    let trying = tokio::spawn(async move { store.attempt(attempt(&entry("a"), false)).await });
     sleep(5 * MS).await;
     // The rivals remove their entries, as this client does.
     nodes.iter().for_each(Fake::wipe);
@@ -262,7 +262,8 @@ async fn grants_from_before_a_keep_alive_do_not_count_after_it() {
     nodes.iter().for_each(|node| node.set_delay(100 * MS));
     let (store, _) = client(&nodes);
     let entry = entry("a");
-    let trying = tokio::spawn(store.attempt(attempt(&entry, false)));
+    let (asked, asks) = (store.clone(), attempt(&entry, false));
+    let trying = tokio::spawn(async move { asked.attempt(asks).await });
     sleep(60 * MS).await;
     // The nodes have executed the attempt. The keep-alive is acknowledged without a call, since nothing holds yet.
     assert_eq!(store.renew(vec![entry.clone()]).await, Ok(vec![Renewed::Kept]));
