@@ -127,7 +127,7 @@ impl<C: Connect> Pool<C> {
     }
 
     /// Sets [`Self::trouble`] to the error of a connection that does not answer.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
     pub(crate) fn set_trouble(&self, error: BackendError) {
         self.0.state().trouble = Some(error);
     }

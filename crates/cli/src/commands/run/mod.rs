@@ -279,7 +279,7 @@ async fn under_lock_of(
         }
         waiting::Waited::TimedOut(waited, refused) => {
             let why = match refused {
-                Some(refused) => Some(refused),
+                Some(refused) => Some(refused.to_string()),
                 None => waiting::why_busy(locks, name, None).await,
             };
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();

@@ -218,12 +218,7 @@ impl Settings {
                     let files = redis::TlsCertificates { client_tls, root_cert };
                     redis::Client::build_with_tls(info.clone(), files)
                 };
-                let read = |files: &TlsFiles| -> Result<TlsFiles, Box<dyn std::error::Error>> {
-                    let new = files.read_again()?;
-                    client(&new)?;
-                    Ok(new)
-                };
-                client(&tls.files.latest("files of TLS", read))
+                client(&TlsFiles::latest(&tls.files, client))
             }
         }
     }
