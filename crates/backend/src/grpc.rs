@@ -55,11 +55,7 @@ impl GrpcTls {
 
     /// Sets TLS for a new connection. The files are read again.
     fn apply(&self, endpoint: Endpoint) -> Result<Endpoint, tonic::transport::Error> {
-        let files = self.0.latest("files of TLS", |files| -> Result<TlsFiles, Box<dyn std::error::Error>> {
-            let new = files.read_again()?;
-            endpoint.clone().tls_config(configuration(&new))?;
-            Ok(new)
-        });
+        let files = TlsFiles::latest(&self.0, |files| endpoint.clone().tls_config(configuration(files)));
         endpoint.tls_config(configuration(&files))
     }
 }

@@ -43,6 +43,18 @@ impl TlsFiles {
         Ok(Some(Self::read(TlsPaths { ca, identity })?))
     }
 
+    /// The files, read again; those that were read last if they can't be read or `check` refuses them.
+    pub fn latest<T, E: std::error::Error + 'static>(
+        rotated: &crate::rotated::Rotated<Self>,
+        check: impl Fn(&Self) -> Result<T, E>,
+    ) -> Self {
+        rotated.latest("files of TLS", |files| -> Result<Self, Box<dyn std::error::Error>> {
+            let new = files.read_again()?;
+            check(&new)?;
+            Ok(new)
+        })
+    }
+
     /// Reads the same files once more.
     pub fn read_again(&self) -> Result<Self, BackendError> {
         Self::read(self.paths.clone())

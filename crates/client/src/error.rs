@@ -42,9 +42,12 @@ pub enum VerifyError {
     /// The hold is lost.
     #[error(transparent)]
     Lost(#[from] Lost),
-    /// The service did not answer; the hold remains valid until its deadline.
-    #[error("the lock service did not answer; the hold can be relied on until its deadline, not longer")]
-    NoAnswer,
+    /// The service did not answer, or refused to for a reason that may pass; the hold remains valid until its deadline.
+    #[error("the lock service did not confirm the hold, which can be relied on until its deadline, not longer{}", because(.why))]
+    NoAnswer {
+        /// What the lock service, or the connection to it, said last; `None` if the backend does not report it.
+        why: Option<Arc<str>>,
+    },
 }
 
 /// The reason why a hold was not changed, or perhaps not: see [`Guard::set_value`](crate::Guard::set_value) and
@@ -61,9 +64,12 @@ pub enum ChangeError {
     /// The lock service refused the change: the value is too long, or a permit can't be shared.
     #[error(transparent)]
     Backend(BackendError),
-    /// The service did not answer: the change may have been made (P12). Asking again does no harm.
-    #[error("the lock service did not answer; the change may have been made, and asking again does no harm")]
-    NoAnswer,
+    /// The service did not confirm the change, which may have been made (P12). Asking again does no harm.
+    #[error("the lock service did not confirm the change; it may have been made, and asking again does no harm{}", because(.why))]
+    NoAnswer {
+        /// What the lock service, or the connection to it, said last; `None` if the backend does not report it.
+        why: Option<Arc<str>>,
+    },
 }
 
 /// Why a lock wasn't acquired. Nothing is held, unless the variant is [`AcquireError::Ambiguous`].
@@ -95,7 +101,7 @@ pub enum AcquireError {
         /// The duration of the wait.
         waited: Duration,
         /// The refusal of the latest attempt, if it was refused.
-        why: Option<String>,
+        why: Option<Arc<str>>,
     },
     /// The backend lacks the ability (P11).
     #[error(transparent)]
@@ -109,7 +115,7 @@ pub enum AcquireError {
         /// The duration of the attempts.
         waited: Duration,
         /// The error of the latest attempt, if the backend reports one.
-        why: Option<String>,
+        why: Option<Arc<str>>,
     },
     /// A request was sent and no answer arrived: the lock may be held by this client for up to its ttl (P12). The
     /// client keeps trying to release it.
@@ -118,7 +124,7 @@ pub enum AcquireError {
         /// The duration of the attempts.
         waited: Duration,
         /// The error of the latest attempt, if the backend reports one.
-        why: Option<String>,
+        why: Option<Arc<str>>,
     },
     /// The client is shutting down.
     #[error("the client is shutting down")]
@@ -143,7 +149,7 @@ fn brief(waited: &Duration) -> String {
     format!("{:?}", Duration::from_millis(waited.as_millis() as u64))
 }
 
-fn unserved(waited: &Duration, why: &Option<String>) -> String {
+fn unserved(waited: &Duration, why: &Option<Arc<str>>) -> String {
     let waited = brief(waited);
     match why {
         Some(why) => format!("nothing was acquired within {waited}: {why}"),
@@ -152,7 +158,7 @@ fn unserved(waited: &Duration, why: &Option<String>) -> String {
 }
 
 /// The reason as a suffix of an error message.
-fn because(why: &Option<String>) -> String {
+fn because(why: &Option<Arc<str>>) -> String {
     why.as_ref().map_or_else(String::new, |why| format!(": {why}"))
 }
 
@@ -163,10 +169,13 @@ pub enum ReleaseError {
     /// The hold was lost before the release: another client may have held the lock meanwhile.
     #[error("the lock was lost before it was released: {}; check what you wrote with its token", .0.why())]
     AlreadyLost(Lost),
-    /// No answer arrived. The client keeps trying to release; the lock is free no later than when its ttl has passed
-    /// (P12).
-    #[error("the release was not answered; the lock is free at the latest when its ttl has passed")]
-    Ambiguous,
+    /// No answer arrived, or a refusal that may pass. The client keeps trying to release; the lock is free no later than
+    /// when its ttl has passed (P12).
+    #[error("the release was not confirmed; the lock is free at the latest when its ttl has passed{}", because(.why))]
+    Ambiguous {
+        /// What the lock service, or the connection to it, said last; `None` if the backend does not report it.
+        why: Option<Arc<str>>,
+    },
 }
 
 /// Why [`Lock::run`](crate::Lock::run) did not run its body under the lock from beginning to end.

@@ -1,8 +1,9 @@
 //! The fuzz target `client`: URLs, and what the backends store.
 
+use lockkeeper_backend::Url;
+
 #[cfg(feature = "service")]
 pub use crate::backends::service::carrier::fuzzing as carrier;
-use lockkeeper_backend::Url;
 
 /// Decodes `bytes`; the first one says as what.
 ///

@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{ChangeError, Lost, ReleaseError, VerifyError};
 use crate::kind::{Fenced, Kind, Unfenced};
-use crate::machine::Releasing;
 use crate::observe;
 use crate::session::HoldHandle;
 
@@ -158,17 +157,13 @@ impl<F: Kind> Guard<F> {
     ///
     /// # Errors
     /// [`ReleaseError::AlreadyLost`] if the hold was lost before: check the writes made since then.
-    /// [`ReleaseError::Ambiguous`] if no answer arrived.
+    /// [`ReleaseError::Ambiguous`] if no answer arrived, or a refusal that may pass.
     pub async fn release(self) -> Result<(), ReleaseError> {
         let Some(GuardInner { backend, hold }) = Arc::into_inner(self.inner) else { return Ok(()) };
         observe::released(backend, hold.now() - hold.since);
         let lost = hold.valid_until().err();
-        match (lost, hold.release().await) {
-            (Some(lost), _) => Err(ReleaseError::AlreadyLost(lost)),
-            (None, Releasing::Released) => Ok(()),
-            (None, Releasing::AlreadyLost(cause)) => Err(ReleaseError::AlreadyLost(Lost::new(cause))),
-            (None, Releasing::Ambiguous) => Err(ReleaseError::Ambiguous),
-        }
+        let released = hold.release().await;
+        lost.map_or(released, |lost| Err(ReleaseError::AlreadyLost(lost)))
     }
 
     /// Descriptors that keep this hold alive in any process that has them, even after this process has died (`file:`).

@@ -403,19 +403,17 @@ impl<F: Kind> Lock<F> {
         let result = result.map_err(|NotHeld { why, refusal }| match (why, refusal) {
             (NotAcquired::Busy(busy), _) => AcquireError::Busy(busy),
             (NotAcquired::TimedOut, refusal) => {
-                AcquireError::TimedOut { waited, why: refusal.map(|refusal| refusal.to_string()) }
+                AcquireError::TimedOut { waited, why: refusal.map(|refusal| refusal.to_string().into()) }
             }
             (NotAcquired::Refused(error), _) => AcquireError::Backend(error),
             (NotAcquired::Unreachable, Some(refusal)) if refusal.kind != BackendErrorKind::Unreachable => {
                 AcquireError::Backend((*refusal).clone())
             }
             (NotAcquired::Unreachable, refusal) => {
-                let why = refusal.map(|refusal| refusal.to_string()).or_else(|| session.trouble());
-                AcquireError::Unreachable { waited, why }
+                AcquireError::Unreachable { waited, why: session.reason(refusal.as_deref()) }
             }
             (NotAcquired::Ambiguous, refusal) => {
-                let why = refusal.map(|refusal| refusal.to_string()).or_else(|| session.trouble());
-                AcquireError::Ambiguous { waited, why }
+                AcquireError::Ambiguous { waited, why: session.reason(refusal.as_deref()) }
             }
             (NotAcquired::ShuttingDown, _) => AcquireError::ShuttingDown,
         });
@@ -511,7 +509,7 @@ pub(crate) fn run_result<T, E: From<HoldError>>(
 ) -> Result<T, E> {
     let lost = match (body, released) {
         (Some(Err(error)), _) => return Err(error),
-        (Some(Ok(value)), Ok(()) | Err(ReleaseError::Ambiguous)) => return Ok(value),
+        (Some(Ok(value)), Ok(()) | Err(ReleaseError::Ambiguous { .. })) => return Ok(value),
         (_, Err(ReleaseError::AlreadyLost(lost))) => lost,
         (None, _) => Lost::new(LossCause::Expired),
     };

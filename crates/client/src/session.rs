@@ -187,9 +187,10 @@ impl Session {
         self.0.clock.now()
     }
 
-    /// Why there is no connection, or the latest call has no answer, if the backend reports it.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        self.0.with_state(|state| state.conn.clone()).trouble()
+    /// Why a call was not served: its refusal, or else why there is no connection or the latest call has no answer.
+    pub(crate) fn reason(&self, refusal: Option<&BackendError>) -> Option<Arc<str>> {
+        let trouble = || self.0.with_state(|state| state.conn.clone()).trouble();
+        refusal.map(BackendError::to_string).or_else(trouble).map(Into::into)
     }
 
     /// Releases everything and closes the session, in the background.
@@ -332,7 +333,7 @@ impl SessionInner {
         self.feed(state, event);
     }
 
-    /// Records why the lease is not renewed, and why an acquire is not served: the machine knows only that it is not.
+    /// Records why the lease is not renewed, and why a caller's call is not served: the machine knows only that it is not.
     fn note(&self, state: &SessionState, call: CallId, result: &CallResult) {
         match (state.machine.kind_of(call), result) {
             (Some(CallKind::Open { .. } | CallKind::KeepAlive), result) => {
@@ -350,10 +351,10 @@ impl SessionInner {
                     self.lease_changed.notify_waiters();
                 }
             }
-            (Some(CallKind::Acquire { key, .. }), Err(CallError { refusal: Some(refusal), .. })) => {
-                if let Some(caller) = state.callers.get(key) {
-                    caller.hold.refused(refusal.clone());
-                }
+            (Some(kind), Err(CallError { refusal: Some(refusal), .. })) => {
+                let caller = state.machine.caller_of(call).and_then(|key| state.callers.get(&key));
+                let is_acquire = matches!(kind, CallKind::Acquire { .. });
+                caller.inspect(|caller| caller.hold.refused(refusal, is_acquire));
             }
             _ => {}
         }

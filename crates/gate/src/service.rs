@@ -15,8 +15,8 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use lockkeeper_core::Token;
-use lockkeeper_fence::http::{Fenced, Guarding, Pass, TOKEN, is_read};
-use lockkeeper_fence::{Action, DurableMarks, HttpFence};
+use lockkeeper_fence::http::{Guarding, Pass, TOKEN, is_read};
+use lockkeeper_fence::{Action, DurableMarks, HttpFence, Marks, Section};
 use lockkeeper_places::NoPlace;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
@@ -210,32 +210,26 @@ impl GateState {
             let response = later(OVERLOAD, "ending", "The gate ends", "the gate is ending. Nothing was done");
             return Err(Refusal { outcome: "ending", response });
         }
-        self.check_marks(&fenced).await?;
-        let pass = admitted.raise().await?;
+        let pass = admitted.raise_if(|marks| self.check_marks(marks, fenced.section)).await?;
         observe::admitted(begun.elapsed());
         Ok(if is_answered_here { Disposition::Entered } else { Disposition::Guarded(pass, fenced.action) })
     }
 
     /// What the marks say beyond the fence's rule: a token is of one mode, and requests of the previous run may be at the
     /// upstream if that did not end in an orderly way.
-    async fn check_marks(&self, fenced: &Fenced) -> Result<(), Refusal> {
-        let marks = self.fence.marks(&fenced.resource).await.map_err(|error| {
-            tracing::error!(error = &error as &dyn std::error::Error, "marks can't be read");
-            let title = "The gate can't check at the moment";
-            Refusal::from(later(OVERLOAD, "unavailable", title, "its marks can't be read. Nothing was done"))
-        })?;
-        if let Some(first) = other_mode(&marks, fenced.section) {
+    fn check_marks(&self, marks: &Marks, section: Section) -> Result<(), Refusal> {
+        if let Some(first) = other_mode(marks, section) {
             let detail = format!(
                 "the token {} came as `{first}` first, and this request says another mode. Send the mode of the hold as \
                  Fencing-Mode with each request, reads included. Nothing was done",
-                fenced.section.token()
+                section.token()
             );
             let title = "A token is of one mode";
             let response = problem(StatusCode::BAD_REQUEST, "mode-changed", title, &detail);
             return Err(Refusal { outcome: "mode-changed", response });
         }
         match self.restart.unsettled_for() {
-            Some(left) if !may_join(&marks, fenced.section) => {
+            Some(left) if !may_join(marks, section) => {
                 let detail = "the gate was killed a moment ago, and requests of the section before may still be at the \
                               upstream. Nothing was done";
                 let response = later(left, "settling", "The section before may still be at work", detail);

@@ -89,16 +89,20 @@ impl Link {
             let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| EtcdFailure::NOT_DONE)?;
             let unanswered = DiscardOnDrop(&used);
             let calling = call(&used, used.request(message.clone()));
-            let status = match timeout_at(deadline, calling).await.map_err(|_| EtcdFailure::IN_DOUBT)? {
-                Ok(answer) => {
+            let status = match timeout_at(deadline, calling).await {
+                Ok(Ok(answer)) => {
                     mem::forget(unanswered);
                     return Ok(answer.into_inner());
                 }
-                Err(status) => status,
+                Ok(Err(status)) => status,
+                Err(_) => return Err(self.no_answer("not in time")),
             };
             if wants_login(&status) && self.has_login && logins < LOGINS_MAX {
                 logins += 1;
                 continue;
+            }
+            if let Some(cause) = transport_failure(&status) {
+                return Err(self.no_answer(&cause));
             }
             let failure = failure(&status);
             if !matches!(failure, EtcdFailure::Silent(_)) {
@@ -106,6 +110,13 @@ impl Link {
             }
             return Err(failure);
         }
+    }
+
+    /// A call has no answer for this reason.
+    fn no_answer(&self, why: &str) -> EtcdFailure {
+        let what = format!("etcd did not answer a call: {why}");
+        self.pool.set_trouble(BackendError::new(BackendErrorKind::Unreachable, what));
+        EtcdFailure::IN_DOUBT
     }
 
     /// The current runtime's connection, for a stream.
@@ -131,14 +142,18 @@ fn passes(status: &Status) -> bool {
     wants_login(status) || status.message().contains("too many requests")
 }
 
+/// Why the connection has failed, if it has: only the local transport attaches a source.
+fn transport_failure(status: &Status) -> Option<String> {
+    std::error::Error::source(status).map(innermost)
+}
+
 /// What an error means.
 pub(super) fn failure(status: &Status) -> EtcdFailure {
     let text = status.message();
     let told = format!("etcd refuses: {text}");
     let refused = |kind| EtcdFailure::Refused(BackendError::new(kind, told.clone()));
     match status.code() {
-        // Only the local transport attaches a source.
-        _ if std::error::Error::source(status).is_some() => EtcdFailure::IN_DOUBT,
+        _ if transport_failure(status).is_some() => EtcdFailure::IN_DOUBT,
         Code::NotFound if text.contains("lease not found") => EtcdFailure::Answered(NoLease),
         Code::InvalidArgument if text.contains("user name is empty") => {
             let what = "etcd requires a login by now: write `etcd://user:password@host`";
@@ -248,7 +263,7 @@ impl From<Status> for MemberFailure {
             | Code::Unauthenticated
             | Code::PermissionDenied
             | Code::FailedPrecondition
-                if std::error::Error::source(&status).is_none() && !passes(&status) =>
+                if transport_failure(&status).is_none() && !passes(&status) =>
             {
                 let what = format!("etcd refuses the login: {text}; correct user and password in the URL");
                 Self::Refused(BackendError::new(BackendErrorKind::Denied, what))

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use lockkeeper_backend::TLS_PARAMETERS;
 use lockkeeper_backend::grpc::GrpcTls;
-use lockkeeper_backend::{ConnectError, Login, Url};
+use lockkeeper_backend::{ConnectError, Login, TLS_PARAMETERS, Url};
 
 use super::layout::Layout;
 

@@ -50,8 +50,11 @@ impl Store for EtcdStore {
                     Err(CallError::NOT_SENT)
                 }
                 Err(EtcdFailure::Refused(error)) => {
-                    // Its key may exist. If the lease can't be ended, it expires.
-                    if let Some(lease) = inner.leases.of(&attempt.entry.id) {
+                    // Its key may exist. If the lease can't be ended, it expires. What earlier attempts have left, such as a place
+                    // in the queue, is the session's to keep or to end.
+                    if attempt.first
+                        && let Some(lease) = inner.leases.of(&attempt.entry.id)
+                    {
                         let deadline = Instant::now() + attempt.entry.limit();
                         let _ = inner.revoke(&attempt.entry, lease, deadline).await;
                         inner.leases.remove(&attempt.entry.id);

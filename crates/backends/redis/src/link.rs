@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use lockkeeper_backend::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
 use lockkeeper_backend::leased::Wakes;
-use lockkeeper_backend::{BackendError, BoxFuture, CallError, ConnectError, Host};
+use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, CallError, ConnectError, Host};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisResult, ServerError, Value};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -216,10 +216,17 @@ impl Link {
     ) -> Result<T, Failure> {
         let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| NOT_DONE)?;
         let unanswered = DiscardOnDrop(&used);
-        let answer = timeout_at(deadline, send(used.connection.clone())).await;
-        let answer = answer.ok().and_then(RedisResult::ok).ok_or(IN_DOUBT)?;
-        mem::forget(unanswered);
-        Ok(answer)
+        let why = match timeout_at(deadline, send(used.connection.clone())).await {
+            Ok(Ok(answer)) => {
+                mem::forget(unanswered);
+                return Ok(answer);
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "not in time".to_owned(),
+        };
+        let what = format!("{} did not answer a call: {why}", self.server);
+        self.pool.set_trouble(BackendError::new(BackendErrorKind::Unreachable, what));
+        Err(IN_DOUBT)
     }
 
     /// Returns the reply, or converts an error reply. After `READONLY`, the main connection is replaced.

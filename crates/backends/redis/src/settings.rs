@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_backend::TlsFiles;
 use lockkeeper_backend::{
-    BackendError, BackendErrorKind, ConnectError, Host, Password, Rotated, Url, UrlError,
+    BackendError, BackendErrorKind, ConnectError, Host, Password, Rotated, TlsFiles, Url, UrlError,
 };
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
@@ -217,12 +216,7 @@ impl Settings {
                     let files = redis::TlsCertificates { client_tls, root_cert };
                     redis::Client::build_with_tls(info.clone(), files)
                 };
-                let read = |files: &TlsFiles| -> Result<TlsFiles, Box<dyn std::error::Error>> {
-                    let new = files.read_again()?;
-                    client(&new)?;
-                    Ok(new)
-                };
-                client(&tls.files.latest("files of TLS", read))
+                client(&TlsFiles::latest(&tls.files, client))
             }
         }
     }

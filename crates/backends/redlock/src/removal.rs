@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use lockkeeper_backend::CallError;
 use lockkeeper_backend::leased::Entry;
+use lockkeeper_backend::{BackendError, BackendErrorKind, CallError};
 use lockkeeper_core::End;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -28,18 +28,31 @@ impl Quorum {
             |index| NodeRemoval { quorum: self.clone(), claim: claim.clone(), index, is_done: false };
         let removals = self.begin_end(&claim).into_iter().map(|index| removal(index).run());
         let mut removals: FuturesUnordered<_> = removals.collect();
+        let mut failures = Vec::new();
         let outcome = timeout(entry.limit(), async {
             tokio::select! {
                 biased;
                 // After these removals, attempts and removals that earlier calls began may still be running.
-                () = async { while removals.next().await.is_some() {} } => claim.ended().await,
+                () = async {
+                    while let Some(removed) = removals.next().await {
+                        failures.extend(removed.err());
+                    }
+                } => claim.ended().await,
                 outcome = claim.ended() => outcome,
             }
         });
         let outcome = outcome.await.unwrap_or(Err(CallError::IN_DOUBT));
         // The removals that are left can't change the outcome, or the outcome is returned as unknown.
         run_in_background(removals);
-        outcome
+        outcome.map_err(|unknown| {
+            let what = format!("no majority of the servers confirms the release: {}", failures.join("; "));
+            let refusal = BackendError::new(BackendErrorKind::Unreachable, what);
+            if failures.is_empty() {
+                unknown
+            } else {
+                CallError { sent: true, ..CallError::refused(refusal) }
+            }
+        })
     }
 
     /// Ends a claim on every node, in the background.
@@ -60,17 +73,23 @@ impl Quorum {
         }
     }
 
-    /// Removes the entry from a node, if any. Returns `false` if the node did not answer.
-    async fn try_remove(&self, claim: &Claim, index: usize) -> bool {
-        let Some(removal) = claim.removal(index) else { return true };
-        match self.nodes[index].store.finish(removal.entry, removal.doubt).await {
-            Ok(end) => self.removed(claim, index, end),
-            Err(_) => {
+    /// Removes the entry from a node, if any.
+    ///
+    /// # Errors
+    /// Why the node did not.
+    async fn try_remove(&self, claim: &Claim, index: usize) -> Result<(), String> {
+        let Some(removal) = claim.removal(index) else { return Ok(()) };
+        let node = &self.nodes[index];
+        match node.store.finish(removal.entry, removal.doubt).await {
+            Ok(end) => {
+                self.removed(claim, index, end);
+                Ok(())
+            }
+            Err(error) => {
                 claim.not_removed(index);
-                return false;
+                Err(format!("{}: {}", node.name, node.why(&error)))
             }
         }
-        true
     }
 
     fn removed(&self, claim: &Claim, index: usize, end: End) {
@@ -95,7 +114,7 @@ impl Quorum {
             if claim.removal(index).is_some_and(|removal| removal.unanswered) && unanswered.is_none() {
                 unanswered = self.nodes[index].unanswered.try_acquire().ok();
             }
-            if self.try_remove(claim, index).await {
+            if self.try_remove(claim, index).await.is_ok() {
                 return;
             }
             if Instant::now() >= give_up {
@@ -117,8 +136,10 @@ struct NodeRemoval {
 }
 
 impl NodeRemoval {
-    async fn run(mut self) {
-        self.is_done = self.quorum.try_remove(&self.claim, self.index).await;
+    async fn run(mut self) -> Result<(), String> {
+        let removed = self.quorum.try_remove(&self.claim, self.index).await;
+        self.is_done = removed.is_ok();
+        removed
     }
 }
 

@@ -6,9 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_backend::ConnectError;
-use lockkeeper_backend::{Login, Url};
-use lockkeeper_backend::{TLS_PARAMETERS, TlsFiles};
+use lockkeeper_backend::{ConnectError, Login, TLS_PARAMETERS, TlsFiles, Url};
 #[cfg(feature = "tls")]
 use zookeeper_client::TlsOptions;
 

@@ -237,6 +237,15 @@ impl Machine {
         self.calls.get(&call).map(|sent| &sent.kind)
     }
 
+    /// The caller that waits for the answer to a call.
+    pub fn caller_of(&self, call: CallId) -> Option<Key> {
+        match self.kind_of(call)? {
+            CallKind::Acquire { key, .. } => Some(*key),
+            CallKind::Finish { seq, .. } => self.finishing.get(seq)?.waiting.map(|(key, _)| key),
+            CallKind::Open { .. } | CallKind::KeepAlive | CallKind::Close => None,
+        }
+    }
+
     /// Whether there is no request and no unanswered Finish.
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.finishing.is_empty()

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use lockkeeper_backend::io::Place;
 use lockkeeper_backend::{
-    AcquireRequest, Answer, BackendError, BootInstant, BoxFuture, BreakNotice, Call, Capabilities, Granted,
-    HoldChange, LossCause, Push, Responder,
+    AcquireRequest, Answer, BackendError, BootInstant, BoxFuture, BreakNotice, Call, CallError, CallResult,
+    Capabilities, Granted, HoldChange, LossCause, Push, Responder,
 };
 use lockkeeper_core::Seq;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{Callbacks, Input, RequestProgress, Session, SessionInner};
-use crate::error::{ChangeError, Lost, VerifyError};
+use crate::error::{ChangeError, Lost, ReleaseError, VerifyError};
 use crate::machine::{AcquireLimits, Key, NotAcquired, Releasing};
 use crate::observe;
 
@@ -42,7 +42,7 @@ struct Reports {
     latest: Option<RequestProgress>,
     /// No further one will come.
     over: bool,
-    /// The refusal of the last attempt that was refused.
+    /// The last refusal of an attempt, or of the release.
     refusal: Option<Arc<BackendError>>,
 }
 
@@ -109,10 +109,12 @@ impl HoldStatus {
         self.reported.notify_one();
     }
 
-    /// An attempt was refused, and is repeated.
-    pub(super) fn refused(&self, refusal: Arc<BackendError>) {
+    /// A call of the request was refused, and is repeated. Only refusals of attempts (`is_acquire`) are reported.
+    pub(super) fn refused(&self, refusal: &Arc<BackendError>, is_acquire: bool) {
         self.reports().refusal = Some(refusal.clone());
-        self.report(RequestProgress::Refused(refusal));
+        if is_acquire {
+            self.report(RequestProgress::Refused(refusal.clone()));
+        }
     }
 
     pub(super) fn refusal(&self) -> Option<Arc<BackendError>> {
@@ -222,6 +224,8 @@ impl HoldHandle {
                         self.hold.ends_at.store((self.since + max).as_nanos(), Ordering::SeqCst);
                     }
                     self.granted = granted;
+                    // From here on it is the release's.
+                    self.hold.reports().refusal = None;
                     return Ok(());
                 }
                 RequestProgress::NotAcquired(why) => {
@@ -314,7 +318,7 @@ impl HoldHandle {
     }
 
     /// Releases the hold, not before its least duration, and waits for the answer.
-    pub(crate) async fn release(mut self) -> Releasing {
+    pub(crate) async fn release(mut self) -> Result<(), ReleaseError> {
         let (over, is_over) = tokio::sync::oneshot::channel::<()>();
         if let Some(wait) = self.min_hold(move || drop(over)) {
             self.session.0.lease_thread.run(wait);
@@ -325,13 +329,23 @@ impl HoldHandle {
             match self.hold.next_report().await {
                 RequestProgress::Released(how) => {
                     self.over = true;
-                    return how;
+                    return match how {
+                        Releasing::Released => Ok(()),
+                        Releasing::AlreadyLost(cause) => {
+                            Err(ReleaseError::AlreadyLost(self.hold.loss(cause)))
+                        }
+                        Releasing::Ambiguous => Err(self.unconfirmed_release()),
+                    };
                 }
                 // The session has ended without an answer.
-                RequestProgress::NotAcquired(_) => return Releasing::Ambiguous,
+                RequestProgress::NotAcquired(_) => return Err(self.unconfirmed_release()),
                 RequestProgress::Queued(_) | RequestProgress::Refused(_) | RequestProgress::Granted(_) => {}
             }
         }
+    }
+
+    fn unconfirmed_release(&self) -> ReleaseError {
+        ReleaseError::Ambiguous { why: self.session.reason(self.hold.refusal().as_deref()) }
     }
 
     /// Checks with the backend that the hold is live. One round trip.
@@ -351,14 +365,13 @@ impl HoldHandle {
         let Some((seq, generation, asked)) = asked else {
             return Err(self.lost_now(LossCause::SessionEnded).into());
         };
-        let answer = asked.await.map_err(|_| VerifyError::NoAnswer)?;
-        let says = match answer {
-            Answer::Granted(granted) if granted.token == self.granted.token => None,
-            Answer::Granted(_) => return Err(self.lost_now(LossCause::SessionEnded).into()),
-            Answer::Revoked => Some(Push::Revoked { seq, notice: None }),
-            Answer::SessionGone => Some(Push::Lost(LossCause::SessionEnded)),
-            Answer::Finished(end) => Some(Push::Ended { seq, end }),
-            _ => return Err(VerifyError::NoAnswer),
+        let says = match asked.await {
+            Ok(Answer::Granted(granted)) if granted.token == self.granted.token => None,
+            Ok(Answer::Granted(_)) => return Err(self.lost_now(LossCause::SessionEnded).into()),
+            Ok(Answer::Revoked) => Some(Push::Revoked { seq, notice: None }),
+            Ok(Answer::SessionGone) => Some(Push::Lost(LossCause::SessionEnded)),
+            Ok(Answer::Finished(end)) => Some(Push::Ended { seq, end }),
+            none => return Err(VerifyError::NoAnswer { why: self.session.reason(refusal_of(&none)) }),
         };
         if let Some(says) = says {
             inner.input_now(Input::Pushed(generation, says));
@@ -387,11 +400,11 @@ impl HoldHandle {
             Ok(Answer::Revoked) => Push::Revoked { seq, notice: None },
             Ok(Answer::Finished(end)) => Push::Ended { seq, end },
             Ok(Answer::SessionGone) => Push::Lost(LossCause::SessionEnded),
-            _ => return Err(ChangeError::NoAnswer),
+            none => return Err(ChangeError::NoAnswer { why: self.session.reason(refusal_of(&none)) }),
         };
         inner.input_now(Input::Pushed(unanswered.generation, says));
         self.valid_until()?;
-        Err(ChangeError::NoAnswer)
+        Err(ChangeError::NoAnswer { why: None })
     }
 
     fn lost_now(&self, cause: LossCause) -> Lost {
@@ -410,6 +423,15 @@ impl HoldHandle {
             .0
             .with_state(|state| state.machine.seq_of(self.key).map(|seq| (state.conn.clone(), seq)));
         found.map_or_else(Vec::new, |(conn, seq)| conn.descriptors(seq))
+    }
+}
+
+/// The service's refusal, if it gave one.
+fn refusal_of(result: &CallResult) -> Option<&BackendError> {
+    match result {
+        Ok(Answer::Refused(refusal)) => Some(refusal),
+        Err(CallError { refusal, .. }) => refusal.as_deref(),
+        Ok(_) => None,
     }
 }
 

@@ -117,7 +117,7 @@ async fn lost_answers_and_lost_calls_are_retried_under_the_same_seq() {
         let held = alice.mutex("a").acquire().await.unwrap();
         server.lose_calls(lost);
         // An unanswered release is reported to its caller as ambiguous (P12); it is retried in the background.
-        assert!(matches!(held.release().await, Err(ReleaseError::Ambiguous)));
+        assert!(matches!(held.release().await, Err(ReleaseError::Ambiguous { .. })));
     }
     let held = alice.mutex("a").acquire().await.unwrap();
     assert_eq!(held.token_hint().unwrap().get(), 6, "each acquire was granted once");

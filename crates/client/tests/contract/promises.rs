@@ -160,7 +160,7 @@ async fn taken_over(subject: &impl Subject, name: &str) -> Option<(Guard<Unfence
 async fn p4_late_release(subject: &impl Subject) -> bool {
     let Some((former, next)) = taken_over(subject, "promises/p4").await else { return false };
     let refused =
-        matches!(former.release().await, Err(ReleaseError::AlreadyLost(_) | ReleaseError::Ambiguous));
+        matches!(former.release().await, Err(ReleaseError::AlreadyLost(_) | ReleaseError::Ambiguous { .. }));
     let third = subject.client("third").await.mutex("promises/p4").try_acquire().await.unwrap();
     refused && third.is_none() && next.verify().await.is_ok()
 }
@@ -350,7 +350,7 @@ async fn p12_unknown(subject: &impl Subject) -> bool {
     }
     let said = held.release().await;
     let honest = match said {
-        Err(ReleaseError::Ambiguous) => true,
+        Err(ReleaseError::Ambiguous { .. }) => true,
         // The lost call was another one (such as a keep-alive), or the library has found out the outcome. Then the lock
         // must be free.
         Ok(()) => {

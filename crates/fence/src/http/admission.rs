@@ -12,8 +12,8 @@ use super::passage::Pass;
 use super::problem::Problem;
 use super::{Fenced, HttpFence, Settings, is_read};
 use crate::resource::Resource;
-use crate::rule::Action;
-use crate::store::MarkStore;
+use crate::rule::{Action, Marks};
+use crate::store::{DurableMarks, MarkStore, MarksError};
 
 /// How a request is guarded.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -117,6 +117,40 @@ impl<M: MarkStore> AdmittedRequest<M> {
         let Fenced { resource, action, section } = &self.fenced;
         let _ = self.settings.store.check(resource, *action, *section).await?;
         Ok(self.pass)
+    }
+}
+
+impl AdmittedRequest<DurableMarks> {
+    /// As [`Self::raise`], if the marks also meet `condition`: both are decided in one step, so no other request's marks come
+    /// in between.
+    ///
+    /// Cancel safe; a mark may have risen then.
+    ///
+    /// # Errors
+    /// That of `condition`, which is checked first; the response to a request that the fence refuses.
+    pub async fn raise_if<E: From<Response<Bytes>>>(
+        self,
+        condition: impl Fn(&Marks) -> Result<(), E>,
+    ) -> Result<Pass, E> {
+        let Fenced { resource, action, section } = &self.fenced;
+        let condition = |marks: &Marks| condition(marks).map_err(NotRaised::Unmet);
+        match self.settings.store.check_if(resource, *action, *section, condition).await {
+            Ok(_) => Ok(self.pass),
+            Err(NotRaised::Unmet(error)) => Err(error),
+            Err(NotRaised::Marks(error)) => Err(Problem::from(error).into_response().into()),
+        }
+    }
+}
+
+/// Why [`AdmittedRequest::raise_if`] raised no mark.
+enum NotRaised<E> {
+    Unmet(E),
+    Marks(MarksError),
+}
+
+impl<E> From<MarksError> for NotRaised<E> {
+    fn from(error: MarksError) -> Self {
+        Self::Marks(error)
     }
 }
 

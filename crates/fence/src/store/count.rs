@@ -19,11 +19,11 @@ impl MarkCount {
     ///
     /// # Errors
     /// Those of `change`, and [`MarksError::Full`]; the marks are unchanged then.
-    pub(super) fn bound(
+    pub(super) fn bound<E: From<MarksError>>(
         &mut self,
         marks: &mut Marks,
-        change: impl FnOnce(&mut Marks) -> Result<Passed, MarksError>,
-    ) -> Result<Passed, MarksError> {
+        change: impl FnOnce(&mut Marks) -> Result<Passed, E>,
+    ) -> Result<Passed, E> {
         let before = count(marks);
         let passed = if self.kept < self.max {
             change(marks)?
@@ -31,7 +31,7 @@ impl MarkCount {
             let mut changed = marks.clone();
             let passed = change(&mut changed)?;
             if count(&changed) > before {
-                return Err(MarksError::Full { max: self.max });
+                return Err(MarksError::Full { max: self.max }.into());
             }
             *marks = changed;
             passed
@@ -59,7 +59,9 @@ mod tests {
         let permit = |slot, value| Section::permit(slot, token(value)).expect("a slot");
         let mut counted = MarkCount { kept: 0, max: 3 };
         let mut enter = |marks: &mut Marks, section| {
-            counted.bound(marks, |marks| Ok(marks.check(Action::Enter, section)?)).map(|_| counted.kept)
+            counted
+                .bound(marks, |marks| marks.check(Action::Enter, section).map_err(MarksError::from))
+                .map(|_| counted.kept)
         };
         let (mut first, mut second, mut third) = Default::default();
         assert!(matches!(enter(&mut first, permit(0, 1)), Ok(2)), "the resource, and its slot");

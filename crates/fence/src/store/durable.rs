@@ -87,12 +87,31 @@ impl DurableMarks {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Loads the marks if they are not in memory, applies `change`, and waits until the result is durable.
-    async fn change(
+    /// [`MarkStore::check`] for sections whose marks also meet `condition`: both are decided in one step, on the same marks.
+    ///
+    /// # Errors
+    /// That of `condition`, which is checked first, and those of [`MarkStore::check`].
+    #[cfg(feature = "http")]
+    pub(crate) async fn check_if<E: From<MarksError>>(
         &self,
         resource: &Resource,
-        change: impl Fn(&mut Marks) -> Result<Passed, MarksError>,
-    ) -> Result<Passed, MarksError> {
+        action: Action,
+        section: Section,
+        condition: impl Fn(&Marks) -> Result<(), E>,
+    ) -> Result<Passed, E> {
+        let change = |marks: &mut Marks| {
+            condition(marks)?;
+            Ok(marks.check(action, section).map_err(MarksError::from)?)
+        };
+        self.change(resource, change).await
+    }
+
+    /// Loads the marks if they are not in memory, applies `change`, and waits until the result is durable.
+    async fn change<E: From<MarksError>>(
+        &self,
+        resource: &Resource,
+        change: impl Fn(&mut Marks) -> Result<Passed, E>,
+    ) -> Result<Passed, E> {
         loop {
             // In a block, so that the mutex guard is not held across an await.
             let decision = {
@@ -106,7 +125,7 @@ impl DurableMarks {
             };
             match decision {
                 Decision::Now(passed) => return Ok(passed),
-                Decision::With(passed, receiver) => return wait(receiver).await.map(|()| passed),
+                Decision::With(passed, receiver) => return Ok(wait(receiver).await.map(|()| passed)?),
                 Decision::Load(receiver) => wait(receiver).await?,
             }
         }
@@ -124,7 +143,7 @@ impl MarkStore for DurableMarks {
         action: Action,
         section: Section,
     ) -> Result<Passed, MarksError> {
-        self.change(resource, |marks| Ok(marks.check(action, section)?)).await
+        self.change(resource, |marks| marks.check(action, section).map_err(MarksError::from)).await
     }
 
     async fn marks(&self, resource: &Resource) -> Result<Marks, MarksError> {
@@ -148,7 +167,7 @@ impl MarkStore for DurableMarks {
     async fn reset(&self, resource: &Resource, to: Token) -> Result<(), MarksError> {
         let change = |marks: &mut Marks| {
             *marks = reset_marks(to);
-            Ok(Passed::Raised)
+            Ok::<_, MarksError>(Passed::Raised)
         };
         self.change(resource, change).await.map(|_| ())
     }

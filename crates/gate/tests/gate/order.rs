@@ -73,6 +73,19 @@ async fn token_that_says_another_mode_than_at_first_is_refused() {
     assert_eq!(gate.ask("PUT /a|Fencing-Token: 11").await.status, 400, "nor the other way round");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_modes_of_a_token_that_come_together_one_is_refused() {
+    let upstream = Upstream::start().await;
+    let gate = Running::before(&upstream.url()).await;
+    for resource in 0..100 {
+        let exclusive = gate.begin(&format!("PUT /{resource}|Fencing-Token: 7"));
+        let permit = gate.begin(&format!("PUT /{resource}|Fencing-Token: 7|Fencing-Mode: permit;slot=0"));
+        let mut answers = [exclusive.await.unwrap().status, permit.await.unwrap().status];
+        answers.sort_unstable();
+        assert_eq!(answers, [200, 400], "resource {resource}");
+    }
+}
+
 #[tokio::test]
 async fn marks_survive_an_orderly_end_and_nothing_settles_after_it() {
     let upstream = Upstream::start().await;

@@ -110,7 +110,7 @@ impl Process {
     fn start_as(role: &str, binary: &Path, prepare: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(binary);
         command
-            .args(["--exact", "backends::file::tests::processes::role", "--nocapture"])
+            .args(["--exact", "tests::processes::role", "--nocapture"])
             .env(ROLE, role)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());

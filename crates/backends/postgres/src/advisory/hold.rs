@@ -180,16 +180,18 @@ async fn release(shared: &Shared, request: &AdvisoryRequest, hold: Hold) -> Resu
             Ok(End::Gone)
         }
         Err(none) => {
-            tracing::debug!("{}", none.explained("release a lock"));
+            let why = none.explained("release a lock");
+            tracing::debug!("{why}");
+            let in_doubt = CallError { sent: true, ..CallError::refused(why) };
             let mut stages = request.stages();
             drop(claim);
             if is_here {
-                return Err(CallError::IN_DOUBT);
+                return Err(in_doubt);
             }
             let over = stages.wait_for(|stage| matches!(stage, Stage::Over(_)));
             match timeout(TERMINATED_WITHIN, over).await {
                 Ok(Ok(_)) => Ok(End::Released),
-                _ => Err(CallError::IN_DOUBT),
+                _ => Err(in_doubt),
             }
         }
     }

@@ -221,7 +221,8 @@ async fn under_lock(
         connected = connect_patiently(args, &url, end, outage) => connected?,
         signal = signals.until_end() => return Ok(RunEnd::Interrupted(signal)),
     };
-    let ended = under_lock_of(args, &locks, &url, &name, end, record.as_ref(), signals, outage, tell).await;
+    let run = ConnectedRun { args, locks: &locks, url: &url, name: &name, end, record: record.as_ref() };
+    let ended = under_lock_of(run, signals, outage, tell).await;
     // On every way out, since a session that is left counts in its user's quota until its ttl is over. The shutdown also ends
     // a hold that has some of its `min_hold` left.
     if !matches!(ended, Ok(SessionEnd::Expires(_))) {
@@ -237,15 +238,22 @@ enum SessionEnd {
     Expires(RunEnd),
 }
 
-/// [`under_lock`] with a connection, which the caller closes.
-#[allow(clippy::too_many_arguments, reason = "it is the second half of one function")]
-async fn under_lock_of(
-    args: &Run,
-    locks: &Locks,
-    url: &str,
-    name: &LockName,
+/// A run with its connection, which the caller closes.
+#[derive(Clone, Copy)]
+struct ConnectedRun<'a> {
+    args: &'a Run,
+    locks: &'a Locks,
+    url: &'a str,
+    name: &'a LockName,
+    /// The end of `--wait`.
     end: Option<Instant>,
-    record: Option<&CommandRecord>,
+    /// Of `--once-key`.
+    record: Option<&'a CommandRecord>,
+}
+
+/// [`under_lock`] with a connection.
+async fn under_lock_of(
+    ConnectedRun { args, locks, url, name, end, record }: ConnectedRun<'_>,
     signals: &mut Signals,
     outage: &mut OutageReport,
     tell: impl FnOnce(HoldStatus),
@@ -279,7 +287,7 @@ async fn under_lock_of(
         }
         waiting::Waited::TimedOut(waited, refused) => {
             let why = match refused {
-                Some(refused) => Some(refused),
+                Some(refused) => Some(refused.to_string()),
                 None => waiting::why_busy(locks, name, None).await,
             };
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();

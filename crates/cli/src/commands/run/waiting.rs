@@ -22,7 +22,7 @@ pub(super) enum Waited {
     Acquired(Guard<Unfenced>),
     Busy(Busy),
     /// With the refusal of the last attempt, if it was refused.
-    TimedOut(Duration, Option<String>),
+    TimedOut(Duration, Option<Arc<str>>),
     Interrupted(Signal),
     /// An ancestor of this process has the lock, and ends only after it.
     ForItself,

@@ -4,8 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use lockkeeper_backend::TLS_PARAMETERS;
-use lockkeeper_backend::{ConnectError, Host, Url};
+use lockkeeper_backend::{ConnectError, Host, TLS_PARAMETERS, Url};
 
 use super::credentials::PARAMETERS;
 

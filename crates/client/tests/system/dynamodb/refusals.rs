@@ -77,7 +77,7 @@ async fn own_grant_and_own_release_are_recognized_after_a_lost_answer() {
             assert!(
                 matches!(
                     (operation, &released),
-                    ("UpdateItem", Ok(())) | ("DeleteItem", Err(ReleaseError::Ambiguous))
+                    ("UpdateItem", Ok(())) | ("DeleteItem", Err(ReleaseError::Ambiguous { .. }))
                 ),
                 "{released:?}"
             );

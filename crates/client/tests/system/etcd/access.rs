@@ -1,11 +1,13 @@
 //! TLS, and users.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{AcquireError, Guard, Locks, Unfenced, Wait};
 use lockkeeper_rig::Etcd;
+use tokio::sync::Notify;
 
-use crate::etcd::until;
+use crate::etcd::{until, until_waiting};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_asks_for_both_certificates() {
@@ -80,6 +82,50 @@ async fn changes_of_users_and_of_required_logins_end_no_hold() {
     free.release().await.unwrap();
     held.release().await.unwrap();
     waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// A waiter whose attempts are denied for a while is granted before one that has come later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_keeps_its_place_while_it_is_denied() {
+    let etcd = Etcd::start();
+    require_logins(&etcd);
+    let root = |command: &[&str]| drop(etcd.cli(&[&["--user", "root:secret"], command].concat()));
+    let as_user = |login: &str| format!("etcd://{login}@127.0.0.1:{}", etcd.port());
+    root(&["user", "add", "bob:his"]);
+    let allow = || root(&["user", "grant-role", "bob", "locks"]);
+    allow();
+    let ana = as_user("ana:hers");
+    let deny = || root(&["user", "revoke-role", "bob", "locks"]);
+    check_place(&ana, &as_user("bob:his"), "permission denied", deny, allow).await;
+    let allow = || root(&["auth", "disable"]);
+    allow();
+    check_place(&ana, &etcd.url(), "requires a login", || drop(etcd.cli(&["auth", "enable"])), allow).await;
+}
+
+async fn check_place(others: &str, first: &str, why: &'static str, deny: impl Fn(), allow: impl Fn()) {
+    let (holder, second) = (Locks::connect(others).await.unwrap(), Locks::connect(others).await.unwrap());
+    let held = holder.mutex("x").acquire().await.unwrap();
+    let refused = Arc::new(Notify::new());
+    let tell = refused.clone();
+    let lock = Locks::connect(first).await.unwrap().mutex("x").on_refused(move |refusal| {
+        assert!(refusal.message.contains(why), "{refusal}");
+        tell.notify_one();
+    });
+    let first = tokio::spawn(async move { lock.acquire().await });
+    until_waiting(&holder, "x", 1).await;
+    let mut second = tokio::spawn(async move { second.mutex("x").acquire().await });
+    until_waiting(&holder, "x", 2).await;
+    deny();
+    held.release().await.unwrap();
+    let denied = tokio::time::timeout(Duration::from_secs(30), refused.notified()).await;
+    denied.expect("an attempt after the release is denied");
+    allow();
+    let first = tokio::select! {
+        first = first => first.unwrap().expect("it has waited on"),
+        _ = &mut second => panic!("it has lost its place: {why}"),
+    };
+    first.release().await.unwrap();
+    second.await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -112,7 +112,7 @@ async fn a_release_to_a_dead_server_is_ambiguous_and_applied_later() {
     .unwrap_err();
     server.kill();
     let released = releasing.await.unwrap();
-    assert!(matches!(released, Err(ReleaseError::Ambiguous)), "{released:?}");
+    assert!(matches!(released, Err(ReleaseError::Ambiguous { why: Some(_) })), "{released:?}");
     server.start_again();
     let next = client(&server.url(), "next").await;
     let held = next.mutex("released").wait(Wait::For(20 * SECOND)).acquire().await.unwrap();

@@ -67,7 +67,7 @@ async fn a_release_during_a_crash_is_ambiguous_and_completed_after_the_restart()
     let held = locks.mutex("jobs").ttl(10 * SECOND).acquire().await.unwrap();
     redis.kill();
     let release = held.release().await;
-    assert!(matches!(release, Err(ReleaseError::Ambiguous)), "{release:?}");
+    assert!(matches!(release, Err(ReleaseError::Ambiguous { why: Some(_) })), "{release:?}");
     redis.start_again();
     until_nothing_is_left(&redis, "a release that was in doubt").await;
     locks.mutex("jobs").acquire().await.unwrap().release().await.unwrap();

@@ -51,6 +51,20 @@ async fn the_refusal_of_renewals_is_the_reason_of_the_loss() {
 }
 
 #[tokio::test]
+async fn the_refusal_of_a_check_or_a_release_is_in_its_error() {
+    let redis = Redis::start();
+    redis.cli(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all"]);
+    let locks = Locks::connect(&redis.url_as("app", "secret")).await.unwrap();
+    let held = locks.mutex("jobs").acquire().await.unwrap();
+    redis.cli(&["ACL", "SETUSER", "app", "-evalsha", "-eval"]);
+    let errors =
+        [held.verify().await.unwrap_err().to_string(), held.release().await.unwrap_err().to_string()];
+    for error in errors {
+        assert!(error.contains("not confirm") && error.contains("refused: NOPERM"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_waiter_keeps_its_place_while_the_server_is_out_of_memory() {
     let redis = Redis::start();
     let (alice, bob, carol) =

@@ -167,7 +167,8 @@ async fn without_answers_a_hold_is_lost_and_its_release_is_ambiguous() {
     let lost = held.lost();
     until("it is lost", || lost.is_cancelled()).await;
     assert_eq!(held.loss(), Some(LossCause::Expired));
-    assert!(matches!(other.release().await, Err(ReleaseError::Ambiguous)), "P12");
+    let silent = other.release().await;
+    assert!(matches!(silent, Err(ReleaseError::Ambiguous { why: Some(_) })), "P12: {silent:?}");
     let late = locks.mutex("c").ttl(SECOND).wait(Wait::For(2 * SECOND)).acquire().await;
     assert!(matches!(late, Err(AcquireError::Unreachable { .. } | AcquireError::Ambiguous { .. })));
     service.say_nothing(false);
