@@ -32,6 +32,9 @@ pub(crate) mod tls_files;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
+#[cfg(feature = "redis")]
+pub use redis::RedisConnection;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;

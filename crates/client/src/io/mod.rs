@@ -10,7 +10,7 @@
 //!
 //! A caller without a runtime, such as a guard that is dropped outside of one, is served by the lease thread.
 
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "redis"))]
 mod happy_eyeballs;
 mod lease_thread;
 #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "postgres", feature = "redis"))]
@@ -18,7 +18,7 @@ mod pool;
 
 use tokio::runtime::Handle;
 
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "redis"))]
 pub(crate) use happy_eyeballs::{HEAD_START, first_success};
 pub(crate) use lease_thread::{LeaseThread, SharedLeaseThread, start_runtime_thread};
 #[cfg(any(feature = "dynamodb", feature = "etcd", feature = "postgres", feature = "redis"))]

@@ -8,6 +8,7 @@
 
 mod answers;
 mod cluster;
+mod dial;
 mod findings;
 #[cfg(feature = "redlock")]
 mod identity;
@@ -16,6 +17,7 @@ mod layout;
 mod link;
 mod main_connection;
 mod refusal;
+mod reply_limit;
 mod role;
 mod scripts;
 mod servers;
@@ -37,6 +39,7 @@ use crate::info::{Finding, LockInfo};
 use crate::io::{LeaseThread, SharedLeaseThread};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
+pub use dial::RedisConnection;
 #[cfg(any(test, fuzzing))]
 pub(crate) use layout::fuzz;
 use servers::Servers;

@@ -1,9 +1,11 @@
 //! Meaning of Redis errors, and their texts for users: the error, and a remedy.
 
+use std::fmt;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerError};
 
+use super::reply_limit::TooLong;
 use super::target::Target;
 use crate::error::{BackendError, BackendErrorKind};
 
@@ -153,13 +155,28 @@ pub(super) fn of_connecting(error: &RedisError, target: &Target) -> BackendError
         ErrorKind::Server(_) | ErrorKind::Extension => {
             (BackendErrorKind::Operator, "look into the server's log")
         }
-        ErrorKind::Parse => (BackendErrorKind::Refused, not_redis(target)),
+        _ if unreadable(error).is_some() => (BackendErrorKind::Refused, not_redis(target)),
         _ if error.is_connection_refusal() => {
             (BackendErrorKind::Unreachable, "is it running, and is the port right?")
         }
         _ => (BackendErrorKind::Unreachable, not_redis(target)),
     };
-    BackendError::caused(kind, format!("{target} can't be used: {error}; {hint}"), error.clone())
+    let what = unreadable(error).unwrap_or_else(|| error.to_string());
+    BackendError::caused(kind, format!("{target} can't be used: {what}; {hint}"), error.clone())
+}
+
+/// The error for a reply that can't be read, which ends its connection.
+pub(super) fn of_reply(error: &RedisError, server: &dyn fmt::Display) -> Option<BackendError> {
+    let what = format!("{server} can't be used: {}; is it a Redis server?", unreadable(error)?);
+    Some(BackendError::caused(BackendErrorKind::Operator, what, error.clone()))
+}
+
+/// What is wrong with a reply that is too long, or none of Redis.
+fn unreadable(error: &RedisError) -> Option<String> {
+    match TooLong::of(error) {
+        Some(too_long) => Some(too_long.to_string()),
+        None => (error.kind() == ErrorKind::Parse).then(|| "it sent what is no reply of Redis".to_owned()),
+    }
 }
 
 const CLIENTS: &str = "it has too many clients: raise its `maxclients`, or end some";
