@@ -48,7 +48,11 @@ const ERRORS: &[(&str, BackendErrorKind, &str)] = &[
         "fewer replicas follow it than `min-replicas-to-write` wants",
     ),
     ("READONLY", BackendErrorKind::Unreachable, "it is a replica: name the primary, or its sentinels"),
-    ("TRYAGAIN", BackendErrorKind::Unreachable, "a slot of the cluster is moving"),
+    (
+        "TRYAGAIN",
+        BackendErrorKind::Unreachable,
+        "its slot of the cluster moves, and serves this again once that is done: if it was interrupted, by `redis-cli --cluster fix`",
+    ),
     ("MOVED", BackendErrorKind::Operator, CLUSTER),
     // A slot that is migrating.
     ("ASK", BackendErrorKind::Operator, CLUSTER),
