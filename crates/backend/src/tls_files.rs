@@ -60,6 +60,42 @@ impl TlsFiles {
         Self::read(self.paths.clone())
     }
 
+    /// The configuration of a client that uses them.
+    ///
+    /// # Errors
+    /// The files can't be used.
+    #[cfg(feature = "rustls")]
+    pub fn client_config(&self) -> Result<rustls::ClientConfig, BackendError> {
+        use rustls::pki_types::pem::PemObject;
+        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+        let unusable = |error: &dyn std::fmt::Display| {
+            let what = format!("the files of `tls-ca`, `tls-cert` and `tls-key` can't be used: {error}");
+            BackendError::new(BackendErrorKind::Operator, what)
+        };
+        let certificates = |pem: &str| {
+            let all = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+            all.map_err(|error| unusable(&error))
+        };
+        let trusted = match &self.ca {
+            Some(ca) => certificates(ca)?,
+            None => rustls_native_certs::load_native_certs().certs,
+        };
+        let mut roots = rustls::RootCertStore::empty();
+        if roots.add_parsable_certificates(trusted).0 == 0 {
+            return Err(unusable(
+                &"there is no certificate to trust: name a file of PEM certificates with `tls-ca=`",
+            ));
+        }
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let builder = rustls::ClientConfig::builder_with_provider(provider);
+        let builder = builder.with_safe_default_protocol_versions().map_err(|error| unusable(&error))?;
+        let builder = builder.with_root_certificates(roots);
+        let Some((certificate, key)) = &self.identity else { return Ok(builder.with_no_client_auth()) };
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| unusable(&error))?;
+        builder.with_client_auth_cert(certificates(certificate)?, key).map_err(|error| unusable(&error))
+    }
+
     fn read(paths: TlsPaths) -> Result<Self, BackendError> {
         let read = |path: &String| {
             std::fs::read_to_string(path).map_err(|error| {

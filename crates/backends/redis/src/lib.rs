@@ -8,6 +8,7 @@
 
 mod answers;
 mod cluster;
+mod dial;
 mod findings;
 mod identity;
 mod inspect;
@@ -15,6 +16,7 @@ mod layout;
 mod link;
 mod main_connection;
 mod refusal;
+mod reply_limit;
 mod role;
 mod scripts;
 mod servers;
@@ -34,6 +36,7 @@ use lockkeeper_backend::{
 use lockkeeper_core::{LockName, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
+pub use dial::RedisConnection;
 #[doc(hidden)]
 pub use layout::fuzz;
 use servers::Servers;

@@ -5,19 +5,21 @@
 //! connection: for the ends of requests that no caller waits for, which can thus overtake an earlier attempt. Once the main connection was replaced, the
 //! runtimes' connections are not used any more: after a fail-over no call goes to the former primary.
 
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use std::{fmt, mem};
 
 use lockkeeper_backend::io::{Connect, LeaseThread, Pool, PoolLimits, Used};
 use lockkeeper_backend::leased::Wakes;
 use lockkeeper_backend::{BackendError, BackendErrorKind, BoxFuture, CallError, ConnectError, Host};
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisResult, ServerError, Value};
+use redis::RedisError;
+use redis::{Cmd, Pipeline, PushInfo, PushKind, RedisResult, ServerError, Value};
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::main_connection::{CONNECT_LIMIT, MainConnection, config, with_resp2};
+use super::dial::{RedisConnection, without_time_limit};
+use super::main_connection::{CONNECT_LIMIT, MainConnection};
 use super::refusal::{self, Refusal};
 use super::scripts::Script;
 use super::target::Target;
@@ -169,12 +171,13 @@ impl Link {
     async fn ask_there(&self, address: &str, call: Cmd) -> Result<Value, Failure> {
         let (name, port) = address.rsplit_once(':').ok_or(NOT_DONE)?;
         let host = Host { name: name.trim_matches(['[', ']']).to_owned(), port: port.parse().ok() };
-        let client = self.main.target().settings().client(&host).map_err(|_| NOT_DONE)?;
-        let opened = client.get_multiplexed_async_connection_with_config(&config()).await;
+        let dialer = self.main.target().settings().dialer(&host).map_err(|_| NOT_DONE)?;
+        let opened = dialer.connect(without_time_limit()).await;
         let mut connection = opened.map_err(|_| NOT_DONE)?;
         let mut pipeline = redis::pipe();
         pipeline.cmd("ASKING").add_command(call);
-        let answers = connection.send_packed_commands(&pipeline, 1, 1).await.map_err(|_| IN_DOUBT)?;
+        let answers = connection.calls.send_packed_commands(&pipeline, 1, 1).await;
+        let answers = answers.map_err(|error| in_doubt(&error, &address))?;
         answers.into_iter().next().ok_or(IN_DOUBT)
     }
 
@@ -192,8 +195,8 @@ impl Link {
         for command in commands {
             pipeline.add_command(command.clone());
         }
-        let send = async |mut connection: MultiplexedConnection| {
-            connection.send_packed_commands(&pipeline, 0, commands.len()).await
+        let send = async |mut connection: RedisConnection| {
+            connection.calls.send_packed_commands(&pipeline, 0, commands.len()).await
         };
         match over {
             Over::Main => self.main.send(deadline, send).await,
@@ -203,7 +206,7 @@ impl Link {
 
     async fn send(&self, command: &Cmd, deadline: Instant) -> Result<Value, Failure> {
         let send =
-            async |mut connection: MultiplexedConnection| connection.send_packed_command(command).await;
+            async |mut connection: RedisConnection| connection.calls.send_packed_command(command).await;
         self.send_on_runtime(deadline, send).await
     }
 
@@ -212,21 +215,23 @@ impl Link {
     async fn send_on_runtime<T>(
         &self,
         deadline: Instant,
-        send: impl AsyncFnOnce(MultiplexedConnection) -> RedisResult<T>,
+        send: impl AsyncFnOnce(RedisConnection) -> RedisResult<T>,
     ) -> Result<T, Failure> {
         let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| NOT_DONE)?;
         let unanswered = DiscardOnDrop(&used);
-        let why = match timeout_at(deadline, send(used.connection.clone())).await {
-            Ok(Ok(answer)) => {
-                mem::forget(unanswered);
-                return Ok(answer);
-            }
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "not in time".to_owned(),
+        let answer = timeout_at(deadline, send(used.connection.clone())).await;
+        let why = match &answer {
+            Ok(Ok(_)) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("not in time".to_owned()),
         };
-        let what = format!("{} did not answer a call: {why}", self.server);
-        self.pool.set_trouble(BackendError::new(BackendErrorKind::Unreachable, what));
-        Err(IN_DOUBT)
+        if let Some(why) = why {
+            let what = format!("{} did not answer a call: {why}", self.server);
+            self.pool.set_trouble(BackendError::new(BackendErrorKind::Unreachable, what));
+        }
+        let answer = answered(answer, &self.server)?;
+        mem::forget(unanswered);
+        Ok(answer)
     }
 
     /// Returns the reply, or converts an error reply. After `READONLY`, the main connection is replaced.
@@ -249,15 +254,12 @@ impl MainConnection {
     async fn send<T>(
         &self,
         deadline: Instant,
-        send: impl AsyncFnOnce(MultiplexedConnection) -> RedisResult<T>,
+        send: impl AsyncFnOnce(RedisConnection) -> RedisResult<T>,
     ) -> Result<T, Failure> {
         let established = timeout_at(deadline, self.established()).await;
         let main = established.ok().and_then(Result::ok).ok_or(NOT_DONE)?;
         let answer = timeout_at(deadline, send(main.connection)).await;
-        answer.ok().and_then(RedisResult::ok).ok_or_else(|| {
-            self.replace(main.number);
-            IN_DOUBT
-        })
+        answered(answer, self.target()).inspect_err(|_| self.replace(main.number))
     }
 }
 
@@ -266,7 +268,7 @@ struct Connector(MainConnection);
 
 /// A runtime's connection.
 struct RuntimeConnection {
-    connection: MultiplexedConnection,
+    connection: RedisConnection,
     /// The number of the main connection at the time when this one was opened.
     beside: u64,
     has_ended: Arc<AtomicBool>,
@@ -276,23 +278,21 @@ impl Connector {
     async fn open(&self) -> Result<RuntimeConnection, BackendError> {
         let main = self.0.established().await?;
         // The password may have been changed since the main connection was opened.
-        let address = main.client.get_connection_info().addr().clone();
-        let mut client = self.0.target().settings().client_at(address)?;
+        let mut dialer = self.0.target().settings().dialer_at(main.dialer.address.clone())?;
         let refused = |error| refusal::of_connecting(&error, self.0.target());
         let has_ended = Arc::<AtomicBool>::default();
         let ended = has_ended.clone();
-        let mut config = config();
+        let mut config = without_time_limit();
         // Over RESP2 the end shows by the next call.
-        if main.client.get_connection_info().redis_settings().protocol() == ProtocolVersion::RESP2 {
-            client = with_resp2(&client).map_err(refused)?;
+        if main.dialer.is_resp2() {
+            dialer = dialer.with_resp2();
         } else {
             config = config.set_push_sender(move |push: PushInfo| {
                 ended.fetch_or(push.kind == PushKind::Disconnection, Ordering::Relaxed);
                 Ok::<(), ()>(())
             });
         }
-        let connecting = client.get_multiplexed_async_connection_with_config(&config);
-        let connection = connecting.await.map_err(refused)?;
+        let connection = dialer.connect(config).await.map_err(refused)?;
         Ok(RuntimeConnection { connection, beside: main.number, has_ended })
     }
 }
@@ -310,7 +310,7 @@ impl Connect for Connector {
                 // If the server does not answer on the main connection either, the main connection is replaced: there
                 // may have been a fail-over.
                 let ping = redis::cmd("PING");
-                let send = async |mut main: MultiplexedConnection| main.send_packed_command(&ping).await;
+                let send = async |mut main: RedisConnection| main.calls.send_packed_command(&ping).await;
                 let _ = connector.0.send(Instant::now() + PROBE_LIMIT, send).await;
             }
             opened
@@ -329,6 +329,21 @@ impl Drop for DiscardOnDrop<'_> {
     fn drop(&mut self) {
         self.0.discard();
     }
+}
+
+/// The answer, if there is one within the time limit. Otherwise the call is in doubt.
+fn answered<T>(answer: Result<RedisResult<T>, Elapsed>, server: &dyn fmt::Display) -> Result<T, Failure> {
+    match answer {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(in_doubt(&error, server)),
+        Err(_) => Err(IN_DOUBT),
+    }
+}
+
+/// The server may have executed the call. A reply that is none is named: the next one will be one, too.
+fn in_doubt(error: &RedisError, server: &dyn fmt::Display) -> Failure {
+    let refusal = refusal::of_reply(error, server).map(Arc::new);
+    Failure::Silent(CallError { sent: true, refusal })
 }
 
 fn is_unknown(error: &ServerError) -> bool {

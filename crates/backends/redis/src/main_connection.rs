@@ -9,13 +9,14 @@ use futures_util::StreamExt;
 use lockkeeper_backend::io::LeaseThread;
 use lockkeeper_backend::leased::{EntryId, Wake, Wakes};
 use lockkeeper_backend::{BackendError, ConnectError};
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, RedisError, RedisResult, Value};
+use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
+use tokio::task::unconstrained;
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::dial::{Dialer, RedisConnection, without_time_limit};
 use super::layout;
 use super::link::PASSING_PAUSE;
 use super::target::Target;
@@ -38,11 +39,11 @@ pub(super) struct MainConnection {
 /// An established main connection.
 #[derive(Clone)]
 pub(super) struct Connected {
-    pub(super) connection: MultiplexedConnection,
+    pub(super) connection: RedisConnection,
     /// Counts the main connections to this server.
     pub(super) number: u64,
-    /// Opens further connections to the same address.
-    pub(super) client: redis::Client,
+    /// Where and how it was opened.
+    pub(super) dialer: Dialer,
     /// Receives messages, if they arrive on a connection of their own.
     _messages: Option<Arc<AbortOnDropHandle<()>>>,
 }
@@ -94,18 +95,6 @@ impl MainConnection {
     }
 }
 
-/// Without time limits of its own: each call has one.
-pub(super) fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
-}
-
-/// The client, for a server that knows no `HELLO`.
-pub(super) fn with_resp2(client: &redis::Client) -> RedisResult<redis::Client> {
-    let info = client.get_connection_info();
-    let login = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
-    redis::Client::open(info.clone().set_redis_settings(login))
-}
-
 /// Why an attempt to connect failed.
 enum NotConnected {
     /// A repeat may succeed soon.
@@ -149,12 +138,11 @@ impl Keeper {
     }
 
     async fn attempt(&self, number: u64) -> Result<Connected, NotConnected> {
-        let client = self.target.client().await?;
-        let (connected, error) = match self.open(&client, number).await {
+        let dialer = self.target.dialer().await?;
+        let (connected, error) = match self.open(dialer.clone(), number).await {
             Ok(connected) => (connected, None),
             Err(error) if refusal::is_of_protocol(&error) => {
-                let older = with_resp2(&client).map_err(|error| self.failed(&error))?;
-                match self.open(&older, number).await {
+                match self.open(dialer.with_resp2(), number).await {
                     Ok(connected) => (connected, Some(error)),
                     Err(_) => return Err(self.failed(&error)),
                 }
@@ -173,24 +161,25 @@ impl Keeper {
 
     /// Opens a connection that receives the messages about entries. Over RESP2, which has no pushes, they arrive on
     /// another connection, whose end ends this one.
-    async fn open(&self, client: &redis::Client, number: u64) -> RedisResult<Connected> {
+    async fn open(&self, dialer: Dialer, number: u64) -> RedisResult<Connected> {
         let (wakes, suspects) = (self.wakes.clone(), self.suspects.clone());
-        let client = client.clone();
-        if client.get_connection_info().redis_settings().protocol() == ProtocolVersion::RESP2 {
-            let connection = client.get_multiplexed_async_connection_with_config(&config()).await?;
-            let mut subscribed = client.get_async_pubsub().await?;
+        if dialer.is_resp2() {
+            let connection = dialer.connect(without_time_limit()).await?;
+            let mut subscribed = dialer.subscribe().await?;
             subscribed.subscribe(&self.channel).await?;
             let mut messages = subscribed.into_on_message();
-            let receiving = tokio::spawn(async move {
+            // The client library queues messages without limit: each turn of this task takes all of them.
+            let receiving = tokio::spawn(unconstrained(async move {
                 while let Some(message) = messages.next().await {
                     deliver(&wakes, message.get_payload_bytes());
                 }
                 let _ = suspects.send(number);
-            });
+            }));
             let messages = Some(Arc::new(AbortOnDropHandle::new(receiving)));
-            return Ok(Connected { connection, number, client, _messages: messages });
+            return Ok(Connected { connection, number, dialer, _messages: messages });
         }
-        let config = config().set_push_sender(move |push: PushInfo| match (&push.kind, &push.data[..]) {
+        let config = without_time_limit();
+        let config = config.set_push_sender(move |push: PushInfo| match (&push.kind, &push.data[..]) {
             (PushKind::Disconnection, _) => suspects.send(number).map_err(drop),
             (PushKind::Message, [_, Value::BulkString(message)]) => {
                 deliver(&wakes, message);
@@ -198,22 +187,22 @@ impl Keeper {
             }
             _ => Ok(()),
         });
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        connection.subscribe(&self.channel).await?;
-        Ok(Connected { connection, number, client, _messages: None })
+        let mut connection = dialer.connect(config).await?;
+        connection.calls.subscribe(&self.channel).await?;
+        Ok(Connected { connection, number, dialer, _messages: None })
     }
 
     /// Checks that the server can have locks: it runs scripts, and is no replica. `no_resp3`: why RESP2 is used; `INFO`
     /// then has the role, and the version.
     async fn check(
         &self,
-        mut connection: MultiplexedConnection,
+        mut connection: RedisConnection,
         no_resp3: Option<RedisError>,
     ) -> Result<(), NotConnected> {
         let about = if no_resp3.is_some() { redis::cmd("INFO") } else { role::ask() };
         let mut checks = redis::pipe();
         checks.cmd("EVAL").arg("return 1").arg(0).add_command(about);
-        let answers = connection.send_packed_commands(&checks, 0, 2).await;
+        let answers = connection.calls.send_packed_commands(&checks, 0, 2).await;
         let answers = answers.map_err(|error| self.failed(&error))?;
         let [script, about] = &answers[..] else { return Ok(()) };
         if let Value::ServerError(error) = script

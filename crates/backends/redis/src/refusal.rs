@@ -1,10 +1,12 @@
 //! Meaning of Redis errors, and their texts for users: the error, and a remedy.
 
+use std::fmt;
 use std::time::Duration;
 
 use lockkeeper_backend::{BackendError, BackendErrorKind};
 use redis::{ErrorKind, RedisError, ServerError};
 
+use super::reply_limit::TooLong;
 use super::target::Target;
 
 /// Consequence of an error reply: nothing was done.
@@ -46,7 +48,11 @@ const ERRORS: &[(&str, BackendErrorKind, &str)] = &[
         "fewer replicas follow it than `min-replicas-to-write` wants",
     ),
     ("READONLY", BackendErrorKind::Unreachable, "it is a replica: name the primary, or its sentinels"),
-    ("TRYAGAIN", BackendErrorKind::Unreachable, "a slot of the cluster is moving"),
+    (
+        "TRYAGAIN",
+        BackendErrorKind::Unreachable,
+        "its slot of the cluster moves, and serves this again once that is done: if it was interrupted, by `redis-cli --cluster fix`",
+    ),
     ("MOVED", BackendErrorKind::Operator, CLUSTER),
     // A slot that is migrating.
     ("ASK", BackendErrorKind::Operator, CLUSTER),
@@ -153,13 +159,28 @@ pub(super) fn of_connecting(error: &RedisError, target: &Target) -> BackendError
         ErrorKind::Server(_) | ErrorKind::Extension => {
             (BackendErrorKind::Operator, "look into the server's log")
         }
-        ErrorKind::Parse => (BackendErrorKind::Refused, not_redis(target)),
+        _ if unreadable(error).is_some() => (BackendErrorKind::Refused, not_redis(target)),
         _ if error.is_connection_refusal() => {
             (BackendErrorKind::Unreachable, "is it running, and is the port right?")
         }
         _ => (BackendErrorKind::Unreachable, not_redis(target)),
     };
-    BackendError::caused(kind, format!("{target} can't be used: {error}; {hint}"), error.clone())
+    let what = unreadable(error).unwrap_or_else(|| error.to_string());
+    BackendError::caused(kind, format!("{target} can't be used: {what}; {hint}"), error.clone())
+}
+
+/// The error for a reply that can't be read, which ends its connection.
+pub(super) fn of_reply(error: &RedisError, server: &dyn fmt::Display) -> Option<BackendError> {
+    let what = format!("{server} can't be used: {}; is it a Redis server?", unreadable(error)?);
+    Some(BackendError::caused(BackendErrorKind::Operator, what, error.clone()))
+}
+
+/// What is wrong with a reply that is too long, or none of Redis.
+fn unreadable(error: &RedisError) -> Option<String> {
+    match TooLong::of(error) {
+        Some(too_long) => Some(too_long.to_string()),
+        None => (error.kind() == ErrorKind::Parse).then(|| "it sent what is no reply of Redis".to_owned()),
+    }
 }
 
 const CLIENTS: &str = "it has too many clients: raise its `maxclients`, or end some";

@@ -3,27 +3,16 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use lockkeeper_backend::{
-    BackendError, BackendErrorKind, ConnectError, Host, Password, Rotated, TlsFiles, Url, UrlError,
-};
-use redis::io::tcp::TcpSettings;
-use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+use lockkeeper_backend::{BackendError, ConnectError, Host, Password, Rotated, TlsFiles, Url, UrlError};
+use redis::{ProtocolVersion, RedisConnectionInfo};
+
+use super::dial::{Address, Dialer};
 
 /// The default port.
 pub const PORT: u16 = 6379;
 /// The default port of a sentinel.
 pub(super) const SENTINEL_PORT: u16 = 26379;
-
-/// TCP keep-alive: idle time before the first probe, and the interval between probes.
-const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
-
-/// Detects a peer that vanished without closing the connection, also while no command is pending.
-fn keepalive() -> TcpKeepalive {
-    TcpKeepalive::new().with_time(KEEPALIVE.0).with_interval(KEEPALIVE.1)
-}
 
 /// Connection and storage settings, without the hosts.
 #[derive(Clone, Debug)]
@@ -154,30 +143,23 @@ impl Settings {
         Ok((settings, topology))
     }
 
-    /// A client for one host.
-    pub(super) fn client(&self, host: &Host) -> Result<redis::Client, BackendError> {
-        let (name, port) = (host.name.clone(), host.port.unwrap_or(PORT));
-        self.client_at(match &self.tls {
-            None => ConnectionAddr::Tcp(name, port),
-            Some(_) => ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None },
-        })
+    /// For new connections to one host.
+    pub(super) fn dialer(&self, host: &Host) -> Result<Dialer, BackendError> {
+        self.dialer_at(Address::Tcp { host: host.name.clone(), port: host.port.unwrap_or(PORT) })
     }
 
-    /// A client for one address, for new connections: with the present password.
-    pub(super) fn client_at(&self, address: ConnectionAddr) -> Result<redis::Client, BackendError> {
-        let shown = address.to_string();
-        let wrong = |error| {
-            let what = format!("`{shown}` can't be used as a Redis server's address: {error}");
-            BackendError::new(BackendErrorKind::Refused, what)
-        };
-        let info = address.into_connection_info().map_err(wrong)?;
-        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
+    /// For new connections to one address: with the present password, and the present files of TLS.
+    pub(super) fn dialer_at(&self, address: Address) -> Result<Dialer, BackendError> {
         let login = match &self.password {
             Some(password) => self.login.clone().set_password(password.reveal()),
             None => self.login.clone(),
         };
-        let info = info.set_redis_settings(login).set_tcp_settings(tcp);
-        self.open(info).map_err(wrong)
+        Ok(Dialer {
+            address,
+            login,
+            #[cfg(feature = "tls")]
+            tls: self.tls.as_ref().map(Tls::present).transpose()?,
+        })
     }
 
     /// Whether sentinels have a login of their own.
@@ -185,40 +167,15 @@ impl Settings {
         self.sentinel_login.is_some()
     }
 
-    /// A client for a sentinel, with its own login, or else with the one of its servers; or without one.
-    pub(super) fn sentinel(&self, host: &Host, login: bool) -> Result<redis::Client, BackendError> {
+    /// For a connection to a sentinel, with its own login, or else with the one of its servers; or without one.
+    pub(super) fn sentinel(&self, host: &Host, login: bool) -> Result<Dialer, BackendError> {
         let (login, password) = match (login, &self.sentinel_login) {
             (false, _) => (RedisConnectionInfo::default(), None),
             (true, Some((login, password))) => (login.clone(), Some(password.clone())),
             (true, None) => (self.login.clone().set_db(0), self.password.clone()),
         };
         let host = Host { name: host.name.clone(), port: Some(host.port.unwrap_or(SENTINEL_PORT)) };
-        Self { login, password, tls: self.sentinel_tls.clone(), ..self.clone() }.client(&host)
-    }
-
-    #[cfg(not(feature = "tls"))]
-    fn open(&self, info: ConnectionInfo) -> redis::RedisResult<redis::Client> {
-        redis::Client::open(info)
-    }
-
-    #[cfg(feature = "tls")]
-    fn open(&self, info: ConnectionInfo) -> redis::RedisResult<redis::Client> {
-        match &self.tls {
-            None => redis::Client::open(info),
-            Some(tls) => {
-                let client = |files: &TlsFiles| {
-                    let root_cert = files.ca.as_ref().map(|ca| ca.clone().into_bytes());
-                    let client_tls =
-                        files.identity.as_ref().map(|(certificate, key)| redis::ClientTlsConfig {
-                            client_cert: certificate.clone().into_bytes(),
-                            client_key: key.clone().into_bytes(),
-                        });
-                    let files = redis::TlsCertificates { client_tls, root_cert };
-                    redis::Client::build_with_tls(info.clone(), files)
-                };
-                client(&TlsFiles::latest(&tls.files, client))
-            }
-        }
+        Self { login, password, tls: self.sentinel_tls.clone(), ..self.clone() }.dialer(&host)
     }
 
     /// Whether connections are encrypted.
@@ -256,10 +213,16 @@ impl Tls {
     #[cfg(feature = "tls")]
     #[expect(clippy::unnecessary_wraps, reason = "without TLS it is an error")]
     fn of(_url: &Url, files: TlsFiles) -> Result<Self, ConnectError> {
-        // The Redis client library uses the process's default crypto provider; one that the program has installed
-        // stays.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         Ok(Self { files: Arc::new(Rotated::new(files)) })
+    }
+
+    #[cfg(feature = "tls")]
+    fn present(&self) -> Result<Arc<rustls::ClientConfig>, BackendError> {
+        let read = |files: &TlsFiles| {
+            let new = files.read_again()?;
+            new.client_config().map(|_| new)
+        };
+        self.files.latest("files of TLS", read).client_config().map(Arc::new)
     }
 }
 

@@ -5,9 +5,10 @@ use std::fmt;
 use std::time::Duration;
 
 use lockkeeper_backend::{BackendError, BackendErrorKind, ConnectError, Host};
-use redis::{AsyncConnectionConfig, ConnectionAddr, ErrorKind, RedisError, RedisResult};
+use redis::{ErrorKind, RedisError, RedisResult};
 use tokio::task::JoinSet;
 
+use super::dial::{Address, Dialer, without_time_limit};
 use super::refusal;
 use super::settings::{SENTINEL_PORT, Settings, Topology};
 
@@ -33,16 +34,16 @@ impl Target {
         Self { settings, topology }
     }
 
-    /// A client for the present server.
-    pub(super) async fn client(&self) -> Result<redis::Client, ConnectError> {
+    /// For connections to the present server.
+    pub(super) async fn dialer(&self) -> Result<Dialer, ConnectError> {
         match &self.topology {
-            Topology::Single(host) | Topology::Member(host) => Ok(self.settings.client(host)?),
-            Topology::Socket(path) => Ok(self.settings.client_at(ConnectionAddr::Unix(path.clone()))?),
+            Topology::Single(host) | Topology::Member(host) => Ok(self.settings.dialer(host)?),
+            Topology::Socket(path) => Ok(self.settings.dialer_at(Address::Socket(path.clone()))?),
             Topology::Sentinel { sentinels, primary } => {
-                Ok(self.settings.client(&self.primary(sentinels, primary).await?)?)
+                Ok(self.settings.dialer(&self.primary(sentinels, primary).await?)?)
             }
             // Not reached: each node of a cluster has a target of its own.
-            Topology::Cluster(nodes) => Ok(self.settings.client(&nodes[0])?),
+            Topology::Cluster(nodes) => Ok(self.settings.dialer(&nodes[0])?),
         }
     }
 
@@ -108,14 +109,13 @@ async fn ask(settings: &Settings, sentinel: &Host, name: &str) -> RedisResult<Op
 }
 
 async fn ask_as(settings: &Settings, sentinel: &Host, name: &str, login: bool) -> RedisResult<Option<Named>> {
-    let client = settings.sentinel(sentinel, login).map_err(|error| {
+    let dialer = settings.sentinel(sentinel, login).map_err(|error| {
         RedisError::from((ErrorKind::InvalidClientConfig, "no sentinel's address", error.to_string()))
     })?;
-    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let mut connection = dialer.connect(without_time_limit()).await?;
     let mut ask = redis::cmd("SENTINEL");
     ask.arg("MASTER").arg(name);
-    match ask.query_async::<BTreeMap<String, String>>(&mut connection).await {
+    match ask.query_async::<BTreeMap<String, String>>(&mut connection.calls).await {
         Ok(fields) => Ok(read(&fields)),
         Err(error) if error.detail().is_some_and(|detail| detail.contains("No such master")) => Ok(None),
         Err(error) => Err(error),

@@ -14,6 +14,9 @@ pub mod dynamodb {
 #[cfg(feature = "postgres")]
 pub use lockkeeper_postgres as postgres;
 
+#[cfg(feature = "redis")]
+pub use lockkeeper_redis::RedisConnection;
+
 use std::sync::Arc;
 
 use lockkeeper_backend::{Backend, BackendInfo, ConnectError, Url, UrlError, did_you_mean};

@@ -19,8 +19,9 @@ pub struct RedisRecords<C> {
 }
 
 impl<C> RedisRecords<C> {
-    /// Records by way of this connection, which is cloned for each call: a `MultiplexedConnection`, a `ConnectionManager`, or
-    /// one of a cluster.
+    /// Records by way of this connection, which is cloned for each call: a
+    /// [`RedisConnection`](crate::backends::RedisConnection), or one of the client library, whose replies have no limit: a
+    /// `MultiplexedConnection`, a `ConnectionManager`, or one of a cluster.
     pub fn new(connection: C) -> Self {
         Self { connection, keep: None }
     }

@@ -29,6 +29,8 @@
 //!   `FLUSHALL` both are empty, and any token passes.
 //! - **Fail-over.** Replication is asynchronous. A replica that becomes primary may lack the last writes and their
 //!   marks: a stale section may then pass. Where that matters, disable fail-over.
+//! - **The connection is yours.** Those of the `redis` crate take replies of any length; `RedisConnection` of the crate
+//!   `lockkeeper` limits them.
 //! - **Only writes through the fence are checked.** A plain `SET` bypasses it. Never expire, rename or delete the
 //!   marks.
 

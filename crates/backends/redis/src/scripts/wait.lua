@@ -3,7 +3,8 @@
 -- nil. `left`: ms until the lock may be free by itself, negative if that is not known.
 local function wait_or_fail(mode, found, left, head, record, till)
   if not waits then
-    return {'busy', found or '', call('ZCARD', queue)}
+    -- Another client's value may have any length.
+    return {'busy', string.sub(found or '', 1, 4096), call('ZCARD', queue)}
   end
   if not call('ZSCORE', queue, id) then
     local last = call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]

@@ -42,7 +42,7 @@ impl FenceStore {
             #[cfg(feature = "redis")]
             "redis" => {
                 let resource = named(which.resource.as_deref(), &url)?;
-                let (_, fence) = redis::connect(&target).await?;
+                let (_, fence) = redis::connect(&url).await?;
                 Ok(Self::Redis(fence, resource))
             }
             _ => Err(Failure::new(
@@ -119,29 +119,20 @@ fn named(resource: Option<&str>, url: &Url) -> Result<String, Failure> {
 pub(in crate::commands) mod redis {
     //! The Redis fence at a URL.
 
+    use lockkeeper::backends::RedisConnection;
+    use lockkeeper::url::Url;
     use lockkeeper_fence::redis::{RedisFence, RedisFenceError};
-    use redis::AsyncConnectionConfig;
-    use redis::aio::MultiplexedConnection;
 
     use super::LIMIT;
     use crate::exit::{Failure, IO, STALE, UNAVAILABLE, USAGE, chain};
-    use crate::settings;
 
     /// A fence whose connection is shared with its creator.
-    pub(in crate::commands) type Fence = RedisFence<MultiplexedConnection>;
+    pub(in crate::commands) type Fence = RedisFence<RedisConnection>;
 
     /// # Errors
     /// The server is unreachable, or can't store marks.
-    pub(in crate::commands) async fn connect(url: &str) -> Result<(MultiplexedConnection, Fence), Failure> {
-        let said = |code, error: &dyn std::error::Error| {
-            Failure::new(code, format!("{}: {}", settings::shown(url), chain(error)))
-        };
-        let client = redis::Client::open(url).map_err(|error| said(USAGE, &error))?;
-        let limits = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(LIMIT))
-            .set_response_timeout(Some(LIMIT));
-        let connection = client.get_multiplexed_async_connection_with_config(&limits).await;
-        let connection = connection.map_err(|error| said(UNAVAILABLE, &error))?;
+    pub(in crate::commands) async fn connect(url: &Url) -> Result<(RedisConnection, Fence), Failure> {
+        let connection = RedisConnection::connect(url, LIMIT).await?;
         let fence = RedisFence::connect(connection.clone()).await.map_err(|error| failed(&error))?;
         Ok((connection, fence))
     }

@@ -27,7 +27,7 @@ enum StoreUrl {
     #[cfg(feature = "postgres")]
     Postgres(String),
     #[cfg(feature = "redis")]
-    Redis(String),
+    Redis(Url),
     #[cfg(feature = "dynamodb")]
     DynamoDb(String),
 }
@@ -69,7 +69,7 @@ impl CommandRecord {
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" if args.records.is_some() => StoreUrl::Postgres(url.to_owned()),
             #[cfg(feature = "redis")]
-            "redis" if args.records.is_some() => StoreUrl::Redis(url.to_owned()),
+            "redis" if args.records.is_some() => StoreUrl::Redis(parsed),
             #[cfg(feature = "dynamodb")]
             "dynamodb" if args.records.is_some() => StoreUrl::DynamoDb(url.to_owned()),
             #[cfg(not(feature = "dynamodb"))]
@@ -135,7 +135,7 @@ impl CommandRecord {
             }
             #[cfg(feature = "redis")]
             StoreUrl::Redis(url) => {
-                let (connection, _) = crate::commands::fence::redis::connect(url).await?;
+                let connection = lockkeeper::backends::RedisConnection::connect(url, LIMIT).await?;
                 self.call_on(&lockkeeper::once::RedisRecords::new(connection), new).await
             }
             #[cfg(feature = "dynamodb")]

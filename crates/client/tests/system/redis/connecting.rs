@@ -10,7 +10,7 @@ use lockkeeper_rig::Redis;
 use crate::redis::support::{SECOND, loss, name};
 
 /// Connects, and returns the error. Must return soon.
-async fn why(url: &str) -> String {
+pub(crate) async fn why(url: &str) -> String {
     let began = Instant::now();
     let connecting = tokio::time::timeout(15 * SECOND, Locks::connect(url)).await;
     let error = connecting.unwrap_or_else(|_| panic!("{url} hangs")).map(drop).unwrap_err().to_string();

@@ -5,6 +5,7 @@ mod connecting;
 mod entries;
 mod faults;
 mod foreign;
+mod hostile;
 mod loss;
 mod permits;
 mod queue;

@@ -147,7 +147,15 @@ async fn holds_are_made_and_renewed_while_their_slot_migrates() {
     for held in &held {
         assert_eq!(held.loss(), None);
     }
+    // A permit needs several keys, which Redis serves again after the migration.
+    let (refusals, mut refused) = tokio::sync::mpsc::unbounded_channel();
+    let tell = move |error: &lockkeeper::BackendError| drop(refusals.send(error.to_string()));
+    let permit = locks.semaphore("{s}/d", 1).on_refused(tell);
+    let waiting = tokio::spawn(async move { permit.acquire().await.unwrap().release().await.unwrap() });
+    let refusal = tokio::time::timeout(20 * SECOND, refused.recv()).await.expect("it is told").unwrap();
+    assert!(refusal.contains("TRYAGAIN") && refusal.contains("`redis-cli --cluster fix`"), "{refusal}");
     cluster.move_slot_of("{s}", to);
+    waiting.await.unwrap();
     for held in held {
         held.release().await.unwrap();
     }

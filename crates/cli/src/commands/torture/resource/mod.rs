@@ -104,7 +104,7 @@ impl OpenLedger {
                 postgres::PostgresLedger::open(url, name, fence != TokenUse::None).await.map(Self::Postgres)
             }
             #[cfg(feature = "redis")]
-            "redis" => redis::RedisLedger::open(url, name).await.map(Self::Redis),
+            "redis" => redis::RedisLedger::open(&parsed, name).await.map(Self::Redis),
             scheme => Err(Failure::new(
                 USAGE,
                 format!("`{scheme}:` is no resource of torture; known: {}", KNOWN.join(", ")),

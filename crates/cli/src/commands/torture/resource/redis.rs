@@ -1,24 +1,25 @@
 //! A Redis key, guarded by the Redis fence.
 
+use lockkeeper::backends::RedisConnection;
+use lockkeeper::url::Url;
 use lockkeeper_fence::Section;
 use lockkeeper_fence::redis::{RedisCommand, RedisFenceError};
 use redis::AsyncCommands;
-use redis::aio::MultiplexedConnection;
 
 use super::LedgerError;
 use crate::commands::fence::redis::{Fence, connect};
 use crate::exit::{Failure, UNAVAILABLE, chain};
 
 pub(in super::super) struct RedisLedger {
-    url: String,
+    url: Url,
     key: String,
     /// `None` after a failure: the next operation reconnects.
-    link: Option<(MultiplexedConnection, Fence)>,
+    link: Option<(RedisConnection, Fence)>,
 }
 
 impl RedisLedger {
-    pub(super) async fn open(url: &str, name: &str) -> Result<Self, Failure> {
-        Ok(Self { url: url.to_owned(), key: name.to_owned(), link: Some(connect(url).await?) })
+    pub(super) async fn open(url: &Url, name: &str) -> Result<Self, Failure> {
+        Ok(Self { url: url.clone(), key: name.to_owned(), link: Some(connect(url).await?) })
     }
 
     pub(super) async fn create(&mut self) -> Result<(), Failure> {
@@ -76,7 +77,7 @@ impl RedisLedger {
         removed.map_err(|trouble| self.failed("cannot remove", trouble))
     }
 
-    async fn link(&mut self) -> Result<(MultiplexedConnection, Fence), LedgerError> {
+    async fn link(&mut self) -> Result<(RedisConnection, Fence), LedgerError> {
         if let Some(link) = &self.link {
             return Ok(link.clone());
         }
