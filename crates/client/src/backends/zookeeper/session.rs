@@ -50,6 +50,10 @@ impl From<Error> for ZooKeeperFailure {
             Error::Unimplemented => refused(BackendErrorKind::Operator, "; ZooKeeper 3.6 or later is needed"),
             Error::BadArguments(_) => refused(BackendErrorKind::Refused, ""),
             Error::Throttled | Error::NotReadOnly => Self::passing(format!("ZooKeeper refuses: {error}")),
+            // Answers about requests that may have been executed.
+            Error::SessionMoved | Error::MarshallingError | Error::UnexpectedErrorCode(_) => {
+                Self::passing(format!("ZooKeeper refuses: {error}")).in_doubt()
+            }
             Error::NoNode | Error::NodeExists | Error::BadVersion | Error::NotEmpty => Self::Answered(error),
             _ => ZooKeeperFailure::IN_DOUBT,
         }

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use lockkeeper::backends::dynamodb::init;
 use lockkeeper::{Locks, Wait};
-use lockkeeper_rig::DynamoDb;
+use lockkeeper_rig::{DynamoDb, Faults, Protocol, Refusal};
 
-use crate::proxy::Faults;
 use crate::subject::{Subject, until};
 
 const TTL: Duration = Duration::from_secs(2);
@@ -23,7 +22,7 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) async fn new() -> Self {
         let dynamodb = DynamoDb::start(&Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign"));
-        let server = Self { dynamodb, faults: Faults::default() };
+        let server = Self { dynamodb, faults: Faults::of(Protocol::DynamoDb) };
         assert!(init(&server.url(server.address())).await.unwrap());
         server
     }
@@ -53,6 +52,26 @@ impl Subject for Server {
     async fn client(&self, label: &str) -> Locks {
         let proxy = self.faults.proxy(label, self.address());
         Locks::connect_as(&self.url(proxy), label).await.unwrap()
+    }
+
+    fn refusals(&self) -> &'static [Refusal] {
+        &[
+            Refusal { code: "ThrottlingException", text: "Rate of requests exceeds the allowed throughput." },
+            Refusal {
+                code: "ProvisionedThroughputExceededException",
+                text: "The level of configured throughput was exceeded.",
+            },
+            Refusal {
+                code: "RequestLimitExceeded",
+                text: "Throughput exceeds the current limit of your account.",
+            },
+            Refusal {
+                code: "ExpiredTokenException",
+                text: "The security token included in the request is expired",
+            },
+            Refusal { code: "InternalServerError", text: "Internal server error" },
+            Refusal { code: "ServiceUnavailable", text: "Service is not available" },
+        ]
     }
 
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {

@@ -4,10 +4,23 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lockkeeper::{HolderState, Locks};
-use lockkeeper_rig::Redis;
+use lockkeeper_rig::{Faults, Protocol, Redis, Refusal};
 
-use crate::proxy::Faults;
 use crate::subject::{Subject, until};
+
+/// Errors that pass by themselves.
+pub(crate) const REFUSALS: &[Refusal] = &[
+    Refusal { code: "READONLY", text: "You cannot write against a read only replica." },
+    Refusal { code: "NOREPLICAS", text: "Not enough good replicas to write." },
+    Refusal { code: "CLUSTERDOWN", text: "The cluster is down" },
+    Refusal { code: "TRYAGAIN", text: "Multiple keys request during rehashing of slot" },
+    Refusal { code: "LOADING", text: "Redis is loading the dataset in memory" },
+    Refusal { code: "BUSY", text: "Redis is busy running a script." },
+    Refusal {
+        code: "MASTERDOWN",
+        text: "Link with MASTER is down and replica-serve-stale-data is set to no.",
+    },
+];
 
 pub(crate) struct Server {
     redis: Redis,
@@ -19,7 +32,7 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn new(query: &'static str) -> Self {
         let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
-        Self { redis, faults: Faults::default(), query }
+        Self { redis, faults: Faults::of(Protocol::Redis), query }
     }
 
     /// A client without a proxy.
@@ -74,6 +87,10 @@ impl Subject for Server {
 
     fn faults(&self) -> Option<&Faults> {
         Some(&self.faults)
+    }
+
+    fn refusals(&self) -> &'static [Refusal] {
+        REFUSALS
     }
 
     /// Keep-alives use another connection than acquires, so they are not held back.

@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::proxy::Faults;
 use lockkeeper::backends::dynamodb::init;
 use lockkeeper::{AcquireError, BreakOrder, Broken, ConnectError, Locks, VerifyError, Wait};
 use lockkeeper_rig::DynamoDb;
+use lockkeeper_rig::Faults;
 
 /// Used where a test waits for the end of a lease.
 const TTL: Duration = Duration::from_secs(2);
