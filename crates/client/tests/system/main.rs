@@ -9,4 +9,5 @@ mod postgres;
 mod postgres_row;
 mod redis;
 mod redlock;
+mod traffic;
 mod zookeeper;

@@ -32,7 +32,8 @@ struct State {
     /// Connections without traffic for this long are closed.
     idle_limit: Option<Duration>,
     idle_cuts: usize,
-    refusal: Option<Refusal>,
+    /// The error, and a text that a refused request contains.
+    refusal: Option<(Refusal, String)>,
     refused: usize,
     /// For each client, by its label: addresses of nodes that are replaced in the traffic to it, each with its
     /// replacement of the same length.
@@ -212,8 +213,13 @@ impl Faults {
     /// The service refuses requests of all clients with this error until [`Faults::stop_refusing`]. Which requests:
     /// [`Protocol`].
     pub fn refuse(&self, refusal: Refusal) {
+        self.refuse_only(refusal, "");
+    }
+
+    /// As [`Faults::refuse`], of requests that contain this text.
+    pub fn refuse_only(&self, refusal: Refusal, text: &str) {
         let mut state = self.state();
-        (state.refusal, state.refused) = (Some(refusal), 0);
+        (state.refusal, state.refused) = (Some((refusal, text.to_owned())), 0);
     }
 
     /// Ends [`Faults::refuse`].
@@ -350,7 +356,11 @@ impl Faults {
 
     fn refuse_some(&self, requests: &mut Requests, piece: &[u8]) -> Treated {
         let mut state = self.state();
-        let treated = requests.treat(piece, state.refusal.as_ref());
+        let refusal = |request: &[u8]| {
+            let (refusal, text) = state.refusal.as_ref()?;
+            contains(request, text.as_bytes()).then_some(*refusal)
+        };
+        let treated = requests.treat(piece, refusal);
         state.refused += treated.refused;
         treated
     }
@@ -370,7 +380,7 @@ fn listen() -> (TcpListener, SocketAddr) {
 }
 
 fn contains(piece: &[u8], text: &[u8]) -> bool {
-    piece.windows(text.len()).any(|window| window == text)
+    text.is_empty() || piece.windows(text.len()).any(|window| window == text)
 }
 
 fn replace(piece: &mut [u8], from: &[u8], to: &[u8]) {

@@ -47,12 +47,13 @@ impl Requests {
         Self { protocol, buffer: Vec::new(), is_new: true }
     }
 
-    pub(super) fn treat(&mut self, piece: &[u8], refusal: Option<&Refusal>) -> Treated {
+    /// `refusal` returns the error for a request, if it is to be refused.
+    pub(super) fn treat(&mut self, piece: &[u8], refusal: impl Fn(&[u8]) -> Option<Refusal>) -> Treated {
         self.buffer.extend_from_slice(piece);
         let mut treated = Treated::default();
         while let Some(length) = self.length().filter(|length| *length <= self.buffer.len()) {
             let request: Vec<u8> = self.buffer.drain(..length).collect();
-            let refusal = refusal.filter(|_| self.is_refusable(&request));
+            let refusal = refusal(&request).filter(|_| self.is_refusable(&request));
             self.is_new &= !opens(&request);
             treated.refused += usize::from(refusal.is_some());
             match refusal {
@@ -63,7 +64,7 @@ impl Requests {
                     let command = ["EVAL", &script, "0"].map(|word| format!("${}\r\n{word}\r\n", word.len()));
                     treated.forward.extend(format!("*3\r\n{}", command.concat()).bytes());
                 }
-                Some(refusal) => treated.answers.extend(self.answer(&request, refusal)),
+                Some(refusal) => treated.answers.extend(self.answer(&request, &refusal)),
             }
         }
         treated

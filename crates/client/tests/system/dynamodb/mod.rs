@@ -1,5 +1,6 @@
 //! `dynamodb:` on an emulator: its items, and what a table must be like.
 
+mod credentials;
 mod faulty_service;
 mod refusals;
 
