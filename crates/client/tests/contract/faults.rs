@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Guard, Locks, ReleaseError, Unfenced, VerifyError, Wait};
+use lockkeeper::{AcquireError, BackendErrorKind, Guard, Locks, ReleaseError, Unfenced, VerifyError, Wait};
 use lockkeeper_rig::Refusal;
 
 use crate::subject::{Subject, start_waiting, until};
@@ -56,11 +56,11 @@ faults! {
 }
 
 async fn survives(subject: &impl Subject, faults: &[Fault]) {
-    for refusal in subject.refusals() {
-        refused_for_a_while(subject, *refusal).await;
+    for (kind, refusal) in subject.refusals() {
+        refused_for_a_while(subject, *refusal, *kind).await;
     }
     if faults.contains(&RefusedUntilLost) {
-        refused_until_lost(subject, subject.refusals()[0]).await;
+        refused_until_lost(subject, subject.refusals()[0].1).await;
     }
     if faults.contains(&IdleCut) {
         idle_connections_are_cut(subject).await;
@@ -79,7 +79,7 @@ async fn is_confirmed(held: &Guard<Unfenced>) -> bool {
     }
 }
 
-async fn refused_for_a_while(subject: &impl Subject, refusal: Refusal) {
+async fn refused_for_a_while(subject: &impl Subject, refusal: Refusal, kind: BackendErrorKind) {
     let name = format!("faults/{}", refusal.code.to_ascii_lowercase());
     let (holds, waits, late) =
         (subject.client("holds").await, subject.client("waits").await, subject.client("late").await);
@@ -90,14 +90,21 @@ async fn refused_for_a_while(subject: &impl Subject, refusal: Refusal) {
     until(&format!("the refusal in an error: {refusal:?}"), async || {
         // The client itself may repeat the request for longer.
         let _ = tokio::time::timeout(SECOND / 5, is_confirmed(&held)).await;
-        let error = late.mutex(&name).wait(Wait::For(SECOND / 5)).acquire().await.unwrap_err().to_string();
-        error.contains(refusal.text).then_some(())
+        let error = late.mutex(&name).wait(Wait::For(SECOND / 5)).acquire().await.unwrap_err();
+        let found = match &error {
+            AcquireError::Backend(error) => error.kind,
+            _ => BackendErrorKind::Unreachable,
+        };
+        let is_told = error.to_string().contains(refusal.text);
+        is_told.then(|| assert_eq!(found, kind, "{error}"))
     })
     .await;
     assert!(subject.refused() > 0 && !waiting.is_finished(), "{refusal:?}");
     subject.stop_refusing();
     until(&format!("confirmed after {refusal:?}"), async || is_confirmed(&held).await.then_some(())).await;
     held.release().await.unwrap();
+    // Long before an entry could expire that it has left behind.
+    until(&format!("granted after {refusal:?}"), async || waiting.is_finished().then_some(())).await;
     waiting.await.unwrap().unwrap().release().await.unwrap();
 }
 

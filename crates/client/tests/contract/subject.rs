@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{AcquireError, Guard, Lock, Locks};
+use lockkeeper::{AcquireError, BackendErrorKind, Guard, Lock, Locks};
 use lockkeeper_rig::{Faults, Refusal};
 use tokio::task::JoinHandle;
 
@@ -80,8 +80,8 @@ pub(crate) trait Subject: Sync {
         panic!("{} has one address", self.scheme())
     }
 
-    /// The errors with which the service refuses for a while, and which pass by themselves.
-    fn refusals(&self) -> &'static [Refusal] {
+    /// The errors with which the service refuses for a while, and their kinds. Those of kind `Unreachable` pass by themselves.
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
         &[]
     }
 

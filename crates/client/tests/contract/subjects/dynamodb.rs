@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Refused, Unreachable};
 use lockkeeper::backends::dynamodb::init;
 use lockkeeper::{Locks, Wait};
 use lockkeeper_rig::{DynamoDb, Faults, Protocol, Refusal};
@@ -54,23 +55,45 @@ impl Subject for Server {
         Locks::connect_as(&self.url(proxy), label).await.unwrap()
     }
 
-    fn refusals(&self) -> &'static [Refusal] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
         &[
-            Refusal { code: "ThrottlingException", text: "Rate of requests exceeds the allowed throughput." },
-            Refusal {
-                code: "ProvisionedThroughputExceededException",
-                text: "The level of configured throughput was exceeded.",
-            },
-            Refusal {
-                code: "RequestLimitExceeded",
-                text: "Throughput exceeds the current limit of your account.",
-            },
-            Refusal {
-                code: "ExpiredTokenException",
-                text: "The security token included in the request is expired",
-            },
-            Refusal { code: "InternalServerError", text: "Internal server error" },
-            Refusal { code: "ServiceUnavailable", text: "Service is not available" },
+            (
+                Unreachable,
+                Refusal {
+                    code: "ThrottlingException",
+                    text: "Rate of requests exceeds the allowed throughput.",
+                },
+            ),
+            (
+                Unreachable,
+                Refusal {
+                    code: "ProvisionedThroughputExceededException",
+                    text: "The level of configured throughput was exceeded.",
+                },
+            ),
+            (
+                Unreachable,
+                Refusal {
+                    code: "RequestLimitExceeded",
+                    text: "Throughput exceeds the current limit of your account.",
+                },
+            ),
+            (
+                Unreachable,
+                Refusal {
+                    code: "ExpiredTokenException",
+                    text: "The security token included in the request is expired",
+                },
+            ),
+            (Unreachable, Refusal { code: "InternalServerError", text: "Internal server error" }),
+            (Unreachable, Refusal { code: "ServiceUnavailable", text: "Service is not available" }),
+            (
+                Denied,
+                Refusal { code: "AccessDeniedException", text: "User is not authorized to perform this" },
+            ),
+            (Denied, Refusal { code: "UnrecognizedClientException", text: "The security token is invalid." }),
+            (Operator, Refusal { code: "ResourceNotFoundException", text: "Requested resource not found" }),
+            (Refused, Refusal { code: "ValidationException", text: "Item size has exceeded the maximum" }),
         ]
     }
 

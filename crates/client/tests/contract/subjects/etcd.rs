@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Unreachable};
 use lockkeeper::{HolderState, Locks};
 use lockkeeper_rig::{Etcd, Faults, Refusal};
 use tonic::body::Body;
@@ -109,12 +110,14 @@ impl Subject for Server {
         Locks::connect_as(&format!("etcd://{}", proxies.join(",")), labels[0]).await.unwrap()
     }
 
-    fn refusals(&self) -> &'static [Refusal] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
         &[
-            Refusal { code: "14", text: "etcdserver: no leader" },
-            Refusal { code: "14", text: "etcdserver: leader changed" },
-            Refusal { code: "14", text: "etcdserver: request timed out" },
-            Refusal { code: "8", text: "etcdserver: too many requests" },
+            (Unreachable, Refusal { code: "14", text: "etcdserver: no leader" }),
+            (Unreachable, Refusal { code: "14", text: "etcdserver: leader changed" }),
+            (Unreachable, Refusal { code: "14", text: "etcdserver: request timed out" }),
+            (Unreachable, Refusal { code: "8", text: "etcdserver: too many requests" }),
+            (Operator, Refusal { code: "8", text: "etcdserver: mvcc: database space exceeded" }),
+            (Denied, Refusal { code: "7", text: "etcdserver: permission denied" }),
         ]
     }
 

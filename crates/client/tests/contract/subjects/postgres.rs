@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, LimitReached, Unreachable};
 use lockkeeper::backends::postgres::schema_sql;
 use lockkeeper::{BreakOrder, LockName, Locks};
 use lockkeeper_rig::{Faults, Postgres, Protocol, Refusal};
@@ -10,9 +11,9 @@ use lockkeeper_rig::{Faults, Postgres, Protocol, Refusal};
 use crate::subject::Subject;
 
 /// Errors for new connections that pass by themselves.
-pub(crate) const LOGIN_REFUSALS: &[Refusal] = &[
-    Refusal { code: "53300", text: "sorry, too many clients already" },
-    Refusal { code: "57P03", text: "the database system is starting up" },
+pub(crate) const LOGIN_REFUSALS: &[(BackendErrorKind, Refusal)] = &[
+    (LimitReached, Refusal { code: "53300", text: "sorry, too many clients already" }),
+    (Unreachable, Refusal { code: "57P03", text: "the database system is starting up" }),
 ];
 
 pub(crate) struct Advisory {
@@ -56,7 +57,7 @@ impl Subject for Advisory {
         Locks::connect_as(&self.url(&proxies.join(",")), labels[0]).await.unwrap()
     }
 
-    fn refusals(&self) -> &'static [Refusal] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
         LOGIN_REFUSALS
     }
 

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, Denied, LimitReached, Operator, Refused, Unreachable};
 use lockkeeper::{HolderState, Locks};
 use lockkeeper_rig::{Faults, Postgres, Refusal};
 
@@ -87,14 +88,24 @@ impl Subject for Rows {
         Some(&self.faults)
     }
 
-    fn refusals(&self) -> &'static [Refusal] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
         &[
-            Refusal { code: "25006", text: "cannot execute UPDATE in a read-only transaction" },
-            Refusal { code: "40001", text: "could not serialize access due to concurrent update" },
-            Refusal { code: "40P01", text: "deadlock detected" },
-            Refusal { code: "53200", text: "out of memory" },
-            Refusal { code: "55P03", text: "could not obtain lock on row in relation" },
-            Refusal { code: "57014", text: "canceling statement due to statement timeout" },
+            (
+                Unreachable,
+                Refusal { code: "25006", text: "cannot execute UPDATE in a read-only transaction" },
+            ),
+            (
+                Unreachable,
+                Refusal { code: "40001", text: "could not serialize access due to concurrent update" },
+            ),
+            (Unreachable, Refusal { code: "40P01", text: "deadlock detected" }),
+            (Unreachable, Refusal { code: "55P03", text: "could not obtain lock on row in relation" }),
+            (Unreachable, Refusal { code: "57014", text: "canceling statement due to statement timeout" }),
+            (LimitReached, Refusal { code: "53200", text: "out of memory" }),
+            (Operator, Refusal { code: "53100", text: "could not extend file: No space left on device" }),
+            (Operator, Refusal { code: "58030", text: "could not write to file: Input/output error" }),
+            (Denied, Refusal { code: "42501", text: "permission denied for table row_lease" }),
+            (Refused, Refusal { code: "22001", text: "value too long" }),
         ]
     }
 

@@ -3,23 +3,32 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Refused, Unreachable};
 use lockkeeper::{HolderState, Locks};
 use lockkeeper_rig::{Faults, Protocol, Redis, Refusal};
 
 use crate::subject::{Subject, until};
 
 /// Errors that pass by themselves.
-pub(crate) const REFUSALS: &[Refusal] = &[
-    Refusal { code: "READONLY", text: "You cannot write against a read only replica." },
-    Refusal { code: "NOREPLICAS", text: "Not enough good replicas to write." },
-    Refusal { code: "CLUSTERDOWN", text: "The cluster is down" },
-    Refusal { code: "TRYAGAIN", text: "Multiple keys request during rehashing of slot" },
-    Refusal { code: "LOADING", text: "Redis is loading the dataset in memory" },
-    Refusal { code: "BUSY", text: "Redis is busy running a script." },
-    Refusal {
-        code: "MASTERDOWN",
-        text: "Link with MASTER is down and replica-serve-stale-data is set to no.",
-    },
+pub(crate) const REFUSALS: &[(BackendErrorKind, Refusal)] = &[
+    (Unreachable, Refusal { code: "READONLY", text: "You cannot write against a read only replica." }),
+    (Unreachable, Refusal { code: "NOREPLICAS", text: "Not enough good replicas to write." }),
+    (Unreachable, Refusal { code: "CLUSTERDOWN", text: "The cluster is down" }),
+    (Unreachable, Refusal { code: "TRYAGAIN", text: "Multiple keys request during rehashing of slot" }),
+    (Unreachable, Refusal { code: "LOADING", text: "Redis is loading the dataset in memory" }),
+    (Unreachable, Refusal { code: "BUSY", text: "Redis is busy running a script." }),
+    (
+        Unreachable,
+        Refusal {
+            code: "MASTERDOWN",
+            text: "Link with MASTER is down and replica-serve-stale-data is set to no.",
+        },
+    ),
+    (Operator, Refusal { code: "OOM", text: "command not allowed when used memory > maxmemory." }),
+    (Operator, Refusal { code: "MISCONF", text: "Redis is configured to save RDB snapshots" }),
+    (Denied, Refusal { code: "NOPERM", text: "this user has no permissions" }),
+    (Denied, Refusal { code: "NOAUTH", text: "Authentication required." }),
+    (Refused, Refusal { code: "WRONGTYPE", text: "Operation against a key holding the wrong kind of value" }),
 ];
 
 pub(crate) struct Server {
@@ -89,7 +98,7 @@ impl Subject for Server {
         Some(&self.faults)
     }
 
-    fn refusals(&self) -> &'static [Refusal] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
         REFUSALS
     }
 

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Unreachable};
 use lockkeeper::Locks;
 use lockkeeper_rig::{Faults, Protocol, Refusal, ZooKeeper};
 
@@ -50,11 +51,13 @@ impl Subject for Server {
     }
 
     /// Throttled; a member that serves reads only; an operation that took too long.
-    fn refusals(&self) -> &'static [Refusal] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
         &[
-            Refusal { code: "-127", text: "throttled" },
-            Refusal { code: "-119", text: "read only" },
-            Refusal { code: "-7", text: "-7" },
+            (Unreachable, Refusal { code: "-127", text: "throttled" }),
+            (Unreachable, Refusal { code: "-119", text: "read only" }),
+            (Unreachable, Refusal { code: "-7", text: "-7" }),
+            (Denied, Refusal { code: "-102", text: "not authorized" }),
+            (Operator, Refusal { code: "-125", text: "quota" }),
         ]
     }
 

@@ -86,6 +86,32 @@ async fn changes_of_users_and_of_required_logins_end_no_hold() {
     waiting.await.unwrap().unwrap().release().await.unwrap();
 }
 
+/// Not even its lease can be ended meanwhile: another one would queue behind it, until it expires.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_without_permission_keeps_its_place() {
+    let etcd = Etcd::start();
+    require_logins(&etcd);
+    let as_user = |login: &str| format!("etcd://{login}@127.0.0.1:{}", etcd.port());
+    let root = Locks::connect(&as_user("root:secret")).await.unwrap();
+    let ana = Locks::connect(&as_user("ana:hers")).await.unwrap();
+    let held = root.mutex("x").acquire().await.unwrap();
+    let (queued_in, mut queued) = tokio::sync::mpsc::unbounded_channel();
+    let (refused_in, mut refused) = tokio::sync::mpsc::unbounded_channel();
+    let lock = ana.mutex("x").ttl(Duration::from_secs(600));
+    // The channels stay open until the lock is granted.
+    let lock = lock.on_queued(move |_| queued_in.send(()).unwrap());
+    let lock = lock.on_refused(move |error| refused_in.send(error.to_string()).unwrap());
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    queued.recv().await.unwrap();
+    let role = |command: &[&str]| etcd.cli(&[&["--user", "root:secret", "role"], command].concat());
+    role(&["revoke-permission", "locks", "--prefix=true", "lockkeeper"]);
+    held.release().await.unwrap();
+    assert!(refused.recv().await.unwrap().contains("permission denied"));
+    role(&["grant-permission", "locks", "--prefix=true", "readwrite", "lockkeeper"]);
+    until("it is granted", async || waiting.is_finished().then_some(())).await;
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_that_end_are_replaced_before_the_answer() {
     let etcd = Etcd::with_jwt("1500ms");
