@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use aws_config::default_provider::credentials::DefaultCredentialsChain;
 use aws_config::default_provider::region::DefaultRegionChain;
 use aws_config::provider_config::ProviderConfig;
+use aws_config::retry::RetryConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::provider::future;
 use aws_sdk_dynamodb::Client;
@@ -50,7 +51,8 @@ const BUSY: [&str; 6] = [
     "TransactionConflictException",
 ];
 
-/// Longest pause after the first of those errors; half of it on average.
+/// Longest pause after the first of those errors; half of it on average. The SDK's own repeats begin with it, too: by default they
+/// begin with a second, and the time limit of a call would end before its refusal is known.
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a call has no usable answer.
@@ -114,7 +116,10 @@ fn http_client() -> Result<SharedHttpClient, BackendError> {
 /// The settings of AWS's tools: environment, profile, roles; without contacting DynamoDB.
 pub(super) async fn configure(settings: &Settings) -> Result<SdkConfig, BackendError> {
     let http_client = http_client()?;
-    let mut loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http_client.clone());
+    let repeats = RetryConfig::standard().with_initial_backoff(BUSY_PAUSE);
+    let mut loader = aws_config::defaults(BehaviorVersion::latest())
+        .http_client(http_client.clone())
+        .retry_config(repeats);
     if let Some(region) = &settings.region {
         loader = loader.region(Region::new(region.clone()));
     }
@@ -262,7 +267,7 @@ where
         }
         // For a transaction that is still under way, and for failures within DynamoDB.
         _ if service.raw().status().is_server_error() || code == "TransactionInProgressException" => {
-            DynamoFailure::IN_DOUBT
+            DynamoFailure::passing(told).in_doubt()
         }
         _ => refused(BackendErrorKind::Refused, told),
     }

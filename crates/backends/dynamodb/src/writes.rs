@@ -377,7 +377,10 @@ fn cancelled(error: &SdkError<TransactWriteItemsError>) -> Option<Result<Taking,
             format!("DynamoDB refuses the items of the lock: {cancelled}"),
         ))),
         // Throttled. The SDK may have repeated it after a try without an answer.
-        _ => Err(DynamoFailure::IN_DOUBT),
+        codes => {
+            let told = format!("DynamoDB cancels the transaction: {}", codes.join(", "));
+            Err(DynamoFailure::passing(told).in_doubt())
+        }
     })
 }
 

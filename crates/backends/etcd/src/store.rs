@@ -49,18 +49,7 @@ impl Store for EtcdStore {
                     inner.leases.remove(&attempt.entry.id);
                     Err(CallError::NOT_SENT)
                 }
-                Err(EtcdFailure::Refused(error)) => {
-                    // Its key may exist. If the lease can't be ended, it expires. What earlier attempts have left, such as a place
-                    // in the queue, is the session's to keep or to end.
-                    if attempt.first
-                        && let Some(lease) = inner.leases.of(&attempt.entry.id)
-                    {
-                        let deadline = Instant::now() + attempt.entry.limit();
-                        let _ = inner.revoke(&attempt.entry, lease, deadline).await;
-                        inner.leases.remove(&attempt.entry.id);
-                    }
-                    Ok(Tried::Refused(error))
-                }
+                Err(EtcdFailure::Refused(error)) => inner.refused(&attempt, error).await,
             }
         })
     }
@@ -202,6 +191,18 @@ impl Inner {
             state => *state,
         });
         Ok(leases.iter().map(|lease| lease.and_then(|_| states.next()).unwrap_or(Renewed::Gone)).collect())
+    }
+
+    /// An attempt was refused, after it may have created its key. While the key may exist, the entry's lease stays known: an attempt
+    /// with another lease would queue behind that key. A waiter keeps its place.
+    async fn refused(&self, attempt: &Attempt, error: BackendError) -> Result<Tried, CallError> {
+        let entry = &attempt.entry;
+        let Some(lease) = self.leases.of(&entry.id) else { return Ok(Tried::Refused(error)) };
+        let keeps_place = attempt.wait && lease.revision.is_some() && error.kind.may_pass();
+        if !keeps_place && self.revoke(entry, lease, Instant::now() + entry.limit()).await.is_ok() {
+            return Ok(Tried::Refused(error));
+        }
+        Err(CallError { sent: true, ..CallError::refused(error) })
     }
 
     async fn finish(&self, entry: &Entry, doubt: bool) -> Result<End, EtcdFailure> {

@@ -49,6 +49,10 @@ pub(super) fn failure(error: Error) -> ZooKeeperFailure {
         Error::Throttled | Error::NotReadOnly => {
             ZooKeeperFailure::passing(format!("ZooKeeper refuses: {error}"))
         }
+        // Answers about requests that may have been executed.
+        Error::SessionMoved | Error::MarshallingError | Error::UnexpectedErrorCode(_) => {
+            ZooKeeperFailure::passing(format!("ZooKeeper refuses: {error}")).in_doubt()
+        }
         Error::NoNode | Error::NodeExists | Error::BadVersion | Error::NotEmpty => {
             ZooKeeperFailure::Answered(error)
         }

@@ -5,10 +5,10 @@
 //! compiled-in backend has its line.
 
 mod abilities;
+mod faults;
 mod page;
 mod permits;
 mod promises;
-mod proxy;
 mod recipes;
 mod subject;
 mod subjects;

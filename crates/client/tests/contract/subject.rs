@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use lockkeeper::{AcquireError, Guard, Lock, Locks};
+use lockkeeper::{AcquireError, BackendErrorKind, Guard, Lock, Locks};
+use lockkeeper_rig::{Faults, Refusal};
 use tokio::task::JoinHandle;
-
-use crate::proxy::Faults;
 
 /// A backend under test. A fault that does not exist for every backend is injected by a method that returns whether
 /// callers of this one can notice the fault.
@@ -74,6 +73,30 @@ pub(crate) trait Subject: Sync {
     /// Lets the attempt proceed.
     fn let_go(&self) {
         self.faults().inspect(|faults| faults.let_go());
+    }
+
+    /// Opens a client with one address for each label, whose proxy has that label.
+    async fn client_through(&self, _labels: &[&str]) -> Locks {
+        panic!("{} has one address", self.scheme())
+    }
+
+    /// The errors with which the service refuses for a while, and their kinds. Those of kind `Unreachable` pass by themselves.
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        &[]
+    }
+
+    /// The service refuses requests with this error until [`Subject::stop_refusing`].
+    fn refuse(&self, refusal: Refusal) {
+        self.faults().inspect(|faults| faults.refuse(refusal));
+    }
+
+    fn stop_refusing(&self) {
+        self.faults().inspect(|faults| faults.stop_refusing());
+    }
+
+    /// The number of requests refused.
+    fn refused(&self) -> usize {
+        self.faults().map_or(0, Faults::refused)
     }
 
     /// Stalls the service for this duration. `false`: there is no service.

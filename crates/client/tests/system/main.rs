@@ -7,8 +7,7 @@ mod interop;
 mod once;
 mod postgres;
 mod postgres_row;
-#[path = "../contract/proxy.rs"]
-mod proxy;
 mod redis;
 mod redlock;
+mod traffic;
 mod zookeeper;

@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Refused, Unreachable};
 use lockkeeper::backends::dynamodb::init;
 use lockkeeper::{Locks, Wait};
-use lockkeeper_rig::DynamoDb;
+use lockkeeper_rig::{DynamoDb, Faults, Protocol, Refusal};
 
-use crate::proxy::Faults;
 use crate::subject::{Subject, until};
 
 const TTL: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) async fn new() -> Self {
         let dynamodb = DynamoDb::start(&Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign"));
-        let server = Self { dynamodb, faults: Faults::default() };
+        let server = Self { dynamodb, faults: Faults::of(Protocol::DynamoDb) };
         assert!(init(&server.url(server.address())).await.unwrap());
         server
     }
@@ -53,6 +53,48 @@ impl Subject for Server {
     async fn client(&self, label: &str) -> Locks {
         let proxy = self.faults.proxy(label, self.address());
         Locks::connect_as(&self.url(proxy), label).await.unwrap()
+    }
+
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        &[
+            (
+                Unreachable,
+                Refusal {
+                    code: "ThrottlingException",
+                    text: "Rate of requests exceeds the allowed throughput.",
+                },
+            ),
+            (
+                Unreachable,
+                Refusal {
+                    code: "ProvisionedThroughputExceededException",
+                    text: "The level of configured throughput was exceeded.",
+                },
+            ),
+            (
+                Unreachable,
+                Refusal {
+                    code: "RequestLimitExceeded",
+                    text: "Throughput exceeds the current limit of your account.",
+                },
+            ),
+            (
+                Unreachable,
+                Refusal {
+                    code: "ExpiredTokenException",
+                    text: "The security token included in the request is expired",
+                },
+            ),
+            (Unreachable, Refusal { code: "InternalServerError", text: "Internal server error" }),
+            (Unreachable, Refusal { code: "ServiceUnavailable", text: "Service is not available" }),
+            (
+                Denied,
+                Refusal { code: "AccessDeniedException", text: "User is not authorized to perform this" },
+            ),
+            (Denied, Refusal { code: "UnrecognizedClientException", text: "The security token is invalid." }),
+            (Operator, Refusal { code: "ResourceNotFoundException", text: "Requested resource not found" }),
+            (Refused, Refusal { code: "ValidationException", text: "Item size has exceeded the maximum" }),
+        ]
     }
 
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {

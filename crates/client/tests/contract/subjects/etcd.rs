@@ -1,22 +1,45 @@
-//! `etcd:`, on a real server, through a proxy for each client.
+//! `etcd:`, on a real server, through a proxy for each client. Behind these, one proxy of gRPC refuses calls.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Unreachable};
 use lockkeeper::{HolderState, Locks};
-use lockkeeper_rig::Etcd;
+use lockkeeper_rig::{Etcd, Faults, Refusal};
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::codegen::http::{Request, Response};
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server as GrpcServer};
+use tonic::{Code, Status};
 
-use crate::proxy::Faults;
 use crate::subject::{Subject, until};
 
 pub(crate) struct Server {
     etcd: Etcd,
     faults: Faults,
+    refuser: Refuser,
+    /// Where the refuser listens.
+    address: SocketAddr,
 }
 
 impl Server {
     pub(crate) fn new() -> Self {
-        Self { etcd: Etcd::start(), faults: Faults::default() }
+        let etcd = Etcd::start();
+        let channel = Endpoint::try_from(etcd.url().replace("etcd://", "http://")).unwrap().connect_lazy();
+        let refuser = Refuser { channel, refusal: Arc::default() };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).unwrap());
+        tokio::spawn(
+            GrpcServer::builder().serve_with_incoming(refuser.clone(), listener.with_nodelay(Some(true))),
+        );
+        Self { etcd, faults: Faults::default(), refuser, address }
     }
 
     /// Waits until the hold of a cut-off client has expired.
@@ -32,6 +55,42 @@ impl Server {
     }
 }
 
+/// Forwards calls to etcd, or refuses them.
+#[derive(Clone)]
+struct Refuser {
+    channel: Channel,
+    /// The error, and how many calls were refused with it.
+    refusal: Arc<Mutex<(Option<Refusal>, usize)>>,
+}
+
+impl Service<Request<Body>> for Refuser {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let mut refusal = self.refusal.lock().unwrap();
+        if let (Some(Refusal { code, text }), refused) = &mut *refusal {
+            *refused += 1;
+            let status = Status::new(Code::from_bytes(code.as_bytes()), *text);
+            return Box::pin(std::future::ready(Ok(status.into_http())));
+        }
+        let mut channel = self.channel.clone();
+        Box::pin(async move {
+            let ready = std::future::poll_fn(|cx| channel.poll_ready(cx)).await;
+            let answer = match ready {
+                Ok(()) => channel.call(request).await,
+                Err(error) => Err(error),
+            };
+            Ok(answer.unwrap_or_else(|error| Status::unavailable(error.to_string()).into_http()))
+        })
+    }
+}
+
 impl Subject for Server {
     fn scheme(&self) -> &'static str {
         "etcd"
@@ -42,8 +101,36 @@ impl Subject for Server {
     }
 
     async fn client(&self, label: &str) -> Locks {
-        let proxy = self.faults.proxy(label, SocketAddr::from(([127, 0, 0, 1], self.etcd.port())));
-        Locks::connect_as(&format!("etcd://{proxy}"), label).await.unwrap()
+        self.client_through(&[label]).await
+    }
+
+    async fn client_through(&self, labels: &[&str]) -> Locks {
+        let proxies: Vec<_> =
+            labels.iter().map(|label| self.faults.proxy(label, self.address).to_string()).collect();
+        Locks::connect_as(&format!("etcd://{}", proxies.join(",")), labels[0]).await.unwrap()
+    }
+
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        &[
+            (Unreachable, Refusal { code: "14", text: "etcdserver: no leader" }),
+            (Unreachable, Refusal { code: "14", text: "etcdserver: leader changed" }),
+            (Unreachable, Refusal { code: "14", text: "etcdserver: request timed out" }),
+            (Unreachable, Refusal { code: "8", text: "etcdserver: too many requests" }),
+            (Operator, Refusal { code: "8", text: "etcdserver: mvcc: database space exceeded" }),
+            (Denied, Refusal { code: "7", text: "etcdserver: permission denied" }),
+        ]
+    }
+
+    fn refuse(&self, refusal: Refusal) {
+        *self.refuser.refusal.lock().unwrap() = (Some(refusal), 0);
+    }
+
+    fn stop_refusing(&self) {
+        self.refuser.refusal.lock().unwrap().0 = None;
+    }
+
+    fn refused(&self) -> usize {
+        self.refuser.refusal.lock().unwrap().1
     }
 
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {

@@ -3,12 +3,18 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, LimitReached, Unreachable};
 use lockkeeper::backends::postgres::schema_sql;
 use lockkeeper::{BreakOrder, LockName, Locks};
-use lockkeeper_rig::Postgres;
+use lockkeeper_rig::{Faults, Postgres, Protocol, Refusal};
 
-use crate::proxy::Faults;
 use crate::subject::Subject;
+
+/// Errors for new connections that pass by themselves.
+pub(crate) const LOGIN_REFUSALS: &[(BackendErrorKind, Refusal)] = &[
+    (LimitReached, Refusal { code: "53300", text: "sorry, too many clients already" }),
+    (Unreachable, Refusal { code: "57P03", text: "the database system is starting up" }),
+];
 
 pub(crate) struct Advisory {
     server: Postgres,
@@ -19,11 +25,11 @@ impl Advisory {
     pub(crate) fn session() -> Self {
         let server = Postgres::start();
         server.psql(&schema_sql(None));
-        Self { server, faults: Faults::default() }
+        Self { server, faults: Faults::of(Protocol::Postgres) }
     }
 
-    fn url(&self, address: SocketAddr) -> String {
-        format!("postgres://postgres@{address}/postgres?lock=session&probe=500ms&timeout=2s")
+    fn url(&self, addresses: &str) -> String {
+        format!("postgres://postgres@{addresses}/postgres?lock=session&probe=500ms&timeout=2s")
     }
 
     fn address(&self) -> SocketAddr {
@@ -32,7 +38,7 @@ impl Advisory {
 
     /// A client without a proxy.
     async fn operator(&self) -> Locks {
-        Locks::connect_as(&self.url(self.address()), "operator").await.unwrap()
+        Locks::connect_as(&self.url(&self.address().to_string()), "operator").await.unwrap()
     }
 }
 
@@ -42,8 +48,23 @@ impl Subject for Advisory {
     }
 
     async fn client(&self, label: &str) -> Locks {
-        let proxy = self.faults.proxy(label, self.address());
-        Locks::connect_as(&self.url(proxy), label).await.unwrap()
+        self.client_through(&[label]).await
+    }
+
+    async fn client_through(&self, labels: &[&str]) -> Locks {
+        let proxies: Vec<_> =
+            labels.iter().map(|label| self.faults.proxy(label, self.address()).to_string()).collect();
+        Locks::connect_as(&self.url(&proxies.join(",")), labels[0]).await.unwrap()
+    }
+
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        LOGIN_REFUSALS
+    }
+
+    /// The connection of a hold stays.
+    fn refuse(&self, refusal: Refusal) {
+        self.faults.refuse(refusal);
+        self.faults.close_connections("late");
     }
 
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {

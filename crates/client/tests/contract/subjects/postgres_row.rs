@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, Denied, LimitReached, Operator, Refused, Unreachable};
 use lockkeeper::{HolderState, Locks};
-use lockkeeper_rig::Postgres;
+use lockkeeper_rig::{Faults, Postgres, Refusal};
 
-use crate::proxy::Faults;
 use crate::subject::{Subject, until};
 
 pub(crate) struct Rows {
@@ -55,9 +55,15 @@ impl Subject for Rows {
     }
 
     async fn client(&self, label: &str) -> Locks {
-        let proxy = self.faults.proxy(label, SocketAddr::from(([127, 0, 0, 1], self.server.port())));
-        let url = format!("postgres://postgres@{proxy}/postgres?lock=row&connections=2");
-        let locks = Locks::connect_as(&url, label).await.unwrap();
+        self.client_through(&[label]).await
+    }
+
+    async fn client_through(&self, labels: &[&str]) -> Locks {
+        let server = SocketAddr::from(([127, 0, 0, 1], self.server.port()));
+        let proxies: Vec<_> =
+            labels.iter().map(|label| self.faults.proxy(label, server).to_string()).collect();
+        let url = format!("postgres://postgres@{}/postgres?lock=row&connections=2", proxies.join(","));
+        let locks = Locks::connect_as(&url, labels[0]).await.unwrap();
         // Waits for the client's checks of the server, so that faults injected later affect only calls.
         locks.findings().await.unwrap();
         locks
@@ -80,6 +86,46 @@ impl Subject for Rows {
 
     fn faults(&self) -> Option<&Faults> {
         Some(&self.faults)
+    }
+
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        &[
+            (
+                Unreachable,
+                Refusal { code: "25006", text: "cannot execute UPDATE in a read-only transaction" },
+            ),
+            (
+                Unreachable,
+                Refusal { code: "40001", text: "could not serialize access due to concurrent update" },
+            ),
+            (Unreachable, Refusal { code: "40P01", text: "deadlock detected" }),
+            (Unreachable, Refusal { code: "55P03", text: "could not obtain lock on row in relation" }),
+            (Unreachable, Refusal { code: "57014", text: "canceling statement due to statement timeout" }),
+            (LimitReached, Refusal { code: "53200", text: "out of memory" }),
+            (Operator, Refusal { code: "53100", text: "could not extend file: No space left on device" }),
+            (Operator, Refusal { code: "58030", text: "could not write to file: Input/output error" }),
+            (Denied, Refusal { code: "42501", text: "permission denied for table row_lease" }),
+            (Refused, Refusal { code: "22001", text: "value too long" }),
+        ]
+    }
+
+    /// By the server itself: a trigger raises the error. A sequence counts, as it is not rolled back.
+    fn refuse(&self, Refusal { code, text }: Refusal) {
+        self.server.psql(&format!(
+            "create sequence public.refusals; \
+             create function public.refuse() returns trigger language plpgsql as $$ begin \
+               perform nextval('public.refusals'); raise exception '{text}' using errcode = '{code}'; end $$; \
+             create trigger refuse before insert or update or delete on lockkeeper.row_lease \
+               for each statement execute function public.refuse()"
+        ));
+    }
+
+    fn stop_refusing(&self) {
+        self.server.psql("drop function public.refuse() cascade; drop sequence public.refusals");
+    }
+
+    fn refused(&self) -> usize {
+        self.server.psql("select last_value from public.refusals where is_called").parse().unwrap_or(0)
     }
 
     /// The transaction that inserts the lock's row waits in its commit, as for a slow disk or a synchronous standby:

@@ -3,11 +3,33 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Refused, Unreachable};
 use lockkeeper::{HolderState, Locks};
-use lockkeeper_rig::Redis;
+use lockkeeper_rig::{Faults, Protocol, Redis, Refusal};
 
-use crate::proxy::Faults;
 use crate::subject::{Subject, until};
+
+/// Errors that pass by themselves.
+pub(crate) const REFUSALS: &[(BackendErrorKind, Refusal)] = &[
+    (Unreachable, Refusal { code: "READONLY", text: "You cannot write against a read only replica." }),
+    (Unreachable, Refusal { code: "NOREPLICAS", text: "Not enough good replicas to write." }),
+    (Unreachable, Refusal { code: "CLUSTERDOWN", text: "The cluster is down" }),
+    (Unreachable, Refusal { code: "TRYAGAIN", text: "Multiple keys request during rehashing of slot" }),
+    (Unreachable, Refusal { code: "LOADING", text: "Redis is loading the dataset in memory" }),
+    (Unreachable, Refusal { code: "BUSY", text: "Redis is busy running a script." }),
+    (
+        Unreachable,
+        Refusal {
+            code: "MASTERDOWN",
+            text: "Link with MASTER is down and replica-serve-stale-data is set to no.",
+        },
+    ),
+    (Operator, Refusal { code: "OOM", text: "command not allowed when used memory > maxmemory." }),
+    (Operator, Refusal { code: "MISCONF", text: "Redis is configured to save RDB snapshots" }),
+    (Denied, Refusal { code: "NOPERM", text: "this user has no permissions" }),
+    (Denied, Refusal { code: "NOAUTH", text: "Authentication required." }),
+    (Refused, Refusal { code: "WRONGTYPE", text: "Operation against a key holding the wrong kind of value" }),
+];
 
 pub(crate) struct Server {
     redis: Redis,
@@ -19,7 +41,7 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn new(query: &'static str) -> Self {
         let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
-        Self { redis, faults: Faults::default(), query }
+        Self { redis, faults: Faults::of(Protocol::Redis), query }
     }
 
     /// A client without a proxy.
@@ -74,6 +96,10 @@ impl Subject for Server {
 
     fn faults(&self) -> Option<&Faults> {
         Some(&self.faults)
+    }
+
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        REFUSALS
     }
 
     /// Keep-alives use another connection than acquires, so they are not held back.

@@ -3,10 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lockkeeper::{HolderState, Locks};
-use lockkeeper_rig::Redis;
+use lockkeeper::{BackendErrorKind, HolderState, Locks};
+use lockkeeper_rig::{Faults, Protocol, Redis, Refusal};
 
-use crate::proxy::Faults;
 use crate::subject::{Subject, until};
 
 /// Two of them may fail.
@@ -21,7 +20,7 @@ pub(crate) struct Servers {
 impl Servers {
     pub(crate) fn new() -> Self {
         let server = |_| Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
-        Self { servers: (0..SERVERS).map(server).collect(), faults: Faults::default() }
+        Self { servers: (0..SERVERS).map(server).collect(), faults: Faults::of(Protocol::Redis) }
     }
 
     async fn connect(label: &str, hosts: impl Iterator<Item = SocketAddr>) -> Locks {
@@ -60,6 +59,17 @@ impl Subject for Servers {
 
     async fn client(&self, label: &str) -> Locks {
         Self::connect(label, self.addresses().map(|server| self.faults.proxy(label, server))).await
+    }
+
+    /// The first label is that of the first server, the second one that of the others.
+    async fn client_through(&self, labels: &[&str]) -> Locks {
+        let label = |server: usize| labels[server.min(1)];
+        let proxy = |(server, address)| self.faults.proxy(label(server), address);
+        Self::connect("several", self.addresses().enumerate().map(proxy)).await
+    }
+
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        super::redis::REFUSALS
     }
 
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {

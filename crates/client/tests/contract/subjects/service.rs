@@ -13,8 +13,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::proxy::Faults;
 use crate::subject::{Subject, until};
+use lockkeeper_rig::Faults;
 
 /// Environment variable that makes a copy of this test binary serve until it is killed: `directory listen`, and for
 /// three nodes also `node cluster`.

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Unreachable};
 use lockkeeper::Locks;
-use lockkeeper_rig::ZooKeeper;
+use lockkeeper_rig::{Faults, Protocol, Refusal, ZooKeeper};
 
-use crate::proxy::Faults;
 use crate::subject::{Subject, until};
 
 pub(crate) struct Server {
@@ -16,7 +16,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn new() -> Self {
-        Self { zookeeper: ZooKeeper::start(), faults: Faults::default() }
+        Self { zookeeper: ZooKeeper::start(), faults: Faults::of(Protocol::ZooKeeper) }
     }
 
     /// Waits until the hold of a cut-off client has expired.
@@ -40,8 +40,25 @@ impl Subject for Server {
     }
 
     async fn client(&self, label: &str) -> Locks {
-        let proxy = self.faults.proxy(label, SocketAddr::from(([127, 0, 0, 1], self.zookeeper.port())));
-        Locks::connect_as(&format!("zookeeper://{proxy}"), label).await.unwrap()
+        self.client_through(&[label]).await
+    }
+
+    async fn client_through(&self, labels: &[&str]) -> Locks {
+        let server = SocketAddr::from(([127, 0, 0, 1], self.zookeeper.port()));
+        let proxies: Vec<_> =
+            labels.iter().map(|label| self.faults.proxy(label, server).to_string()).collect();
+        Locks::connect_as(&format!("zookeeper://{}", proxies.join(",")), labels[0]).await.unwrap()
+    }
+
+    /// Throttled; a member that serves reads only; an operation that took too long.
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        &[
+            (Unreachable, Refusal { code: "-127", text: "throttled" }),
+            (Unreachable, Refusal { code: "-119", text: "read only" }),
+            (Unreachable, Refusal { code: "-7", text: "-7" }),
+            (Denied, Refusal { code: "-102", text: "not authorized" }),
+            (Operator, Refusal { code: "-125", text: "quota" }),
+        ]
     }
 
     async fn crash_closing(&self, name: &str, _keep_closed: Duration, _lock_delay: Duration) {

@@ -1,5 +1,6 @@
 //! `dynamodb:` on an emulator: its items, and what a table must be like.
 
+mod credentials;
 mod faulty_service;
 mod refusals;
 
@@ -7,10 +8,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::proxy::Faults;
 use lockkeeper::backends::dynamodb::init;
 use lockkeeper::{AcquireError, BreakOrder, Broken, ConnectError, Locks, VerifyError, Wait};
 use lockkeeper_rig::DynamoDb;
+use lockkeeper_rig::Faults;
 
 /// Used where a test waits for the end of a lease.
 const TTL: Duration = Duration::from_secs(2);

@@ -1,10 +1,14 @@
 //! TLS, and users.
 
+use std::fs;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{AcquireError, Guard, Locks, Unfenced, Wait};
-use lockkeeper_rig::Etcd;
+use lockkeeper_rig::{Etcd, Faults};
 use tokio::sync::Notify;
 
 use crate::etcd::{until, until_waiting};
@@ -107,7 +111,9 @@ async fn check_place(others: &str, first: &str, why: &'static str, deny: impl Fn
     let held = holder.mutex("x").acquire().await.unwrap();
     let refused = Arc::new(Notify::new());
     let tell = refused.clone();
-    let lock = Locks::connect(first).await.unwrap().mutex("x").on_refused(move |refusal| {
+    // Its lease can't be ended meanwhile: with another one it would queue behind its own key, until that expires.
+    let lock = Locks::connect(first).await.unwrap().mutex("x").ttl(Duration::from_secs(600));
+    let lock = lock.on_refused(move |refusal| {
         assert!(refusal.message.contains(why), "{refusal}");
         tell.notify_one();
     });
@@ -138,6 +144,44 @@ async fn tokens_that_end_are_replaced_before_the_answer() {
     let waiting = tokio::spawn(async move { waits.mutex("x").acquire().await });
     // Renewals are a third of the ttl apart, so that the tokens have ended.
     until_renewed(&held).await;
+    held.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Changes the password of `ana`, with etcd's own program.
+fn change_password(etcd: &Etcd, password: &str) {
+    let mut cli = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .arg(format!("--endpoints=127.0.0.1:{}", etcd.port()))
+        .args(["--user", "root:secret", "user", "passwd", "ana", "--interactive=false"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    writeln!(cli.stdin.take().unwrap(), "{password}").unwrap();
+    assert!(cli.wait().unwrap().success());
+}
+
+/// The change ends the tokens of earlier logins. Some clients try the former password until the file is replaced, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn password_is_read_again_for_each_login() {
+    let etcd = Etcd::start();
+    require_logins(&etcd);
+    let (faults, folder) = (Faults::default(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("password");
+    fs::write(&file, "hers\n").unwrap();
+    let proxy = faults.proxy("ana", SocketAddr::from(([127, 0, 0, 1], etcd.port())));
+    let url = format!("etcd://ana@{proxy}?password-file={}", file.display());
+    let (locks, waits) = (Locks::connect(&url).await.unwrap(), Locks::connect(&url).await.unwrap());
+    let held = locks.mutex("x").ttl(TTL).acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { waits.mutex("x").acquire().await });
+    until("it waits", async || (locks.inspect("x").await.unwrap().waiter_count == 1).then_some(())).await;
+    change_password(&etcd, "new");
+    faults.close_connections("ana");
+    held.verify().await.expect_err("the former password is refused");
+    assert!(held.loss().is_none() && !waiting.is_finished());
+    fs::write(&file, "new\n").unwrap();
+    until("it is confirmed", async || held.verify().await.ok()).await;
     held.release().await.unwrap();
     waiting.await.unwrap().unwrap().release().await.unwrap();
 }

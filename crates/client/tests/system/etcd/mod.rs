@@ -15,7 +15,7 @@ async fn client(etcd: &Etcd, query: &str) -> Locks {
 }
 
 /// Waits for a condition; the deadline only makes a failure visible.
-async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if let Some(found) = probe().await {

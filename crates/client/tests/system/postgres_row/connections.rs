@@ -7,7 +7,7 @@ use lockkeeper::{BootInstant, Guard, Locks, Unfenced};
 use lockkeeper_rig::Postgres;
 
 use crate::postgres_row::support::{SECOND, init, server, until};
-use crate::proxy::Faults;
+use lockkeeper_rig::Faults;
 
 /// Waits until the hold was renewed after `since`.
 async fn until_renewed(held: &Guard<Unfenced>, since: BootInstant) {

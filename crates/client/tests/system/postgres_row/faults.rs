@@ -9,7 +9,7 @@ use lockkeeper::{LossCause, ReleaseError, Wait};
 use crate::postgres_row::support::{
     SECOND, audit, audited_grants, client, holder, inspect, server, token, until, until_waiting,
 };
-use crate::proxy::Faults;
+use lockkeeper_rig::Faults;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_killed_again_and_again_never_lets_two_hold() {

@@ -7,7 +7,7 @@ use lockkeeper::{AcquireError, Wait};
 use crate::postgres_row::support::{
     SECOND, audit, audited_grants, client, inspect, order, rows, server, until, until_waiting,
 };
-use crate::proxy::Faults;
+use lockkeeper_rig::Faults;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_waiter_is_skipped_once_its_ttl_is_over() {

@@ -10,9 +10,9 @@ use std::time::Duration;
 use lockkeeper::{AcquireError, Lock, Locks, LossCause, ReleaseError, Unfenced, Wait};
 use lockkeeper_rig::Redis;
 
-use crate::proxy::Faults;
 use crate::redis::support::{SECOND, address, calls, client, durable, keys, loss, until, until_waiting};
 use crate::redis::switch::Switch;
+use lockkeeper_rig::Faults;
 
 /// Waits until there is neither a hold nor a waiter: only records of ends and counters of tokens may be left.
 async fn until_nothing_is_left(redis: &Redis, what: &str) {

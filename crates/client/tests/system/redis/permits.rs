@@ -3,8 +3,8 @@
 use lockkeeper::{AcquireError, HolderState, Wait};
 use lockkeeper_rig::Redis;
 
-use crate::proxy::Faults;
 use crate::redis::support::{SECOND, address, client, keys, until, until_waiting};
+use lockkeeper_rig::Faults;
 
 #[tokio::test]
 async fn the_lowest_free_slot_is_taken() {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use lockkeeper::{Lock, Locks, Unfenced, Wait};
 use lockkeeper_rig::Redis;
 
-use crate::proxy::Faults;
 use crate::redis::support::{SECOND, address, calls, client, keys, until, until_waiting};
+use lockkeeper_rig::Faults;
 
 /// Returns the number of script calls per hand-over of a lock through a queue of `waiters` clients.
 async fn commands_for_each_hand_over(waiters: usize) -> f64 {
