@@ -11,7 +11,7 @@ use crate::subject::{Subject, start_waiting, until, until_waiting};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-pub(crate) async fn compare(subject: &impl Subject) {
+pub async fn compare(subject: &impl Subject) {
     let locks = subject.client("first").await;
     let mut derived = Vec::new();
     for (ability, declared) in locks.capabilities().abilities() {

@@ -31,7 +31,7 @@ impl Found {
     }
 }
 
-pub(crate) async fn compare(subject: &impl Subject) {
+pub async fn compare(subject: &impl Subject) {
     let declared = subject.client("asks").await.capabilities().promises;
     let mut wrong = Vec::new();
     for (number, name, &declared) in declared.list() {

@@ -8,14 +8,10 @@ use tokio::task::JoinHandle;
 
 /// A backend under test. A fault that does not exist for every backend is injected by a method that returns whether
 /// callers of this one can notice the fault.
-pub(crate) trait Subject: Sync {
+#[expect(async_fn_in_trait, reason = "its futures are polled where they are made")]
+pub trait Subject: Sync {
     /// The URL scheme.
     fn scheme(&self) -> &'static str;
-
-    /// The page in docs/backends/, and the column of its tables for this subject.
-    fn page(&self) -> (&'static str, usize) {
-        (self.scheme(), 1)
-    }
 
     /// The ttl of holds for [`Subject::take_away`], if it waits until they expire: short, to keep the suite fast.
     fn ttl(&self) -> Option<Duration> {
@@ -115,7 +111,7 @@ pub(crate) trait Subject: Sync {
 }
 
 /// Waits for a condition; the deadline only makes a failure visible.
-pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+pub async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
     loop {
         if let Some(found) = probe().await {
@@ -127,7 +123,7 @@ pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<
 }
 
 /// Waits until a lock has `count` waiters.
-pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
+pub async fn until_waiting(locks: &Locks, name: &str, count: usize) {
     until(&format!("{count} waiters of {name}"), async || {
         (locks.inspect(name).await.unwrap().waiter_count == count).then_some(())
     })
@@ -136,11 +132,7 @@ pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
 
 /// Starts to acquire a lock that is held. Returns once the request waits: it was told so, or it is shown as the only waiter, as a
 /// lock service has waiters that it does not show, or does not tell them.
-pub(crate) async fn start_waiting(
-    lock: Lock,
-    locks: &Locks,
-    name: &str,
-) -> JoinHandle<Result<Guard, AcquireError>> {
+pub async fn start_waiting(lock: Lock, locks: &Locks, name: &str) -> JoinHandle<Result<Guard, AcquireError>> {
     let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
     let lock = lock.on_queued(move |position| {
         // Fails once the test has gone on.

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::subject::{Subject, until};
 
-pub(crate) async fn check(subject: &impl Subject) {
+pub async fn check(subject: &impl Subject) {
     election(subject).await;
     resigning_leader_is_followed_by_the_next(subject).await;
     partitions(subject).await;

@@ -1,4 +1,4 @@
-//! Compares the tables of abilities and promises in docs/backends/ with the code.
+//! Compares the tables of abilities and promises of a page with the code.
 
 use std::path::Path;
 
@@ -14,12 +14,8 @@ fn rows(page: &str, column: usize) -> Vec<(String, String)> {
     page.lines().filter_map(row).collect()
 }
 
-pub(crate) async fn compare(subject: &impl Subject) {
-    let (name, column) = subject.page();
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/backends").join(name).with_extension("md");
-    let page =
-        std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{} must exist: {e}", path.display()));
+pub async fn compare(subject: &impl Subject, path: &Path, column: usize) {
+    let page = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{} must exist: {e}", path.display()));
     let rows = rows(&page, column);
     let said = |key: &str| {
         let found: Vec<&String> =
