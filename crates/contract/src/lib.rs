@@ -12,6 +12,7 @@ mod permits;
 pub mod promises;
 pub mod recipes;
 mod subject;
+pub mod traffic;
 
 pub use faults::Fault;
 pub use lockkeeper_rig::{Faults, Protocol, Refusal};

@@ -1,0 +1,174 @@
+//! `etcd:`, on a real server, through a proxy for each client. Behind these, one proxy of gRPC refuses calls.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Unreachable};
+use lockkeeper::{HolderState, Locks};
+use lockkeeper_contract::{Fault, Subject, until};
+use lockkeeper_rig::{Etcd, Faults, Refusal};
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::codegen::http::{Request, Response};
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server as GrpcServer};
+use tonic::{Code, Status};
+
+struct Server {
+    etcd: Etcd,
+    faults: Faults,
+    refuser: Refuser,
+    /// Where the refuser listens.
+    address: SocketAddr,
+}
+
+impl Server {
+    fn new() -> Self {
+        let etcd = Etcd::start();
+        let channel = Endpoint::try_from(etcd.url().replace("etcd://", "http://")).unwrap().connect_lazy();
+        let refuser = Refuser { channel, refusal: Arc::default() };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).unwrap());
+        tokio::spawn(
+            GrpcServer::builder().serve_with_incoming(refuser.clone(), listener.with_nodelay(Some(true))),
+        );
+        Self { etcd, faults: Faults::default(), refuser, address }
+    }
+
+    /// Waits until the hold of a cut-off client has expired.
+    async fn until_expired(&self, name: &str) {
+        // A client without a proxy.
+        let operator = Locks::connect_as(&self.etcd.url(), "operator").await.unwrap();
+        until("the hold has expired", async || {
+            let holders = operator.inspect(name).await.unwrap().holders;
+            let is_closed = |state: &HolderState| matches!(state, HolderState::Closed { .. });
+            holders.iter().all(|holder| is_closed(&holder.state)).then_some(())
+        })
+        .await;
+    }
+}
+
+/// Forwards calls to etcd, or refuses them.
+#[derive(Clone)]
+struct Refuser {
+    channel: Channel,
+    /// The error, and how many calls were refused with it.
+    refusal: Arc<Mutex<(Option<Refusal>, usize)>>,
+}
+
+impl Service<Request<Body>> for Refuser {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let mut refusal = self.refusal.lock().unwrap();
+        if let (Some(Refusal { code, text }), refused) = &mut *refusal {
+            *refused += 1;
+            let status = Status::new(Code::from_bytes(code.as_bytes()), *text);
+            return Box::pin(std::future::ready(Ok(status.into_http())));
+        }
+        let mut channel = self.channel.clone();
+        Box::pin(async move {
+            let ready = std::future::poll_fn(|cx| channel.poll_ready(cx)).await;
+            let answer = match ready {
+                Ok(()) => channel.call(request).await,
+                Err(error) => Err(error),
+            };
+            Ok(answer.unwrap_or_else(|error| Status::unavailable(error.to_string()).into_http()))
+        })
+    }
+}
+
+impl Subject for Server {
+    fn scheme(&self) -> &'static str {
+        "etcd"
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        Some(Duration::from_secs(2))
+    }
+
+    async fn client(&self, label: &str) -> Locks {
+        self.client_through(&[label]).await
+    }
+
+    async fn client_through(&self, labels: &[&str]) -> Locks {
+        let proxies: Vec<_> =
+            labels.iter().map(|label| self.faults.proxy(label, self.address).to_string()).collect();
+        Locks::connect_as(&format!("etcd://{}", proxies.join(",")), labels[0]).await.unwrap()
+    }
+
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        &[
+            (Unreachable, Refusal { code: "14", text: "etcdserver: no leader" }),
+            (Unreachable, Refusal { code: "14", text: "etcdserver: leader changed" }),
+            (Unreachable, Refusal { code: "14", text: "etcdserver: request timed out" }),
+            (Unreachable, Refusal { code: "8", text: "etcdserver: too many requests" }),
+            (Operator, Refusal { code: "8", text: "etcdserver: mvcc: database space exceeded" }),
+            (Denied, Refusal { code: "7", text: "etcdserver: permission denied" }),
+        ]
+    }
+
+    fn refuse(&self, refusal: Refusal) {
+        *self.refuser.refusal.lock().unwrap() = (Some(refusal), 0);
+    }
+
+    fn stop_refusing(&self) {
+        self.refuser.refusal.lock().unwrap().0 = None;
+    }
+
+    fn refused(&self) -> usize {
+        self.refuser.refusal.lock().unwrap().1
+    }
+
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
+        let label = format!("crashes with {name}");
+        let client = self.client(&label).await;
+        let lock = client.mutex(name).ttl(Duration::from_secs(2));
+        let held = lock.keep_closed(keep_closed).lock_delay(lock_delay).acquire().await.unwrap();
+        self.faults.cut_off(&label);
+        self.until_expired(name).await;
+        drop(held);
+    }
+
+    /// The hold of a client that does not respond ends only with its ttl.
+    async fn take_away(&self, label: &str, name: &str) {
+        self.faults.cut_off(label);
+        self.until_expired(name).await;
+    }
+
+    fn faults(&self) -> Option<&Faults> {
+        Some(&self.faults)
+    }
+
+    fn stall(&self, duration: Duration) -> bool {
+        self.etcd.stop();
+        std::thread::sleep(duration);
+        self.etcd.cont();
+        true
+    }
+
+    async fn restart(&self) {
+        self.etcd.kill();
+        self.etcd.start_again();
+    }
+
+    async fn wipe(&self) {
+        self.etcd.wipe();
+    }
+}
+
+lockkeeper_contract::contract! {
+    etcd => Server::new(), page "../../../docs/backends/etcd.md" column 1, faults [Fault::IdleCut, Fault::RefusedUntilLost, Fault::Swallowed, Fault::SwallowedInUse];
+}

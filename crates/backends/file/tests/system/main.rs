@@ -1,0 +1,3 @@
+//! `file:` from outside: the contract suite.
+
+mod contract;

@@ -1,0 +1,4 @@
+//! The contract suite, for both kinds of locks.
+
+mod row;
+mod session;

@@ -1,0 +1,130 @@
+//! `redis:`, on a real server without data loss, through a proxy for each client.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Refused, Unreachable};
+use lockkeeper::{HolderState, Locks};
+use lockkeeper_contract::{Fault, Subject, until};
+use lockkeeper_rig::{Faults, Protocol, Redis, Refusal};
+
+/// Errors that pass by themselves.
+pub(crate) const REFUSALS: &[(BackendErrorKind, Refusal)] = &[
+    (Unreachable, Refusal { code: "READONLY", text: "You cannot write against a read only replica." }),
+    (Unreachable, Refusal { code: "NOREPLICAS", text: "Not enough good replicas to write." }),
+    (Unreachable, Refusal { code: "CLUSTERDOWN", text: "The cluster is down" }),
+    (Unreachable, Refusal { code: "TRYAGAIN", text: "Multiple keys request during rehashing of slot" }),
+    (Unreachable, Refusal { code: "LOADING", text: "Redis is loading the dataset in memory" }),
+    (Unreachable, Refusal { code: "BUSY", text: "Redis is busy running a script." }),
+    (
+        Unreachable,
+        Refusal {
+            code: "MASTERDOWN",
+            text: "Link with MASTER is down and replica-serve-stale-data is set to no.",
+        },
+    ),
+    (Operator, Refusal { code: "OOM", text: "command not allowed when used memory > maxmemory." }),
+    (Operator, Refusal { code: "MISCONF", text: "Redis is configured to save RDB snapshots" }),
+    (Denied, Refusal { code: "NOPERM", text: "this user has no permissions" }),
+    (Denied, Refusal { code: "NOAUTH", text: "Authentication required." }),
+    (Refused, Refusal { code: "WRONGTYPE", text: "Operation against a key holding the wrong kind of value" }),
+];
+
+struct Server {
+    redis: Redis,
+    faults: Faults,
+    /// The query part of the URL.
+    query: &'static str,
+}
+
+impl Server {
+    fn new(query: &'static str) -> Self {
+        let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+        Self { redis, faults: Faults::of(Protocol::Redis), query }
+    }
+
+    /// A client without a proxy.
+    async fn operator(&self) -> Locks {
+        Locks::connect_as(&format!("{}{}", self.redis.url(), self.query), "operator").await.unwrap()
+    }
+
+    /// Waits until the hold of a cut-off client has expired.
+    async fn until_expired(&self, name: &str) {
+        let operator = self.operator().await;
+        until("the hold has expired", async || {
+            let info = operator.inspect(name).await.unwrap();
+            (!info.holders.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
+        })
+        .await;
+    }
+}
+
+impl Subject for Server {
+    fn scheme(&self) -> &'static str {
+        "redis"
+    }
+
+    fn page(&self) -> (&'static str, usize) {
+        ("redis", if self.query.is_empty() { 1 } else { 2 })
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        Some(Duration::from_secs(2))
+    }
+
+    async fn client(&self, label: &str) -> Locks {
+        let proxy = self.faults.proxy(label, SocketAddr::from(([127, 0, 0, 1], self.redis.port())));
+        Locks::connect_as(&format!("redis://{proxy}{}", self.query), label).await.unwrap()
+    }
+
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
+        let label = format!("crashes with {name}");
+        let client = self.client(&label).await;
+        let lock = client.mutex(name).ttl(Duration::from_secs(2));
+        let held = lock.keep_closed(keep_closed).lock_delay(lock_delay).acquire().await.unwrap();
+        self.faults.cut_off(&label);
+        self.until_expired(name).await;
+        drop(held);
+    }
+
+    /// The hold of a client that does not respond ends only with its ttl.
+    async fn take_away(&self, label: &str, name: &str) {
+        self.faults.cut_off(label);
+        self.until_expired(name).await;
+    }
+
+    fn faults(&self) -> Option<&Faults> {
+        Some(&self.faults)
+    }
+
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        REFUSALS
+    }
+
+    /// Keep-alives use another connection than acquires, so they are not held back.
+    fn hold_back(&self, name: &str) -> bool {
+        self.faults.hold_back(name, 1);
+        true
+    }
+
+    fn stall(&self, duration: Duration) -> bool {
+        self.redis.stop();
+        std::thread::sleep(duration);
+        self.redis.cont();
+        true
+    }
+
+    async fn restart(&self) {
+        self.redis.kill();
+        self.redis.start_again();
+    }
+
+    async fn wipe(&self) {
+        self.redis.wipe();
+    }
+}
+
+lockkeeper_contract::contract! {
+    redis => Server::new(""), page "../../../docs/backends/redis.md" column 1, faults [Fault::IdleCut, Fault::RefusedUntilLost];
+    redis_with_a_counter => Server::new("?fencing=counter"), page "../../../docs/backends/redis.md" column 2;
+}

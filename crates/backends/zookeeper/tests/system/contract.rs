@@ -1,0 +1,102 @@
+//! `zookeeper:`, on a real server, through a proxy for each client.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lockkeeper::BackendErrorKind::{self, Denied, Operator, Unreachable};
+use lockkeeper::Locks;
+use lockkeeper_contract::{Fault, Subject, until};
+use lockkeeper_rig::{Faults, Protocol, Refusal, ZooKeeper};
+
+struct Server {
+    zookeeper: ZooKeeper,
+    faults: Faults,
+}
+
+impl Server {
+    fn new() -> Self {
+        Self { zookeeper: ZooKeeper::start(), faults: Faults::of(Protocol::ZooKeeper) }
+    }
+
+    /// Waits until the hold of a cut-off client has expired.
+    async fn until_expired(&self, name: &str) {
+        // A client without a proxy.
+        let operator = Locks::connect_as(&self.zookeeper.url(), "operator").await.unwrap();
+        until("the hold has expired", async || {
+            operator.inspect(name).await.unwrap().holders.is_empty().then_some(())
+        })
+        .await;
+    }
+}
+
+impl Subject for Server {
+    fn scheme(&self) -> &'static str {
+        "zookeeper"
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        Some(Duration::from_secs(2))
+    }
+
+    async fn client(&self, label: &str) -> Locks {
+        self.client_through(&[label]).await
+    }
+
+    async fn client_through(&self, labels: &[&str]) -> Locks {
+        let server = SocketAddr::from(([127, 0, 0, 1], self.zookeeper.port()));
+        let proxies: Vec<_> =
+            labels.iter().map(|label| self.faults.proxy(label, server).to_string()).collect();
+        Locks::connect_as(&format!("zookeeper://{}", proxies.join(",")), labels[0]).await.unwrap()
+    }
+
+    /// Throttled; a member that serves reads only; an operation that took too long.
+    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+        &[
+            (Unreachable, Refusal { code: "-127", text: "throttled" }),
+            (Unreachable, Refusal { code: "-119", text: "read only" }),
+            (Unreachable, Refusal { code: "-7", text: "-7" }),
+            (Denied, Refusal { code: "-102", text: "not authorized" }),
+            (Operator, Refusal { code: "-125", text: "quota" }),
+        ]
+    }
+
+    async fn crash_closing(&self, name: &str, _keep_closed: Duration, _lock_delay: Duration) {
+        let label = format!("crashes with {name}");
+        let client = self.client(&label).await;
+        let held = client.mutex(name).ttl(Duration::from_secs(2)).acquire().await.unwrap();
+        self.faults.cut_off(&label);
+        self.until_expired(name).await;
+        drop(held);
+    }
+
+    /// The hold of a client that does not respond ends only with its ttl.
+    async fn take_away(&self, label: &str, name: &str) {
+        self.faults.cut_off(label);
+        self.until_expired(name).await;
+    }
+
+    fn faults(&self) -> Option<&Faults> {
+        Some(&self.faults)
+    }
+
+    fn stall(&self, duration: Duration) -> bool {
+        self.zookeeper.stop();
+        std::thread::sleep(duration);
+        self.zookeeper.cont();
+        true
+    }
+
+    async fn restart(&self) {
+        self.zookeeper.kill();
+        self.zookeeper.start_again();
+    }
+
+    async fn wipe(&self) {
+        self.zookeeper.wipe();
+    }
+}
+
+lockkeeper_contract::contract! {
+    // Pings keep a session alive, and are not refused.
+    zookeeper => Server::new(), page "../../../docs/backends/zookeeper.md" column 1, faults [Fault::IdleCut, Fault::Swallowed, Fault::SwallowedInUse];
+}
