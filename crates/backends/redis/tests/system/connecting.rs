@@ -235,7 +235,6 @@ async fn a_unix_socket_is_an_address() {
     assert!(error.contains(socket.to_str().unwrap()), "{error}");
 }
 
-#[cfg(feature = "redis-tls")]
 #[tokio::test]
 async fn a_server_that_asks_for_certificates_is_shown_one() {
     let redis = Redis::with_tls_and(&["--tls-auth-clients", "yes"]);
@@ -247,7 +246,6 @@ async fn a_server_that_asks_for_certificates_is_shown_one() {
     assert!(without.contains("tls-cert"), "{without}");
 }
 
-#[cfg(feature = "redis-tls")]
 #[tokio::test]
 async fn files_of_tls_are_read_again_for_each_connection() {
     let redis = Redis::with_tls();
@@ -267,7 +265,6 @@ async fn files_of_tls_are_read_again_for_each_connection() {
     crate::support::until("it is trusted again", async || listed().await.ok()).await;
 }
 
-#[cfg(feature = "redis-tls")]
 #[tokio::test]
 async fn tls_mismatches_and_untrusted_certificates_are_reported() {
     let redis = Redis::with_tls();

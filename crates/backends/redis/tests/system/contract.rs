@@ -64,10 +64,6 @@ impl Subject for Server {
         "redis"
     }
 
-    fn page(&self) -> (&'static str, usize) {
-        ("redis", if self.query.is_empty() { 1 } else { 2 })
-    }
-
     fn ttl(&self) -> Option<Duration> {
         Some(Duration::from_secs(2))
     }

@@ -159,7 +159,6 @@ async fn only_unpooled_connections_count_as_direct() {
     assert!(!is_direct(&world.server, &by_session.url()).await);
 }
 
-#[cfg(feature = "postgres-tls")]
 #[tokio::test]
 async fn encrypted_connections_count_as_direct() {
     let server = Postgres::with_tls();
