@@ -210,14 +210,14 @@ impl GateState {
             let response = later(OVERLOAD, "ending", "The gate ends", "the gate is ending. Nothing was done");
             return Err(Refusal { outcome: "ending", response });
         }
-        let pass = admitted.raise_if(|marks| self.check_marks(marks, fenced.section)).await?;
+        let pass = admitted.raise_unless(|marks| self.refusal_by_marks(marks, fenced.section)).await?;
         observe::admitted(begun.elapsed());
         Ok(if is_answered_here { Disposition::Entered } else { Disposition::Guarded(pass, fenced.action) })
     }
 
     /// What the marks say beyond the fence's rule: a token is of one mode, and requests of the previous run may be at the
     /// upstream if that did not end in an orderly way.
-    fn check_marks(&self, marks: &Marks, section: Section) -> Result<(), Refusal> {
+    fn refusal_by_marks(&self, marks: &Marks, section: Section) -> Option<Refusal> {
         if let Some(first) = other_mode(marks, section) {
             let detail = format!(
                 "the token {} came as `{first}` first, and this request says another mode. Send the mode of the hold as \
@@ -226,17 +226,13 @@ impl GateState {
             );
             let title = "A token is of one mode";
             let response = problem(StatusCode::BAD_REQUEST, "mode-changed", title, &detail);
-            return Err(Refusal { outcome: "mode-changed", response });
+            return Some(Refusal { outcome: "mode-changed", response });
         }
-        match self.restart.unsettled_for() {
-            Some(left) if !may_join(marks, section) => {
-                let detail = "the gate was killed a moment ago, and requests of the section before may still be at the \
-                              upstream. Nothing was done";
-                let response = later(left, "settling", "The section before may still be at work", detail);
-                Err(Refusal { outcome: "settling", response })
-            }
-            _ => Ok(()),
-        }
+        let left = self.restart.unsettled_for().filter(|_| !may_join(marks, section))?;
+        let detail = "the gate was killed a moment ago, and requests of the section before may still be at the upstream. \
+                      Nothing was done";
+        let response = later(left, "settling", "The section before may still be at work", detail);
+        Some(Refusal { outcome: "settling", response })
     }
 
     async fn check_token(&self, lock: String, token: Token) -> Result<(), Refusal> {

@@ -156,6 +156,17 @@ impl<C: Connect> Pool<C> {
         }
     }
 
+    /// As [`Self::shared`], until the deadline. If there is no connection by then, [`Self::trouble`] says why.
+    #[cfg(any(feature = "etcd", feature = "redis"))]
+    pub(crate) async fn shared_until(&self, deadline: Instant) -> Option<Used<C>> {
+        let used = tokio::time::timeout_at(deadline, self.shared()).await.ok();
+        if used.is_none() {
+            let late = || BackendError::new(BackendErrorKind::Unreachable, "no connection was open in time");
+            self.0.state().trouble.get_or_insert_with(late);
+        }
+        used
+    }
+
     /// A connection that nobody else uses until the returned value is dropped: an idle one of the current runtime, or
     /// a new one.
     ///

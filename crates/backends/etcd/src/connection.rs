@@ -86,7 +86,7 @@ impl Link {
     ) -> Result<T, EtcdFailure> {
         let mut logins = 0;
         loop {
-            let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| EtcdFailure::NOT_DONE)?;
+            let used = self.pool.shared_until(deadline).await.ok_or(EtcdFailure::NOT_DONE)?;
             let unanswered = DiscardOnDrop(&used);
             let calling = call(&used, used.request(message.clone()));
             let status = match timeout_at(deadline, calling).await {

@@ -217,7 +217,7 @@ impl Link {
         deadline: Instant,
         send: impl AsyncFnOnce(RedisConnection) -> RedisResult<T>,
     ) -> Result<T, Failure> {
-        let used = timeout_at(deadline, self.pool.shared()).await.map_err(|_| NOT_DONE)?;
+        let used = self.pool.shared_until(deadline).await.ok_or(NOT_DONE)?;
         let unanswered = DiscardOnDrop(&used);
         let answer = timeout_at(deadline, send(used.connection.clone())).await;
         let why = match &answer {

@@ -121,30 +121,31 @@ impl<M: MarkStore> AdmittedRequest<M> {
 }
 
 impl AdmittedRequest<DurableMarks> {
-    /// As [`Self::raise`], if the marks also meet `condition`: both are decided in one step, so no other request's marks come
-    /// in between.
+    /// As [`Self::raise`], unless `refusal` finds a reason in the marks: both are decided in one step, so no other request's
+    /// marks come in between.
     ///
     /// Cancel safe; a mark may have risen then.
     ///
     /// # Errors
-    /// That of `condition`, which is checked first; the response to a request that the fence refuses.
-    pub async fn raise_if<E: From<Response<Bytes>>>(
+    /// That of `refusal`, which is called first; the response to a request that the fence refuses.
+    pub async fn raise_unless<E: From<Response<Bytes>>>(
         self,
-        condition: impl Fn(&Marks) -> Result<(), E>,
+        refusal: impl Fn(&Marks) -> Option<E>,
     ) -> Result<Pass, E> {
         let Fenced { resource, action, section } = &self.fenced;
-        let condition = |marks: &Marks| condition(marks).map_err(NotRaised::Unmet);
-        match self.settings.store.check_if(resource, *action, *section, condition).await {
+        let refusal = |marks: &Marks| refusal(marks).map(NotRaised::Caller);
+        match self.settings.store.check_unless(resource, *action, *section, refusal).await {
             Ok(_) => Ok(self.pass),
-            Err(NotRaised::Unmet(error)) => Err(error),
+            Err(NotRaised::Caller(error)) => Err(error),
             Err(NotRaised::Marks(error)) => Err(Problem::from(error).into_response().into()),
         }
     }
 }
 
-/// Why [`AdmittedRequest::raise_if`] raised no mark.
+/// Why [`AdmittedRequest::raise_unless`] raised no mark.
 enum NotRaised<E> {
-    Unmet(E),
+    /// The caller's reason.
+    Caller(E),
     Marks(MarksError),
 }
 

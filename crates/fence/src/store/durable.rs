@@ -87,21 +87,21 @@ impl DurableMarks {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// [`MarkStore::check`] for sections whose marks also meet `condition`: both are decided in one step, on the same marks.
+    /// As [`MarkStore::check`], unless `refusal` finds a reason in the marks: both are decided in one step, on the same marks.
     ///
     /// # Errors
-    /// That of `condition`, which is checked first, and those of [`MarkStore::check`].
+    /// That of `refusal`, which is called first, and those of [`MarkStore::check`].
     #[cfg(feature = "http")]
-    pub(crate) async fn check_if<E: From<MarksError>>(
+    pub(crate) async fn check_unless<E: From<MarksError>>(
         &self,
         resource: &Resource,
         action: Action,
         section: Section,
-        condition: impl Fn(&Marks) -> Result<(), E>,
+        refusal: impl Fn(&Marks) -> Option<E>,
     ) -> Result<Passed, E> {
-        let change = |marks: &mut Marks| {
-            condition(marks)?;
-            Ok(marks.check(action, section).map_err(MarksError::from)?)
+        let change = |marks: &mut Marks| match refusal(marks) {
+            Some(refusal) => Err(refusal),
+            None => Ok(marks.check(action, section).map_err(MarksError::from)?),
         };
         self.change(resource, change).await
     }

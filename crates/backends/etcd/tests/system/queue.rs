@@ -133,6 +133,22 @@ async fn broken_holder_is_told_at_once_and_a_break_names_its_hold() {
     next.release().await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_to_a_dead_member_have_the_connections_error() {
+    let etcd = Etcd::start();
+    let held = client(&etcd, "").await.mutex("x").ttl(Duration::from_secs(12)).acquire().await.unwrap();
+    etcd.kill();
+    let errors = [
+        held.verify().await.unwrap_err().to_string(),
+        held.set_value("mine").await.unwrap_err().to_string(),
+        held.release().await.unwrap_err().to_string(),
+    ];
+    for error in errors {
+        let words = ["etcd did not answer a call", "no member of etcd answers"];
+        assert!(error.contains("not confirm") && words.iter().any(|word| error.contains(word)), "{error}");
+    }
+}
+
 /// A hold whose key somebody deleted is lost at the next renewal; its release deletes nothing of the next holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deleted_key_is_a_loss_and_its_release_spares_the_next_holder() {
