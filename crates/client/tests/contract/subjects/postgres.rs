@@ -6,14 +6,14 @@ use std::time::Duration;
 use lockkeeper::BackendErrorKind::{self, LimitReached, Unreachable};
 use lockkeeper::backends::postgres::schema_sql;
 use lockkeeper::{BreakOrder, LockName, Locks};
-use lockkeeper_rig::{Faults, Postgres, Protocol, Refusal};
+use lockkeeper_rig::{Faults, Postgres, Protocol, ServiceRefusal};
 
 use crate::subject::Subject;
 
 /// Errors for new connections that pass by themselves.
-pub(crate) const LOGIN_REFUSALS: &[(BackendErrorKind, Refusal)] = &[
-    (LimitReached, Refusal { code: "53300", text: "sorry, too many clients already" }),
-    (Unreachable, Refusal { code: "57P03", text: "the database system is starting up" }),
+pub(crate) const LOGIN_REFUSALS: &[(BackendErrorKind, ServiceRefusal)] = &[
+    (LimitReached, ServiceRefusal { code: "53300", text: "sorry, too many clients already" }),
+    (Unreachable, ServiceRefusal { code: "57P03", text: "the database system is starting up" }),
 ];
 
 pub(crate) struct Advisory {
@@ -57,12 +57,12 @@ impl Subject for Advisory {
         Locks::connect_as(&self.url(&proxies.join(",")), labels[0]).await.unwrap()
     }
 
-    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         LOGIN_REFUSALS
     }
 
     /// The connection of a hold stays.
-    fn refuse(&self, refusal: Refusal) {
+    fn refuse(&self, refusal: ServiceRefusal) {
         self.faults.refuse(refusal);
         self.faults.close_connections("late");
     }

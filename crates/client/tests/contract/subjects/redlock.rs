@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lockkeeper::{BackendErrorKind, HolderState, Locks};
-use lockkeeper_rig::{Faults, Protocol, Redis, Refusal};
+use lockkeeper_rig::{Faults, Protocol, Redis, ServiceRefusal};
 
 use crate::subject::{Subject, until};
 
@@ -68,7 +68,7 @@ impl Subject for Servers {
         Self::connect("several", self.addresses().enumerate().map(proxy)).await
     }
 
-    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         super::redis::REFUSALS
     }
 
