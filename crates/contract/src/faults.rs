@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use lockkeeper::{AcquireError, BackendErrorKind, Guard, Locks, ReleaseError, Unfenced, VerifyError, Wait};
-use lockkeeper_rig::Refusal;
+use lockkeeper_rig::ServiceRefusal;
 
 use crate::subject::{Subject, start_waiting, until};
 
@@ -48,7 +48,7 @@ async fn is_confirmed(held: &Guard<Unfenced>) -> bool {
     }
 }
 
-async fn refused_for_a_while(subject: &impl Subject, refusal: Refusal, kind: BackendErrorKind) {
+async fn refused_for_a_while(subject: &impl Subject, refusal: ServiceRefusal, kind: BackendErrorKind) {
     let name = format!("faults/{}", refusal.code.to_ascii_lowercase());
     let (holds, waits, late) =
         (subject.client("holds").await, subject.client("waits").await, subject.client("late").await);
@@ -77,7 +77,7 @@ async fn refused_for_a_while(subject: &impl Subject, refusal: Refusal, kind: Bac
     waiting.await.unwrap().unwrap().release().await.unwrap();
 }
 
-async fn refused_until_lost(subject: &impl Subject, refusal: Refusal) {
+async fn refused_until_lost(subject: &impl Subject, refusal: ServiceRefusal) {
     let locks = subject.client("loses").await;
     let held = locks.mutex("faults/lost").ttl(2 * SECOND).acquire().await.unwrap();
     subject.refuse(refusal);

@@ -15,7 +15,7 @@ mod subject;
 pub mod traffic;
 
 pub use faults::Fault;
-pub use lockkeeper_rig::{Faults, Protocol, Refusal};
+pub use lockkeeper_rig::{Faults, Protocol, ServiceRefusal};
 pub use subject::{Subject, start_waiting, until, until_waiting};
 
 /// Defines the tests of some subjects, each in a module of its own, so that the name of a failed test shows which of them

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::{AcquireError, BackendErrorKind, Guard, Lock, Locks};
-use lockkeeper_rig::{Faults, Refusal};
+use lockkeeper_rig::{Faults, ServiceRefusal};
 use tokio::task::JoinHandle;
 
 /// A backend under test. A fault that does not exist for every backend is injected by a method that returns whether
@@ -77,12 +77,12 @@ pub trait Subject: Sync {
     }
 
     /// The errors with which the service refuses for a while, and their kinds. Those of kind `Unreachable` pass by themselves.
-    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         &[]
     }
 
     /// The service refuses requests with this error until [`Subject::stop_refusing`].
-    fn refuse(&self, refusal: Refusal) {
+    fn refuse(&self, refusal: ServiceRefusal) {
         self.faults().inspect(|faults| faults.refuse(refusal));
     }
 

@@ -41,7 +41,7 @@ pub use port::Port;
 pub use postgres::Postgres;
 pub use program::{CommandLine, Program, find};
 pub use prometheus::Prometheus;
-pub use proxy::{Faults, Protocol, Refusal, Traffic};
+pub use proxy::{Faults, Protocol, ServiceRefusal, Traffic};
 pub use redis::Redis;
 pub use s3::S3;
 pub use sentinel::{OneSentinel, Sentinel};

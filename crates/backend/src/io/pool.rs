@@ -157,8 +157,7 @@ impl<C: Connect> Pool<C> {
     }
 
     /// As [`Self::shared`], until the deadline. If there is no connection by then, [`Self::trouble`] says why.
-    #[cfg(any(feature = "etcd", feature = "redis"))]
-    pub(crate) async fn shared_until(&self, deadline: Instant) -> Option<Used<C>> {
+    pub async fn shared_until(&self, deadline: Instant) -> Option<Used<C>> {
         let used = tokio::time::timeout_at(deadline, self.shared()).await.ok();
         if used.is_none() {
             let late = || BackendError::new(BackendErrorKind::Unreachable, "no connection was open in time");

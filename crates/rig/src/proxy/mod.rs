@@ -9,20 +9,20 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use self::protocol::{Protocol, Refusal};
-use self::protocol::{Requests, Treated};
+pub use self::protocol::{Protocol, ServiceRefusal};
+use self::protocol::{RequestFilter, Treated};
 
 /// Faults of all proxies of a service. A client is named by a label; all its proxies share the label.
 #[derive(Clone, Default)]
 pub struct Faults {
     protocol: Option<Protocol>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<FaultState>>,
     /// Notified by [`Faults::let_go`].
     let_go: Arc<Condvar>,
 }
 
 #[derive(Default)]
-struct State {
+struct FaultState {
     cut_off: BTreeSet<String>,
     /// Clients without any traffic in either direction, whose connections stay open.
     silent: BTreeSet<String>,
@@ -33,13 +33,13 @@ struct State {
     idle_limit: Option<Duration>,
     idle_cuts: usize,
     /// The error, and a text that a refused request contains.
-    refusal: Option<(Refusal, String)>,
+    refusal: Option<(ServiceRefusal, String)>,
     refused: usize,
     /// For each client, by its label: addresses of nodes that are replaced in the traffic to it, each with its
     /// replacement of the same length.
     instead: BTreeMap<String, Vec<(String, String)>>,
     /// All connections so far, in the order of their opening.
-    connections: Vec<Connection>,
+    connections: Vec<ProxiedConnection>,
 }
 
 /// Pieces of traffic that are delayed until released, with everything behind them on their connections.
@@ -51,7 +51,7 @@ struct HoldBack {
 }
 
 /// A connection of a client, open or closed.
-struct Connection {
+struct ProxiedConnection {
     label: String,
     /// Its sockets, to the client and to the service; none once it is closed.
     sockets: Vec<TcpStream>,
@@ -59,7 +59,7 @@ struct Connection {
     traffic: Traffic,
 }
 
-impl Connection {
+impl ProxiedConnection {
     fn close(&mut self) {
         self.sockets.drain(..).for_each(|socket| close(&socket));
     }
@@ -75,7 +75,7 @@ pub struct Traffic {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Up,
     Down,
 }
@@ -87,7 +87,7 @@ impl Faults {
         Self { protocol: Some(protocol), ..Self::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FaultState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,7 +131,7 @@ impl Faults {
     /// Closes the connections of this client; it can open others.
     pub fn close_connections(&self, label: &str) {
         let mut state = self.state();
-        state.connections.iter_mut().filter(|open| open.label == label).for_each(Connection::close);
+        state.connections.iter_mut().filter(|open| open.label == label).for_each(ProxiedConnection::close);
     }
 
     /// Like a pulled cable, or an address that swallows packets: blocks all traffic of this client, and neither side sees
@@ -160,14 +160,14 @@ impl Faults {
         self.state().lose_calls = count;
     }
 
-    fn loses(&self, label: &str, way: Way) -> bool {
+    fn loses(&self, label: &str, direction: Direction) -> bool {
         let mut state = self.state();
         if state.cut_off.contains(label) {
             return true;
         }
-        let count = match way {
-            Way::Up => &mut state.lose_calls,
-            Way::Down => &mut state.lose_answers,
+        let count = match direction {
+            Direction::Up => &mut state.lose_calls,
+            Direction::Down => &mut state.lose_answers,
         };
         let loses = *count > 0;
         *count = count.saturating_sub(1);
@@ -186,7 +186,7 @@ impl Faults {
                     break;
                 }
                 let is_idle =
-                    |open: &&mut Connection| !open.sockets.is_empty() && open.last.elapsed() >= limit;
+                    |open: &&mut ProxiedConnection| !open.sockets.is_empty() && open.last.elapsed() >= limit;
                 let mut cuts = 0;
                 state.connections.iter_mut().filter(is_idle).for_each(|idle| {
                     idle.close();
@@ -212,12 +212,12 @@ impl Faults {
 
     /// The service refuses requests of all clients with this error until [`Faults::stop_refusing`]. Which requests:
     /// [`Protocol`].
-    pub fn refuse(&self, refusal: Refusal) {
+    pub fn refuse(&self, refusal: ServiceRefusal) {
         self.refuse_only(refusal, "");
     }
 
     /// As [`Faults::refuse`], of requests that contain this text.
-    pub fn refuse_only(&self, refusal: Refusal, text: &str) {
+    pub fn refuse_only(&self, refusal: ServiceRefusal, text: &str) {
         let mut state = self.state();
         (state.refusal, state.refused) = (Some((refusal, text.to_owned())), 0);
     }
@@ -293,7 +293,7 @@ impl Faults {
     fn opened(&self, label: &str, sockets: Vec<TcpStream>) -> usize {
         let mut state = self.state();
         let traffic = Traffic::default();
-        state.connections.push(Connection {
+        state.connections.push(ProxiedConnection {
             label: label.to_owned(),
             sockets,
             last: Instant::now(),
@@ -307,18 +307,18 @@ impl Faults {
         server.set_nodelay(true)?;
         let index = self.opened(label, vec![client.try_clone()?, server.try_clone()?]);
         let (client_too, server_too) = (client.try_clone()?, server.try_clone()?);
-        self.pass(label, index, Way::Up, client, server);
-        self.pass(label, index, Way::Down, server_too, client_too);
+        self.pass(label, index, Direction::Up, client, server);
+        self.pass(label, index, Direction::Down, server_too, client_too);
         Ok(())
     }
 
-    fn pass(&self, label: &str, index: usize, way: Way, mut from: TcpStream, mut to: TcpStream) {
+    fn pass(&self, label: &str, index: usize, direction: Direction, mut from: TcpStream, mut to: TcpStream) {
         let (faults, label) = (self.clone(), label.to_owned());
-        let instead = match way {
-            Way::Up => Vec::new(),
-            Way::Down => self.state().instead.get(&label).cloned().unwrap_or_default(),
+        let instead = match direction {
+            Direction::Up => Vec::new(),
+            Direction::Down => self.state().instead.get(&label).cloned().unwrap_or_default(),
         };
-        let mut requests = self.protocol.filter(|_| way == Way::Up).map(Requests::of);
+        let mut requests = self.protocol.filter(|_| direction == Direction::Up).map(RequestFilter::of);
         std::thread::spawn(move || {
             let mut buffer = [0; 64 << 10];
             while let Ok(read @ 1..) = from.read(&mut buffer) {
@@ -326,7 +326,7 @@ impl Faults {
                     continue;
                 }
                 let mut piece = buffer[..read].to_vec();
-                faults.count(index, way, read);
+                faults.count(index, direction, read);
                 for (from, to) in &instead {
                     replace(&mut piece, from.as_bytes(), to.as_bytes());
                 }
@@ -339,10 +339,10 @@ impl Faults {
                         continue;
                     }
                 }
-                if way == Way::Up {
+                if direction == Direction::Up {
                     faults.pass_or_wait(&piece);
                 }
-                if faults.loses(&label, way) || to.write_all(&piece).is_err() {
+                if faults.loses(&label, direction) || to.write_all(&piece).is_err() {
                     break;
                 }
             }
@@ -354,7 +354,7 @@ impl Faults {
         });
     }
 
-    fn refuse_some(&self, requests: &mut Requests, piece: &[u8]) -> Treated {
+    fn refuse_some(&self, requests: &mut RequestFilter, piece: &[u8]) -> Treated {
         let mut state = self.state();
         let refusal = |request: &[u8]| {
             let (refusal, text) = state.refusal.as_ref()?;
@@ -365,11 +365,11 @@ impl Faults {
         treated
     }
 
-    fn count(&self, index: usize, way: Way, bytes: usize) {
+    fn count(&self, index: usize, direction: Direction, bytes: usize) {
         let connection = &mut self.state().connections[index];
         connection.last = Instant::now();
         connection.traffic.bytes += bytes as u64;
-        connection.traffic.calls += u64::from(way == Way::Up);
+        connection.traffic.calls += u64::from(direction == Direction::Up);
     }
 }
 

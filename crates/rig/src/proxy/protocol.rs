@@ -17,7 +17,7 @@ pub enum Protocol {
 
 /// An error of a service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refusal {
+pub struct ServiceRefusal {
     /// The code, as the service sends it: `READONLY`, `ThrottlingException`, `57P01`, the number of ZooKeeper's error or
     /// of gRPC's status.
     pub code: &'static str,
@@ -26,7 +26,7 @@ pub struct Refusal {
 }
 
 /// The requests of a client on one connection.
-pub(super) struct Requests {
+pub(super) struct RequestFilter {
     protocol: Protocol,
     /// The beginning of a request that has not arrived completely.
     buffer: Vec<u8>,
@@ -42,13 +42,17 @@ pub(super) struct Treated {
     pub(super) refused: usize,
 }
 
-impl Requests {
+impl RequestFilter {
     pub(super) fn of(protocol: Protocol) -> Self {
         Self { protocol, buffer: Vec::new(), is_new: true }
     }
 
     /// `refusal` returns the error for a request, if it is to be refused.
-    pub(super) fn treat(&mut self, piece: &[u8], refusal: impl Fn(&[u8]) -> Option<Refusal>) -> Treated {
+    pub(super) fn treat(
+        &mut self,
+        piece: &[u8],
+        refusal: impl Fn(&[u8]) -> Option<ServiceRefusal>,
+    ) -> Treated {
         self.buffer.extend_from_slice(piece);
         let mut treated = Treated::default();
         while let Some(length) = self.length().filter(|length| *length <= self.buffer.len()) {
@@ -59,7 +63,7 @@ impl Requests {
             match refusal {
                 None => treated.forward.extend(request),
                 // The server itself answers with the error, so that the order of answers stays.
-                Some(Refusal { code, text }) if self.protocol == Protocol::Redis => {
+                Some(ServiceRefusal { code, text }) if self.protocol == Protocol::Redis => {
                     let script = format!("return redis.error_reply('{code} {text}')");
                     let command = ["EVAL", &script, "0"].map(|word| format!("${}\r\n{word}\r\n", word.len()));
                     treated.forward.extend(format!("*3\r\n{}", command.concat()).bytes());
@@ -113,8 +117,8 @@ impl Requests {
         }
     }
 
-    fn answer(&self, request: &[u8], refusal: &Refusal) -> Vec<u8> {
-        let Refusal { code, text } = refusal;
+    fn answer(&self, request: &[u8], refusal: &ServiceRefusal) -> Vec<u8> {
+        let ServiceRefusal { code, text } = refusal;
         if self.protocol == Protocol::ZooKeeper {
             // Length, number of the request, transaction (none), error.
             let error: i32 = code.parse().expect("errors of ZooKeeper are numbers");
@@ -149,4 +153,51 @@ fn number_at(bytes: &[u8], offset: usize) -> Option<i32> {
 
 fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
     bytes.windows(text.len()).position(|window| window == text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFUSAL: ServiceRefusal = ServiceRefusal { code: "-127", text: "too much" };
+
+    /// The forwarded bytes, the answers, and the number of refused requests; each byte of the input is a piece.
+    fn treat(protocol: Protocol, requests: &[u8]) -> (String, Vec<u8>, usize) {
+        let mut state = RequestFilter::of(protocol);
+        let mut all = Treated::default();
+        for byte in requests {
+            let treated = state.treat(&[*byte], |_| Some(REFUSAL));
+            all.forward.extend(treated.forward);
+            all.answers.extend(treated.answers);
+            all.refused += treated.refused;
+        }
+        (String::from_utf8_lossy(&all.forward).into_owned(), all.answers, all.refused)
+    }
+
+    #[test]
+    fn whole_requests_are_refused_however_they_arrive() {
+        let ping = "*1\r\n$4\r\nPING\r\n";
+        let refused =
+            treat(Protocol::Redis, format!("{ping}*2\r\n$4\r\nEVAL\r\n$4\r\na\r\nb\r\n{ping}").as_bytes());
+        let script = "return redis.error_reply('-127 too much')";
+        let raises = format!("*3\r\n$4\r\nEVAL\r\n${}\r\n{script}\r\n$1\r\n0\r\n", script.len());
+        assert_eq!(refused, (format!("{ping}{raises}{ping}"), Vec::new(), 1));
+
+        let request = |kind: i32| [&8_i32.to_be_bytes()[..], &[0, 0, 0, 7], &kind.to_be_bytes()].concat();
+        let (opens, pings, creates) = (request(1), request(11), request(1));
+        let (forward, answers, refused) =
+            treat(Protocol::ZooKeeper, &[&opens[..], &pings, &creates].concat());
+        assert_eq!((forward.len(), refused), (24, 1), "the first frame opens the session");
+        assert_eq!(
+            answers,
+            [&[0, 0, 0, 16, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0][..], &(-127_i32).to_be_bytes()].concat()
+        );
+
+        let (forward, answers, refused) = treat(
+            Protocol::DynamoDb,
+            b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}POST / HTTP/1.1\r\n\r\n",
+        );
+        assert_eq!((forward.as_str(), refused), ("", 2));
+        assert!(answers.starts_with(b"HTTP/1.1 400 x\r\n"));
+    }
 }

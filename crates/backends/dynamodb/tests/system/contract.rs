@@ -10,7 +10,7 @@ use lockkeeper::BackendErrorKind::{self, Denied, Operator, Refused, Unreachable}
 use lockkeeper::backends::dynamodb::init;
 use lockkeeper::{Locks, Wait};
 use lockkeeper_contract::{Fault, Subject, until};
-use lockkeeper_rig::{DynamoDb, Faults, Protocol, Refusal};
+use lockkeeper_rig::{DynamoDb, Faults, Protocol, ServiceRefusal};
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -54,45 +54,60 @@ impl Subject for Server {
         Locks::connect_as(&self.url(proxy), label).await.unwrap()
     }
 
-    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         &[
             (
                 Unreachable,
-                Refusal {
+                ServiceRefusal {
                     code: "ThrottlingException",
                     text: "Rate of requests exceeds the allowed throughput.",
                 },
             ),
             (
                 Unreachable,
-                Refusal {
+                ServiceRefusal {
                     code: "ProvisionedThroughputExceededException",
                     text: "The level of configured throughput was exceeded.",
                 },
             ),
             (
                 Unreachable,
-                Refusal {
+                ServiceRefusal {
                     code: "RequestLimitExceeded",
                     text: "Throughput exceeds the current limit of your account.",
                 },
             ),
             (
                 Unreachable,
-                Refusal {
+                ServiceRefusal {
                     code: "ExpiredTokenException",
                     text: "The security token included in the request is expired",
                 },
             ),
-            (Unreachable, Refusal { code: "InternalServerError", text: "Internal server error" }),
-            (Unreachable, Refusal { code: "ServiceUnavailable", text: "Service is not available" }),
+            (Unreachable, ServiceRefusal { code: "InternalServerError", text: "Internal server error" }),
+            (Unreachable, ServiceRefusal { code: "ServiceUnavailable", text: "Service is not available" }),
             (
                 Denied,
-                Refusal { code: "AccessDeniedException", text: "User is not authorized to perform this" },
+                ServiceRefusal {
+                    code: "AccessDeniedException",
+                    text: "User is not authorized to perform this",
+                },
             ),
-            (Denied, Refusal { code: "UnrecognizedClientException", text: "The security token is invalid." }),
-            (Operator, Refusal { code: "ResourceNotFoundException", text: "Requested resource not found" }),
-            (Refused, Refusal { code: "ValidationException", text: "Item size has exceeded the maximum" }),
+            (
+                Denied,
+                ServiceRefusal {
+                    code: "UnrecognizedClientException",
+                    text: "The security token is invalid.",
+                },
+            ),
+            (
+                Operator,
+                ServiceRefusal { code: "ResourceNotFoundException", text: "Requested resource not found" },
+            ),
+            (
+                Refused,
+                ServiceRefusal { code: "ValidationException", text: "Item size has exceeded the maximum" },
+            ),
         ]
     }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use lockkeeper::Locks;
 use lockkeeper::backends::dynamodb::init;
-use lockkeeper_rig::{Faults, Protocol, Refusal};
+use lockkeeper_rig::{Faults, Protocol, ServiceRefusal};
 
 use crate::{start, url};
 use lockkeeper_contract::until;
@@ -38,7 +38,7 @@ fn credentials_of_a_profile_are_read_again() {
             (Locks::connect(&through).await.unwrap(), Locks::connect(&through).await.unwrap());
         let held = holds.mutex("x").acquire().await.unwrap();
         let waiting = tokio::spawn(async move { waits.mutex("x").acquire().await });
-        let expired = Refusal { code: "ExpiredTokenException", text: "The security token is expired" };
+        let expired = ServiceRefusal { code: "ExpiredTokenException", text: "The security token is expired" };
         faults.refuse_only(expired, "Credential=FIRST/");
         write("SECOND");
         until("former credentials are refused", async || (faults.refused() > 0).then_some(())).await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use lockkeeper::BackendErrorKind::{self, Denied, Operator, Unreachable};
 use lockkeeper::{HolderState, Locks};
 use lockkeeper_contract::{Fault, Subject, until};
-use lockkeeper_rig::{Etcd, Faults, Refusal};
+use lockkeeper_rig::{Etcd, Faults, ServiceRefusal};
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::codegen::http::{Request, Response};
@@ -59,7 +59,7 @@ impl Server {
 struct Refuser {
     channel: Channel,
     /// The error, and how many calls were refused with it.
-    refusal: Arc<Mutex<(Option<Refusal>, usize)>>,
+    refusal: Arc<Mutex<(Option<ServiceRefusal>, usize)>>,
 }
 
 impl Service<Request<Body>> for Refuser {
@@ -73,7 +73,7 @@ impl Service<Request<Body>> for Refuser {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let mut refusal = self.refusal.lock().unwrap();
-        if let (Some(Refusal { code, text }), refused) = &mut *refusal {
+        if let (Some(ServiceRefusal { code, text }), refused) = &mut *refusal {
             *refused += 1;
             let status = Status::new(Code::from_bytes(code.as_bytes()), *text);
             return Box::pin(std::future::ready(Ok(status.into_http())));
@@ -109,18 +109,18 @@ impl Subject for Server {
         Locks::connect_as(&format!("etcd://{}", proxies.join(",")), labels[0]).await.unwrap()
     }
 
-    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         &[
-            (Unreachable, Refusal { code: "14", text: "etcdserver: no leader" }),
-            (Unreachable, Refusal { code: "14", text: "etcdserver: leader changed" }),
-            (Unreachable, Refusal { code: "14", text: "etcdserver: request timed out" }),
-            (Unreachable, Refusal { code: "8", text: "etcdserver: too many requests" }),
-            (Operator, Refusal { code: "8", text: "etcdserver: mvcc: database space exceeded" }),
-            (Denied, Refusal { code: "7", text: "etcdserver: permission denied" }),
+            (Unreachable, ServiceRefusal { code: "14", text: "etcdserver: no leader" }),
+            (Unreachable, ServiceRefusal { code: "14", text: "etcdserver: leader changed" }),
+            (Unreachable, ServiceRefusal { code: "14", text: "etcdserver: request timed out" }),
+            (Unreachable, ServiceRefusal { code: "8", text: "etcdserver: too many requests" }),
+            (Operator, ServiceRefusal { code: "8", text: "etcdserver: mvcc: database space exceeded" }),
+            (Denied, ServiceRefusal { code: "7", text: "etcdserver: permission denied" }),
         ]
     }
 
-    fn refuse(&self, refusal: Refusal) {
+    fn refuse(&self, refusal: ServiceRefusal) {
         *self.refuser.refusal.lock().unwrap() = (Some(refusal), 0);
     }
 

@@ -6,28 +6,34 @@ use std::time::Duration;
 use lockkeeper::BackendErrorKind::{self, Denied, Operator, Refused, Unreachable};
 use lockkeeper::{HolderState, Locks};
 use lockkeeper_contract::{Fault, Subject, until};
-use lockkeeper_rig::{Faults, Protocol, Redis, Refusal};
+use lockkeeper_rig::{Faults, Protocol, Redis, ServiceRefusal};
 
 /// Errors that pass by themselves.
-pub(crate) const REFUSALS: &[(BackendErrorKind, Refusal)] = &[
-    (Unreachable, Refusal { code: "READONLY", text: "You cannot write against a read only replica." }),
-    (Unreachable, Refusal { code: "NOREPLICAS", text: "Not enough good replicas to write." }),
-    (Unreachable, Refusal { code: "CLUSTERDOWN", text: "The cluster is down" }),
-    (Unreachable, Refusal { code: "TRYAGAIN", text: "Multiple keys request during rehashing of slot" }),
-    (Unreachable, Refusal { code: "LOADING", text: "Redis is loading the dataset in memory" }),
-    (Unreachable, Refusal { code: "BUSY", text: "Redis is busy running a script." }),
+pub(crate) const REFUSALS: &[(BackendErrorKind, ServiceRefusal)] = &[
+    (Unreachable, ServiceRefusal { code: "READONLY", text: "You cannot write against a read only replica." }),
+    (Unreachable, ServiceRefusal { code: "NOREPLICAS", text: "Not enough good replicas to write." }),
+    (Unreachable, ServiceRefusal { code: "CLUSTERDOWN", text: "The cluster is down" }),
     (
         Unreachable,
-        Refusal {
+        ServiceRefusal { code: "TRYAGAIN", text: "Multiple keys request during rehashing of slot" },
+    ),
+    (Unreachable, ServiceRefusal { code: "LOADING", text: "Redis is loading the dataset in memory" }),
+    (Unreachable, ServiceRefusal { code: "BUSY", text: "Redis is busy running a script." }),
+    (
+        Unreachable,
+        ServiceRefusal {
             code: "MASTERDOWN",
             text: "Link with MASTER is down and replica-serve-stale-data is set to no.",
         },
     ),
-    (Operator, Refusal { code: "OOM", text: "command not allowed when used memory > maxmemory." }),
-    (Operator, Refusal { code: "MISCONF", text: "Redis is configured to save RDB snapshots" }),
-    (Denied, Refusal { code: "NOPERM", text: "this user has no permissions" }),
-    (Denied, Refusal { code: "NOAUTH", text: "Authentication required." }),
-    (Refused, Refusal { code: "WRONGTYPE", text: "Operation against a key holding the wrong kind of value" }),
+    (Operator, ServiceRefusal { code: "OOM", text: "command not allowed when used memory > maxmemory." }),
+    (Operator, ServiceRefusal { code: "MISCONF", text: "Redis is configured to save RDB snapshots" }),
+    (Denied, ServiceRefusal { code: "NOPERM", text: "this user has no permissions" }),
+    (Denied, ServiceRefusal { code: "NOAUTH", text: "Authentication required." }),
+    (
+        Refused,
+        ServiceRefusal { code: "WRONGTYPE", text: "Operation against a key holding the wrong kind of value" },
+    ),
 ];
 
 struct Server {
@@ -93,7 +99,7 @@ impl Subject for Server {
         Some(&self.faults)
     }
 
-    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         REFUSALS
     }
 

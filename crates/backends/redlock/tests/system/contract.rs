@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper::{BackendErrorKind, HolderState, Locks};
 use lockkeeper_contract::{Fault, Subject, until};
-use lockkeeper_rig::{Faults, Protocol, Redis, Refusal};
+use lockkeeper_rig::{Faults, Protocol, Redis, ServiceRefusal};
 
 /// Two of them may fail.
 const SERVERS: usize = 5;
@@ -67,7 +67,7 @@ impl Subject for Servers {
         Self::connect("several", self.addresses().enumerate().map(proxy)).await
     }
 
-    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         super::redis::REFUSALS
     }
 

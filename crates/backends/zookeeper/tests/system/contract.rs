@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockkeeper::BackendErrorKind::{self, Denied, Operator, Unreachable};
 use lockkeeper::Locks;
 use lockkeeper_contract::{Fault, Subject, until};
-use lockkeeper_rig::{Faults, Protocol, Refusal, ZooKeeper};
+use lockkeeper_rig::{Faults, Protocol, ServiceRefusal, ZooKeeper};
 
 struct Server {
     zookeeper: ZooKeeper,
@@ -50,13 +50,13 @@ impl Subject for Server {
     }
 
     /// Throttled; a member that serves reads only; an operation that took too long.
-    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         &[
-            (Unreachable, Refusal { code: "-127", text: "throttled" }),
-            (Unreachable, Refusal { code: "-119", text: "read only" }),
-            (Unreachable, Refusal { code: "-7", text: "-7" }),
-            (Denied, Refusal { code: "-102", text: "not authorized" }),
-            (Operator, Refusal { code: "-125", text: "quota" }),
+            (Unreachable, ServiceRefusal { code: "-127", text: "throttled" }),
+            (Unreachable, ServiceRefusal { code: "-119", text: "read only" }),
+            (Unreachable, ServiceRefusal { code: "-7", text: "-7" }),
+            (Denied, ServiceRefusal { code: "-102", text: "not authorized" }),
+            (Operator, ServiceRefusal { code: "-125", text: "quota" }),
         ]
     }
 

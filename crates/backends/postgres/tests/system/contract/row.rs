@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockkeeper::BackendErrorKind::{self, Denied, LimitReached, Operator, Refused, Unreachable};
 use lockkeeper::{HolderState, Locks};
 use lockkeeper_contract::{Fault, Subject, until};
-use lockkeeper_rig::{Faults, Postgres, Refusal};
+use lockkeeper_rig::{Faults, Postgres, ServiceRefusal};
 
 struct Rows {
     server: Postgres,
@@ -83,29 +83,35 @@ impl Subject for Rows {
         Some(&self.faults)
     }
 
-    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         &[
             (
                 Unreachable,
-                Refusal { code: "25006", text: "cannot execute UPDATE in a read-only transaction" },
+                ServiceRefusal { code: "25006", text: "cannot execute UPDATE in a read-only transaction" },
             ),
             (
                 Unreachable,
-                Refusal { code: "40001", text: "could not serialize access due to concurrent update" },
+                ServiceRefusal { code: "40001", text: "could not serialize access due to concurrent update" },
             ),
-            (Unreachable, Refusal { code: "40P01", text: "deadlock detected" }),
-            (Unreachable, Refusal { code: "55P03", text: "could not obtain lock on row in relation" }),
-            (Unreachable, Refusal { code: "57014", text: "canceling statement due to statement timeout" }),
-            (LimitReached, Refusal { code: "53200", text: "out of memory" }),
-            (Operator, Refusal { code: "53100", text: "could not extend file: No space left on device" }),
-            (Operator, Refusal { code: "58030", text: "could not write to file: Input/output error" }),
-            (Denied, Refusal { code: "42501", text: "permission denied for table row_lease" }),
-            (Refused, Refusal { code: "22001", text: "value too long" }),
+            (Unreachable, ServiceRefusal { code: "40P01", text: "deadlock detected" }),
+            (Unreachable, ServiceRefusal { code: "55P03", text: "could not obtain lock on row in relation" }),
+            (
+                Unreachable,
+                ServiceRefusal { code: "57014", text: "canceling statement due to statement timeout" },
+            ),
+            (LimitReached, ServiceRefusal { code: "53200", text: "out of memory" }),
+            (
+                Operator,
+                ServiceRefusal { code: "53100", text: "could not extend file: No space left on device" },
+            ),
+            (Operator, ServiceRefusal { code: "58030", text: "could not write to file: Input/output error" }),
+            (Denied, ServiceRefusal { code: "42501", text: "permission denied for table row_lease" }),
+            (Refused, ServiceRefusal { code: "22001", text: "value too long" }),
         ]
     }
 
     /// By the server itself: a trigger raises the error. A sequence counts, as it is not rolled back.
-    fn refuse(&self, Refusal { code, text }: Refusal) {
+    fn refuse(&self, ServiceRefusal { code, text }: ServiceRefusal) {
         self.server.psql(&format!(
             "create sequence public.refusals; \
              create function public.refuse() returns trigger language plpgsql as $$ begin \

@@ -7,12 +7,12 @@ use lockkeeper::BackendErrorKind::{self, LimitReached, Unreachable};
 use lockkeeper::backends::postgres::schema_sql;
 use lockkeeper::{BreakOrder, LockName, Locks};
 use lockkeeper_contract::{Fault, Subject};
-use lockkeeper_rig::{Faults, Postgres, Protocol, Refusal};
+use lockkeeper_rig::{Faults, Postgres, Protocol, ServiceRefusal};
 
 /// Errors for new connections that pass by themselves.
-pub(crate) const LOGIN_REFUSALS: &[(BackendErrorKind, Refusal)] = &[
-    (LimitReached, Refusal { code: "53300", text: "sorry, too many clients already" }),
-    (Unreachable, Refusal { code: "57P03", text: "the database system is starting up" }),
+pub(crate) const LOGIN_REFUSALS: &[(BackendErrorKind, ServiceRefusal)] = &[
+    (LimitReached, ServiceRefusal { code: "53300", text: "sorry, too many clients already" }),
+    (Unreachable, ServiceRefusal { code: "57P03", text: "the database system is starting up" }),
 ];
 
 struct Advisory {
@@ -56,12 +56,12 @@ impl Subject for Advisory {
         Locks::connect_as(&self.url(&proxies.join(",")), labels[0]).await.unwrap()
     }
 
-    fn refusals(&self) -> &'static [(BackendErrorKind, Refusal)] {
+    fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
         LOGIN_REFUSALS
     }
 
     /// The connection of a hold stays.
-    fn refuse(&self, refusal: Refusal) {
+    fn refuse(&self, refusal: ServiceRefusal) {
         self.faults.refuse(refusal);
         self.faults.close_connections("late");
     }
