@@ -71,7 +71,6 @@ async fn a_wrong_password_is_a_finding_at_one_server_and_an_error_at_a_majority(
     says(&error, &["0 of 3 servers can be used"]);
 }
 
-#[cfg(feature = "redis-tls")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_at_every_server() {
     let servers = Servers::of((0..3).map(|_| Redis::with_tls()));
@@ -90,12 +89,6 @@ async fn tls_at_every_server() {
     let one = format!("redlocks://{}?tls-ca={}", servers.hosts(), servers.0[0].ca().display());
     says(&refused(&one).await, &["1 of 3 servers can be used, 2 must", "certificate"]);
     says(&refused(&servers.url()).await, &["0 of 3 servers can be used"]);
-}
-
-#[cfg(not(feature = "redis-tls"))]
-#[tokio::test]
-async fn tls_that_is_not_compiled_in_is_reported() {
-    says(&refused("redlocks://a,b,c").await, &["redis-tls"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

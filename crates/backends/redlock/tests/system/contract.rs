@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lockkeeper::{BackendErrorKind, HolderState, Locks};
+use lockkeeper::BackendErrorKind::{self, Operator, Unreachable};
+use lockkeeper::{HolderState, Locks};
 use lockkeeper_contract::{Fault, Subject, until};
 use lockkeeper_rig::{Faults, Protocol, Redis, ServiceRefusal};
 
@@ -68,7 +69,14 @@ impl Subject for Servers {
     }
 
     fn refusals(&self) -> &'static [(BackendErrorKind, ServiceRefusal)] {
-        super::redis::REFUSALS
+        // Redis' own table is tested in its package. One that passes by itself, and one that needs an operator.
+        &[
+            (Unreachable, ServiceRefusal { code: "LOADING", text: "Redis is loading the dataset in memory" }),
+            (
+                Operator,
+                ServiceRefusal { code: "OOM", text: "command not allowed when used memory > maxmemory." },
+            ),
+        ]
     }
 
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
