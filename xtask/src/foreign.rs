@@ -13,7 +13,7 @@ use cargo_metadata::MetadataCommand;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::TaskResult;
-use crate::needs::{COMMAND, FENCE, LIBRARY, RIG, is_for};
+use crate::needs::{COMMAND, DYNAMODB, FENCE, LIBRARY, RIG, is_for};
 use crate::process::{not_started, run, shown};
 
 /// The file that lists the contents of a set's folder. It is written last, so a folder that has it is
@@ -119,7 +119,7 @@ const SETS: &[Set] = &[
             // Needed by moto's DynamoDB.
             Library { name: "py-partiql-parser", version: "0.6.3", used_by: "the same" },
         ],
-        packages: &[LIBRARY, FENCE, RIG],
+        packages: &[DYNAMODB, LIBRARY, FENCE, RIG],
     },
     Set {
         folder: "pypi-http",

@@ -46,6 +46,13 @@ pub(crate) const FENCE: &str = "lockkeeper-fence";
 pub(crate) const LAB: &str = "lockkeeper-lab";
 pub(crate) const LIBRARY: &str = "lockkeeper";
 pub(crate) const RIG: &str = "lockkeeper-rig";
+pub(crate) const DYNAMODB: &str = "lockkeeper-dynamodb";
+const ETCD: &str = "lockkeeper-etcd";
+const MEMCACHED: &str = "lockkeeper-example-backend";
+const POSTGRES: &str = "lockkeeper-postgres";
+const REDIS: &str = "lockkeeper-redis";
+const REDLOCK: &str = "lockkeeper-redlock";
+const ZOOKEEPER: &str = "lockkeeper-zookeeper";
 
 /// A required file, and the Debian package that contains it.
 #[derive(Clone, Copy)]
@@ -104,7 +111,10 @@ const BUILD_NEEDS: &[TestNeeds] = &[
 /// passes on a machine that has only Rust; it is installed while they are built.
 const TEST_NEEDS: &[TestNeeds] = &[
     TestNeeds {
-        packages: &[COMMAND, EXAMPLES, FENCE, LAB, LIBRARY, RIG],
+        packages: &[
+            COMMAND, DYNAMODB, ETCD, EXAMPLES, FENCE, LAB, LIBRARY, MEMCACHED, POSTGRES, REDIS, REDLOCK, RIG,
+            ZOOKEEPER,
+        ],
         needs: &[
             Need { program: "bash", package: "bash", used_by: "tests that run shell scripts" },
             Need { program: "flock", package: "util-linux", used_by: "the comparison with a bare flock" },
@@ -122,11 +132,11 @@ const TEST_NEEDS: &[TestNeeds] = &[
         ],
     },
     TestNeeds {
-        packages: &[LAB, LIBRARY, RIG],
+        packages: &[LAB, POSTGRES, RIG],
         needs: &[Need::of(pgbouncer::SERVER, "the tests of PostgreSQL behind a pool")],
     },
     TestNeeds {
-        packages: &[LIBRARY, RIG],
+        packages: &[ETCD, LIBRARY, RIG, ZOOKEEPER],
         needs: &[
             Need::of(etcd::SERVER, "the tests of etcd"),
             Need::of(etcd::CLI, "the same"),
@@ -169,7 +179,15 @@ const TEST_NEEDS: &[TestNeeds] = &[
         ],
     },
     TestNeeds {
-        packages: &[COMMAND, FENCE, LIBRARY, RIG],
+        packages: &[MEMCACHED],
+        needs: &[Need {
+            program: "memcached",
+            package: "memcached",
+            used_by: "the example of a lock service",
+        }],
+    },
+    TestNeeds {
+        packages: &[COMMAND, DYNAMODB, FENCE, LIBRARY, REDIS, RIG],
         needs: &[
             Need { program: "python3", package: "python3", used_by: "lock clients and emulators in Python" },
             Need { program: "pip3", package: "python3-pip", used_by: "the same" },
