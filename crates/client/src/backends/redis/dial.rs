@@ -29,7 +29,7 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from
 
 /// Where a server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Address {
+pub(super) enum RedisAddress {
     Tcp { host: String, port: u16 },
     Socket(PathBuf),
 }
@@ -37,7 +37,7 @@ pub(super) enum Address {
 /// One server, and how to log in there, with the password and the files of TLS as they were when this was made.
 #[derive(Clone)]
 pub(super) struct Dialer {
-    pub(super) address: Address,
+    pub(super) address: RedisAddress,
     pub(super) login: RedisConnectionInfo,
     #[cfg(feature = "redis-tls")]
     pub(super) tls: Option<Arc<rustls::ClientConfig>>,
@@ -132,8 +132,8 @@ impl Dialer {
 
     async fn stream(&self) -> io::Result<ReplyLimit<Box<dyn Stream>>> {
         let stream: Box<dyn Stream> = match &self.address {
-            Address::Socket(path) => Box::new(UnixStream::connect(path).await?),
-            Address::Tcp { host, port } => self.tls(host, tcp(host, *port).await?).await?,
+            RedisAddress::Socket(path) => Box::new(UnixStream::connect(path).await?),
+            RedisAddress::Tcp { host, port } => self.tls(host, tcp(host, *port).await?).await?,
         };
         Ok(ReplyLimit::new(stream))
     }
@@ -164,7 +164,7 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for RedisAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp { host, port } => write!(f, "{host}:{port}"),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use redis::{ProtocolVersion, RedisConnectionInfo};
 
-use super::dial::{Address, Dialer};
+use super::dial::{Dialer, RedisAddress};
 use crate::backends::tls_files::TlsFiles;
 use crate::error::{BackendError, ConnectError};
 use crate::rotated::Rotated;
@@ -148,11 +148,11 @@ impl Settings {
 
     /// For new connections to one host.
     pub(super) fn dialer(&self, host: &Host) -> Result<Dialer, BackendError> {
-        self.dialer_at(Address::Tcp { host: host.name.clone(), port: host.port.unwrap_or(PORT) })
+        self.dialer_at(RedisAddress::Tcp { host: host.name.clone(), port: host.port.unwrap_or(PORT) })
     }
 
     /// For new connections to one address: with the present password, and the present files of TLS.
-    pub(super) fn dialer_at(&self, address: Address) -> Result<Dialer, BackendError> {
+    pub(super) fn dialer_at(&self, address: RedisAddress) -> Result<Dialer, BackendError> {
         let login = match &self.password {
             Some(password) => self.login.clone().set_password(password.reveal()),
             None => self.login.clone(),
