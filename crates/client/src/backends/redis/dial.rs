@@ -59,9 +59,16 @@ impl RedisConnection {
     /// # Errors
     /// The URL is invalid, or names a cluster; the server can't be reached, or refuses the login.
     pub async fn connect(url: &Url, limit: Duration) -> Result<Self, ConnectError> {
-        let (settings, topology) = Settings::parse(url)?;
+        let mut url = url.clone();
+        if !["redis", "rediss", "redis+unix"].contains(&url.scheme.as_str()) {
+            return Err(url.bad_part(url.scheme.clone(), "`redis`, `rediss` or `redis+unix`").into());
+        }
+        url.find_password()?;
+        let (settings, topology) = Settings::parse(&url)?;
         if matches!(topology, Topology::Cluster(_)) {
-            return Err(url.bad_part("cluster=true", "left out: this is a connection to one server").into());
+            return Err(url
+                .bad_part("cluster=true", "of use here: this is a connection to one server")
+                .into());
         }
         let target = Target::new(settings, topology);
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(limit));
