@@ -1,8 +1,8 @@
 //! Limits on what a server may send as one reply.
 //!
-//! The client library's parser has none: a length of two gigabytes, or a billion elements, costs as much memory, and a server
-//! that is broken, or another's, costs its clients theirs. So each stream is read through [`ReplyLimit`], which follows the
-//! lengths in it and fails before the parser sees one that is too large.
+//! The client library's parser has none: it buffers a string of 2 GB, and reserves memory for a billion announced elements. So
+//! that no server can exhaust the memory of its clients, each stream is read through [`ReplyLimit`], which follows the lengths in
+//! it and fails before the parser gets one that is too large.
 
 use std::error::Error;
 use std::io;
@@ -96,7 +96,7 @@ impl ReplyScanner {
             return Ok(());
         };
         let number = std::str::from_utf8(text).ok().and_then(|text| text.trim().parse::<i64>().ok());
-        // What is no length, the parser refuses; as it does a negative one that is not `Nil`, or waits for 2^64 bytes.
+        // The parser refuses text that is no number. Where a negative length does not mean `Nil`, it takes it for 2^64 or so.
         let length = number.map_or(0, |number| usize::try_from(number).unwrap_or(usize::MAX));
         let is_nil = number.is_some_and(|number| number < 0);
         let (text, values) = match *kind {
