@@ -28,7 +28,7 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from
 
 /// Where a server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Address {
+pub(super) enum RedisAddress {
     Tcp { host: String, port: u16 },
     Socket(PathBuf),
 }
@@ -36,7 +36,7 @@ pub(super) enum Address {
 /// One server, and how to log in there, with the password and the files of TLS as they were when this was made.
 #[derive(Clone)]
 pub(super) struct Dialer {
-    pub(super) address: Address,
+    pub(super) address: RedisAddress,
     pub(super) login: RedisConnectionInfo,
     #[cfg(feature = "tls")]
     pub(super) tls: Option<Arc<rustls::ClientConfig>>,
@@ -58,9 +58,16 @@ impl RedisConnection {
     /// # Errors
     /// The URL is invalid, or names a cluster; the server can't be reached, or refuses the login.
     pub async fn connect(url: &Url, limit: Duration) -> Result<Self, ConnectError> {
-        let (settings, topology) = Settings::parse(url)?;
+        let mut url = url.clone();
+        if !["redis", "rediss", "redis+unix"].contains(&url.scheme.as_str()) {
+            return Err(url.bad_part(url.scheme.clone(), "`redis`, `rediss` or `redis+unix`").into());
+        }
+        url.find_password()?;
+        let (settings, topology) = Settings::parse(&url)?;
         if matches!(topology, Topology::Cluster(_)) {
-            return Err(url.bad_part("cluster=true", "left out: this is a connection to one server").into());
+            return Err(url
+                .bad_part("cluster=true", "of use here: this is a connection to one server")
+                .into());
         }
         let target = Target::new(settings, topology);
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(limit));
@@ -131,8 +138,8 @@ impl Dialer {
 
     async fn stream(&self) -> io::Result<ReplyLimit<Box<dyn Stream>>> {
         let stream: Box<dyn Stream> = match &self.address {
-            Address::Socket(path) => Box::new(UnixStream::connect(path).await?),
-            Address::Tcp { host, port } => self.tls(host, tcp(host, *port).await?).await?,
+            RedisAddress::Socket(path) => Box::new(UnixStream::connect(path).await?),
+            RedisAddress::Tcp { host, port } => self.tls(host, tcp(host, *port).await?).await?,
         };
         Ok(ReplyLimit::new(stream))
     }
@@ -163,7 +170,7 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for RedisAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp { host, port } => write!(f, "{host}:{port}"),

@@ -340,7 +340,7 @@ fn answered<T>(answer: Result<RedisResult<T>, Elapsed>, server: &dyn fmt::Displa
     }
 }
 
-/// The server may have executed the call. A reply that is none is named: the next one will be one, too.
+/// The server may have executed the call. The error names a reply that can't be read: the repeat may get the same one.
 fn in_doubt(error: &RedisError, server: &dyn fmt::Display) -> Failure {
     let refusal = refusal::of_reply(error, server).map(Arc::new);
     Failure::Silent(CallError { sent: true, refusal })

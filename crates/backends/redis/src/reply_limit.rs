@@ -1,8 +1,8 @@
 //! Limits on what a server may send as one reply.
 //!
-//! The client library's parser has none: a length of two gigabytes, or a billion elements, costs as much memory, and a server
-//! that is broken, or another's, costs its clients theirs. So each stream is read through [`ReplyLimit`], which follows the
-//! lengths in it and fails before the parser sees one that is too large.
+//! The client library's parser has none: it buffers a string of 2 GB, and reserves memory for a billion announced elements. So
+//! that no server can exhaust the memory of its clients, each stream is read through [`ReplyLimit`], which follows the lengths in
+//! it and fails before the parser gets one that is too large.
 
 use std::error::Error;
 use std::io;
@@ -41,9 +41,9 @@ impl TooLong {
 
 /// Follows the replies in a stream, in RESP2 or RESP3.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Scanner {
+struct ReplyScanner {
     /// What the next byte is part of.
-    part: Part,
+    part: ReplyPart,
     /// Values of the present reply that have not arrived completely; 0 between replies.
     open: usize,
     /// Bytes and values of the present reply, with those that are announced.
@@ -54,19 +54,19 @@ struct Scanner {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Part {
+enum ReplyPart {
     #[default]
     Line,
     /// The rest of a string, of so many bytes, with the line break that ends it.
     Text(usize),
 }
 
-impl Scanner {
+impl ReplyScanner {
     fn read(&mut self, mut bytes: &[u8]) -> Result<(), TooLong> {
         while !bytes.is_empty() {
             let end = match self.part {
-                Part::Text(left) => left.min(bytes.len()),
-                Part::Line => bytes
+                ReplyPart::Text(left) => left.min(bytes.len()),
+                ReplyPart::Line => bytes
                     .iter()
                     .position(|&byte| byte == b'\n')
                     .map_or(bytes.len(), |line_feed| line_feed + 1),
@@ -74,9 +74,9 @@ impl Scanner {
             let (present, rest) = bytes.split_at(end);
             bytes = rest;
             match self.part {
-                Part::Text(left) if left == end => self.value_ends(),
-                Part::Text(left) => self.part = Part::Text(left - end),
-                Part::Line => self.read_line(present)?,
+                ReplyPart::Text(left) if left == end => self.value_ends(),
+                ReplyPart::Text(left) => self.part = ReplyPart::Text(left - end),
+                ReplyPart::Line => self.read_line(present)?,
             }
         }
         Ok(())
@@ -96,7 +96,7 @@ impl Scanner {
             return Ok(());
         };
         let number = std::str::from_utf8(text).ok().and_then(|text| text.trim().parse::<i64>().ok());
-        // What is no length, the parser refuses; as it does a negative one that is not `Nil`, or waits for 2^64 bytes.
+        // The parser refuses text that is no number. Where a negative length does not mean `Nil`, it takes it for 2^64 or so.
         let length = number.map_or(0, |number| usize::try_from(number).unwrap_or(usize::MAX));
         let is_nil = number.is_some_and(|number| number < 0);
         let (text, values) = match *kind {
@@ -111,7 +111,7 @@ impl Scanner {
         self.announce(text.unwrap_or(0), values)?;
         self.open += values;
         match text {
-            Some(left) => self.part = Part::Text(left),
+            Some(left) => self.part = ReplyPart::Text(left),
             None => self.value_ends(),
         }
         Ok(())
@@ -130,7 +130,7 @@ impl Scanner {
     }
 
     fn value_ends(&mut self) {
-        self.part = Part::Line;
+        self.part = ReplyPart::Line;
         self.open -= 1;
     }
 }
@@ -138,12 +138,12 @@ impl Scanner {
 /// A stream that fails at a reply that is too long.
 pub(super) struct ReplyLimit<S> {
     stream: S,
-    scanner: Scanner,
+    scanner: ReplyScanner,
 }
 
 impl<S> ReplyLimit<S> {
     pub(super) fn new(stream: S) -> Self {
-        Self { stream, scanner: Scanner::default() }
+        Self { stream, scanner: ReplyScanner::default() }
     }
 }
 
@@ -231,7 +231,7 @@ mod tests {
 
     /// How many bytes the first reply has.
     fn scanned(bytes: &[u8]) -> Option<usize> {
-        let mut scanner = Scanner::default();
+        let mut scanner = ReplyScanner::default();
         bytes.iter().enumerate().find_map(|(at, byte)| {
             scanner.read(&[*byte]).expect("it is short");
             (scanner.open == 0).then_some(at + 1)
@@ -253,7 +253,7 @@ mod tests {
             prop_assert_eq!(scanned(&whole), Some(replies[0].len()));
             prop_assert_eq!(parsed(&whole), Some(replies[0].len()));
             // The parts in which a reply arrives change nothing.
-            let (mut scanner, mut rest) = (Scanner::default(), &whole[..]);
+            let (mut scanner, mut rest) = (ReplyScanner::default(), &whole[..]);
             for split in splits {
                 let (part, after) = rest.split_at(split.min(rest.len()));
                 scanner.read(part).unwrap();
@@ -275,7 +275,7 @@ mod tests {
 
     /// The error of a stream that sends `begin`, and then `again` forever; and how many bytes of it were read.
     fn refused(begin: &str, again: &str) -> (TooLong, usize) {
-        let (mut scanner, mut sent) = (Scanner::default(), 0);
+        let (mut scanner, mut sent) = (ReplyScanner::default(), 0);
         let parts = std::iter::once(begin).chain(std::iter::repeat(again));
         for part in parts {
             sent += part.len();
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_that_of_one_reply() {
-        let mut scanner = Scanner::default();
+        let mut scanner = ReplyScanner::default();
         let reply = counted(b'$', &vec![b'x'; REPLY_BYTES_MAX / 4]);
         for _ in 0..8 {
             scanner.read(&reply).unwrap();

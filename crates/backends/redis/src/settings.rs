@@ -7,7 +7,7 @@ use std::sync::Arc;
 use lockkeeper_backend::{BackendError, ConnectError, Host, Password, Rotated, TlsFiles, Url, UrlError};
 use redis::{ProtocolVersion, RedisConnectionInfo};
 
-use super::dial::{Address, Dialer};
+use super::dial::{Dialer, RedisAddress};
 
 /// The default port.
 pub const PORT: u16 = 6379;
@@ -145,11 +145,11 @@ impl Settings {
 
     /// For new connections to one host.
     pub(super) fn dialer(&self, host: &Host) -> Result<Dialer, BackendError> {
-        self.dialer_at(Address::Tcp { host: host.name.clone(), port: host.port.unwrap_or(PORT) })
+        self.dialer_at(RedisAddress::Tcp { host: host.name.clone(), port: host.port.unwrap_or(PORT) })
     }
 
     /// For new connections to one address: with the present password, and the present files of TLS.
-    pub(super) fn dialer_at(&self, address: Address) -> Result<Dialer, BackendError> {
+    pub(super) fn dialer_at(&self, address: RedisAddress) -> Result<Dialer, BackendError> {
         let login = match &self.password {
             Some(password) => self.login.clone().set_password(password.reveal()),
             None => self.login.clone(),

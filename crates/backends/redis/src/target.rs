@@ -8,7 +8,7 @@ use lockkeeper_backend::{BackendError, BackendErrorKind, ConnectError, Host};
 use redis::{ErrorKind, RedisError, RedisResult};
 use tokio::task::JoinSet;
 
-use super::dial::{Address, Dialer, without_time_limit};
+use super::dial::{Dialer, RedisAddress, without_time_limit};
 use super::refusal;
 use super::settings::{SENTINEL_PORT, Settings, Topology};
 
@@ -38,7 +38,7 @@ impl Target {
     pub(super) async fn dialer(&self) -> Result<Dialer, ConnectError> {
         match &self.topology {
             Topology::Single(host) | Topology::Member(host) => Ok(self.settings.dialer(host)?),
-            Topology::Socket(path) => Ok(self.settings.dialer_at(Address::Socket(path.clone()))?),
+            Topology::Socket(path) => Ok(self.settings.dialer_at(RedisAddress::Socket(path.clone()))?),
             Topology::Sentinel { sentinels, primary } => {
                 Ok(self.settings.dialer(&self.primary(sentinels, primary).await?)?)
             }

@@ -178,8 +178,9 @@ async fn postgres() {
 #[tokio::test]
 async fn redis() {
     let server = Redis::start();
-    let client = ::redis::Client::open(server.url()).unwrap();
-    let connection = client.get_multiplexed_async_connection().await.unwrap();
+    let url = server.url().parse().unwrap();
+    let connection =
+        lockkeeper::backends::RedisConnection::connect(&url, Duration::from_secs(5)).await.unwrap();
     check(Arc::new(RedisRecords::new(connection.clone()))).await;
 
     let short = RedisRecords::new(connection).keep_for(Duration::from_millis(1));

@@ -4,6 +4,8 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Instant;
 
+use ::redis::aio::ConnectionLike;
+use lockkeeper::backends::RedisConnection;
 use lockkeeper::{AcquireError, BreakOrder, Locks};
 use lockkeeper_rig::Redis;
 
@@ -69,6 +71,27 @@ async fn a_wrong_or_missing_password_is_reported_without_showing_it() {
     assert!(!wrong.contains("secret"), "{wrong}");
     let missing = why(&redis.url()).await;
     assert!(missing.contains("redis://user:password@host"), "{missing}");
+}
+
+/// For fences and records.
+#[tokio::test]
+async fn a_connection_for_others_takes_the_urls_of_locks() {
+    let redis = Redis::with(&["--requirepass", "right"]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "right").unwrap();
+    let connect = async |url: &str| RedisConnection::connect(&url.parse().unwrap(), 5 * SECOND).await;
+    let url = redis.url();
+    let mut connection = connect(&format!("{url}/2?password-file={}", file.path().display())).await.unwrap();
+    let set: String = ::redis::cmd("SET").arg("key").arg("value").query_async(&mut connection).await.unwrap();
+    assert_eq!((&*set, connection.get_db()), ("OK", 2));
+    for (url, why) in [
+        (redis.url_as("", "wrong"), "check user and password"),
+        (format!("{url}?cluster=true"), "one server"),
+        (url.replace("redis:", "postgres:"), "`redis+unix`"),
+    ] {
+        let error = connect(&url).await.unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 #[tokio::test]
