@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs};
 
-use lockkeeper_rig::{Program, etcd, find, network, pgbouncer, postgres, prometheus, redis, zookeeper};
+use lockkeeper_rig::{
+    Program, etcd, find, memcached, network, pgbouncer, postgres, prometheus, redis, zookeeper,
+};
 
 use crate::TaskResult;
 use crate::foreign;
@@ -48,7 +50,7 @@ pub(crate) const LIBRARY: &str = "lockkeeper";
 pub(crate) const RIG: &str = "lockkeeper-rig";
 pub(crate) const DYNAMODB: &str = "lockkeeper-dynamodb";
 const ETCD: &str = "lockkeeper-etcd";
-const MEMCACHED: &str = "lockkeeper-example-backend";
+const EXAMPLE_BACKEND: &str = "lockkeeper-example-backend";
 const POSTGRES: &str = "lockkeeper-postgres";
 const REDIS: &str = "lockkeeper-redis";
 const REDLOCK: &str = "lockkeeper-redlock";
@@ -112,7 +114,18 @@ const BUILD_NEEDS: &[TestNeeds] = &[
 const TEST_NEEDS: &[TestNeeds] = &[
     TestNeeds {
         packages: &[
-            COMMAND, DYNAMODB, ETCD, EXAMPLES, FENCE, LAB, LIBRARY, MEMCACHED, POSTGRES, REDIS, REDLOCK, RIG,
+            COMMAND,
+            DYNAMODB,
+            ETCD,
+            EXAMPLES,
+            EXAMPLE_BACKEND,
+            FENCE,
+            LAB,
+            LIBRARY,
+            POSTGRES,
+            REDIS,
+            REDLOCK,
+            RIG,
             ZOOKEEPER,
         ],
         needs: &[
@@ -179,7 +192,7 @@ const TEST_NEEDS: &[TestNeeds] = &[
         ],
     },
     TestNeeds {
-        packages: &[MEMCACHED],
+        packages: &[EXAMPLE_BACKEND],
         needs: &[Need {
             program: "memcached",
             package: "memcached",

@@ -46,6 +46,7 @@ static CAPABILITIES: Capabilities = Capabilities {
             "no call arrives after its connection was closed; else nobody holds for a ttl",
         ),
         first_come_first_served: Promise::NotKept("waiters try again after random pauses"),
+        survives_stalls: Promise::NotKept("a waiter whose attempts have no answer for a ttl ends"),
         durable: Promise::NotKept("the server keeps nothing on disk"),
         ..Promises::ALL_KEPT
     },
@@ -55,6 +56,8 @@ static CAPABILITIES: Capabilities = Capabilities {
     )
 };
 
+/// Keys begin with it.
+const PREFIX: &str = "lockkeeper:";
 /// How long an inspection may take.
 const LIMIT: Duration = Duration::from_secs(5);
 /// The longest name: a key has at most 250 bytes.
@@ -98,6 +101,23 @@ impl Backend for MemcachedBackend {
 
     fn inspect(&self, name: LockName) -> BoxFuture<'_, Result<LockInfo, BackendError>> {
         Box::pin(self.store.look(name))
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<'_, Result<Vec<LockInfo>, BackendError>> {
+        Box::pin(async move {
+            let keys = self.store.server.keys(LIMIT).await.map_err(|error| self.store.silent(error))?;
+            let names = keys.iter().filter_map(|key| LockName::parse(key.strip_prefix(PREFIX)?).ok());
+            let mut locks = Vec::new();
+            for name in
+                names.filter(|name| prefix.as_ref().is_none_or(|of| of == name || of.is_above(name.as_str())))
+            {
+                locks.push(self.store.look(name).await?);
+            }
+            // An item may have expired meanwhile.
+            locks.retain(|lock| lock.holder_count > 0);
+            locks.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+            Ok(locks)
+        })
     }
 }
 
@@ -145,6 +165,11 @@ impl MemcachedStore {
         })
     }
 
+    fn silent(&self, error: io::Error) -> BackendError {
+        let what = format!("memcached at {} does not answer: {error}", self.server.address);
+        BackendError::caused(BackendErrorKind::Unreachable, what, error)
+    }
+
     async fn try_to_hold(&self, key: &str, attempt: &Attempt) -> io::Result<Tried> {
         let entry = &attempt.entry;
         let ours = format!("{}\n{}", entry.id, attempt.label);
@@ -190,10 +215,7 @@ impl MemcachedStore {
 
     async fn look(&self, name: LockName) -> Result<LockInfo, BackendError> {
         let Some(key) = key(&name) else { return Ok(LockInfo::free(name)) };
-        let item = self.server.get(&key, LIMIT).await.map_err(|error| {
-            let what = format!("memcached at {} does not answer: {error}", self.server.address);
-            BackendError::caused(BackendErrorKind::Unreachable, what, error)
-        })?;
+        let item = self.server.get(&key, LIMIT).await.map_err(|error| self.silent(error))?;
         Ok(LockInfo::held_by(name, item.iter().map(|item| HolderInfo::exclusive(owner(item))).collect()))
     }
 }
@@ -202,7 +224,7 @@ impl MemcachedStore {
 fn key(name: &LockName) -> Option<String> {
     let fits =
         name.as_str().len() <= NAME_BYTES_MAX && name.as_str().bytes().all(|byte| byte.is_ascii_graphic());
-    fits.then(|| format!("lockkeeper:{}", name.as_str()))
+    fits.then(|| format!("{PREFIX}{name}"))
 }
 
 /// The label of the client that holds.

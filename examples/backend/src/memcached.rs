@@ -4,12 +4,15 @@
 use std::io::{Error, ErrorKind, Result};
 use std::time::Duration;
 
+use lockkeeper_backend::percent_decode;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// The longest line and the longest value that are read, in bytes.
 const BYTES_MAX: usize = 4096;
+/// The longest list of keys that is read.
+const LIST_BYTES_MAX: u64 = 16 << 20;
 
 /// An item.
 pub(crate) struct Item {
@@ -57,6 +60,25 @@ impl Memcached {
         done(&self.call(format!("md {key} C{version}\r\n"), limit).await?.0)
     }
 
+    /// All keys.
+    pub(crate) async fn keys(&self, limit: Duration) -> Result<Vec<String>> {
+        let call = async {
+            let mut stream = TcpStream::connect(&self.address).await?;
+            stream.write_all(b"lru_crawler metadump all\r\n").await?;
+            let mut lines = BufReader::new(stream).take(LIST_BYTES_MAX).lines();
+            let mut keys = Vec::new();
+            while let Some(line) = lines.next_line().await? {
+                match line.trim_end().strip_prefix("key=").and_then(|line| line.split(' ').next()) {
+                    Some(key) => keys.extend(percent_decode(key)),
+                    None if line.trim_end() == "END" => return Ok(keys),
+                    None => return Err(unexpected(&line)),
+                }
+            }
+            Err(unexpected("a list without an end"))
+        };
+        timeout(limit, call).await.map_err(|_| late())?
+    }
+
     async fn store(&self, key: &str, value: &str, if_: &str, ttl: Duration, limit: Duration) -> Result<bool> {
         // The server counts whole seconds, from the last full one on.
         let seconds = ttl.as_secs() + 2;
@@ -81,7 +103,7 @@ impl Memcached {
             let value = String::from_utf8(value).map_err(|_| unexpected("a value that is not UTF-8"))?;
             Ok((line, Some(value)))
         };
-        timeout(limit, call).await.map_err(|_| Error::new(ErrorKind::TimedOut, "no answer in time"))?
+        timeout(limit, call).await.map_err(|_| late())?
     }
 }
 
@@ -91,6 +113,10 @@ fn done(line: &str) -> Result<bool> {
         "NS" | "EX" | "NF" => Ok(false),
         other => Err(unexpected(other)),
     }
+}
+
+fn late() -> Error {
+    Error::new(ErrorKind::TimedOut, "no answer in time")
 }
 
 fn unexpected(answer: &str) -> Error {
