@@ -1,4 +1,4 @@
-//! `memcached://host`: an example of a lock service behind Lockkeeper's API, in less than 250 lines. It passes the contract suite
+//! `memcached://host`: an example of a lock service behind Lockkeeper's API, in less than 250 lines beside the client of its protocol. It passes the contract suite
 //! (`tests/contract.rs`). docs/write-a-backend.md leads through it.
 //!
 //! A lock is an item that `add` creates and that expires. memcached may evict it at any time, so this is for work where two
@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper_backend::io::{LeaseThread, SharedLeaseThread};
-use lockkeeper_backend::leased::{Attempt, Entry, LeasedConn, Renewed, Store, Tried, Wakes};
+use lockkeeper_backend::leased::{Attempt, Entry, LeasedConn, Note, Renewed, Store, Tried, Wakes};
 use lockkeeper_backend::{
     Backend, BackendError, BackendErrorKind, BackendInfo, BoxFuture, Busy, CallError, Capabilities, Conn,
-    ConnectError, Fencing, Granted, HolderInfo, LockInfo, Promise, Promises, Push, Spec, Url,
+    ConnectError, Fencing, Granted, HolderInfo, LockInfo, Promise, Promises, Push, Spec, Url, decode_meta,
 };
 use lockkeeper_core::{End, LockName};
 use memcached::{Item, Memcached};
@@ -172,9 +172,8 @@ impl MemcachedStore {
 
     async fn try_to_hold(&self, key: &str, attempt: &Attempt) -> io::Result<Tried> {
         let entry = &attempt.entry;
-        let ours = format!("{}\n{}", entry.id, attempt.label);
         // An earlier attempt of this entry may have created its item, and its answer was lost.
-        let holds = self.server.add(key, &ours, entry.ttl, entry.limit()).await?
+        let holds = self.server.add(key, &Note::of(attempt).bytes(), entry.ttl, entry.limit()).await?
             || self.extend(entry).await? == Renewed::Kept;
         if holds {
             return Ok(Tried::Granted(Granted::default()));
@@ -182,13 +181,13 @@ impl MemcachedStore {
         if attempt.wait {
             return Ok(Tried::Waits { ahead: 0, again: Duration::from_millis(50) });
         }
-        let holder = self.server.get(key, entry.limit()).await?.map(|item| owner(&item));
+        let holder = self.server.get(key, entry.limit()).await?.map(|item| shown(&item).owner);
         Ok(Tried::Busy(Busy { holder, queued_ahead: 0 }))
     }
 
     async fn extend(&self, entry: &Entry) -> io::Result<Renewed> {
         if let Some((key, item)) = self.held(entry).await?
-            && self.server.replace(&key, &item, entry.ttl, entry.limit()).await?
+            && self.server.extend(&key, &item, entry.ttl, entry.limit()).await?
         {
             return Ok(Renewed::Kept);
         }
@@ -209,14 +208,14 @@ impl MemcachedStore {
     async fn held(&self, entry: &Entry) -> io::Result<Option<(String, Item)>> {
         let Some(key) = key(&entry.name) else { return Ok(None) };
         let item = self.server.get(&key, entry.limit()).await?;
-        let of_entry = |item: &Item| item.value.lines().next() == Some(&entry.id.0);
-        Ok(item.filter(of_entry).map(|item| (key, item)))
+        let is_its_own = |item: &Item| Note::read(&item.value).is_some_and(|note| note.entry == entry.id.0);
+        Ok(item.filter(is_its_own).map(|item| (key, item)))
     }
 
     async fn look(&self, name: LockName) -> Result<LockInfo, BackendError> {
         let Some(key) = key(&name) else { return Ok(LockInfo::free(name)) };
         let item = self.server.get(&key, LIMIT).await.map_err(|error| self.silent(error))?;
-        Ok(LockInfo::held_by(name, item.iter().map(|item| HolderInfo::exclusive(owner(item))).collect()))
+        Ok(LockInfo::held_by(name, item.iter().map(shown).collect()))
     }
 }
 
@@ -227,7 +226,8 @@ fn key(name: &LockName) -> Option<String> {
     fits.then(|| format!("{PREFIX}{name}"))
 }
 
-/// The label of the client that holds.
-fn owner(item: &Item) -> String {
-    item.value.lines().nth(1).unwrap_or_default().to_owned()
+/// The holder, as it is shown.
+fn shown(item: &Item) -> HolderInfo {
+    let note = Note::read(&item.value).unwrap_or_default();
+    HolderInfo { meta: decode_meta(note.meta.as_bytes()), ..HolderInfo::exclusive(note.owner) }
 }

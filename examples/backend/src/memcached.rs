@@ -1,22 +1,20 @@
-//! The four commands of memcached's text protocol that a lock needs. Each call opens a connection of its own, and closes it if it
-//! is given up.
+//! The commands of memcached's text protocol that a lock needs. Each call opens a connection of its own, and closes it if it is
+//! given up.
 
 use std::io::{Error, ErrorKind, Result};
 use std::time::Duration;
 
 use lockkeeper_backend::percent_decode;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Take};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// The longest line and the longest value that are read, in bytes.
-const BYTES_MAX: usize = 4096;
-/// The longest list of keys that is read.
-const LIST_BYTES_MAX: u64 = 16 << 20;
+/// The longest answer that is read, in bytes: a list of keys.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// An item.
 pub(crate) struct Item {
-    pub(crate) value: String,
+    pub(crate) value: Vec<u8>,
     /// Changes with every change of the item.
     pub(crate) version: u64,
 }
@@ -30,22 +28,27 @@ pub(crate) struct Memcached {
 impl Memcached {
     /// The item of a key.
     pub(crate) async fn get(&self, key: &str, limit: Duration) -> Result<Option<Item>> {
-        let (line, value) = self.call(format!("mg {key} v c\r\n"), limit).await?;
-        let version = line.split(' ').find_map(|flag| flag.strip_prefix('c')?.parse().ok());
-        match (line.as_str(), value, version) {
-            ("EN", ..) => Ok(None),
-            (_, Some(value), Some(version)) => Ok(Some(Item { value, version })),
-            _ => Err(unexpected(&line)),
-        }
+        let read = async |answer: &mut Answer| {
+            let line = answer.line().await?;
+            let version = line.split(' ').find_map(|flag| flag.strip_prefix('c')?.parse().ok());
+            match (line.strip_prefix("VA ").and_then(|line| line.split(' ').next()?.parse().ok()), version) {
+                (Some(length), Some(version)) => {
+                    Ok(Some(Item { value: answer.bytes(length).await?, version }))
+                }
+                _ if line == "EN" => Ok(None),
+                _ => Err(unexpected(&line)),
+            }
+        };
+        self.call(format!("mg {key} v c\r\n").as_bytes(), limit, read).await
     }
 
     /// Creates an item that lives for `ttl`; `false` if the key has one.
-    pub(crate) async fn add(&self, key: &str, value: &str, ttl: Duration, limit: Duration) -> Result<bool> {
+    pub(crate) async fn add(&self, key: &str, value: &[u8], ttl: Duration, limit: Duration) -> Result<bool> {
         self.store(key, value, "ME", ttl, limit).await
     }
 
-    /// Replaces an item of this version, also by the same value, which then lives for `ttl` from now on.
-    pub(crate) async fn replace(
+    /// Lets an item of this version live for `ttl` from now on.
+    pub(crate) async fn extend(
         &self,
         key: &str,
         item: &Item,
@@ -57,66 +60,75 @@ impl Memcached {
 
     /// Deletes an item of this version.
     pub(crate) async fn delete(&self, key: &str, version: u64, limit: Duration) -> Result<bool> {
-        done(&self.call(format!("md {key} C{version}\r\n"), limit).await?.0)
+        self.call(format!("md {key} C{version}\r\n").as_bytes(), limit, Answer::done).await
     }
 
     /// All keys.
     pub(crate) async fn keys(&self, limit: Duration) -> Result<Vec<String>> {
-        let call = async {
-            let mut stream = TcpStream::connect(&self.address).await?;
-            stream.write_all(b"lru_crawler metadump all\r\n").await?;
-            let mut lines = BufReader::new(stream).take(LIST_BYTES_MAX).lines();
+        let read = async |answer: &mut Answer| {
             let mut keys = Vec::new();
-            while let Some(line) = lines.next_line().await? {
-                match line.trim_end().strip_prefix("key=").and_then(|line| line.split(' ').next()) {
-                    Some(key) => keys.extend(percent_decode(key)),
-                    None if line.trim_end() == "END" => return Ok(keys),
+            loop {
+                let line = answer.line().await?;
+                match line.strip_prefix("key=").and_then(|line| percent_decode(line.split(' ').next()?)) {
+                    Some(key) => keys.push(key),
+                    None if line == "END" => return Ok(keys),
                     None => return Err(unexpected(&line)),
                 }
             }
-            Err(unexpected("a list without an end"))
         };
-        timeout(limit, call).await.map_err(|_| late())?
+        self.call(b"lru_crawler metadump all\r\n", limit, read).await
     }
 
-    async fn store(&self, key: &str, value: &str, if_: &str, ttl: Duration, limit: Duration) -> Result<bool> {
+    async fn store(
+        &self,
+        key: &str,
+        value: &[u8],
+        if_: &str,
+        ttl: Duration,
+        limit: Duration,
+    ) -> Result<bool> {
         // The server counts whole seconds, from the last full one on.
-        let seconds = ttl.as_secs() + 2;
-        let command = format!("ms {key} {} {if_} T{seconds}\r\n{value}\r\n", value.len());
-        done(&self.call(command, limit).await?.0)
+        let head = format!("ms {key} {} {if_} T{}\r\n", value.len(), ttl.as_secs() + 2);
+        self.call(&[head.as_bytes(), value, b"\r\n"].concat(), limit, Answer::done).await
     }
 
-    /// Sends a command; returns the first line of the answer, and the value after it, if there is one.
-    async fn call(&self, command: String, limit: Duration) -> Result<(String, Option<String>)> {
+    async fn call<T>(
+        &self,
+        command: &[u8],
+        limit: Duration,
+        read: impl AsyncFnOnce(&mut Answer) -> Result<T>,
+    ) -> Result<T> {
         let call = async {
             let mut stream = TcpStream::connect(&self.address).await?;
-            stream.write_all(command.as_bytes()).await?;
-            let mut answer = BufReader::new(stream).take(2 * BYTES_MAX as u64);
-            let mut line = String::new();
-            answer.read_line(&mut line).await?;
-            let line = line.strip_suffix("\r\n").ok_or_else(|| unexpected(&line))?.to_owned();
-            let Some(length) = line.strip_prefix("VA ") else { return Ok((line, None)) };
-            let length = length.split(' ').next().and_then(|length| length.parse().ok());
-            let length = length.filter(|length| *length <= BYTES_MAX).ok_or_else(|| unexpected(&line))?;
-            let mut value = vec![0; length];
-            answer.read_exact(&mut value).await?;
-            let value = String::from_utf8(value).map_err(|_| unexpected("a value that is not UTF-8"))?;
-            Ok((line, Some(value)))
+            stream.write_all(command).await?;
+            read(&mut Answer(BufReader::new(stream).take(ANSWER_BYTES_MAX))).await
         };
-        timeout(limit, call).await.map_err(|_| late())?
+        timeout(limit, call).await.map_err(|_| Error::new(ErrorKind::TimedOut, "no answer in time"))?
     }
 }
 
-fn done(line: &str) -> Result<bool> {
-    match line {
-        "HD" => Ok(true),
-        "NS" | "EX" | "NF" => Ok(false),
-        other => Err(unexpected(other)),
-    }
-}
+struct Answer(Take<BufReader<TcpStream>>);
 
-fn late() -> Error {
-    Error::new(ErrorKind::TimedOut, "no answer in time")
+impl Answer {
+    async fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.0.read_line(&mut line).await?;
+        line.strip_suffix('\n').map(|line| line.trim_end().to_owned()).ok_or_else(|| unexpected(&line))
+    }
+
+    async fn bytes(&mut self, length: u64) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        (&mut self.0).take(length).read_to_end(&mut bytes).await?;
+        if bytes.len() as u64 == length { Ok(bytes) } else { Err(unexpected("half a value")) }
+    }
+
+    async fn done(&mut self) -> Result<bool> {
+        match self.line().await?.as_str() {
+            "HD" => Ok(true),
+            "NS" | "EX" | "NF" => Ok(false),
+            other => Err(unexpected(other)),
+        }
+    }
 }
 
 fn unexpected(answer: &str) -> Error {
