@@ -7,6 +7,12 @@
 //! (`test`), `record` (counting tests), `weight` (tables of builds and tests), `needs`
 //! (required programs and their installation), `foreign` (libraries of other languages), `sim`, `fuzz` (the decoders), `services`
 //! (other lock services), `bench` (comparison with those), `dist` (a release's files), `book`, `process`.
+//!
+//! - `verify` changes no file of the project, Cargo.lock included.
+//! - Only a process that was started for its own folder is ever stopped (`services/pidfile.rs`).
+//! - The last line of `cargo xtask test` is `N passed, M failed`, over all kinds of tests.
+//! - No shipped package depends on this one. Clients of other lock services are behind the feature `peers`,
+//!   which `cargo xtask bench` turns on.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 

@@ -64,6 +64,25 @@
 //! may hold the lock without returning it.
 //!
 //! Promises are cited as P1–P12 (`docs/SAFETY.md`), rules by the numbers of `docs/table-rules.md` (N1, R4 …).
+//!
+//! # Code map
+//!
+//! For people who change the library.
+//!
+//! - `locks.rs`, `lock.rs`, `guard.rs`: the public types
+//! - `machine/mod.rs`: sessions, leases, retries, loss: all decisions, pure
+//! - `session.rs`, `session/hold.rs`, `responder.rs`: executes the decisions, on the caller's task and on the
+//!   lease thread
+//! - `io/mod.rs`, `io/pool.rs`: the lease thread, the caller's runtime, and connections to other lock
+//!   services
+//! - `time.rs`: the clock of leases, and how tests control it
+//! - `backend.rs`, `capabilities.rs`, `backends/mod.rs`: the interface of a lock service, how to add one, and
+//!   the table of all
+//! - `error.rs`: `BackendErrorKind` says which errors of a lock service pass, need an operator, or are final
+//! - `rotated.rs`, `io/happy_eyeballs.rs`: credentials that are replaced while clients run; several addresses
+//!   of a service
+//! - `recipes/mod.rs`, `once/mod.rs`: elections, partitions, and work that is done once
+//! - `tests/contract/main.rs`: the contract that every lock service is tested against
 
 #![warn(missing_debug_implementations)]
 

@@ -7,7 +7,30 @@
 //!
 //! Comments cite rules by the numbers of `docs/table-rules.md` (N1, R4 …) and promises as P1–P12 (`docs/SAFETY.md`).
 //!
-//! Reading order: [`types`], [`name`], [`command`], [`validate`], [`reply`], then [`table`].
+//! # Code map
+//!
+//! In reading order: [`types`], [`name`], [`command`] and [`reply`], [`validate`], then [`table`].
+//!
+//! - `table/mod.rs`: dispatches a command, then grants waiters in one pass
+//! - `table/acquire.rs`, `table/grant.rs`, `table/pass.rs`: which requests may be granted
+//! - `table/end.rs`, `table/sessions.rs`, `table/breaks.rs`: how a hold ends
+//! - `table/session.rs`: the answers that a session keeps, which make a retry harmless (P7)
+//! - `table/names.rs`, `table/crowd.rs`: a name, its ancestors and its descendants
+//! - `table/work.rs`, `limits.rs`: the bound on the work of a command, and the backlog (M2)
+//! - `snapshot/mod.rs`, `snapshot/items.rs`: the table as plain data, its bytes and its digest
+//! - `table/snapshot_iterator.rs`, `table/copy_on_write.rs`, `table/restore.rs`: snapshots in pieces between
+//!   commands
+//! - `invariants.rs`: what holds after every command
+//!
+//! # Invariants
+//!
+//! - `apply` does not depend on which node leads. It always returns its effects; a follower drops them.
+//! - Only a grant in `apply` makes a token (P2).
+//! - A command visits a bounded number of entries, which it states (`Command::visits_max`). Work beyond the
+//!   bound is the backlog; the driver of a table applies `Command::Resume` until `has_backlog` is false.
+//! - Requests, sessions and names change only through their stores, which first copy the old state for a
+//!   running snapshot iterator.
+//! - Names arrive parsed, durations as milliseconds, tokens as non-zero integers below 2^53.
 
 pub mod command;
 #[cfg(any(test, fuzzing))]

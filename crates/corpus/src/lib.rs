@@ -1,5 +1,9 @@
 //! What the tests of several crates share: the corpora of the fuzzers, inputs that reach different code and are replayed in
 //! seconds; and the three sizes of exhaustive, random and simulated tests.
+//!
+//! A fuzz target is a function `fuzzing::run` of the crate whose decoders it tries, compiled for tests and
+//! for `cargo fuzz` only. `fuzz` is a workspace of its own, since it needs a nightly compiler, and has one
+//! line for each. Every decoder of bytes from outside is in a target; `docs/testing.md` lists them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

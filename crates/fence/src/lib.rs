@@ -30,6 +30,18 @@
 //! statement in the caller's transaction); they share the rule of [`Marks::check`] and the tests.
 //!
 //! Rules are cited by the numbers of `docs/table-rules.md` (F-a …), promises as P1–P12 (`docs/SAFETY.md`).
+//!
+//! # Code map
+//!
+//! `rule.rs` is the rule of the two marks; `postgres/fence.sql` and the Lua of `redis` implement it again.
+//! `door.rs` decides which sections may run at the same time (a reader-writer queue ordered by token), and
+//! `store/mod.rs` keeps durable marks with one sync for many checks (group commit). `tests/suite/mod.rs` runs
+//! against every fence.
+//!
+//! - With all features off the crate depends on `lockkeeper-core` at most, so that owners of resources pull
+//!   in no network stack.
+//! - A fence uses no lock service and no clock. Its only input is the marks beside the resource.
+//! - Check and effect are one atomic, durable step (P3).
 
 /// Compiles the examples of the guide. Needs the features of all fences that the examples use.
 #[cfg(all(

@@ -6,6 +6,17 @@
 //!
 //! What the gate can't know is whether the upstream still works on a request whose connection broke. Such a resource stays as it
 //! is for [`GateOptions::settle`]; past that, the promise (P3) rests on the upstream having ended it.
+//!
+//! # Invariants
+//!
+//! - A section begins at the upstream only when each request of another section has ended there, or its end
+//!   has been unknown for the settling time. A killed gate has unknown ends at every resource with marks; its
+//!   next run admits the last writers' tokens only (`restart.rs`, `marks.rs`).
+//! - A guarded request is forwarded under one canonical path, and its mark is durable before that.
+//! - A connection or a response that waits for its client has a time limit (`client.rs`, `reader.rs`), and no
+//!   network has more than half of anything (`shares.rs`).
+//! - The gate knows no lock service. The command gives it a function that asks for a token, in addition to
+//!   the marks.
 
 mod admin;
 mod client;

@@ -6,6 +6,10 @@
 //! drawing. [`STORIES`] are settings with a lesson.
 //!
 //! Reading order: [`Settings`], `stories.rs`, `play/mod.rs`; then what it moves: `process.rs`, `locks.rs`, `resource.rs`. [`page`] shows traces.
+//!
+//! The simulator (`crates/sim`) looks for mistakes in thousands of random worlds. This crate shows one chosen
+//! world and must be read by newcomers, so the two share no code. The service does not depend on this crate,
+//! whose client library it would need: `lockkeeper serve` passes it the page (`HazardPlayer`).
 
 mod locks;
 mod outcome;

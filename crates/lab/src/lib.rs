@@ -7,6 +7,13 @@
 //!
 //! Reading order: one file of `mistakes`, say `mistakes/no_fence.rs`; then `account.rs` and `naive.rs` (what the
 //! programs share), `actor.rs` (an actor's side of the play), `scene.rs` (the script's side).
+//!
+//! - An outcome is read from the resource or the lock service, never from an actor.
+//! - "For ever" needs a proof at the lock service (a key without a ttl, a dead holder that is still the
+//!   owner), not only a wait.
+//! - The programs use the library and the fences as users do, and start servers through `lockkeeper-rig`; a
+//!   missing server is an error with its package's name. Plays with a node need a copy of `lockkeeper` beside
+//!   this program.
 
 mod account;
 mod actor;

@@ -10,6 +10,9 @@
 //! Reading order: `rule` (the rules that can be left out), `state` (the model's state), `action` (the events), then
 //! `client`, `network`, `leader`, `election` and `clock` (when each event is possible, and its effect), `model` (the
 //! promises), `explore` (a run and its report).
+//!
+//! This crate depends on no crate of ours: a model that shares the code would share its mistakes. It shows
+//! whether the rules suffice, not whether the code follows them.
 
 mod action;
 mod client;

@@ -9,6 +9,10 @@
 //!
 //! Reading order: `program.rs` (command lines), `process.rs` (the lifecycle of a server), `port.rs`, `folder.rs`, then
 //! one module for each server.
+//!
+//! When `kill`, `stop` or `wipe` returns, it has taken effect, on all processes of the server. For our own
+//! processes there are networks of hosts whose paths can be cut (`network.rs`), and a shim that changes the
+//! clock and disk of one process. No package of the product depends on this crate.
 
 pub mod azurite;
 mod cluster;

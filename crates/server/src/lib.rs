@@ -12,8 +12,45 @@
 //! In addition, each snapshot that is sent to or received from another node has a thread while it is transferred
 //! (`peers/bulk.rs`), and backups are read on the runtime's blocking threads (`front/backup.rs`).
 //!
-//! Reading order: [`run()`], `node`, `inbox` (the queues between the threads), `peers`, `front`, `tls`. Promises in comments
-//! (P9) are defined in `docs/SAFETY.md`, other rules (M2, T1) in `docs/table-rules.md`.
+//! # Code map
+//!
+//! - `run.rs`, `data.rs`: how a node starts and stops
+//! - `node.rs`: a turn of the replica, and the effect of a failed write
+//! - `inbox/mod.rs`, `inbox/fair_queue.rs`: the queues between the threads, and how clients are served in
+//!   turn
+//! - `front/mod.rs`: clients, by gRPC and HTTP; `front/stream.rs` reads requests, `front/pump.rs` sends
+//!   answers
+//! - `front/drain_barrier.rs`, `front/connection.rs`, `front/arriving.rs`: what "has arrived" means (P9)
+//! - `front/forward/mod.rs`, `front/session_calls/mod.rs`: calls at a follower, and sessions without a stream
+//! - `front/http/mod.rs`: HTTP/JSON, OpenAPI, `/metrics`; `front/http/pages.rs` embeds the console
+//!   (`console/main.js` first)
+//! - `front/caller.rs`, `access/mod.rs`: who a caller is, and whether it may; `access/quotas.rs`: limits of
+//!   clients
+//! - `front/connection_places.rs`, `front/unread.rs`: limits on connections, and on answers that clients have
+//!   not read
+//! - `peers/mod.rs`: connections between nodes, and their threads
+//! - `tls/mod.rs`, `files.rs`: TLS on both ports; the reload of certificates, tokens and permissions
+//! - `traces.rs`, `observe.rs`, `audit.rs`: stages of an acquire, metrics, the audit trail
+//! - `disk.rs`, `disk_worker.rs`: the real disk
+//!
+//! Promises in comments (P9) are defined in `docs/SAFETY.md`, other rules (M2, T1) in `docs/table-rules.md`.
+//!
+//! # Invariants
+//!
+//! - A data directory has one owner; another process is refused by name and pid.
+//! - No single request of a stream has a task, a channel or an allocation of its own.
+//! - A failed write or sync of the log ends the process; it is never retried (P10).
+//! - `linger` starts only when FIN, RST, END_STREAM, RST_STREAM or the end of TLS was read from the client. A
+//!   bare FIN under TLS counts: it is all that a killed process leaves.
+//! - With TLS, the drain barrier takes a socket for empty only if its TLS layer has nothing more in the same
+//!   read.
+//! - What a caller may do is decided once, by the node that terminates its connection. A passed-on identity
+//!   is believed only from a certificate of a node of the cluster.
+//! - A node is accepted by the name in its certificate, never by a host name; both sides check it against the
+//!   hello.
+//! - A message of a caller without an identity is read only by the health service, up to 4 KiB.
+//! - A trace never affects a lock: its context is no part of the command, the log or the table. The replica
+//!   stays without a clock: its thread measures around it.
 
 pub mod access;
 mod audit;

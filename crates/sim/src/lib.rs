@@ -9,6 +9,10 @@
 //! frames directly), `net.rs`, `scenario.rs`, `oracle/mod.rs` (the checks), [`mutants`] (rules left out on purpose,
 //! which the checks must find). Promises in comments (P9) are defined in `docs/SAFETY.md`, other rules (M2, R3) in
 //! `docs/table-rules.md`.
+//!
+//! - The oracle only observes; nothing in the simulated world depends on it.
+//! - No package of the product depends on this one, or on the library's feature `simulation`.
+//! - `crates/replica/src/mutant.rs` and `mutants.rs` define the planted bugs that must be found.
 
 mod bulk;
 mod client;

@@ -9,6 +9,15 @@
 //!
 //! Reading order: the schema in `proto/lockkeeper/v1/`, then [`request`] (a client's requests), [`answer`] (the
 //! service's answers), [`entry`] (commands in the log).
+//!
+//! # Invariants
+//!
+//! - A conversion checks every bound of a field, and the items of a frame are counted before any is decoded
+//!   (`frame.rs`).
+//! - The messages need no network stack; the gRPC service is behind the feature `grpc`.
+//! - Beside this crate only the replica, the server, the client's service backend and the simulator name a
+//!   generated type.
+//! - The generated code is kept in the repository; `cargo xtask generate` makes it.
 
 pub mod answer;
 pub mod entry;

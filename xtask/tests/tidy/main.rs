@@ -6,6 +6,7 @@
 //!
 //! Every test collects all problems before it fails, so that one run reports everything.
 
+mod code_map;
 mod page;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -85,43 +86,6 @@ fn report(problems: &[String]) {
 fn bad_lines(path: &Path, text: &str, mut is_bad: impl FnMut(&str) -> Option<String>) -> Vec<String> {
     let found = text.lines().enumerate().filter_map(|(index, line)| Some((index, is_bad(line)?)));
     found.map(|(index, what)| format!("{}:{}: {what}", path.display(), index + 1)).collect()
-}
-
-#[test]
-fn architecture_names_the_packages_that_exist_and_no_others() {
-    let architecture = page("ARCHITECTURE.md");
-    let packages = packages();
-    let named: BTreeSet<&str> = architecture
-        .spans
-        .iter()
-        .map(String::as_str)
-        .filter(|code| code.starts_with("lockkeeper-") || packages.contains(*code))
-        .collect();
-
-    let mut problems: Vec<String> = named
-        .iter()
-        .filter(|name| !packages.contains(**name))
-        .map(|name| format!("ARCHITECTURE.md names the package `{name}`, which does not exist"))
-        .collect();
-    problems.extend(
-        packages
-            .iter()
-            .filter(|package| !named.contains(package.as_str()))
-            .map(|package| format!("ARCHITECTURE.md does not name the package `{package}`")),
-    );
-    report(&problems);
-}
-
-#[test]
-fn architecture_names_paths_that_exist() {
-    let architecture = page("ARCHITECTURE.md");
-    let paths = architecture
-        .spans
-        .iter()
-        .filter(|span| ["crates/", "docs/", "xtask/", ".ci/"].iter().any(|top| span.starts_with(top)));
-    let missing = paths.filter(|path| !root().join(path).exists());
-    let problem = |path: &String| format!("ARCHITECTURE.md names `{path}`, which does not exist");
-    report(&missing.map(problem).collect::<Vec<_>>());
 }
 
 #[test]

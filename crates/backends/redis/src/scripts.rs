@@ -1,5 +1,7 @@
 //! Scripts: all steps that must be atomic. Each runs by its digest (`EVALSHA`). A server that does not have it, for
 //! example after a restart, is sent the text, which also caches it there.
+//!
+//! The queue is in `scripts/queue.lua`, removals in `scripts/finish.lua`, wake-ups in `scripts/wait.lua`.
 
 use std::sync::LazyLock;
 

@@ -4,6 +4,15 @@
 //! the feature `machine` it is public, for programs that play it or check it; its types may change in every release.
 //! Responsible for: the session's lease deadline (P5), renewal and its retries, numbering and retries of commands (P7),
 //! loss, `max_hold`, revocation, wait limits, and giving up without leaving an orphan (P12).
+//!
+//! `hold.rs` numbers and repeats calls, `answers.rs` handles their answers, `link.rs` the state of the
+//! connection.
+//!
+//! Invariants:
+//!
+//! - No guard answers "held" at or past its deadline, whatever arrives from the network (P5).
+//! - An acknowledgement completes only calls that were made before the acknowledged message was sent (P5);
+//!   messages from an earlier stream are ignored.
 
 mod answers;
 mod event;
