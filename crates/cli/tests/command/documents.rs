@@ -1,4 +1,5 @@
-//! Compares `docs/cli.md`, help, completions and manual pages with the program's argument definitions.
+//! Compares `docs/cli.md` and the pages in `docs/cli`, help, completions and manual pages with the program's
+//! argument definitions.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +9,20 @@ use lockkeeper_cli::exit;
 
 use crate::support::Place;
 
-const PAGE: &str = include_str!("../../../../docs/cli.md");
+/// One after the other.
+const PAGES: &str = concat!(
+    include_str!("../../../../docs/cli.md"),
+    include_str!("../../../../docs/cli/locks.md"),
+    include_str!("../../../../docs/cli/service.md"),
+    include_str!("../../../../docs/cli/tools.md"),
+);
 
 /// The text of the section with this heading.
 fn section(heading: &str) -> &'static str {
-    let begin =
-        PAGE.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("docs/cli.md has no `{heading}`"));
-    let body = &PAGE[begin + heading.len() + 2..];
+    let begin = PAGES
+        .find(&format!("\n{heading}\n"))
+        .unwrap_or_else(|| panic!("the pages of docs/cli have no `{heading}`"));
+    let body = &PAGES[begin + heading.len() + 2..];
     let level = heading.split(' ').next().unwrap();
     let end = body.match_indices('\n').map(|(at, _)| at).find(|&at| {
         let line = &body[at + 1..];
@@ -58,7 +66,7 @@ fn cli_page_lists_exactly_the_commands_flags_and_arguments() {
         documented.insert(heading);
     }
     let headings: BTreeSet<String> =
-        PAGE.lines().filter(|line| line.starts_with("### `")).map(str::to_owned).collect();
+        PAGES.lines().filter(|line| line.starts_with("### `")).map(str::to_owned).collect();
     assert_eq!(headings, documented);
 }
 
