@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// One event. Leaders count from 0 (shown as A, B, C), streams from 1. A renewal is a keep-alive or an attach, called a
-/// sign of life in `docs/SAFETY.md`.
+/// sign of life in `docs/lease-rules.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// A quarter of a ttl passes. The leaders in the bit mask are stalled meanwhile.

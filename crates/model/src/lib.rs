@@ -3,9 +3,9 @@
 //!
 //! Responsible for showing that the rules for session deadlines suffice, and which of them are necessary: [`Rule`]
 //! lists the rules that can be left out, and in the model without a rule a promise must break (except
-//! [`Rule::ExpiryRound`], see `docs/SAFETY.md`). The model shares no code with production: it applies only these rules,
+//! [`Rule::ExpiryRound`], see `docs/lease-rules.md`). The model shares no code with production: it applies only these rules,
 //! with times in quarters of a ttl. The simulator (`crates/sim`) and the tests of `crates/replica` check the code
-//! against the rules; `docs/SAFETY.md` compares what the model, the simulator and those tests prove.
+//! against the rules; `docs/lease-rules.md` compares what the model, the simulator and those tests prove.
 //!
 //! Reading order: `rule` (the rules that can be left out), `state` (the model's state), `action` (the events), then
 //! `client`, `network`, `leader`, `election` and `clock` (when each event is possible, and its effect), `model` (the

@@ -64,7 +64,7 @@ impl Rule {
         Self::ClockAfterInput,
     ];
 
-    /// The rule's name on the command line and in `docs/SAFETY.md`.
+    /// The rule's name on the command line and in `docs/lease-rules.md`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Each rule except `expiry-round` is necessary: without it a promise breaks, and `docs/SAFETY.md` shows the path, word
+//! Each rule except `expiry-round` is necessary: without it a promise breaks, and `docs/lease-rules.md` shows the path, word
 //! for word.
 
 use std::fs;
@@ -24,7 +24,7 @@ const LINGER: Model = Model { linger: true, drops: true, ..SILENCE };
 const BREAK: Model = Model { expiry: false, breaks: true, ..SILENCE };
 
 /// The model in which promises break without this rule, and the promises that break. `None`: no promise breaks with
-/// two or three leaders; `docs/SAFETY.md` gives the reason to keep the rule.
+/// two or three leaders; `docs/lease-rules.md` gives the reason to keep the rule.
 fn missed(rule: Rule) -> Option<(Model, &'static [&'static str])> {
     match rule {
         Rule::Round | Rule::LaterRound => Some((SILENCE, &["P5", "P6"])),
@@ -42,11 +42,11 @@ fn missed(rule: Rule) -> Option<(Model, &'static [&'static str])> {
 }
 
 fn page() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/SAFETY.md");
-    fs::read_to_string(path).expect("the page of the promises")
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/lease-rules.md");
+    fs::read_to_string(path).expect("the page of the lease rules")
 }
 
-/// The lines that `docs/SAFETY.md` must contain for a rule.
+/// The lines that `docs/lease-rules.md` must contain for a rule.
 fn lines(rule: Rule) -> Vec<String> {
     let Some((world, promises)) = missed(rule) else { return Vec::new() };
     let report = explore(Model { without: Some(rule), ..world }, promises, 1);
@@ -64,7 +64,7 @@ fn leaving_out_a_rule_breaks_a_promise_as_documented() {
     let all: Vec<String> = Rule::ALL.into_iter().flat_map(lines).collect();
     let missing: Vec<&String> = all.iter().filter(|line| !page.contains(line.as_str())).collect();
     let missing: String = missing.into_iter().map(|line| format!("- {line}\n")).collect();
-    assert!(missing.is_empty(), "docs/SAFETY.md does not say:\n{missing}");
+    assert!(missing.is_empty(), "docs/lease-rules.md does not say:\n{missing}");
 }
 
 /// A deposed leader can't commit its proposals, so in this model the quorum read of an expiry prevents nothing by
@@ -76,7 +76,7 @@ fn expiry_without_a_quorum_read_breaks_no_promise_in_the_model() {
     for world in [two, three] {
         assert!(explore(world, &["P4", "P5", "P6", "P9"], 1).broken.is_empty(), "{world:?}");
     }
-    assert!(page().contains("`expiry-round`"), "docs/SAFETY.md says why it stays");
+    assert!(page().contains("`expiry-round`"), "docs/lease-rules.md says why it stays");
 }
 
 /// The one exception to P5, as documented: a middlebox closes the stream, and the client, which does not notice,
@@ -88,5 +88,5 @@ fn with_linger_a_middlebox_can_break_p5_and_nothing_else() {
     assert_eq!(all.keys().copied().collect::<Vec<_>>(), ["P5"]);
     let shortest = explore(world, &["P5"], 1).broken;
     let line = format!("`linger`, P5: {}", path(&shortest["P5"]));
-    assert!(page().contains(&line), "docs/SAFETY.md does not say:\n- {line}");
+    assert!(page().contains(&line), "docs/lease-rules.md does not say:\n- {line}");
 }

@@ -34,15 +34,20 @@ fn architecture_names_the_packages_that_exist_and_no_others() {
 }
 
 #[test]
-fn architecture_names_paths_that_exist() {
-    let architecture = page("ARCHITECTURE.md");
-    let paths = architecture
-        .spans
-        .iter()
-        .filter(|span| ["crates/", "docs/", "xtask/", ".ci/"].iter().any(|top| span.starts_with(top)));
-    let missing = paths.filter(|path| !root().join(path).exists());
-    let problem = |path: &String| format!("ARCHITECTURE.md names `{path}`, which does not exist");
-    report(&missing.map(problem).collect::<Vec<_>>());
+fn pages_name_paths_that_exist() {
+    let mut problems = Vec::new();
+    for (file, text) in texts("md") {
+        let spans = Page::parse(&text).spans;
+        let paths = spans.iter().filter(|span| {
+            ["crates/", "docs/", "xtask/", "examples/", "packaging/", ".ci/"]
+                .iter()
+                .any(|top| span.starts_with(top))
+        });
+        let missing = paths.filter(|path| !root().join(path).exists());
+        problems
+            .extend(missing.map(|path| format!("{} names `{path}`, which does not exist", file.display())));
+    }
+    report(&problems);
 }
 
 /// The tables of packages in ARCHITECTURE.md begin their rows with the name. That of the product is in the order of
