@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
+use crate::page::Page;
 use crate::{is_written, packages, page, report, root, texts};
 
 #[test]
