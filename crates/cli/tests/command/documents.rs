@@ -26,7 +26,7 @@ fn section(heading: &str) -> &'static str {
     let level = heading.split(' ').next().unwrap();
     let end = body.match_indices('\n').map(|(at, _)| at).find(|&at| {
         let line = &body[at + 1..];
-        line.starts_with("## ") || line.starts_with(&format!("{level} "))
+        line.starts_with("# ") || line.starts_with("## ") || line.starts_with(&format!("{level} "))
     });
     &body[..end.unwrap_or(body.len())]
 }
