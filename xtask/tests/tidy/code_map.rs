@@ -74,6 +74,25 @@ fn architecture_lists_each_package_above_those_that_it_depends_on() {
     report(&problems);
 }
 
+#[test]
+fn decisions_are_numbered_and_have_a_context() {
+    let pages = texts("md").into_iter().filter(|(file, _)| file.starts_with("docs/decisions"));
+    let mut problems = Vec::new();
+    for (index, (file, text)) in pages.filter(|(file, _)| !file.ends_with("README.md")).enumerate() {
+        let number = index + 1;
+        let name = file.file_name().expect("a page has a name").to_string_lossy().into_owned();
+        if !name.starts_with(&format!("{number:04}-")) || !text.starts_with(&format!("# {number}. ")) {
+            problems.push(format!("{}: its number should be {number}", file.display()));
+        }
+        for part in ["**Context.**", "**Decision.**"] {
+            if !text.contains(part) {
+                problems.push(format!("{} has no {part}", file.display()));
+            }
+        }
+    }
+    report(&problems);
+}
+
 /// The lines of a module's own docs (`//!`), with their numbers from 1.
 fn module_docs(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().enumerate().skip_while(|(_, line)| line.starts_with("#!"));
