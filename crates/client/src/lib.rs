@@ -71,18 +71,13 @@
 //!
 //! - `locks.rs`, `lock.rs`, `guard.rs`: the public types
 //! - `machine/mod.rs`: sessions, leases, retries, loss: all decisions, pure
-//! - `session.rs`, `session/hold.rs`, `responder.rs`: executes the decisions, on the caller's task and on the
-//!   lease thread
-//! - `io/mod.rs`, `io/pool.rs`: the lease thread, the caller's runtime, and connections to other lock
-//!   services
-//! - `time.rs`: the clock of leases, and how tests control it
-//! - `backend.rs`, `capabilities.rs`, `backends/mod.rs`: the interface of a lock service, how to add one, and
-//!   the table of all
-//! - `error.rs`: `BackendErrorKind` says which errors of a lock service pass, need an operator, or are final
-//! - `rotated.rs`, `io/happy_eyeballs.rs`: credentials that are replaced while clients run; several addresses
-//!   of a service
+//! - `session.rs`, `session/hold.rs`: executes the decisions, on the caller's task and on the lease thread
+//! - `backends/mod.rs`: the table of all lock services; `memory:` and our own are beside it, the others in
+//!   `crates/backends`, over the traits of `crates/backend`
 //! - `recipes/mod.rs`, `once/mod.rs`: elections, partitions, and work that is done once
-//! - `tests/contract/main.rs`: the contract that every lock service is tested against
+//! - `error.rs`, `guard.rs`: errors and losses of a lock; those of a lock service are in `crates/backend`
+//!
+//! `crates/contract` has the contract that every lock service is tested against.
 
 #![warn(missing_debug_implementations)]
 

@@ -1,11 +1,7 @@
 //! Backends: the lock services behind the API, selected by URL scheme. [`BACKENDS`] is the table of all of them.
 //!
-//! Each lock service has a folder, whose `mod.rs` begins with its design. Those of other projects are behind
-//! a cargo feature each. Shared parts: `leased/mod.rs` (sessions over keys and rows that expire),
-//! `changes.rs` (watches where the lock service only says which lock has changed).
-//!
-//! Errors of a lock service are classified by tables, such as `redis/refusal.rs` and `postgres/answer.rs`. A
-//! backend that lacks an ability returns an error before anything is sent; nothing is silently weaker (P11).
+//! Lock services of other projects are packages in `crates/backends`, each behind a cargo feature. A backend
+//! that lacks an ability returns an error before anything is sent; nothing is silently weaker (P11).
 
 pub mod memory;
 #[cfg(feature = "service")]
